@@ -53,6 +53,8 @@ IMPORTED = [
 class Forked:
     """A program in a process and a session of its own, with what tests use of :class:`subprocess.Popen`.
 
+    Its command line, for those who look from outside, is that of the process that forks.
+
     Args:
         program: one of ``MAINS``.
         output: file to whose end it writes.
@@ -101,9 +103,12 @@ class Forked:
             raise TimeoutError(f"process {self.pid} runs after {timeout} seconds")
         return code
 
-    def terminate(self) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGTERM)
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kills it with the processes that it has started in its session, and waits for its end."""

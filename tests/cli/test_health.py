@@ -22,6 +22,7 @@ from noetl_dagster.cli.health import Health, healthy
 from noetl_dagster.errors import VersionError
 from noetl_dagster.events.transport.nats import connect
 from noetl_dagster.settings import Settings
+from tests.forked import run
 from tests.processes import StartProcess, killed_in_the_end
 from tests.proxy import cutting
 from tests.waiting import PROCESS_SECONDS, until, until_now
@@ -173,8 +174,8 @@ def test_processes_wait_for_the_schema_and_drain(
     until_now(lambda: "no schema yet" in log.read_text(), "the process to look")
     assert not ready(url)
     assert process.poll() is None
-    provision = [sys.executable, "-m", "noetl_dagster", "provision"]
-    subprocess.run(provision, env=environment, check=True, timeout=PROCESS_SECONDS, stdout=subprocess.DEVNULL)
+    provisioned = run("noetl-dagster", "provision", environment=environment, folder=tmp_path, texts=tmp_path)
+    assert provisioned.returncode == 0, provisioned.stderr
     until_now(lambda: ready(url), "the process to be ready")
     process.send_signal(signal.SIGTERM)
     assert process.wait(PROCESS_SECONDS) == 0, log.read_text()
