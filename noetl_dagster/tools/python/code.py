@@ -111,6 +111,7 @@ class Printed:
     left: int = PRINTED_CHARACTERS
 
     def __call__(self, *values: Any, sep: str | None = " ", end: str | None = "\n", **other: Any) -> None:
+        """Logs the values as ``print`` would write them; writes to ``file`` if that is set."""
         if other.get("file") is not None:
             print(*values, sep=sep, end=end, **other)
             return

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 async def stored_inputs(call: ToolCall, box: Toolbox) -> dict[str, InputRows]:
-    """Inputs that are results: those under ``from`` by name, those under ``input`` by reference."""
+    """Returns the inputs that are results: those under ``from`` by name, those under ``input`` by reference."""
     from noetl_dagster.spark.frames import InputRows, references_in
 
     stored: dict[str, InputRows] = {}
@@ -35,7 +35,7 @@ async def stored_inputs(call: ToolCall, box: Toolbox) -> dict[str, InputRows]:
 
 
 def _addresses(call: ToolCall) -> dict[str, str]:
-    """``from``: input name to ``step``, ``task`` or ``task.key``; a list gives no other names."""
+    """Returns the addresses of ``from`` by input name: ``step``, ``task`` or ``task.key``; a list keeps their names."""
     given = call.config.get("from") or {}
     if isinstance(given, Mapping):
         return {str(name): str(address) for name, address in given.items()}
@@ -43,7 +43,7 @@ def _addresses(call: ToolCall) -> dict[str, str]:
 
 
 async def _envelope(address: str, call: ToolCall, box: Toolbox) -> Mapping[str, Any]:
-    """The result at an address, unfetched where it is stored."""
+    """Returns the result at an address; a stored one is not fetched."""
     name, _, rest = address.partition(".")
     if name not in call.scope:
         raise ToolError(
@@ -82,12 +82,12 @@ def inputs_of(
     *,
     rows_too: bool = False,
 ) -> dict[str, Any]:
-    """Every input by name: a DataFrame where it is one, else as it was given.
+    """Returns every input by name: as a DataFrame if it is one, else unchanged.
 
     Args:
         staging: see :func:`noetl_dagster.spark.frames.stored_frame`.
-        read: hears what is read.
-        rows_too: lists of rows are DataFrames as well, and JSON has the columns that a first pass finds.
+        read: counts the bytes.
+        rows_too: lists of rows become DataFrames as well, and JSON gets the columns that a first pass finds.
     """
     from noetl_dagster.spark import frames
     from noetl_dagster.spark.metrics import InputBytes
@@ -120,10 +120,10 @@ def _are_rows(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 
 
 def split_spark_statements(sql: str) -> list[str]:
-    """The statements of a script, without their semicolons; empty ones and bare comments are left out.
+    """Returns the statements of a script without semicolons; empty ones and bare comments are left out.
 
-    A compound statement, ``BEGIN ... END``, and all that follows it stay in one piece. So does text that cannot
-    be read, for which Spark then has the words.
+    A compound statement, ``BEGIN ... END``, and all that follows it stay in one piece. So does text that cannot be
+    parsed, for which Spark reports the error.
     """
     if ";" not in sql:
         return [sql.strip()] if sql.strip() else []
@@ -152,7 +152,7 @@ def split_spark_statements(sql: str) -> list[str]:
 
 @cache
 def _dialect() -> Any:
-    """sqlglot's Spark SQL with dollar quotes, which it leaves out; 0.5 s to import, so only where it is needed."""
+    """Returns sqlglot's Spark SQL with dollar quotes, which it lacks. The import takes 0.5 s, so it is lazy."""
     from sqlglot import TokenType
     from sqlglot.dialects.databricks import Databricks
 

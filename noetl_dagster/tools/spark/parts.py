@@ -1,4 +1,4 @@
-"""A dataset as chunks: one for each file that Spark has written. No row passes through the driver."""
+"""A dataset as chunks, one for each file that Spark has written. No row passes through the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall
 
 
 async def resumed_dataset(call: ToolCall, box: Toolbox) -> tuple[ResultRef | None, Sequence[Chunk]]:
-    """The dataset of which an earlier run of the call has told, and the chunks of it that are in the log.
+    """Returns the dataset that an earlier run of the call has reported, and its chunks in the log.
 
     Raises:
         ReferenceNotAvailableError: it has expired.
@@ -21,9 +21,9 @@ async def resumed_dataset(call: ToolCall, box: Toolbox) -> tuple[ResultRef | Non
 
 
 async def report_parts(dataset: ResultRef, call: ToolCall, box: Toolbox, told: Sequence[Chunk] = ()) -> None:
-    """Tells of the files of a dataset, after those in the log, where a step takes them.
+    """Reports the files of a dataset, after those in the log, if a step consumes them.
 
-    Nobody but Spark reads formats other than Parquet, which have no chunks.
+    Only Parquet has chunks; Spark alone reads the other formats.
     """
     chunks = box.chunks
     if chunks is None or not chunks.wanted(call) or dataset.content_type != codec.PARQUET:
@@ -55,7 +55,7 @@ def _file_sizes(dataset: ResultRef, box: Toolbox) -> dict[str, int]:
 
 
 def _rows(dataset: ResultRef, file: str, box: Toolbox) -> int:
-    """From the end of the file, where Parquet says it."""
+    """Returns the number of rows from the footer of a Parquet file."""
     import pyarrow.parquet as pq
 
     filesystem, base = locations.arrow_filesystem(box.settings, dataset.physical_uri)

@@ -1,4 +1,4 @@
-"""``kind: spark``: SQL or a Python function over DataFrames, with results of any tier as its input."""
+"""``kind: spark``: SQL or a Python function over DataFrames, with results of any tier as input."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
     from noetl_dagster.spark.staging import Staging
 
 MOST_COLLECTED_ROWS = 10_000
-"""Rows that come to the driver, with ``collect: true`` or for a tier of single objects, unless ``max_rows`` says
-otherwise."""
+"""Maximum rows that the driver collects, with ``collect: true`` or for a tier of single objects, unless ``max_rows`` is
+set."""
 
 MOST_WRITES = 4
-"""Datasets of one call that are written at once."""
+"""Datasets of one call that are written in parallel."""
 
 THREADS = 8
-"""Calls that wait for Spark at once; Spark itself schedules their tasks."""
+"""Calls that wait for Spark in parallel; Spark itself schedules their tasks."""
 
 
 @dataclass(slots=True)
@@ -68,11 +68,11 @@ class _SparkRun:
     Attributes:
         stored: inputs that are results, by name.
         layout: how DataFrames are written.
-        told: what a Connect server says of the call.
-        read: what is known of the bytes that it reads.
+        told: the metrics that a Connect server reports of the call.
+        read: the bytes that it reads, as far as they are known.
         scope: the names of the execution, for its code.
-        program, rendered: its code, where it has some, and the values of the templates in it.
-        staging: files of the call on this machine's disk, where Spark's tasks run in this process's JVM.
+        program, rendered: its code, if any, and the values of the templates in it.
+        staging: files of the call on this machine's disk, if Spark's tasks run in this process's JVM.
         stopped: set when the call is cancelled, or one of its datasets has failed.
     """
 
@@ -91,12 +91,13 @@ class _SparkRun:
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def tell(self, message: str) -> None:
+        """Reports progress."""
         self.box.progress(self.call, message)
 
 
 @dataclass(slots=True)
 class _Produced:
-    """What the call gave: a value, in which datasets that still have to be registered stand by name."""
+    """The outcome of a call: a value, and datasets by name that are not registered yet."""
 
     value: Any = None
     datasets: dict[str, WrittenDataset | pa.Table] = field(default_factory=dict)
@@ -107,11 +108,11 @@ class _Produced:
 class SparkTool(Tool):
     """Runs SQL or a Python function on the session that the process shares.
 
-    Input: ``from`` names results that Spark reads where they lie, by step, task or ``task.key``: a list, or
+    Input: ``from`` names results that Spark reads in place, by step, task or ``task.key``: a list, or
     ``{pages: fetch_pages}`` to give them other names. Values of ``input`` that are references,
     ``{table: name}`` or ``{path, format, options}`` are DataFrames too; for SQL also lists of rows. JSON
-    results have one text column ``value`` with an element a row, unless ``schemas: {name: "a INT" | infer}``
-    says more; SQL infers.
+    results have one text column ``value`` with one element per row, unless ``schemas: {name: "a INT" | infer}``
+    is set; SQL infers.
 
     Then one of ``sql`` (every DataFrame is a view; the rows of the last statement are the result; ``params``
     binds ``:name``), ``function`` (``"file.py:name"``) and ``code`` (defines ``main`` or leaves ``result``).
@@ -119,10 +120,10 @@ class SparkTool(Tool):
 
     Output: a DataFrame becomes a dataset (``format``, ``partition_by``, ``tier``, ``options``), on tiers of
     single objects such as kv one Parquet object of at most ``max_rows``; a mapping with DataFrames in it
-    becomes a mapping with references in their place, any other value stays as it is. With ``collect: true`` a
-    DataFrame gives ``{rows, row_count, columns}``, at most ``max_rows`` of them. A step that takes chunks gets the
-    files of a dataset one by one, when Spark has written all of them. The
-    envelope's ``spark`` says what it cost, see :func:`noetl_dagster.spark.metrics.metrics_of`.
+    becomes a mapping with references instead, any other value is unchanged. With ``collect: true`` a
+    DataFrame becomes ``{rows, row_count, columns}`` with at most ``max_rows`` rows. A step that consumes chunks gets
+    the files of a dataset one by one, after Spark has written all of them. The
+    envelope's ``spark`` contains metrics, see :func:`noetl_dagster.spark.metrics.metrics_of`.
 
     Raises ``ToolError``, retryable when an executor, the JVM or the connection was lost.
     """
@@ -133,6 +134,7 @@ class SparkTool(Tool):
         self._threads = CodeThreads(THREADS)
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Runs the call, or only reports the rest of a dataset that an earlier run has written."""
         from noetl_dagster.spark.metrics import ConnectMetrics, InputBytes
 
         _check(call)
@@ -158,7 +160,7 @@ class SparkTool(Tool):
         return await _published(produced, run)
 
     async def _watched(self, run: _SparkRun) -> _Produced:
-        """Runs in a thread, telling progress; cancels Spark's jobs when this is cancelled."""
+        """Runs in a thread and reports progress; cancels Spark's jobs if it is cancelled."""
         from noetl_dagster.spark import progress, sessions
 
         try:
@@ -213,7 +215,7 @@ def _layout(call: ToolCall) -> Layout:
 
 
 def _perform(run: _SparkRun) -> _Produced:
-    """Everything that blocks: DataFrames of the inputs, the user's code, writing. Runs in a thread."""
+    """Does everything that blocks: makes DataFrames of the inputs, runs the user's code, writes. Runs in a thread."""
     from noetl_dagster.spark.metrics import metrics_of
     from noetl_dagster.spark.progress import report_connected
     from noetl_dagster.spark.sessions import is_classic, own_session, release
@@ -247,7 +249,7 @@ def _perform(run: _SparkRun) -> _Produced:
 def _with_bytes(
     metrics: dict[str, int | float | str], produced: _Produced, run: _SparkRun, session: SparkSession
 ) -> dict[str, int | float | str]:
-    """Metrics with the bytes that were really read and written; what is not known is left out."""
+    """Returns metrics with the bytes that were really read and written; unknown ones are left out."""
     from noetl_dagster.spark.datasets import WrittenDataset
     from noetl_dagster.spark.sessions import is_classic
 
@@ -360,9 +362,9 @@ def _fetched(frame: DataFrame, most: int, run: _SparkRun, otherwise: str) -> pa.
 
 
 def _all_written(frames: dict[str, DataFrame], run: _SparkRun) -> dict[str, WrittenDataset | pa.Table]:
-    """Writes several at once: Spark fills the cores that the last tasks of one job leave idle.
+    """Writes several in parallel: Spark fills the cores that the last tasks of one job leave idle.
 
-    When one fails the others are cancelled, and nothing of any remains.
+    If one fails, the others are cancelled and all files are removed.
     """
     from pyspark import inheritable_thread_target
 
@@ -370,7 +372,7 @@ def _all_written(frames: dict[str, DataFrame], run: _SparkRun) -> dict[str, Writ
 
     written: dict[str, WrittenDataset | pa.Table] = {}
     with ThreadPoolExecutor(MOST_WRITES, thread_name_prefix="noetl-spark-write") as threads:
-        # the job group lives in the thread that set it, and this hands it on
+        # the job group belongs to the thread that set it; this passes it on
         write = inheritable_thread_target(run.spark)(_written)
         futures = {name: threads.submit(write, frame, name, run) for name, frame in frames.items()}
         try:
@@ -388,7 +390,7 @@ def _all_written(frames: dict[str, DataFrame], run: _SparkRun) -> dict[str, Writ
 
 
 def _written(frame: DataFrame, name: str, run: _SparkRun) -> WrittenDataset | pa.Table:
-    """A dataset in its folder; of a tier that has none, the rows, which are small enough to be held."""
+    """Writes a dataset to its folder; for a tier of single objects returns the rows, which fit in memory."""
     from noetl_dagster.spark.datasets import write_dataset
     from noetl_dagster.spark.sessions import activate
 
@@ -408,7 +410,7 @@ def _written(frame: DataFrame, name: str, run: _SparkRun) -> WrittenDataset | pa
 
 
 async def _published(produced: _Produced, run: _SparkRun) -> ToolResult:
-    """Registers what was written; from here on others see it."""
+    """Registers the written datasets, which makes them visible."""
     refs = {name: await _registered(written, name, run) for name, written in produced.datasets.items()}
     single = [ref.bytes_size for ref in refs.values() if ref.kind is not RefKind.DATASET]
     if single and "output_bytes" in produced.metrics:  # objects that the driver has stored
@@ -434,7 +436,7 @@ async def _registered(written: WrittenDataset | pa.Table, name: str, run: _Spark
 
 
 def _tool_error(error: Exception, run: _SparkRun) -> ToolError:
-    """The failure in a few lines; of playbook code with its exception and line."""
+    """Returns the failure in a few lines; of playbook code with its exception and line."""
     from noetl_dagster.spark.failures import failure_of
     from noetl_dagster.spark.progress import failed_stage
 
@@ -455,7 +457,7 @@ def _tool_error(error: Exception, run: _SparkRun) -> ToolError:
 
 
 def _kind_of(cause: BaseException, failure: SparkFailure, *, in_code: bool) -> ErrorKind:
-    """The kind of a failure; what the playbook's own code raised is of kind ``python``."""
+    """Returns the kind of a failure; exceptions of the playbook's own code are of kind ``python``."""
     if isinstance(cause, NoetlError):
         return cause.kind
     return "python" if in_code and failure.kind == "transform" and failure.code is None else failure.kind
