@@ -35,7 +35,7 @@ from noetl_dagster.engine.executions.spark_ahead import prepare_spark
 from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, StepStatus
 from noetl_dagster.io_managers.metadata import LINEAGE, with_origins
 from noetl_dagster.playbook.assets import Severity
-from noetl_dagster.playbook.graph import are_alike
+from noetl_dagster.playbook.graph import have_same_steps_and_arcs
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.resources.engines import EngineProvider
@@ -63,7 +63,7 @@ class OpSession:
     @property
     def is_changed(self) -> bool:
         """Whether the file has changed since the execution began, so that its steps are not those of the op."""
-        return not are_alike(self.execution.playbook, self.plan.playbook)
+        return not have_same_steps_and_arcs(self.execution.playbook, self.plan.playbook)
 
     def walk(self) -> None:
         """Takes the execution to its end, with the steps that it began with; the ops of this run are not theirs.

@@ -1,6 +1,4 @@
-"""The playbook language: models, loading with line numbers, the graph of steps.
+"""Reads playbooks in any accepted spelling into canonical models, checks them, and compiles their templates.
 
-A document comes in through ``loader``, in any accepted spelling, and leaves as the canonical model of
-``models``. Gives ``Playbook``, ``StepGraph`` and compiled templates to everybody. Stands on the ground
-floor.
+``loader`` reads a text, ``models`` holds the result, ``graph`` the arcs between its steps.
 """

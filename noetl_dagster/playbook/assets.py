@@ -1,4 +1,4 @@
-"""What a playbook says of itself as a data asset: where it belongs, when it runs, what its results must be.
+"""Models of a playbook's Dagster settings: groups, schedules, partitions, assets, checks and sources.
 
 The words are Dagster's own (``dagster``, ``asset``, ``checks``, ``from``); nothing here imports it.
 """
@@ -19,6 +19,8 @@ Key = tuple[str, ...]
 
 
 class PartitionKind(StrEnum):
+    """The kind of a dimension of partitions."""
+
     HOURLY = "hourly"
     DAILY = "daily"
     WEEKLY = "weekly"
@@ -28,22 +30,27 @@ class PartitionKind(StrEnum):
 
     @property
     def is_time(self) -> bool:
+        """Reports whether the partitions are windows of time."""
         return self not in (PartitionKind.STATIC, PartitionKind.DYNAMIC)
 
 
 class ScheduleStatus(StrEnum):
+    """The state in which a schedule is created."""
+
     RUNNING = "running"
     STOPPED = "stopped"
 
 
 class AutomationKind(StrEnum):
+    """The condition under which Dagster materializes a playbook's assets by itself."""
+
     EAGER = "eager"
     ON_CRON = "on_cron"
     ON_MISSING = "on_missing"
 
 
 class CheckKind(StrEnum):
-    """What a check asks of a result: a template, or one of the ready-made questions about its rows."""
+    """The condition that a check tests: a template, or a built-in test of the rows."""
 
     WHEN = "when"
     UNIQUE = "unique"
@@ -55,12 +62,14 @@ class CheckKind(StrEnum):
 
 
 class Severity(StrEnum):
+    """The severity of a failed check."""
+
     WARN = "warn"
     ERROR = "error"
 
 
 class ReadPartition(StrEnum):
-    """Which partition of an asset a step reads; any other word is the key of one."""
+    """The partition of an asset that a step reads; any other word is the key of one."""
 
     SAME = "same"
     LATEST = "latest"
@@ -81,6 +90,8 @@ class PartitionsSpec(Model):
 
 
 class ScheduleSpec(Model):
+    """One entry of ``dagster.schedules``."""
+
     name: str
     cron: str
     timezone: str = "UTC"
@@ -89,13 +100,15 @@ class ScheduleSpec(Model):
 
 
 class AutomationSpec(Model):
+    """``dagster.automation``."""
+
     kind: AutomationKind
     cron: str | None = None
     timezone: str = "UTC"
 
 
 class FreshnessSpec(Model):
-    """How old the newest result may become."""
+    """The greatest age of the newest result."""
 
     fail_after: float = Field(description="seconds")
     warn_after: float | None = Field(None, description="seconds")
@@ -162,8 +175,8 @@ class CheckSpec(Model):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a check found.
+class CheckVerdict:
+    """The verdict of a check.
 
     Attributes:
         why: in words, where it did not pass.
@@ -216,7 +229,7 @@ class Partition(Model):
     parts: dict[str, PartitionKey]
 
     def names(self) -> dict[str, Any]:
-        """What ``partition`` means in templates: key, start and end, and the same for each of two dimensions."""
+        """Returns the value of ``partition`` in templates: key, start and end, also for each of two dimensions."""
         window = next((one for one in self.parts.values() if one.start is not None), None)
         names: dict[str, Any] = {"key": self.key}
         if window is not None:

@@ -69,7 +69,7 @@ def split_version(reference: str) -> tuple[str, int | None]:
 
 
 def names_version(reference: str) -> bool:
-    """Whether a reference says which version it means, as ``path@2`` and ``path@latest`` do."""
+    """Reports whether a reference says which version it means, as ``path@2`` and ``path@latest`` do."""
     return _VERSION.fullmatch(reference.strip("/")) is not None
 
 

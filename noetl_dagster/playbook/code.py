@@ -15,7 +15,7 @@ from types import CodeType
 from typing import Any
 
 FELL_OFF = ...
-"""What a code with a ``return`` at its top level gives when it ends without one."""
+"""The result of code with a ``return`` at its top level that ends without one."""
 
 _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -52,7 +52,7 @@ def expressions_in(source: str) -> tuple[Expression, ...]:
         return ()
     try:
         spans = sorted(_double_braces(source))
-    except (tokenize.TokenError, SyntaxError):  # who compiles the code says what is wrong
+    except (tokenize.TokenError, SyntaxError):  # compiling the code reports the error
         return ()
     starts = _line_starts(source)
     found: list[Expression] = []
@@ -142,7 +142,7 @@ def _line_starts(source: str) -> list[int]:
 
 
 def yields_in(body: list[ast.stmt]) -> bool:
-    """Whether a function of these statements is a generator."""
+    """Reports whether a function of these statements is a generator."""
     return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _top_level(body))
 
 

@@ -52,7 +52,7 @@ class Document:
             self.root = self._value(node, 0)
 
     def place(self, container: Any, key: Any = None) -> Place:
-        """Where ``container[key]`` stands; without key, where the container does."""
+        """Returns the place of ``container[key]``, or of the container."""
         if key is not None:
             marks = self._value_marks.get(id(container))
             mark = marks.get(key) if isinstance(marks, dict) else None
@@ -64,7 +64,7 @@ class Document:
         )
 
     def key_place(self, container: Any, key: str) -> Place:
-        """Where the key itself stands."""
+        """Returns the place of the key itself."""
         mark = self._key_marks.get(id(container), {}).get(key)
         return Place(self.file, mark.line + 1, mark.column + 1) if mark is not None else self.place(container)
 
@@ -94,6 +94,7 @@ class Document:
         severity: str = "error",
         kind: ProblemKind = ProblemKind.INVALID_VALUE,
     ) -> None:
+        """Adds a problem."""
         self.problems.append(Problem(place, message, severity, kind))
 
     def report_unsupported(self, place: Place, message: str, kind: ProblemKind) -> None:

@@ -1,4 +1,4 @@
-"""The arcs of a playbook: who leads where, what can be reached, which steps run together.
+"""Analyses the arcs of a playbook: successors, reachable steps, and steps that run together.
 
 A cycle (a strongly connected component, or a step with an arc to itself) is one region, and so are steps joined by
 arcs ``on: call.partial``, which run side by side; every other step is a region of its own. Regions come in
@@ -36,7 +36,7 @@ class Region:
 
     @property
     def is_joint(self) -> bool:
-        """Whether its steps are walked together, in one op."""
+        """Reports whether its steps are walked together, in one op."""
         return self.is_cycle or self.is_stream
 
 
@@ -66,9 +66,11 @@ class StepGraph:
         self._region_of = {step: region for region in self.regions for step in region.steps}
 
     def predecessors(self, name: str) -> tuple[str, ...]:
+        """Returns the steps that have an arc to a step."""
         return self._predecessors[name]
 
     def successors(self, name: str) -> tuple[str, ...]:
+        """Returns the steps that a step has an arc to."""
         return self._successors[name]
 
     def streams_to(self, name: str) -> tuple[str, ...]:
@@ -80,9 +82,11 @@ class StepGraph:
         return self._fed_by.get(name)
 
     def region_of(self, step: str) -> Region:
+        """Returns the region of a step."""
         return self._region_of[step]
 
     def region(self, name: str) -> Region:
+        """Returns a region by its name."""
         return self._by_name[name]
 
     def _reachable(self) -> frozenset[str]:
@@ -135,7 +139,7 @@ class StepGraph:
                         yield _popped(stack, on_stack, name)
 
     def _joined(self, name: str) -> tuple[str, ...]:
-        """Where arcs lead, and back along a stream: so its two ends are in one component."""
+        """Returns the targets of arcs and the source of a stream, whose two ends belong to one component."""
         source = self._fed_by.get(name)
         return self._successors[name] if source is None else (*self._successors[name], source)
 
@@ -187,8 +191,8 @@ def _popped(stack: list[str], on_stack: set[str], last: str) -> list[str]:
             return component
 
 
-def are_alike(one: Playbook, other: Playbook) -> bool:
-    """Whether two texts have the same steps with the same arcs, run in the same way; what steps do may differ."""
+def have_same_steps_and_arcs(one: Playbook, other: Playbook) -> bool:
+    """Reports whether two texts have the same steps, arcs and ways to run them; the steps' tasks may differ."""
     if one is other or one.source == other.source:
         return True
     return _shape(one) == _shape(other)

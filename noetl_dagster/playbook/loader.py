@@ -122,7 +122,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def required(playbook: Playbook | None, problems: list[Problem]) -> Playbook:
-    """What a report gives where nothing but a playbook will do.
+    """Returns the playbook of a report that has no errors.
 
     Raises:
         PlaybookError: with every error of the report.

@@ -23,6 +23,8 @@ from noetl_dagster.settings import DEFAULT_POOL, StoreTier
 
 
 class LoopMode(StrEnum):
+    """The way in which a loop runs its iterations."""
+
     SEQUENTIAL = "sequential"
     PARALLEL = "parallel"
     CHUNKED = "chunked"
@@ -32,11 +34,15 @@ class LoopMode(StrEnum):
 
 
 class RoutingMode(StrEnum):
+    """The arcs that fire of those whose condition holds: the first, or all."""
+
     EXCLUSIVE = "exclusive"
     INCLUSIVE = "inclusive"
 
 
 class Directive(StrEnum):
+    """The action of a task policy."""
+
     CONTINUE = "continue"
     RETRY = "retry"
     JUMP = "jump"
@@ -45,30 +51,38 @@ class Directive(StrEnum):
 
 
 class Backoff(StrEnum):
+    """The growth of the delay from one attempt to the next."""
+
     NONE = "none"
     LINEAR = "linear"
     EXPONENTIAL = "exponential"
 
 
 class FanoutEngine(StrEnum):
+    """The engine that runs the shards of a fan-out."""
+
     DAGSTER = "dagster"
     WORKERS = "workers"
     SPARK = "spark"
 
 
 class ShardGranularity(StrEnum):
-    """What one shard of a fan-out is: an item, or a run of items with one command and one result."""
+    """The content of a shard: one item, or consecutive items with one command and one result."""
 
     ITEM = "item"
     PARTITION = "partition"
 
 
 class Dispatch(StrEnum):
+    """The processes that run the commands of a step: the driver, or workers of a pool."""
+
     INLINE = "inline"
     WORKERS = "workers"
 
 
 class CollectStrategy(StrEnum):
+    """The way in which the pages of a paginated request are joined."""
+
     APPEND = "append"
     REPLACE = "replace"
     MERGE = "merge"
@@ -80,7 +94,7 @@ SqlText = Annotated[str | None, Spelled(*SQL_FIELD[1:])]
 
 
 class PolicyAction(Model):
-    """What a matching rule does. ``attempts`` counts all tries of the task, the first included."""
+    """The action of a matching rule. ``attempts`` counts all tries of the task, the first included."""
 
     do: Directive = Directive.CONTINUE
     attempts: Annotated[int, Spelled("max_attempts")] = Field(3, ge=1)
@@ -98,7 +112,7 @@ class PolicyRule(Model):
 
 
 class NextCall(Model):
-    """What changes in the next call of a paginated request; values are templates over ``response``."""
+    """The changes for the next call of a paginated request; values are templates over ``response``."""
 
     url: Annotated[str | None, Spelled(*URL[1:])] = None
     params: dict[str, Any] = Field(default_factory=dict)
@@ -108,12 +122,14 @@ class NextCall(Model):
 
 
 class Collect(Model):
+    """The part of each response that a paginated request collects."""
+
     strategy: CollectStrategy = CollectStrategy.APPEND
     path: str | None = Field(None, description="dotted path of the collected part in the response")
 
 
 class Sink(Model):
-    """Where each iteration's or attempt's result is written, once, and seen when it is complete."""
+    """The target to which the result of each iteration or attempt is written exactly once."""
 
     tool: str = "postgres"
     table: str | None = None
@@ -130,12 +146,12 @@ class Sink(Model):
 
     @property
     def is_staged(self) -> bool:
-        """Whether it shares no transaction with the event log, so that its parts are published afterwards."""
+        """Reports whether it shares no transaction with the event log, so that its parts are published afterwards."""
         return self.tool != "postgres"
 
     @property
     def is_local(self) -> bool:
-        """Whether what is staged is on the machine of whoever wrote it."""
+        """Reports whether staged files are on the machine of the process that wrote them."""
         return self.tool in ("duckdb", "file") or (self.path or "").startswith("file:")
 
 
@@ -159,17 +175,18 @@ class RetryRule(Model):
 
     @property
     def continues_success(self) -> bool:
+        """Reports whether the rule follows a success, as pagination does."""
         return self.next_call is not None or self.collect is not None
 
     def allows(self, made: int) -> bool:
-        """Whether another attempt may follow so many."""
+        """Reports whether another attempt may follow so many."""
         if self.max_attempts is None:
             return self.continues_success or made < ATTEMPTS
         return made < self.max_attempts
 
 
 class ResultSpec(Model):
-    """How a task's result is kept."""
+    """The storage of a task's result."""
 
     store: StoreTier | None = Field(None, description="tier; None: chosen by size and settings")
     threshold: int | None = Field(
@@ -186,7 +203,7 @@ class ResultSpec(Model):
 
 
 class Assertion(Model):
-    """What a task asks of its input, and what its result promises: keys that must be there."""
+    """The keys that a task requires of its input and of its result."""
 
     expects: tuple[str, ...] = ()
     returns: tuple[str, ...] = ()
@@ -225,6 +242,8 @@ class Task(Model):
 
 
 class FanoutSpec(Model):
+    """Settings of a fan-out."""
+
     engine: FanoutEngine = FanoutEngine.DAGSTER
     granularity: ShardGranularity = ShardGranularity.ITEM
     max_groups: int = Field(32, ge=1, description="dynamic outputs of the Dagster run, at most")
@@ -239,6 +258,8 @@ class FanoutSpec(Model):
 
 
 class CursorSpec(Model):
+    """The query from which a cursor loop claims its rows."""
+
     unknown_keys: ClassVar[str] = "warning"
 
     kind: str = "postgres"
@@ -250,7 +271,7 @@ class CursorSpec(Model):
 
 
 class FrameProcess(StrEnum):
-    """What the iterator is: one of the claimed rows, or all that were claimed together."""
+    """The value of the iterator: one of the claimed rows, or all rows of a claim."""
 
     ROW = "row"
     FRAME = "frame"
@@ -289,19 +310,21 @@ class Loop(Model):
 
     @property
     def is_sequential(self) -> bool:
-        """Whether an iteration begins when the one before it has ended, and sees what that has set."""
+        """Reports whether an iteration begins when the one before it has ended, and sees what that has set."""
         alone = self.mode is LoopMode.STREAM and self.max_in_flight == 1
         return alone or self.mode is LoopMode.SEQUENTIAL
 
     @property
     def may_fail_in_part(self) -> bool:
-        """Whether failed iterations leave the loop a success. Not in a stream that ``fail_fast`` cuts off: nothing
-        would say how many chunks nobody took."""
+        """Reports whether the loop succeeds although iterations fail.
+
+        A stream that ``fail_fast`` cuts off does not: its result could not report the chunks that were not taken.
+        """
         return self.allow_partial and not (self.fail_fast and self.mode is LoopMode.STREAM)
 
 
 CALL_PARTIAL = "call.partial"
-"""What an arc listens to (``on``) that leads the chunks of a step to another one while they are made."""
+"""The event (``on``) of an arc that passes chunks on while the step still makes them."""
 
 STEP_DONE = "step.done"
 LOOP_DONE = "loop.done"
@@ -320,10 +343,12 @@ ARC_EVENTS: Mapping[str, frozenset[str]] = {
 """Words for the end of a step, in an arc's ``on`` and for ``event.name``, and the events that they mean."""
 
 ARC_WORDS = (*ARC_EVENTS, CALL_PARTIAL)
-"""What an arc may listen to."""
+"""The events that an arc may name."""
 
 
 class Arc(Model):
+    """One arc of a step's routing."""
+
     step: str
     when: str | bool | None = None
     set: dict[str, Any] = Field(default_factory=dict)
@@ -332,11 +357,13 @@ class Arc(Model):
 
     @property
     def is_stream(self) -> bool:
-        """Whether it feeds its step with the chunks of the one that it leaves, while they are made."""
+        """Reports whether it feeds its step with the chunks of the one that it leaves, while they are made."""
         return self.on == CALL_PARTIAL
 
 
 class Routing(Model):
+    """The arcs of a step and how many of them may fire."""
+
     mode: RoutingMode = RoutingMode.EXCLUSIVE
     arcs: tuple[Arc, ...] = ()
 
@@ -358,7 +385,7 @@ class StepSpec(Model):
 
 
 class StateSpec(Model):
-    """How far a step has loaded its source, kept from one execution to the next."""
+    """The watermark of a step, kept from one execution to the next."""
 
     key: str = Field(description="column of the result's rows whose greatest value counts, or a template")
     initial: Any = Field(None, description="the value before the first run; may be a template")
@@ -366,6 +393,8 @@ class StateSpec(Model):
 
 
 class Step(Model):
+    """One step of the workflow."""
+
     name: str
     description: str = ""
     tasks: tuple[Task, ...] = ()
@@ -387,11 +416,12 @@ class Step(Model):
 
     @property
     def is_fanout(self) -> bool:
+        """Reports whether the step is a fan-out."""
         return self.loop is not None and self.loop.mode is LoopMode.FANOUT
 
     @property
     def wants_workers(self) -> bool:
-        """Whether its commands are for worker processes."""
+        """Reports whether its commands are for worker processes."""
         fanned = self.loop is not None and self.is_fanout and self.loop.fanout.engine is FanoutEngine.WORKERS
         return fanned or self.spec.dispatch is Dispatch.WORKERS
 
@@ -417,6 +447,8 @@ class Step(Model):
 
 
 class Metadata(Model):
+    """The playbook's ``metadata``."""
+
     name: str
     path: str = Field(description="catalog path, for example 'examples/patient_flow'")
     version: str | None = None
@@ -426,7 +458,7 @@ class Metadata(Model):
 
 
 class Tracing(Model):
-    """What a playbook says of its traces; where it says nothing, the settings do."""
+    """A playbook's settings of traces; those that it leaves out come from the settings."""
 
     unknown_keys: ClassVar[str] = "warning"
 
@@ -484,6 +516,7 @@ class Playbook(Model):
 
     @property
     def name(self) -> str:
+        """Returns the playbook's name."""
         return self.metadata.name
 
     @property
@@ -496,7 +529,7 @@ class Playbook(Model):
         return self._steps_by_name[name]
 
     def place_of(self, step: Step) -> Place:
-        """Where a step is written."""
+        """Returns the place of a step."""
         return step.place or Place(self.file, 1)
 
     @cached_property

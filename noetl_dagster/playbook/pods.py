@@ -1,4 +1,4 @@
-"""What a playbook asks of the pod that a run or a step gets: Kubernetes' own words, checked before anything runs."""
+"""Models the pod that a playbook requests for a run or a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPU = "nvidia.com/gpu"
 
 
 def amount_of(quantity: str) -> Decimal | None:
-    """What a quantity of Kubernetes comes to: ``500m`` is 0.5, ``1Gi`` 1073741824; None where it is none."""
+    """Parses a quantity of Kubernetes: ``500m`` is 0.5, ``1Gi`` 1073741824; any other text is None."""
     found = _QUANTITY.match(quantity)
     if found is None:
         return None
@@ -35,7 +35,7 @@ def amount_of(quantity: str) -> Decimal | None:
 
 
 class Amount(Model):
-    """How much of a resource: what is set aside, and what is allowed at most."""
+    """The amount of a resource that is reserved, and the most that is allowed."""
 
     request: str | None = None
     limit: str | None = None

@@ -111,6 +111,7 @@ def spelled(names: Iterable[str], schema: Schema) -> Schema:
 
 
 def words(kind: type[StrEnum], *others: str) -> Schema:
+    """Accepts the words of an enum, and others."""
     return {"enum": [*kind, *others]}
 
 

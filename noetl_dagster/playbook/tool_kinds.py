@@ -29,7 +29,7 @@ SECRET_PROVIDERS: tuple[Spellings, ...] = (
     ("google", "gcp"),
     ("kubernetes", "k8s"),
 )
-"""Who keeps secrets."""
+"""The stores of secrets, with their spellings."""
 
 
 def secret_provider(text: str) -> str | None:
@@ -44,7 +44,7 @@ def _fields(names: str, *more: Spellings) -> tuple[Spellings, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """What a task of one kind may say beside the keys that every task has.
+    """The fields of a tool kind, beside the keys that every task has.
 
     Attributes:
         fields: its own fields.
@@ -71,7 +71,7 @@ class ToolKind:
 
 CHUNK_SIZE = ("chunk_size", "batch_size", "fetch_size")
 AS_WORDS = ("rows", "table", "arrow", "parquet")
-"""What SQL gives its rows as."""
+"""The forms in which SQL tools return rows."""
 
 TEXT_FORMATS = ("jsonl", "ndjson", "csv", "json")
 ROW_FORMATS = ("parquet", *TEXT_FORMATS)

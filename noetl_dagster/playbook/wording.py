@@ -1,4 +1,4 @@
-"""How messages about playbooks speak of values and of names that are nearly right."""
+"""Describes values and suggests names in messages about playbooks."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def described(value: Any) -> str:
 
 
 def is_template(value: str) -> bool:
+    """Reports whether a text contains template syntax."""
     return "{{" in value or "{%" in value
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import duckdb
 
-from noetl_dagster.playbook.assets import Answer, CheckKind, CheckSpec
+from noetl_dagster.playbook.assets import CheckKind, CheckSpec, CheckVerdict
 from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.settings import Settings
@@ -39,12 +39,14 @@ class _Question:
     """
 
     counts: tuple[str, ...]
-    decide: Callable[[Sequence[Any]], Answer]
+    decide: Callable[[Sequence[Any]], CheckVerdict]
     bad: str | None = None
     about: tuple[str, ...] = ()
 
 
-async def answers(checks: Sequence[CheckSpec], source: RowsSource | None, settings: Settings) -> list[Answer]:
+async def answers(
+    checks: Sequence[CheckSpec], source: RowsSource | None, settings: Settings
+) -> list[CheckVerdict]:
     """Returns the answer to each of the built-in checks, in order.
 
     Args:
@@ -61,15 +63,15 @@ async def answers(checks: Sequence[CheckSpec], source: RowsSource | None, settin
         raise NoRowsError(f"the rows cannot be read: {error}") from error
 
 
-def _answer_without_rows(check: CheckSpec) -> Answer:
+def _answer_without_rows(check: CheckSpec) -> CheckVerdict:
     """Returns the answer for a result without rows: too few rows, or none that could fail."""
     question = _QUESTIONS[check.kind](check.asks)
     nothing = None if check.kind is CheckKind.FRESH else 0
     answer = question.decide([nothing for _ in question.counts])
-    return Answer(answer.passed, answer.why, {"rows": 0, **answer.facts})
+    return CheckVerdict(answer.passed, answer.why, {"rows": 0, **answer.facts})
 
 
-def _answers(checks: Sequence[CheckSpec], source: RowsSource, settings: Settings) -> list[Answer]:
+def _answers(checks: Sequence[CheckSpec], source: RowsSource, settings: Settings) -> list[CheckVerdict]:
     with closing(duckdb.connect()) as connection:
         mount_object_storage(connection, settings)
         create_view(connection, settings, _VIEW, source)
@@ -82,23 +84,25 @@ def _answers(checks: Sequence[CheckSpec], source: RowsSource, settings: Settings
         total, numbers = row[0], iter(row[1:])
         found = []
         for question in questions:
-            if isinstance(question, Answer):
+            if isinstance(question, CheckVerdict):
                 found.append(question)
                 continue
             answer = question.decide([next(numbers) for _ in question.counts])
             facts = {"rows": total, **answer.facts}
             if not answer.passed and question.bad is not None:
                 facts["examples"] = _rows(connection, question.bad, columns, question.about)
-            found.append(Answer(answer.passed, answer.why, facts))
+            found.append(CheckVerdict(answer.passed, answer.why, facts))
         return found
 
 
-def _question(check: CheckSpec, columns: tuple[str, ...]) -> _Question | Answer:
+def _question(check: CheckSpec, columns: tuple[str, ...]) -> _Question | CheckVerdict:
     """Returns the SQL of a check; the answer if it names a column that does not exist."""
     named = () if check.kind is CheckKind.ROW_COUNT else tuple(check.asks)
     for name in named:
         if name not in columns:
-            return Answer(False, f"the result has no column {name!r}; {suggestion(name, columns, 'columns')}")
+            return CheckVerdict(
+                False, f"the result has no column {name!r}; {suggestion(name, columns, 'columns')}"
+            )
     return _QUESTIONS[check.kind](check.asks)
 
 
@@ -153,10 +157,10 @@ def _row_count(asks: Sequence[int | None]) -> _Question:
     wanted = " to ".join(str(bound) for bound in (lowest, highest) if bound is not None)
     at = "at least " if highest is None else "at most " if lowest is None else ""
 
-    def decide(found: Sequence[Any]) -> Answer:
+    def decide(found: Sequence[Any]) -> CheckVerdict:
         number = found[0]
         passed = (lowest is None or number >= lowest) and (highest is None or number <= highest)
-        return Answer(passed, "" if passed else f"{number} rows, wanted {at}{wanted}")
+        return CheckVerdict(passed, "" if passed else f"{number} rows, wanted {at}{wanted}")
 
     return _Question(("count(*)",), decide)
 
@@ -164,7 +168,7 @@ def _row_count(asks: Sequence[int | None]) -> _Question:
 def _fresh(asks: dict[str, float]) -> _Question:
     newest = tuple(f"epoch(max(TRY_CAST(CAST({_quoted(name)} AS VARCHAR) AS TIMESTAMPTZ)))" for name in asks)
 
-    def decide(found: Sequence[Any]) -> Answer:
+    def decide(found: Sequence[Any]) -> CheckVerdict:
         now = datetime.now(UTC).timestamp()
         facts, late = {}, []
         for (name, limit), moment in zip(asks.items(), found, strict=True):
@@ -174,7 +178,7 @@ def _fresh(asks: dict[str, float]) -> _Question:
             facts[f"newest {name}"] = datetime.fromtimestamp(moment, UTC).isoformat()
             if now - moment > limit:
                 late.append(f"the newest {name} is {now - moment:.0f} s old, wanted {limit:.0f} s at most")
-        return Answer(not late, "; ".join(late), facts)
+        return CheckVerdict(not late, "; ".join(late), facts)
 
     return _Question(newest, decide)
 
@@ -182,10 +186,10 @@ def _fresh(asks: dict[str, float]) -> _Question:
 def _by_column(bad: dict[str, str], word: str, fact: str) -> _Question:
     """Counts the rows that fail for each of several columns."""
 
-    def decide(found: Sequence[Any]) -> Answer:
+    def decide(found: Sequence[Any]) -> CheckVerdict:
         counts = {name: number for name, number in zip(bad, found, strict=True) if number}
         text = ", ".join(f"{number} rows {word} {name}" for name, number in counts.items())
-        return Answer(not counts, text, {fact: sum(counts.values())})
+        return CheckVerdict(not counts, text, {fact: sum(counts.values())})
 
     return _Question(
         tuple(f"count(*) FILTER (WHERE {condition})" for condition in bad.values()),
@@ -195,8 +199,8 @@ def _by_column(bad: dict[str, str], word: str, fact: str) -> _Question:
     )
 
 
-def _none_of(number: int, why: str, fact: str) -> Answer:
-    return Answer(not number, why if number else "", {fact: number})
+def _none_of(number: int, why: str, fact: str) -> CheckVerdict:
+    return CheckVerdict(not number, why if number else "", {fact: number})
 
 
 def _comparable(name: str, values: Sequence[Any], *, numbers: bool) -> tuple[str, str]:

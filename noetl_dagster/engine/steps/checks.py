@@ -12,7 +12,7 @@ from noetl_dagster.errors import NoetlError, ToolError
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope
 from noetl_dagster.events.queries import SINK_PARTS
 from noetl_dagster.events.state import CheckOutcome
-from noetl_dagster.playbook.assets import Answer, CheckSpec
+from noetl_dagster.playbook.assets import CheckSpec, CheckVerdict
 from noetl_dagster.playbook.templates.rendering import Condition, holds_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.result_ref import ResultRef
@@ -51,18 +51,18 @@ def blocking_failure(outcomes: Sequence[CheckOutcome]) -> ToolError | None:
     return ToolError(f"the result did not pass {said}", kind="check", code="CHECK_FAILED")
 
 
-async def _holds(runtime: Runtime, when: Condition, scope: Scope) -> Answer:
+async def _holds(runtime: Runtime, when: Condition, scope: Scope) -> CheckVerdict:
     try:
         if await holds_async(when, scope, runtime.results.get):
-            return Answer(True)
-        return Answer(False, f"{when.source} is false")
+            return CheckVerdict(True)
+        return CheckVerdict(False, f"{when.source} is false")
     except NoetlError as error:
-        return Answer(False, str(error))
+        return CheckVerdict(False, str(error))
 
 
 async def _measured(
     runtime: Runtime, checks: Sequence[CheckSpec], envelope: Envelope, step: str
-) -> list[Answer]:
+) -> list[CheckVerdict]:
     from noetl_dagster.tools.quality import answers
 
     try:
@@ -70,7 +70,7 @@ async def _measured(
             source = await _rows_of(runtime, envelope, step, Path(folder))
             return await answers(checks, source, runtime.settings)
     except (NoetlError, OSError) as error:
-        return [Answer(False, str(error))] * len(checks)
+        return [CheckVerdict(False, str(error))] * len(checks)
 
 
 async def _rows_of(runtime: Runtime, envelope: Envelope, step: str, folder: Path) -> RowsSource | None:
@@ -110,7 +110,7 @@ def _is_failure(item: Any) -> bool:
     return isinstance(item, dict) and item.get("status") == ERROR and "error" in item
 
 
-def _outcome(step: str, visit: int, check: CheckSpec, answer: Answer) -> CheckOutcome:
+def _outcome(step: str, visit: int, check: CheckSpec, answer: CheckVerdict) -> CheckOutcome:
     return CheckOutcome(
         step=step,
         visit=visit,

@@ -1,4 +1,4 @@
-"""What cannot be a stream, whose steps arcs ``on: call.partial`` join and nothing else may; names no chunk has."""
+"""Checks streams, which arcs ``on: call.partial`` form: their shape, and the names that templates read of chunks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_streams(playbook: Playbook, document: Document) -> Iterator[Problem]:
 
 
 def _check_names(playbook: Playbook, document: Document) -> Iterator[Problem]:
-    """What templates read of a chunk: in the step that takes it, and in the arc that leads there."""
+    """Finds the names that templates read of a chunk, in the step that takes it and in the arc to that step."""
     steps = document.root.get("workflow") if isinstance(document.root, dict) else None
     written = {str(entry.get("step")): entry for entry in steps or () if isinstance(entry, dict)}
     for step in playbook.steps:
@@ -89,7 +89,7 @@ def _check_source(playbook: Playbook, step: Step) -> Iterator[Problem]:
 
 
 def _looks_again(step: Step) -> bool:
-    """Whether another attempt may follow a success of the last task, so that nobody knows which result counts."""
+    """Reports whether another attempt may follow a success of the last task, so that its result is not final."""
     rules = step.tasks[-1].retry if step.tasks else ()
     return any(not rule.continues_success and not _when(rule.when).is_about_failures for rule in rules)
 

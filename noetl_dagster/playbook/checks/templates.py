@@ -27,7 +27,7 @@ _DATA_NAMES = frozenset({"workload", "ctx", "iter", "keychain", "execution_id"})
 
 
 def check_code(playbook: Playbook, document: Document | None = None) -> Iterator[Problem]:
-    """What is wrong with ``code``, each at its own line and column of the file: syntax, templates and their names.
+    """Finds mistakes in ``code``, each at its own line and column of the file: syntax, templates and their names.
 
     Args:
         document: the YAML behind the playbook; read again from its source when not given.
@@ -67,7 +67,7 @@ def _compiled(code: str, place: Place, lines: list[str]) -> Iterator[Problem]:
 
 
 def _texts(code: str, place: Place, lines: list[str], known: frozenset[str]) -> Iterator[Problem]:
-    """Braces in string literals stay as they are, which who names a value of the playbook there did not mean."""
+    """Warns of templates in string literals that name a value of the playbook: they are not rendered there."""
     for template in templates_in_texts(code):
         try:
             named = sorted(compile_value(template.source).names & known)
@@ -81,7 +81,7 @@ def _texts(code: str, place: Place, lines: list[str], known: frozenset[str]) -> 
 
 
 def _place_of(number: int, column: int, code: str, place: Place, lines: list[str]) -> Place:
-    """Where a line of the code stands in the file: of a block below its ``|``, else in the same line."""
+    """Returns the place of a line of code: in a block scalar below its ``|``, else in the same line."""
     code_lines = code.splitlines()
     wanted = code_lines[number - 1] if number <= len(code_lines) else ""
     start = lines[place.line - 1][place.column - 1 :]

@@ -1,4 +1,4 @@
-"""What a well-formed playbook may still have wrong: targets, cycles, templates, names."""
+"""Finds mistakes of well-formed playbooks: targets, cycles, pools, sinks and pods."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _check_partitions(playbook: Playbook) -> Iterator[Problem]:
 
 
 def _check_sinks(playbook: Playbook) -> Iterator[Problem]:
-    """What a worker stages in a file may be on another machine than the driver, which publishes it."""
+    """Warns of files that a worker stages: the driver, which publishes them, may be on another machine."""
     for step in playbook.steps:
         sinks = [task.sink for task in _tasks(playbook, step) if task.sink is not None]
         if _wants_workers(step) and any(sink.is_local for sink in sinks):
@@ -201,7 +201,7 @@ def _tasks(playbook: Playbook, step: Step) -> list[Task]:
 
 
 def _wants_workers(step: Step) -> bool:
-    """Whether a step asks that workers of the pool run its commands."""
+    """Reports whether a step asks that workers of the pool run its commands."""
     engine = None if step.loop is None or not step.is_fanout else step.loop.fanout.engine
     return engine is FanoutEngine.WORKERS or step.spec.dispatch is Dispatch.WORKERS
 

@@ -1,6 +1,4 @@
-"""From any accepted spelling of the language to the canonical model, one module a part of the playbook.
+"""Reads each part of a playbook, in any accepted spelling, into its canonical model.
 
-``spelling`` holds the words, ``block`` reads one mapping and reports keys that nobody knows. Gives the
-model of a document to the loader. Stands on ``assets``, ``document``, ``models``, ``pods``, ``templates``,
-``tool_kinds`` and ``wording``.
+``block`` reads one mapping by the declarations of a model and reports unknown keys.
 """

@@ -199,8 +199,7 @@ _READERS: dict[CheckKind, Callable[[Block, str], Any]] = {
 
 
 def read_sources(block: Block) -> dict[str, SourceSpec]:
-    """``from``: ``{name: {asset, partition}}``, a text is the asset's key; and what templates ask for by
-    ``asset("...")``."""
+    """Reads ``from`` (``{name: {asset, partition}}``, or the asset's key as text) and calls of ``asset("...")``."""
     sources: dict[str, SourceSpec] = {}
     shared = isinstance(
         block.values.get("tool"), str

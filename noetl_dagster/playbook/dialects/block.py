@@ -1,4 +1,4 @@
-"""Reading one mapping of a playbook: keys under any of their spellings, unknown keys reported."""
+"""ReadContext one mapping of a playbook: keys under any of their spellings, unknown keys reported."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _UNKNOWN_AT_ENTRY = frozenset({"iter", "loop", "_index", "output", "response", "
 """Names that mean something only while a step's tasks run."""
 
 
-class Reading:
-    """What all blocks of one playbook share.
+class ReadContext:
+    """Holds the state that all blocks of one playbook share.
 
     Attributes:
         workload: what templates in settings may use before a step is entered.
@@ -76,6 +76,7 @@ class Reading:
         return self.own_block(container[key], what, self.document.place(container, key))
 
     def own_block(self, value: Any, what: str, place: Place) -> Block | None:
+        """Returns a mapping as a block; reports anything else and returns None."""
         if isinstance(value, dict):
             return Block(self, value, what, place)
         self.document.report(place, f"{what}: expected a mapping (key: value), found {described(value)}")
@@ -90,7 +91,7 @@ class Block:
             value is wrong there, once.
     """
 
-    def __init__(self, reading: Reading, values: dict[str, Any], what: str, place: Place) -> None:
+    def __init__(self, reading: ReadContext, values: dict[str, Any], what: str, place: Place) -> None:
         self.reading = reading
         self.document = reading.document
         self.values = values
@@ -106,20 +107,23 @@ class Block:
         return self.values[key]
 
     def rest(self) -> Iterator[str]:
-        """Keys that nobody has taken yet."""
+        """Returns the keys that have not been taken yet."""
         return (key for key in self.values if key not in self._taken)
 
     def place_of(self, key: str) -> Place:
+        """Returns the place of a value."""
         return self.document.place(self.values, key)
 
     def error(
         self, message: str, key: str | None = None, kind: ProblemKind = ProblemKind.INVALID_VALUE
     ) -> None:
+        """Reports an error at a key's value, or at the block."""
         self._report(message, key, "error", kind)
 
     def warn(
         self, message: str, key: str | None = None, kind: ProblemKind = ProblemKind.INVALID_VALUE
     ) -> None:
+        """Reports a warning at a key's value, or at the block."""
         self._report(message, key, "warning", kind)
 
     def _report(self, message: str, key: str | None, severity: str, kind: ProblemKind) -> None:
@@ -214,6 +218,7 @@ class Block:
         return value if isinstance(value, list) else [value]
 
     def flag(self, *names: str, default: bool = False) -> bool:
+        """Reads a boolean, which may be written as text."""
         key = self.spelled(*names)
         value = None if key is None else self._setting(key)
         if value is None:
@@ -409,6 +414,7 @@ class Hints:
         self._budget = budget
 
     def hint(self, name: str) -> str:
+        """Suggests the nearest known name, or lists the known ones."""
         if name not in self._found:
             names = self._known if len(self._found) < self._budget else ()
             self._found[name] = suggestion(name, names, self._what)

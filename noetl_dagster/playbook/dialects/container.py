@@ -234,7 +234,7 @@ def _pull_secrets(block: Block, key: str) -> None:
 
 
 def _check_mounts(block: Block, mounts: str | None, volumes: str | None) -> None:
-    """What is mounted has to be one of the volumes, where all of these are known."""
+    """Reports mounts of volumes that the task does not have, if all of its volumes are known."""
     if mounts is None or not isinstance(block[mounts], list):
         return
     if volumes is None and block.values.get("volumes") is not None:  # a template

@@ -63,7 +63,7 @@ def _short_schedule(metadata: Block) -> Iterator[ScheduleSpec]:
 
 
 def _as_warnings(block: Block, found: Iterator[T]) -> list[T]:
-    """What the metadata says in short. It was free text once: what cannot be understood is left out."""
+    """Reads the short forms of the metadata; a value that cannot be understood is left out with a warning."""
     problems = block.document.problems
     before = len(problems)
     kept = list(found)

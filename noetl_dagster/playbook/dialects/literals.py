@@ -132,7 +132,7 @@ def _check_read(source: Block) -> None:
 
 
 def _check_written(block: Block, target: Block, kind: str) -> None:
-    """What the options ask of the target."""
+    """Reports options that the target cannot follow."""
     if kind == "result":
         target.error("a result is no target; use the artifact tool", "kind")
         return

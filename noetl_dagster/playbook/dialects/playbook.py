@@ -10,7 +10,7 @@ from typing import Any
 
 from noetl_dagster.errors import Place, ProblemKind
 from noetl_dagster.playbook.assets import DagsterSpec
-from noetl_dagster.playbook.dialects.block import Block, Reading
+from noetl_dagster.playbook.dialects.block import Block, ReadContext
 from noetl_dagster.playbook.dialects.dagster import read_dagster
 from noetl_dagster.playbook.dialects.pod import read_pod
 from noetl_dagster.playbook.dialects.retry import read_sink
@@ -50,7 +50,7 @@ def normalise(
         settings: of a step that is entered, its settings that are templates, rendered.
         only: the name of that step; no other is read.
     """
-    reading = Reading(document)
+    reading = ReadContext(document)
     reading.given = settings
     if document.root is None:
         if not document.problems:
@@ -135,7 +135,7 @@ def _check_header(root: Block) -> None:
 
 
 def _check_executor(root: Block, executor: dict[str, Any]) -> None:
-    """Points out words of ``spec`` that stand beside it, and keys in it that nobody reads."""
+    """Warns of keys of ``spec`` that are written beside it, and of unknown keys in it."""
     place = root.document.place(root.values, "executor")
     block = Block(root.reading, executor, "executor", place)
     for key in sorted(executor.keys() & set(STEP_SPEC)):
@@ -153,7 +153,7 @@ def _run_pod(root: Block, executor: dict[str, Any]) -> Pod | None:
 
 
 def _leave_out_foreign_pool(root: Block, dagster: DagsterSpec | None) -> Place | None:
-    """Where ``executor.spec.pool`` stands that is none of Dagster's: the pool of steps that go to workers."""
+    """Moves a pool that is none of Dagster's from the executor's spec to the workers' pool; returns its place."""
     reading = root.reading
     pool = reading.executor_spec.get("pool")
     if pool is None or (dagster is not None and pool in dagster.pools):

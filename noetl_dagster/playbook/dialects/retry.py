@@ -14,7 +14,7 @@ from noetl_dagster.playbook.wording import described, is_template, suggestion
 
 _ON_ERROR = "error is defined"
 _POLLED = frozenset({"output", "response", "result"})
-"""Names of results: who asks them whether to stop tries again until they say so."""
+"""Names of results: a ``stop_when`` that reads one polls until it holds."""
 
 _ERROR_WORDS = {
     "connection_error": "connection",
@@ -126,7 +126,7 @@ def _statuses(block: Block) -> list[int]:
 
 
 def _expression(block: Block, key: str) -> str:
-    """What stands inside the braces of a condition."""
+    """Returns the expression inside the braces of a condition."""
     text = str(block[key]).strip()
     if not compile_value(text).is_expression:
         block.error(f"{key} must be one template beside other conditions: {{{{ ... }}}}", key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from noetl_dagster.playbook.dialects.block import Block, Reading
+from noetl_dagster.playbook.dialects.block import Block, ReadContext
 from noetl_dagster.playbook.dialects.pod import read_pod
 from noetl_dagster.playbook.dialects.routing import read_rules
 from noetl_dagster.playbook.dialects.spelling import OUTPUT, STEP_ONLY_SPEC
@@ -65,7 +65,7 @@ def layered(document: Document, *layers: dict[str, Any]) -> dict[str, Any]:
 
 
 def outer_task_spec(document: Document, spec: dict[str, Any]) -> dict[str, Any]:
-    """What of an outer spec (executor, step, loop) reaches the tasks inside."""
+    """Returns the part of an outer spec (executor, step, loop) that applies to the tasks inside."""
     return document.gathered((spec, key, key) for key in spec if key not in STEP_ONLY_SPEC)
 
 
@@ -93,7 +93,7 @@ def read_task_spec(own: Block | None, outer: tuple[dict[str, Any], ...], fallbac
 
 
 def _inherited_rules(
-    reading: Reading, outer: tuple[dict[str, Any], ...], owner: Block
+    reading: ReadContext, outer: tuple[dict[str, Any], ...], owner: Block
 ) -> tuple[PolicyRule, ...] | None:
     """Rules of the innermost outer spec that has any."""
     for spec in reversed(outer):

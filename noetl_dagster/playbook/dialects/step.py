@@ -183,7 +183,7 @@ def _with_older_blocks(block: Block, tasks: tuple[Task, ...]) -> tuple[Task, ...
 
 
 def _kept(tasks: tuple[Task, ...], kept: ResultSpec) -> tuple[Task, ...]:
-    """How the step's result is kept is said to the task that it comes from: the last."""
+    """Passes the step's storage settings to its last task, whose result is the step's."""
     if not tasks or kept == ResultSpec():
         return tasks
     last = tasks[-1]

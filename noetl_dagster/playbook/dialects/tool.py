@@ -226,7 +226,7 @@ def read_assertion(block: Block) -> Assertion:
 
 
 def _config(block: Block, kind: str, known: ToolKind) -> dict[str, Any]:
-    """The tool's own fields under canonical names. Those of kinds that nobody knows are kept as they are."""
+    """Returns the tool's own fields under canonical names; those of unknown kinds as they are."""
     if known is UNKNOWN:
         return block.take_rest()
     config: dict[str, Any] = {}

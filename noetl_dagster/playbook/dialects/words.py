@@ -99,7 +99,7 @@ def tags(block: Block, key: str = "tags") -> dict[str, str]:
 
 
 def kinds(block: Block, key: str = "kinds") -> tuple[str, ...]:
-    """What an asset is made of or with, as ``parquet``; shown as icons."""
+    """Reads the kinds of an asset, such as ``parquet``; Dagster shows them as icons."""
     found = tuple(str(settled(block, key, one)).lower() for one in block.names(key))
     for one in found:
         if not _TAG_VALUE.match(one) or not one:
@@ -126,7 +126,7 @@ _LONGEST = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def is_cron(line: str) -> bool:
-    """Whether a line is one that Dagster's schedules take."""
+    """Reports whether a line is one that Dagster's schedules take."""
     if line.strip().lower() in _WORDS:
         return True
     fields = line.lower().split()
@@ -134,7 +134,7 @@ def is_cron(line: str) -> bool:
 
 
 def ever_comes(line: str) -> bool:
-    """Whether one of a line's months has one of its days: the 31st of February never comes."""
+    """Reports whether one of a line's months has one of its days: the 31st of February never comes."""
     fields = line.lower().split()
     if len(fields) != len(_BOUNDS):
         return True
@@ -170,7 +170,7 @@ def _number(number: int, text: str) -> int | None:
 
 
 def _values(number: int, text: str) -> list[int]:
-    """What a part of a field stands for: ``22-2`` goes over the end, ``5/10`` goes to it."""
+    """Expands a part of a field: ``22-2`` wraps around the end, ``5/10`` runs to it."""
     found = _PART.fullmatch(text)
     assert found is not None
     low, high = _BOUNDS[number]

@@ -32,7 +32,7 @@ _PLACE = {"file", "line", "column"}
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """What became of a playbook.
+    """The outcome of a migration.
 
     Attributes:
         text: in today's words; the text as it was where it cannot be rewritten.
@@ -132,7 +132,7 @@ def _sections(text: str) -> list[str]:
 
 
 def _offset_of_lists(text: str) -> int:
-    """How far the file indents lists below their key, most often."""
+    """Returns the most frequent indentation of lists below their key."""
     offsets = Counter(len(dash) - len(key) for key, dash in _LIST.findall(text))
     return next((offset for offset, _ in offsets.most_common() if offset in (0, 2)), 0)
 

@@ -1,4 +1,4 @@
-"""What becomes of older words: each part of a playbook, rewritten where it stands."""
+"""Rewrites the older words of each part of a playbook in place."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _UNKNOWN = ToolKind(fields=())
 
 
 class Words:
-    """Rewrites a playbook. What it means is not looked at; whoever asks compares it.
+    """Rewrites a playbook; the caller compares its meaning before and after.
 
     Attributes:
         problems: older words that stay, and why.
@@ -58,6 +58,7 @@ class Words:
         self.problems: list[Problem] = []
 
     def rewrite(self, root: Node) -> None:
+        """Rewrites a playbook's root node in place."""
         playbook = entries(root)
         if playbook is None:
             return
@@ -153,7 +154,7 @@ class Words:
         return named[0] if len(named) == 1 else sequence(named, node, flow=labelled.node.flow_style)
 
     def _can_be_named(self, task: Entries) -> bool:
-        """Whether the task has room for its label: its own ``name`` may say what it works on."""
+        """Reports whether the task has room for its label: its own ``name`` may say what it works on."""
         kind = TOOL_KINDS.get(task.kind or "", _UNKNOWN)
         if "name" not in task or (kind.name_fills not in (None, "name") and kind.name_fills not in task):
             return True
@@ -392,7 +393,7 @@ class Words:
                 block.rename(name, f"{scope}.{name}")
 
     def _is_known(self, node: Node) -> bool:
-        """Whether a node was seen: one that an alias repeats is rewritten once."""
+        """Reports whether a node was seen: one that an alias repeats is rewritten once."""
         known = id(node) in self._seen
         self._seen.add(id(node))
         return known

@@ -24,6 +24,7 @@ class Entries:
         return iter([key.value for key, _ in self.node.value if isinstance(key, ScalarNode)])
 
     def value(self, key: str) -> Node | None:
+        """Returns the node at a key, None if the key is missing."""
         position = self._position(key)
         return None if position is None else self.node.value[position][1]
 
@@ -48,14 +49,17 @@ class Entries:
         return value.value if isinstance(value, SequenceNode) else []
 
     def first(self, names: Iterable[str]) -> str | None:
+        """Returns the first of several keys that the mapping has."""
         return next((name for name in names if name in self), None)
 
     def rename(self, key: str, name: str) -> None:
+        """Renames a key."""
         position = self._position(key)
         assert position is not None
         self.node.value[position][0].value = name
 
     def replace(self, key: str, value: Node) -> None:
+        """Replaces the node at a key."""
         position = self._position(key)
         assert position is not None
         self.node.value[position] = (self.node.value[position][0], value)
@@ -72,6 +76,7 @@ class Entries:
         self.node.value.insert(len(self.node.value) if position is None else position, pair)
 
     def position(self, key: str) -> int:
+        """Returns the index of a key, which must exist."""
         position = self._position(key)
         assert position is not None
         return position
@@ -81,6 +86,7 @@ class Entries:
 
 
 def entries(node: Node | None) -> Entries | None:
+    """Returns a mapping node by its keys; None for any other node."""
     return Entries(node) if isinstance(node, MappingNode) else None
 
 
@@ -97,6 +103,7 @@ def mapping(pairs: Iterable[Pair], like: Node, *, flow: bool | None) -> MappingN
 
 
 def sequence(items: Iterable[Node], like: Node, *, flow: bool | None) -> SequenceNode:
+    """Makes a list at the place of another node."""
     return SequenceNode(
         "tag:yaml.org,2002:seq", list(items), like.start_mark, like.end_mark, flow_style=bool(flow)
     )

@@ -1,4 +1,4 @@
-"""A chunk as templates of the step see it that takes it."""
+"""Shows a chunk to the templates of the step that takes it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from noetl_dagster.playbook.templates.views import DataView, LazyMapping, ReferenceCache, as_reference
 
 ROW_COUNT = "row_count"
-"""What is noted beside the reference of a stored mapping: how many ``rows`` it has."""
+"""The number of ``rows`` of a stored mapping, noted beside its reference."""
 
 
 CHUNK_NAMES = ("rows", ROW_COUNT, "chunk_index", "has_more", "data")
-"""What a chunk has."""
+"""The names of a chunk."""
 
 
 class ChunkView(LazyMapping):
@@ -60,8 +60,11 @@ class _Rows(DataView):
 
 
 def rows_of(value: Any) -> Any:
-    """A list as it is, a table as its rows, ``rows`` of a mapping, of an http result those of its body; anything
-    else is one row, and nothing is none."""
+    """Returns the rows of a value.
+
+    They are a list itself, the rows of a table, ``rows`` of a mapping, and those of the body of an http result. None
+    has no rows; anything else is one row.
+    """
     if value is None or isinstance(value, list):
         return value or []
     if hasattr(value, "to_pylist"):
@@ -74,13 +77,13 @@ def rows_of(value: Any) -> Any:
 
 
 def noted_rows(value: Any) -> dict[str, int]:
-    """What is noted of a value beside its reference, so that its rows are counted without fetching it."""
+    """Returns the notes kept beside a value's reference, so that its rows are counted without fetching it."""
     rows = value.get("rows") if isinstance(value, Mapping) else None
     return {ROW_COUNT: len(rows)} if isinstance(rows, list) else {}
 
 
 def row_count(envelope: Mapping[str, Any]) -> int | None:
-    """How many rows a result has as a chunk; None where it would have to be fetched to know."""
+    """Returns the number of rows that a result has as a chunk; None if only fetching it would tell."""
     if envelope.get("ref") is not None:
         reference = as_reference(envelope["ref"])
         return reference.rows if reference.rows is not None else reference.extra.get(ROW_COUNT)

@@ -136,6 +136,7 @@ class UnknownName(Undefined):
 
     @property
     def missing_name(self) -> str:
+        """Returns the name that is undefined."""
         return str(self._undefined_name)
 
     @property
@@ -174,6 +175,7 @@ class ScopeContext(Context):
         self.blocks = {}
 
     def resolve_or_missing(self, key: str) -> Any:
+        """Looks up a name in the template's own variables, the scope and Jinja's globals."""
         if key in self.vars:
             return self.vars[key]
         try:
@@ -182,6 +184,7 @@ class ScopeContext(Context):
             return self.environment.globals.get(key, missing)
 
     def get_all(self) -> dict[str, Any]:
+        """Returns all names as one mapping."""
         return {**self.parent, **self.vars}
 
 
@@ -200,11 +203,13 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
         self.tests |= {name: _of_values(tests[name]) for name in _TESTS_OF_TYPES}
 
     def getattr(self, obj: Any, attribute: str) -> Any:
+        """Looks up a key, which wins over a method of the same name."""
         if isinstance(obj, (Mapping, View)):
             return self._from_mapping(obj, attribute)
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
+        """Looks up a key of a view, or subscripts any other value."""
         if isinstance(obj, View):
             return self._from_mapping(obj, argument)
         return super().getitem(obj, argument)
@@ -262,14 +267,17 @@ def first(environment: PlaybookEnvironment, value: Any) -> Any:
 
 
 def from_json(value: str | bytes) -> Any:
+    """Parses JSON."""
     return orjson.loads(value)
 
 
 def b64encode(value: Any) -> str:
+    """Encodes bytes or text in base64."""
     return base64.b64encode(value if isinstance(value, bytes) else str(value).encode()).decode()
 
 
 def b64decode(value: str) -> str:
+    """Decodes text from base64."""
     return base64.b64decode(value).decode()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 NOTHING = object()
-"""What a name that leads nowhere gives."""
+"""Marks a name that was not found."""
 
 
 def extracted_field(extracted: Mapping[str, Any], key: str, *, inside: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""``error`` as templates see it, for playbooks that know only which tool failed."""
+"""Shows ``error`` to templates, also to those that compare its kind with the name of a tool."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class SeenKind(str):
-    """``error.kind``, which also equals the name of the tool that failed: older playbooks test that.
+    """``error.kind``, which also equals the name of the tool that failed: some playbooks test that.
 
     To JSON and to everything but a comparison it is the kind alone.
     """
@@ -29,7 +29,7 @@ class SeenKind(str):
 
 
 def seen_error(error: Any) -> Any:
-    """The ``error`` part of an envelope for templates; what has no ``source``, as in older logs, as it is."""
+    """Returns the ``error`` part of an envelope for templates; an error without ``source`` as it is."""
     if isinstance(error, Mapping) and error.get("source"):
         return {**error, "kind": SeenKind(str(error.get("kind")), str(error["source"]))}
     return error

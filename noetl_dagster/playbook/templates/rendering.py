@@ -78,7 +78,7 @@ class Compiled:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether ``render`` gives a value that nobody else holds, so that it need not be copied."""
+        """Reports whether ``render`` gives a value that nothing else holds, so that it need not be copied."""
         return False
 
     def __init__(self, source: Any, names: frozenset[str] = _NO_NAMES, *, constant: bool = False) -> None:
@@ -97,7 +97,7 @@ class Compiled:
         raise NotImplementedError
 
     def render_over(self, scope: Mapping[str, Any], before: Any) -> Any:
-        """A copy of the value for who keeps it in the place of ``before``, whose parts it shares (``grown``)."""
+        """Renders a copy that reuses the unchanged parts of ``before`` (``grown``)."""
         return grown(self.render(scope), before)
 
     def evaluate(self, scope: Mapping[str, Any]) -> Any:
@@ -286,8 +286,9 @@ _LENIENT = frozenset({"default", "d", "defined", "undefined"})
 
 
 def paths_in(source: str) -> frozenset[tuple[str, ...]]:
-    """The paths that templates of a text read, such as ``("event", "payload", "row_count")``; not those of which they
-    say what becomes when they lead nowhere.
+    """Returns the paths that templates of a text read, such as ``("event", "payload", "row_count")``.
+
+    Paths that may be undefined, as in ``path | default(0)``, are left out.
 
     Raises:
         TemplateSyntaxError: it does not parse.
@@ -355,13 +356,13 @@ def _names(tree: nodes.Template) -> frozenset[str]:
 
 
 def _looks_whole(source: str) -> bool:
-    """Whether nothing but white space stands around the first and last braces."""
+    """Reports whether nothing but white space stands around the first and last braces."""
     text = source.strip()
     return text.startswith("{{") and text.endswith("}}")
 
 
 def _holds_views(value: Any) -> bool:
-    """Whether a list or mapping was made by a view, as the results of a loop are."""
+    """Reports whether a list or mapping was made by a view, as the results of a loop are."""
     if isinstance(value, dict):
         return isinstance(next(iter(value.values()), None), View)
     return isinstance(value, list) and bool(value) and isinstance(value[0], View)
@@ -417,7 +418,7 @@ class Condition:
         self.names = self._compiled.names
 
     def holds(self, scope: Mapping[str, Any]) -> bool:
-        """Whether the condition is true in ``scope``.
+        """Reports whether the condition is true in ``scope``.
 
         Raises:
             UndefinedNameError: an unknown name is compared, printed or computed with; testing its
@@ -427,7 +428,7 @@ class Condition:
 
     @property
     def is_about_failures(self) -> bool:
-        """Whether it holds of failures only: it looks at ``error`` alone, and does not hold without one.
+        """Reports whether it holds of failures only: it looks at ``error`` alone, and does not hold without one.
 
         One without any name does not say what it is about, and counts as one about failures.
         """
@@ -477,5 +478,5 @@ async def render_input(compiled: Compiled, scope: Mapping[str, Any], fetch: Fetc
 
 
 async def holds_async(condition: Condition, scope: Mapping[str, Any], fetch: Fetch) -> bool:
-    """Whether ``condition`` holds, fetching stored results as it touches them."""
+    """Reports whether ``condition`` holds, fetching stored results as it touches them."""
     return await with_references(lambda: condition.holds(scope), fetch)

@@ -11,7 +11,7 @@ from noetl_dagster.playbook.templates.rendering import Compiled, compile_value
 
 SCOPES = ("ctx", "iter", "step")
 Stored = Callable[[str, tuple[str, ...]], Any]
-"""What ``set`` has written to a scope and path; None where there is nothing."""
+"""Returns the value that ``set`` has written to a scope and path, or None."""
 
 READ_ONLY_SCOPES = frozenset({"workload", "keychain", "input", "loop", "event", "output", "results", "job"})
 
@@ -34,10 +34,12 @@ class Patch:
         target[last] = self.value
 
     def as_json(self) -> dict[str, Any]:
+        """Returns the patch as an event stores it."""
         return {"scope": self.scope, "path": list(self.path), "value": self.value}
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> Patch:
+        """Reads a patch from an event."""
         return cls(written["scope"], tuple(written["path"]), written["value"])
 
 
@@ -111,13 +113,13 @@ _OLDER_OUTPUT_NAMES = frozenset({"outcome", "response"})
 
 @dataclass(slots=True)
 class Iteration:
-    """One turn of a loop.
+    """One iteration of a loop.
 
     Attributes:
-        length: items of the loop; None when nobody knows yet, as in cursor loops.
-        values: what ``set`` wrote to ``iter``; shared with whoever runs the iteration.
-        parent: the turn of the loop around this one.
-        outer: what ``iter`` meant in the parent playbook, where a turn of its loop runs this one.
+        length: items of the loop; None if it is not known yet, as in cursor loops.
+        values: what ``set`` wrote to ``iter``; shared with the code that runs the iteration.
+        parent: the iteration of the loop around this one.
+        outer: what ``iter`` meant in the parent playbook, if an iteration of its loop runs this one.
     """
 
     iterator: str
@@ -129,7 +131,7 @@ class Iteration:
     outer: Mapping[str, Any] | None = None
 
     def as_iter(self) -> dict[str, Any]:
-        """What ``iter`` means: everything set, the item under its name, ``index`` and ``parent``."""
+        """Returns the value of ``iter``: everything set, the item under its name, ``index`` and ``parent``."""
         return {
             "item": self.item,
             **self.values,
@@ -139,7 +141,7 @@ class Iteration:
         }
 
     def as_loop(self) -> dict[str, Any]:
-        """What ``loop`` means inside an iteration. ``index`` counts from 0, like ``iter.index``."""
+        """Returns the value of ``loop`` inside an iteration. ``index`` counts from 0, like ``iter.index``."""
         return {
             "index": self.index,
             "index0": self.index,
@@ -218,7 +220,7 @@ class Scope(Mapping[str, Any]):
         values: dict[str, Any] | None = None,
         outer: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Enters a turn of a loop, inside the present one if there is one."""
+        """Enters an iteration, inside the present one if there is one."""
         own = {} if values is None else values
         turn = Iteration(iterator, item, index, length, own, self.iteration, outer)
         return self._derive(iteration=turn)
@@ -258,7 +260,7 @@ class Scope(Mapping[str, Any]):
         return derived
 
     def stored(self, scope: str, path: tuple[str, ...]) -> Any:
-        """What ``set`` has written to ``ctx``, ``iter`` or ``step`` at a path; None where there is nothing."""
+        """Returns the value that ``set`` has written to ``ctx``, ``iter`` or ``step`` at a path, or None."""
         value: Any = self.step_values
         if scope == "ctx":
             value = self.ctx
@@ -270,6 +272,7 @@ class Scope(Mapping[str, Any]):
 
     @property
     def input(self) -> Mapping[str, Any]:
+        """Returns the values of ``input``."""
         return self._input
 
     @property

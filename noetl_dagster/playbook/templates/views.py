@@ -1,4 +1,4 @@
-"""Results as templates and Python code see them: one tolerant view over every shape of envelope.
+"""Shows results to templates and Python code: one tolerant view over every shape of envelope.
 
 An envelope is a plain mapping with the keys ``status``, ``data`` (absent while only a reference is
 known), ``ref``, ``extracted``, ``error``, ``meta``, ``http`` / ``pg`` / ``py`` / ``playbook``, and
@@ -102,16 +102,20 @@ class View:
         return found
 
     def get(self, key: str, default: Any = None) -> Any:
+        """Returns the value of a key, or the default."""
         found = self._find(key)
         return default if found is NOTHING else found
 
     def keys(self) -> list[Any]:
+        """Returns the keys of the value."""
         return list(self._value().keys())
 
     def values(self) -> list[Any]:
+        """Returns the values of the value's keys."""
         return list(self._value().values())
 
     def items(self) -> list[tuple[Any, Any]]:
+        """Returns the pairs of keys and values."""
         return list(self._value().items())
 
     def __contains__(self, key: Any) -> bool:
@@ -240,7 +244,7 @@ class DataView(View):
 
     @property
     def is_rows(self) -> bool:
-        """Whether it is the rows of a stored result, which are more than anybody should hold."""
+        """Reports whether it is the rows of a stored result, which may not fit into memory."""
         return self._reference is not None and self._reference.is_rows
 
     def __len__(self) -> int:
@@ -283,6 +287,7 @@ class DataView(View):
         return find_in_data(self._value(), key) if found is NOTHING else found
 
     def plain(self) -> Any:
+        """Returns the value without views."""
         return self._value()
 
     def __repr__(self) -> str:
@@ -307,10 +312,12 @@ class ResultView(View):
 
     @property
     def envelope(self) -> Mapping[str, Any]:
+        """Returns the envelope of the result."""
         return self._envelope
 
     @property
     def is_loop(self) -> bool:
+        """Reports whether the result is a loop's."""
         return "total" in self._envelope
 
     @property
@@ -372,7 +379,7 @@ class ResultView(View):
         return DataView(value, extracted=extracted) if isinstance(value, Mapping) else value
 
     def _body(self) -> Any:
-        """What the other side answered: of http the body, of other tools the data."""
+        """Returns the response: the body of an http result, the data of any other."""
         data = self._data()
         is_answer = "http" in self._envelope and isinstance(data, DataView) and "status_code" in data
         body = data["data"] if is_answer else data
@@ -418,12 +425,12 @@ def find_in_data(data: Any, key: str) -> Any:
 
 
 def holds_key(data: Any, key: str) -> bool:
-    """Whether templates find ``key`` in the data of a result."""
+    """Reports whether templates find ``key`` in the data of a result."""
     return find_in_data(data, key) is not NOTHING
 
 
 def is_envelope(value: Any) -> bool:
-    """Whether a mapping has the shape of a task's envelope."""
+    """Reports whether a mapping has the shape of a task's envelope."""
     return (
         isinstance(value, Mapping)
         and value.get("status") in ("ok", "error")
@@ -466,7 +473,7 @@ def grown(value: Any, before: Any) -> Any:
     """Like :func:`plain`, but shares what stands in ``before`` already: appending to a list costs what is new.
 
     Args:
-        before: a value without views that nobody changes any more, such as what ``value`` replaces; it must be
+        before: a value without views that does not change any more, such as what ``value`` replaces; it must be
             held by the caller, for its parts are known by their identity.
     """
     if value is before:
@@ -493,5 +500,5 @@ def copied(value: Any) -> Any:
 
 
 def is_lazy_sequence(value: Any) -> bool:
-    """Whether a template gave a generator or the like, which can be read only once or is not JSON."""
+    """Reports whether a template gave a generator or the like, which can be read only once or is not JSON."""
     return isinstance(value, _LAZY_SEQUENCES)
