@@ -11,7 +11,7 @@ from rich.console import Console
 
 from noetl_dagster.cli.commands.executions import _pool_figures, _pool_table
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions import pooled
+from noetl_dagster.engine.executions import progress
 from noetl_dagster.engine.executions.overview import Overview, StepView, full_overview
 from noetl_dagster.engine.executions.progress import PoolView, brief, pool_views
 from noetl_dagster.events.types import Event, EventType
@@ -132,7 +132,7 @@ async def test_times_of_claims_and_ends(engine: Engine, commands: Commands) -> N
 async def test_only_the_latest_count(
     engine: Engine, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pooled, "LATEST", 10)
+    monkeypatch.setattr(progress, "LATEST", 10)
     await commands.claimed(0, [100.0] * 50)
     await commands.ended(0, [100.0] * 50)
     await commands.claimed(50, [1.0] * 10)
@@ -153,7 +153,7 @@ async def test_a_command_that_was_claimed_again_ends_once(engine: Engine, comman
 async def test_what_runs_now_hides_no_end(
     engine: Engine, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pooled, "LATEST", 10)
+    monkeypatch.setattr(progress, "LATEST", 10)
     await commands.claimed(0, [1.0] * 10)
     await commands.ended(0, [2.0] * 10)
     await commands.claimed(10, [1.0] * 30)
@@ -186,7 +186,7 @@ async def test_only_so_many_waiting_commands_are_counted(
         execution_id,
     )
     assert (await view(engine, execution_id)).waiting == 30
-    monkeypatch.setattr(pooled, "MOST_WAITING", 20)
+    monkeypatch.setattr(progress, "MOST_WAITING", 20)
     assert (await view(engine, execution_id)).waiting == 20
 
 
@@ -207,7 +207,7 @@ def test_the_table_has_a_row_for_each_step_of_the_pool() -> None:
 def test_figures_for_people() -> None:
     assert _pool_figures(PoolView(waiting=3)) == ["3", "0", "", "", "", "", ""]
     most = PoolView(
-        waiting=pooled.MOST_WAITING,
+        waiting=progress.MOST_WAITING,
         running=2,
         rate=31.2,
         queue_p50=0.0042,
