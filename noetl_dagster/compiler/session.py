@@ -98,7 +98,7 @@ class OpSession:
         """
         resource: EngineProvider = getattr(context.resources, NOETL)
         engine = resource.engine()
-        engine.runtime.elsewhere = ExternalAssets(engine.runtime, context).find
+        engine.runtime.find_external = ExternalAssets(engine.runtime, context).find
         engine.runtime.partition_of = lambda playbook, values: PlaybookPartitions(playbook).choose(values)
         engine.runtime.box.pipes = Pipes(engine.runtime.box).open
         pyspark = getattr(context.resources, PYSPARK, None)

@@ -8,7 +8,6 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from noetl_dagster.engine.children import Children
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.fanout.expand import Fanouts
 from noetl_dagster.engine.helpers import HelperProcesses
@@ -22,7 +21,7 @@ from noetl_dagster.engine.recovery.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.step import Steps
 from noetl_dagster.engine.steps.visits import VisitDrivers
-from noetl_dagster.engine.walker import Walker
+from noetl_dagster.engine.walker import Children, Walker
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.projection import BackgroundProjection, Projection
 from noetl_dagster.events.state import ExecutionState

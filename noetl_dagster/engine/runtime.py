@@ -40,7 +40,7 @@ from noetl_dagster.worker.pipeline import Pipeline
 from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.results import ResultWriter
 from noetl_dagster.worker.runner import CommandRunner, Runner
-from noetl_dagster.worker.running import Heartbeats, Leftovers
+from noetl_dagster.worker.running import ExternalCleanup, Heartbeats
 from noetl_dagster.worker.spans import trace_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Runtime:
     dispatcher: Runner | None = None
     helpers: HelperProcesses | None = None
     partition_of: Callable[[Playbook, dict[str, Any]], Partition | None] | None = None
-    elsewhere: Callable[[Key, str | None], Awaitable[dict[str, Any] | None]] | None = None
+    find_external: Callable[[Key, str | None], Awaitable[dict[str, Any] | None]] | None = None
     _programs: dict[tuple[int, bool, frozenset[tuple[str, str]]], PlaybookProgram] = field(
         default_factory=dict
     )
@@ -133,10 +133,10 @@ class Runtime:
         commands = CommandEvents(ids)
         heartbeats = Heartbeats(buffer, commands, settings.command_heartbeat_seconds)
         result_writer = ResultWriter(settings, results)
-        leftovers = Leftovers(buffer, pool)
+        cleanup = ExternalCleanup(buffer, pool)
         streams = ChunkStreams(buffer, commands, pool)
         pipeline = Pipeline(box, result_writer)
-        runner = CommandRunner(box, pipeline, buffer, commands, heartbeats, leftovers, streams)
+        runner = CommandRunner(box, pipeline, buffer, commands, heartbeats, cleanup, streams)
         return cls(
             settings=settings,
             pool=pool,

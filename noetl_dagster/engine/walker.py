@@ -1,17 +1,40 @@
-"""Drives a whole execution in one process, without Dagster: for child playbooks, tests and the command line."""
+"""Drives whole executions in one process, without Dagster: child playbooks, tests and the command line."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.executions.spark_ahead import prepare_spark
 from noetl_dagster.engine.fanout.expand import Fanouts
+from noetl_dagster.engine.interruptions import InterruptionWatch
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.regions import incoming, run_region, run_streams
 from noetl_dagster.engine.steps.step import Steps
-from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.errors import (
+    ErrorKind,
+    ExecutionCancelledError,
+    PlaybookError,
+    Problem,
+    ProblemKind,
+    ToolError,
+    WorkloadError,
+)
+from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.envelopes import Envelope
+from noetl_dagster.events.queries import CHILD_OF_COMMAND
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.playbook.assets import Partition
+from noetl_dagster.playbook.catalog import Catalog, names_version
 from noetl_dagster.playbook.graph import Region
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.templates.scope import Scope
+from noetl_dagster.playbook.templates.views import plain
+from noetl_dagster.process.tracing.trace import origin_of_child
+from noetl_dagster.tools.base import ToolCall, ToolResult
+from noetl_dagster.worker.command import CURRENT_ITEM_BYTES
 from noetl_dagster.worker.execution import Execution
 
 
@@ -65,3 +88,171 @@ class Walker:
         if execution.playbook.step(step).is_fanout:
             return (await self._fanouts.run(execution, step)).unhandled
         return (await self._steps.run(execution, step)).unhandled
+
+
+class Children:
+    """Runs child playbooks for the ``playbook`` tool."""
+
+    def __init__(
+        self, runtime: Runtime, lifecycle: Lifecycle, walker: Walker, watch: InterruptionWatch
+    ) -> None:
+        self._runtime = runtime
+        self._lifecycle = lifecycle
+        self._walker = walker
+        self._watch = watch
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        """Runs the child of a command, or resumes the one that an interrupted run of the command started.
+
+        Raises:
+            ToolError: there is no such playbook, it is invalid, it failed, or it took too long.
+        """
+        execution = await self._execution(call)
+        timeout = call.config.get("timeout")
+        try:
+            async with asyncio.timeout(float(timeout) if timeout is not None else None):
+                if execution.state.is_running:
+                    work = self._walker.run(execution)
+                    await self._watch.guard(execution.id, work, epoch=execution.state.epoch)
+        except ExecutionCancelledError as error:
+            raise ToolError(
+                f"step {call.step}: child {error}", kind="cancelled", details=_details(execution)
+            ) from None
+        except TimeoutError:
+            await self._lifecycle.cancel(execution.id, f"took longer than its timeout of {timeout} s")
+            raise ToolError(
+                f"step {call.step}: child execution {execution.id} took longer than {timeout} s; it was cancelled",
+                kind="timeout",
+                retryable=True,
+                details=_details(execution),
+            ) from None
+        state = execution.state
+        if state.status is not ExecutionStatus.COMPLETED:
+            raise ToolError(
+                f"step {call.step}: child execution {execution.id} of {execution.playbook.name!r} "
+                f"ended {state.status}: {state.error}",
+                kind=_kind_of_failure(state),
+                details=_details(execution),
+            )
+        return _result(state, call, _details(execution))
+
+    async def _execution(self, call: ToolCall) -> Execution:
+        known = await self._runtime.pool.fetchval(CHILD_OF_COMMAND, call.execution_id, call.command_id)
+        if known is not None:
+            execution = await self._runtime.load(known)
+            if execution.state.status is ExecutionStatus.COMPLETED:
+                return execution
+            return await self._lifecycle.resume(known)
+        playbook = await self._playbook(call)
+        try:
+            return await self._lifecycle.create(
+                playbook,
+                call.input,
+                parent=(call.execution_id, call.step),
+                origin={"parent_command": call.command_id, **_outer_iteration(call), **origin_of_child()},
+                partition=self._partition(playbook, call),
+            )
+        except (PlaybookError, WorkloadError) as error:
+            name = playbook.metadata.path
+            raise ToolError(f"step {call.step}: child playbook {name!r}: {error}", kind="schema") from error
+
+    def _partition(self, playbook: Playbook, call: ToolCall) -> Partition | None:
+        """Returns the partition that the child's input names, if the playbook has partitions."""
+        find = self._runtime.partition_of
+        return None if find is None or not playbook.dagster.partitions else find(playbook, call.input)
+
+    async def _playbook(self, call: ToolCall) -> Playbook:
+        path = str(call.config.get("path") or call.config.get("name") or "")
+        try:
+            return await self._of_version(path, call) or await self._of_folders(path, call)
+        except PlaybookError as error:
+            broken = [one for one in error.problems if one.kind is not ProblemKind.MISSING_PLAYBOOK]
+            what = PlaybookError(broken) if broken else error
+            kind: ErrorKind = "schema" if broken else "not_found"
+            raise ToolError(f"step {call.step}: child playbook {path!r}: {what}", kind=kind) from error
+
+    async def _of_version(self, path: str, call: ToolCall) -> Playbook | None:
+        """Returns the registered playbook of ``path@version``, or of the path with a registered ``version``."""
+        registered = self._runtime.registered
+        if names_version(path):
+            return await registered.load(path)
+        wanted = f"{path}@{call.config.get('version')}"
+        if names_version(wanted) and await registered.find(wanted) is not None:
+            return await registered.load(wanted)
+        return None
+
+    async def _of_folders(self, path: str, call: ToolCall) -> Playbook:
+        """Returns the playbook of a file, or else the one that is registered or has run under the path."""
+        looked: list[Problem] = []
+        for folder in dict.fromkeys(
+            (Path(call.folder), self._runtime.settings.playbooks_path, *_above(call.folder))
+        ):
+            try:
+                return Catalog(folder).load(path)
+            except PlaybookError as error:
+                looked += error.problems
+        found = await self._runtime.registered.that_ran(path.strip("/"))
+        if found is None:
+            raise PlaybookError(looked)
+        return found
+
+
+def _above(folder: str) -> list[Path]:
+    """Returns the folders above one, up to the working folder, which holds more than playbooks."""
+    above, here = Path(folder).resolve().parents, Path.cwd()
+    return list(above[: above.index(here)]) if here in above else []
+
+
+def _outer_iteration(call: ToolCall) -> dict[str, Any]:
+    """Returns ``iter`` of the loop that runs the child, for its ``iter.parent``.
+
+    Leaves out an item that is too large for an event; pass such an item with ``input``.
+    """
+    turn = call.scope.iteration if isinstance(call.scope, Scope) else None
+    if turn is None:
+        return {}
+    names = plain(turn.as_iter())
+    if len(encode_json(names)) > CURRENT_ITEM_BYTES:
+        names = {"index": turn.index}
+    return {"parent_iter": names}
+
+
+def _kind_of_failure(state: ExecutionState) -> ErrorKind:
+    """Returns the kind of the child's last failure."""
+    ends = sorted(state.latest.values(), key=lambda end: end.event_id, reverse=True)
+    errors = (end.envelope.get("error") for end in ends)
+    return next((error["kind"] for error in errors if error), "unknown")
+
+
+def _details(execution: Execution) -> dict[str, Any]:
+    return {"playbook": {"execution_id": str(execution.id), "path": execution.playbook.metadata.path}}
+
+
+def _result(state: ExecutionState, call: ToolCall, details: dict[str, Any]) -> ToolResult:
+    """Returns the result of ``return_step``, or else of the step that ended last."""
+    wanted = call.config.get("return_step")
+    if wanted is not None and wanted not in state.latest:
+        raise ToolError(
+            f"step {call.step}: child execution {state.execution_id} never ran its return_step {wanted!r}; "
+            f"it ran {', '.join(state.latest) or 'nothing'}",
+            kind="not_found",
+            details=details,
+        )
+    if wanted is not None:
+        envelope: Envelope = state.latest[wanted].envelope
+    else:
+        last = max(state.latest.values(), key=lambda end: end.event_id, default=None)
+        envelope = last.envelope if last is not None else {"data": None}
+    if "ref" in envelope:
+        return ToolResult(ref=envelope["ref"], details=details)
+    if "results" in envelope and "data" not in envelope:
+        return ToolResult(data=_loop_data(envelope), details=details)
+    return ToolResult(data=envelope.get("data"), details=details)
+
+
+def _loop_data(envelope: Envelope) -> dict[str, Any]:
+    results = [item.get("data", item) for item in envelope["results"]]
+    return {key: envelope.get(key) for key in ("total", "done", "failed")} | {
+        "results": results,
+        "data": results,
+    }

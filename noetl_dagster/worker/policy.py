@@ -28,14 +28,15 @@ async def matching_rule(
     for rule in program.rules:
         if rule.when is None:
             otherwise = rule
-        elif await _matches(rule.when, scope, fetch, TemplateError if failed else UndefinedNameError):
+        elif await matches(rule.when, scope, fetch, TemplateError if failed else UndefinedNameError):
             return rule
     return otherwise
 
 
-async def _matches(
-    when: Condition, scope: Mapping[str, Any], fetch: Fetch, tolerated: type[TemplateError]
+async def matches(
+    when: Condition, scope: Mapping[str, Any], fetch: Fetch, tolerated: type[TemplateError] = TemplateError
 ) -> bool:
+    """Evaluates the condition of a rule; one that uses fields that the outcome does not have is false."""
     try:
         return await holds_async(when, scope, fetch)
     except tolerated:

@@ -31,7 +31,7 @@ from noetl_dagster.worker.command import Command, CommandEvents, Outcome
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.pipeline import TASK_ERRORS, Pipeline, defect
 from noetl_dagster.worker.program import StepProgram
-from noetl_dagster.worker.running import Heartbeats, Leftovers
+from noetl_dagster.worker.running import ExternalCleanup, Heartbeats
 from noetl_dagster.worker.spans import CommandSpan, step_span
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class CommandRunner:
         buffer: EventBuffer,
         events: CommandEvents,
         heartbeats: Heartbeats,
-        leftovers: Leftovers,
+        cleanup: ExternalCleanup,
         streams: ChunkStreams,
     ) -> None:
         self._box = box
@@ -85,11 +85,11 @@ class CommandRunner:
         self._buffer = buffer
         self._events = events
         self._heartbeats = heartbeats
-        self._leftovers = leftovers
+        self._cleanup = cleanup
         self._streams = streams
         box.progress = heartbeats.tell
         box.chunks = streams
-        box.after, box.over = leftovers.keep, leftovers.is_over
+        box.after, box.over = cleanup.keep, cleanup.is_over
 
     async def run(self, call: Call, *, claimed: bool = False) -> Outcome:
         """Claims and runs an issued command and hands its end to the event buffer.
@@ -111,15 +111,15 @@ class CommandRunner:
 
     async def cleared(self, command: Command, work: Awaitable[Outcome]) -> Outcome:
         """Runs a command's work, and removes the leftovers of its tools once its end is in the log."""
-        leftovers = self._leftovers
+        cleanup = self._cleanup
         try:
             outcome = await work
         except BaseException as error:
-            if leftovers:
-                await leftovers.interrupted(command, error)
+            if cleanup:
+                await cleanup.interrupted(command, error)
             raise
-        if leftovers:
-            await leftovers.ended(command)
+        if cleanup:
+            await cleanup.ended(command)
         return outcome
 
     def span(self, execution: Execution, command: Command) -> CommandSpan | None:

@@ -98,7 +98,7 @@ ARRIVAL_SECONDS = 30.0
 ORPHANS_SECONDS = 120.0
 
 
-class Leftovers:
+class ExternalCleanup:
     """External leftovers of the commands that run in this process. False while there are none."""
 
     def __init__(self, buffer: EventBuffer, pool: asyncpg.Pool) -> None:
@@ -165,7 +165,7 @@ class Leftovers:
 async def remove_orphans(pool: asyncpg.Pool, executions: Collection[int] | None = None) -> int:
     """Removes leftovers of ended commands whose processes are gone; returns their number.
 
-    Leftovers that cannot be removed now stay for another time, with a warning.
+    ExternalCleanup that cannot be removed now stay for another time, with a warning.
 
     Args:
         executions: only of these.

@@ -14,18 +14,17 @@ from typing import Any
 
 from noetl_dagster.engine.loops.pages import Pages
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import StorageError, TemplateError, ToolError
+from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope, from_result
 from noetl_dagster.events.queries import COMMAND_DUE, COMMAND_END, SEQUENCE_ENDED
 from noetl_dagster.playbook.models import Collect, RetryRule
 from noetl_dagster.playbook.templates.failures import seen_error
-from noetl_dagster.playbook.templates.rendering import holds_async, render_async
-from noetl_dagster.playbook.templates.scope import Scope
+from noetl_dagster.playbook.templates.rendering import render_async
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.worker.chunks import stream_key
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Execution
-from noetl_dagster.worker.policy import delay_before
+from noetl_dagster.worker.policy import delay_before, matches
 from noetl_dagster.worker.program import Continuation, StepProgram
 from noetl_dagster.worker.runner import Call
 
@@ -159,7 +158,7 @@ class Attempts:
         made = sequence.made(outcome)
         for continuation in _applicable(program, outcome):
             rule = continuation.rule
-            wanted = await self._holds(continuation, scope)
+            wanted = await matches(continuation.when, scope, fetch)
             if rule.collect is not None:
                 body = await self._body(outcome.envelope)
                 await self._page(sequence, rule.collect, command, body, more=wanted)
@@ -191,12 +190,6 @@ class Attempts:
         if is_chunk and ref is not None:
             number = sequence.pages.count - 1
             await streams.publish_result(command, number, {"status": OK, "ref": ref}, more=more)
-
-    async def _holds(self, continuation: Continuation, scope: Scope) -> bool:
-        try:
-            return await holds_async(continuation.when, scope, self._runtime.results.get)
-        except TemplateError:  # it uses a field that this outcome does not have
-            return False
 
     async def _body(self, envelope: Envelope) -> Any:
         """Returns the response body: the parsed body of http, the data of other tools."""

@@ -21,7 +21,7 @@ from noetl_dagster.worker.program import StepProgram
 Kept = dict[str, Any]
 """A result as the log holds it, with its asset, partition, execution and event."""
 
-Elsewhere = Callable[[Key, str | None], Awaitable[Kept | None]]
+FindExternalResult = Callable[[Key, str | None], Awaitable[Kept | None]]
 """Finds the result of an asset that no playbook has made, or of one of its partitions; None if there is none."""
 
 
@@ -84,8 +84,8 @@ class _AssetReader:
             row = await pool.fetchrow(PARTITION_RESULT, name, partition)
         if row is not None:
             return _kept(asset, row)
-        elsewhere = self._runtime.elsewhere
-        return None if elsewhere is None else await elsewhere(asset, partition)
+        find = self._runtime.find_external
+        return None if find is None else await find(asset, partition)
 
     async def _all(self, asset: Key) -> Kept | None:
         rows = await self._runtime.pool.fetch(ASSET_PARTITIONS, key_text(asset))

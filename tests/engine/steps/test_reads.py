@@ -214,7 +214,7 @@ async def test_an_asset_of_elsewhere(made: Any, engine: Engine) -> None:
             "result": {"status": "ok", "data": {"value": 9}},
         }
 
-    engine.runtime.elsewhere = elsewhere
+    engine.runtime.find_external = elsewhere
     assert value(await made(READER % "")) == 9
 
 
