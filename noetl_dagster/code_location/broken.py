@@ -33,8 +33,8 @@ INTERVAL = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """A playbook that was left out, and why: one line a problem, with its place.
+class BrokenPlaybook:
+    """A playbook that was left out, and its problems: one on each line, with its place.
 
     Attributes:
         file: relative to the folder of the playbooks.
@@ -47,11 +47,12 @@ class Broken:
 
     @property
     def key(self) -> AssetKey:
+        """The asset that stands for the playbook in the UI."""
         return AssetKey([GROUP, *(re.sub(r"[^A-Za-z0-9_.-]+", "_", part) for part in self.file.parts)])
 
 
 def meant_by(file: Path) -> tuple[AssetKey, ...]:
-    """The assets that a playbook would make if it could be loaded, as far as its text says."""
+    """Returns the assets that a playbook would make if it could be loaded, as far as its text shows."""
     try:
         root = Document(file.read_text(encoding="utf-8-sig"), str(file)).root
     except (OSError, UnicodeDecodeError):
@@ -76,11 +77,11 @@ def meant_by(file: Path) -> tuple[AssetKey, ...]:
 
 
 def definitions_of_broken(
-    broken: Sequence[Broken], made: Collection[AssetKey] = (), among: str = ""
+    broken: Sequence[BrokenPlaybook], made: Collection[AssetKey] = (), among: str = ""
 ) -> Definitions:
-    """Placeholder assets, their checks, and the sensor that tells Dagster of the failures.
+    """Builds placeholder assets, their checks, and the sensor that reports the failures to Dagster.
 
-    Whoever reads an asset of theirs finds it: Dagster would refuse the whole code location otherwise.
+    Readers of the missing assets find a placeholder: Dagster would refuse the whole code location otherwise.
 
     Args:
         made: the assets that other playbooks make.
@@ -106,7 +107,7 @@ def definitions_of_broken(
     )
 
 
-def _check(one: Broken) -> AssetChecksDefinition:
+def _check(one: BrokenPlaybook) -> AssetChecksDefinition:
     @asset_check(asset=one.key, name=CHECK, description="The playbook can be loaded.")
     def loads() -> AssetCheckResult:
         return AssetCheckResult(
@@ -119,7 +120,7 @@ def _check(one: Broken) -> AssetChecksDefinition:
     return loads
 
 
-def _sensor(broken: Sequence[Broken], among: str) -> SensorDefinition:
+def _sensor(broken: Sequence[BrokenPlaybook], among: str) -> SensorDefinition:
     now = hashlib.sha256(repr(broken).encode()).hexdigest()
 
     @sensor(

@@ -32,7 +32,7 @@ from noetl_dagster.resources.noetl import NoetlResource
 
 
 class PlaybooksScaffoldParams(BaseModel):
-    """What ``dg scaffold defs`` may be told."""
+    """Options of ``dg scaffold defs``."""
 
     path: str = Field("playbooks", description="Folder of the playbooks, below the component's own")
 
@@ -42,9 +42,11 @@ class PlaybooksScaffolder(Scaffolder[PlaybooksScaffoldParams]):
 
     @classmethod
     def get_scaffold_params(cls) -> type[PlaybooksScaffoldParams]:
+        """Returns the model of the options."""
         return PlaybooksScaffoldParams
 
     def scaffold(self, request: ScaffoldRequest[PlaybooksScaffoldParams]) -> None:
+        """Writes the files, and keeps a playbook that exists."""
         folder = request.target_path / request.params.path
         folder.mkdir(parents=True, exist_ok=True)
         first = folder / "squares.yaml"
@@ -108,6 +110,7 @@ class PlaybooksComponent(Component, Resolvable, Model):
 
     @classmethod
     def get_spec(cls) -> ComponentTypeSpec:
+        """Describes the component to ``dg``."""
         return ComponentTypeSpec(
             description="NoETL playbooks as jobs and assets",
             tags=["noetl", "playbooks"],
@@ -115,6 +118,7 @@ class PlaybooksComponent(Component, Resolvable, Model):
         )
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
+        """Loads the playbooks of the component's folder."""
         resources = {NOETL: _resource(dumps(self.noetl, sort_keys=True))} if self.noetl else {}
         return load_playbooks(
             Path(context.path, self.path),

@@ -135,8 +135,10 @@ def default_resource() -> NoetlResource:
 def control_of(
     playbooks: Sequence[PlaybookJob], noetl: EngineProvider, among: str | None = None
 ) -> Definitions:
-    """What keeps a deployment going: upkeep and projection, once in a project, and what acts on given playbooks, the
-    recovery of executions whose process died, automation, observation and the slots of pools.
+    """Builds the sensors and schedules that keep a deployment going.
+
+    These are upkeep and projection, once in a project, and the sensors of given playbooks: recovery of executions whose
+    process died, automation, observation and the slots of pools.
 
     Args:
         among: only what acts on the playbooks, under names that this sets apart from those of others in the project.

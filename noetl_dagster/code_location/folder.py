@@ -1,4 +1,4 @@
-"""The playbooks of a folder, compiled; one that is broken takes no other with it."""
+"""The playbooks of a folder, compiled; a broken playbook does not affect the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dagster import AssetKey, AssetsDefinition
 
-from noetl_dagster.code_location.broken import Broken, meant_by
+from noetl_dagster.code_location.broken import BrokenPlaybook, meant_by
 from noetl_dagster.code_location.translation import Specs, Translation, translated
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.lineage.tables import PlaybookWriters
@@ -29,7 +29,7 @@ def load_folder(
     exclude: Sequence[str] = (),
     translation: Translation | None = None,
     beside: Sequence[AssetsDefinition] = (),
-) -> tuple[list[PlaybookJob], list[Broken]]:
+) -> tuple[list[PlaybookJob], list[BrokenPlaybook]]:
     """The playbooks of a folder, and those that were left out.
 
     Of two with one name, or with one asset, the first stays; of playbooks that read each other in a circle the last
@@ -41,17 +41,17 @@ def load_folder(
         translation: says what Dagster is to show of an asset instead of what its playbook says.
         beside: assets in Python, which may be a part of such a circle.
     """
-    broken: list[Broken] = []
+    broken: list[BrokenPlaybook] = []
     playbooks: list[Playbook] = []
     for path in find_playbooks(folder, include, exclude):
         try:
             playbooks.append(load_playbook(path))
         except PlaybookError as error:
-            broken.append(Broken(path, str(error)))
+            broken.append(BrokenPlaybook(path, str(error)))
     specs: dict[str, Specs] = {}
     if translation is not None:
         playbooks, specs, failed = translated(playbooks, translation)
-        broken += [Broken(Path(file), f"{file}: {why}") for file, why in failed.items()]
+        broken += [BrokenPlaybook(Path(file), f"{file}: {why}") for file, why in failed.items()]
     jobs: list[PlaybookJob] = []
     made = {
         playbook.asset_key(step.name): playbook.dagster.partitions
@@ -68,18 +68,18 @@ def load_folder(
         except Exception as error:  # whatever Dagster refuses of this one concerns no other
             logger.debug("playbook %s", playbook.file, exc_info=True)
             broken.append(_broken(playbook, f"Dagster refuses it: {error}"))
-    jobs = _without_circles(_without_twins(jobs, beside, broken), beside, broken)
+    jobs = _without_cycles(_without_duplicates(jobs, beside, broken), beside, broken)
     for one in broken:
         logger.error("playbook %s is left out:\n%s", one.file, one.why)
     return jobs, [replace(one, file=one.file.relative_to(folder), meant=meant_by(one.file)) for one in broken]
 
 
-def _broken(playbook: Playbook, why: str) -> Broken:
-    return Broken(Path(playbook.file), f"{playbook.file}: {why}")
+def _broken(playbook: Playbook, why: str) -> BrokenPlaybook:
+    return BrokenPlaybook(Path(playbook.file), f"{playbook.file}: {why}")
 
 
-def _without_twins(
-    jobs: Iterable[PlaybookJob], beside: Sequence[AssetsDefinition], broken: list[Broken]
+def _without_duplicates(
+    jobs: Iterable[PlaybookJob], beside: Sequence[AssetsDefinition], broken: list[BrokenPlaybook]
 ) -> list[PlaybookJob]:
     names: dict[str, str] = {}
     keys = {key: "an asset in Python" for assets in beside for key in assets.keys}
@@ -103,8 +103,8 @@ def _without_twins(
     return kept
 
 
-def _without_circles(
-    jobs: list[PlaybookJob], beside: Sequence[AssetsDefinition], broken: list[Broken]
+def _without_cycles(
+    jobs: list[PlaybookJob], beside: Sequence[AssetsDefinition], broken: list[BrokenPlaybook]
 ) -> list[PlaybookJob]:
     """Leaves out the last playbook of each circle: Dagster runs a playbook as one, and would refuse them all."""
     upstream = {name: reads for assets in beside for name, reads in _reads_beside(assets).items()}

@@ -60,8 +60,9 @@ def _sources(jobs: Sequence[PlaybookJob], noetl: EngineProvider) -> list[SourceA
 
 
 def resources_of(noetl: EngineProvider, *, spark: bool = True) -> dict[str, object]:
-    """The resources that compiled playbooks require: of one engine the same objects every time, since Definitions
-    that are merged may share a name for nothing else.
+    """Returns the resources that compiled playbooks require: the same objects for one engine.
+
+    Definitions that are merged may share a resource only as one object.
 
     Args:
         spark: with the Spark session, whose packages take a while to import.

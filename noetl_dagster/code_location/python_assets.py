@@ -33,8 +33,10 @@ _CHECK = re.compile(r"\b(multi_)?asset_check\b")
 
 
 def definitions_in_python(folder: Path) -> Definitions:
-    """Assets, checks and jobs of the files below a folder. A file that does not load is left out, with its
-    error in the log: it must not take the playbooks with it."""
+    """Returns the assets, checks and jobs of the files below a folder.
+
+    A file that does not load is left out, with its error in the log, and the playbooks load without it.
+    """
     found = []
     for path in files_below(folder, PATTERN):
         with _left_out_if_broken(path):
@@ -43,7 +45,7 @@ def definitions_in_python(folder: Path) -> Definitions:
 
 
 def checks_in_python(folder: Path, assets: Collection[AssetKey]) -> list[AssetChecksDefinition]:
-    """Checks in the files below a folder that are about given assets and nothing else.
+    """Returns the checks in the files below a folder that are only about given assets.
 
     Files that have none are not imported: what they import may take a while.
     """
@@ -56,7 +58,7 @@ def checks_in_python(folder: Path, assets: Collection[AssetKey]) -> list[AssetCh
 
 
 def has_assets_in_python(folder: Path) -> bool:
-    """Whether there is any such file below a folder."""
+    """Reports whether there is any such file below a folder."""
     return bool(files_below(folder, PATTERN))
 
 

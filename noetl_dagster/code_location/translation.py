@@ -35,8 +35,12 @@ Specs = Mapping[str, AssetSpec]
 def translated(
     playbooks: Iterable[Playbook], translation: Translation
 ) -> tuple[list[Playbook], dict[str, Specs], dict[str, str]]:
-    """Playbooks that know the new keys, their own and those that they read; what to show of each, by its file; and
-    why some could not be translated, by their file."""
+    """Translates the assets of playbooks.
+
+    Returns:
+        The playbooks with the new keys of their own assets and of those that they read; the descriptions of their
+        assets, by file; and the errors of playbooks that could not be translated, by file.
+    """
     specs: dict[str, Specs] = {}
     own: dict[str, dict[str, str]] = {}
     failed: dict[str, str] = {}

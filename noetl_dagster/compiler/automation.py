@@ -40,18 +40,24 @@ from noetl_dagster.tools.access.credentials import CredentialType
 POOLS_INTERVAL = 60
 
 
-class Automated(Protocol):
-    """A compiled playbook."""
+class CompiledPlaybook(Protocol):
+    """A playbook and its assets."""
 
     @property
-    def playbook(self) -> Playbook: ...
+    def playbook(self) -> Playbook:
+        """The playbook."""
+        ...
 
     @property
-    def assets(self) -> AssetsDefinition | None: ...
+    def assets(self) -> AssetsDefinition | None:
+        """Its assets; None if it has none."""
+        ...
 
 
-def build_automation_sensor(jobs: Sequence[Automated], among: str | None = None) -> SensorDefinition | None:
-    """The sensor that asks for assets of playbooks with ``automation``; it runs without anybody's click.
+def build_automation_sensor(
+    jobs: Sequence[CompiledPlaybook], among: str | None = None
+) -> SensorDefinition | None:
+    """Builds the sensor that requests assets of playbooks with ``automation``. It runs by default.
 
     Args:
         among: the jobs are some of the project's.
@@ -72,7 +78,7 @@ def build_automation_sensor(jobs: Sequence[Automated], among: str | None = None)
 
 
 def limits_of(playbooks: Iterable[Playbook]) -> dict[str, int]:
-    """Slots by pool; where playbooks say different numbers, the smallest."""
+    """Returns the slots of each pool; the smallest number if playbooks differ."""
     limits: dict[str, int] = {}
     for playbook in playbooks:
         for name, slots in playbook.dagster.pools.items():
@@ -81,7 +87,7 @@ def limits_of(playbooks: Iterable[Playbook]) -> dict[str, int]:
 
 
 def set_limits(instance: DagsterInstance, limits: dict[str, int]) -> list[str]:
-    """Tells Dagster the slots of pools; gives those that were not so yet."""
+    """Sets the slots of Dagster's pools; returns the pools that were changed."""
     storage = instance.event_log_storage
     if not limits or not storage.supports_global_concurrency_limits:
         return []
@@ -93,7 +99,7 @@ def set_limits(instance: DagsterInstance, limits: dict[str, int]) -> list[str]:
 
 
 def build_pool_sensor(playbooks: Sequence[Playbook], among: str | None = None) -> SensorDefinition | None:
-    """A sensor that keeps the limits of Dagster's pools as the playbooks say; None where none says any.
+    """Builds a sensor that keeps the limits of Dagster's pools as playbooks set them; None if none sets any.
 
     Args:
         among: the playbooks are some of the project's.
@@ -104,7 +110,7 @@ def build_pool_sensor(playbooks: Sequence[Playbook], among: str | None = None) -
 
     @sensor(
         name=sensor_name("noetl_pools", among),
-        description="Keeps the slots of concurrency pools as the playbooks say.",
+        description="Keeps the slots of concurrency pools as the playbooks set them.",
         minimum_interval_seconds=POOLS_INTERVAL,
         default_status=DefaultSensorStatus.RUNNING,
     )
@@ -132,17 +138,17 @@ FROM pg_class AS relation WHERE relation.oid = $1::text::regclass
 
 
 class Observed(NamedTuple):
-    """How a source is now; ``version`` changes with its content."""
+    """The state of a source; ``version`` changes with its content."""
 
     version: str
     metadata: dict[str, Any]
 
 
 async def observe(runtime: Runtime, spec: ObservationSpec) -> Observed:
-    """Looks at a source.
+    """Observes a source.
 
     Raises:
-        NoetlError: it cannot be reached, or is not there.
+        NoetlError: the source cannot be reached, or does not exist.
     """
     if spec.table is not None:
         return await _table(runtime, spec, spec.table)
@@ -184,7 +190,7 @@ async def _table(runtime: Runtime, spec: ObservationSpec, table: str) -> Observe
 
 
 def source_assets(playbook: Playbook, noetl: EngineProvider) -> list[SourceAsset]:
-    """The sources of a playbook as assets that can be observed."""
+    """Returns the sources of a playbook as observable assets."""
     return [_source_asset(playbook, spec, noetl) for spec in playbook.dagster.observe]
 
 
@@ -204,7 +210,7 @@ def _source_asset(playbook: Playbook, spec: ObservationSpec, noetl: EngineProvid
 def build_observation_sensor(
     playbooks: Sequence[Playbook], noetl: EngineProvider, among: str | None = None
 ) -> SensorDefinition | None:
-    """A sensor that looks at every source when it is due, without a run; None where there are no sources.
+    """Builds a sensor that observes every source when it is due, without a run; None without sources.
 
     Args:
         among: the playbooks are some of the project's.

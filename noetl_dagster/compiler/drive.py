@@ -51,7 +51,7 @@ def drive(
     When the run is terminated the work is cancelled, and so is the execution.
     """
     future: Future[T] = asyncio.run_coroutine_threadsafe(work, background_loop())
-    reporter = _Reporter(context, engine, execution_id, step, stream)
+    reporter = _ProgressReporter(context, engine, execution_id, step, stream)
     try:
         while True:
             try:
@@ -74,15 +74,14 @@ def drive(
             try:
                 # first, so that the work finds in the log why it ends
                 if _cancel_if_terminated(context, engine, execution_id):
-                    _let_end(future)
+                    _await_cleanup(future)
             finally:
                 future.cancel()
         raise
 
 
-class _Reporter:
-    """Tells how far a step is, its loop and what its tools say: in the run's log, and in a tag that the run's
-    page shows."""
+class _ProgressReporter:
+    """Reports the progress of a step, its loop and its tools: in the run's log, and in a tag on the run's page."""
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class _Reporter:
         self._step = step
         self._pace = Pace()
         self._started = time.monotonic()
-        self._said = ""
+        self._reported = ""
         self._due = self._started + REPORT_SECONDS
         self._warned: str | None = None
 
@@ -108,12 +107,12 @@ class _Reporter:
             self.report()
 
     def finish(self) -> None:
-        """Says how it ended, where anything was said before: the tag outlives the work."""
-        if self._said or self._stream:
+        """Reports the end if anything was reported before, since the tag outlives the work."""
+        if self._reported or self._stream:
             self.report()
 
     def _warn_of_pool(self) -> None:
-        """Once each time that the pool of the step's commands is found without workers."""
+        """Warns once each time that the pool of the step's commands has no workers."""
         lonely = self._engine.dispatcher.unattended(self._execution_id, self._step)
         if lonely is not None and lonely != self._warned:
             self._context.log.warning(f"step {self._step} waits: {lonely}")
@@ -132,22 +131,22 @@ class _Reporter:
         if self._stream:
             said = run_sync(stream_progress(pool, self._execution_id, self._stream))
         else:
-            said = self._loop_said(mine[-1], now) if mine else f"{self._step}: {note}" if note else ""
-        if not said or said == self._said:
+            said = self._describe_loop(mine[-1], now) if mine else f"{self._step}: {note}" if note else ""
+        if not said or said == self._reported:
             return
-        self._said = said
+        self._reported = said
         self._context.log.info(f"{said} after {now - self._started:.0f} s")
-        tag = _together(found) or said
+        tag = _describe_concurrent_loops(found) or said
         self._context.instance.add_run_tags(self._context.run_id, {PROGRESS_TAG: tag[:TAG_CHARACTERS]})
 
-    def _loop_said(self, progress: LoopProgress, now: float) -> str:
+    def _describe_loop(self, progress: LoopProgress, now: float) -> str:
         self._pace.see(progress.ended, now)
         pace = self._pace.describe(progress.total) if progress.ended < progress.total else ""
         return f"{progress}, {pace}" if pace else str(progress)
 
 
-def _together(found: Sequence[LoopProgress]) -> str:
-    """How far the loops are that run at the same time; empty for one alone, which says more."""
+def _describe_concurrent_loops(found: Sequence[LoopProgress]) -> str:
+    """Describes the progress of loops that run at the same time; empty for one alone, which has more detail."""
     running = [progress for progress in found if progress.ended < progress.total]
     if len(running) < 2:
         return ""
@@ -163,7 +162,7 @@ def _cancel_if_terminated(context: OpExecutionContext, engine: Engine, execution
     return True
 
 
-def _let_end(work: Future[Any]) -> None:
-    """Lets work of a cancelled execution end, which hears of it: tools take back what they have outside."""
+def _await_cleanup(work: Future[Any]) -> None:
+    """Waits a while for work of a cancelled execution: tools remove what they have started outside."""
     with suppress(NotYet, CancelledError):
         work.exception(END_SECONDS)

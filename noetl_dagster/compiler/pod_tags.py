@@ -17,14 +17,14 @@ CONFIG_TAG = "dagster-k8s/config"
 
 
 def run_tags(playbook: Playbook) -> dict[str, str]:
-    """Tags of a playbook's runs; none where it says nothing of their pods."""
+    """Returns the tags of a playbook's runs; none if it does not configure their pods."""
     if playbook.pod is None:
         return {}
     return {CONFIG_TAG: _checked(playbook.pod, Place(playbook.file, 1), "executor")}
 
 
 def op_tags(playbook: Playbook, steps: Iterable[str]) -> dict[str, str]:
-    """Tags of the op of some steps; none where none of them asks for a pod.
+    """Returns the tags of the op of some steps; none if none of them asks for a pod.
 
     Steps that share an op share its pod: the checks refuse a playbook in which two of them ask for others.
     """
@@ -37,7 +37,7 @@ def op_tags(playbook: Playbook, steps: Iterable[str]) -> dict[str, str]:
 
 
 def config_of(pod: Pod) -> dict[str, Any]:
-    """A pod as ``dagster-k8s`` takes it: parts of a container, of a pod's spec and of its metadata."""
+    """Returns a pod as ``dagster-k8s`` reads it: parts of a container, of a pod's spec and of its metadata."""
     amounts = {"cpu": pod.cpu, "memory": pod.memory, "ephemeral-storage": pod.ephemeral_storage}
     devices = {name: str(number) for name, number in (pod.gpu or {}).items()}
     # one that is not said would come from where runs are launched, and may contradict the other
@@ -48,7 +48,7 @@ def config_of(pod: Pod) -> dict[str, Any]:
     container = {
         "image": pod.image,
         "image_pull_policy": pod.image_pull_policy,
-        "resources": _said({"requests": {**requests, **devices}, "limits": {**limits, **devices}}),
+        "resources": _without_empty({"requests": {**requests, **devices}, "limits": {**limits, **devices}}),
         "env": [{"name": name, "value": value} for name, value in (pod.env or {}).items()],
         "env_from": sources,
     }
@@ -60,14 +60,14 @@ def config_of(pod: Pod) -> dict[str, Any]:
     }
     metadata = {"labels": pod.labels, "annotations": pod.annotations}
     parts = {
-        "container_config": _said(container),
-        "pod_spec_config": _said(spec),
-        "pod_template_spec_metadata": _said(metadata),
+        "container_config": _without_empty(container),
+        "pod_spec_config": _without_empty(spec),
+        "pod_template_spec_metadata": _without_empty(metadata),
     }
-    return _said(parts)
+    return _without_empty(parts)
 
 
-def _said(fields: dict[str, Any]) -> dict[str, Any]:
+def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 

@@ -19,21 +19,22 @@ from noetl_dagster.playbook.models import Step
 logger = logging.getLogger(__name__)
 
 ROWS_LOOKED_AT = 100
-"""Rows of a result that is a list of mappings which say what columns it has."""
+"""Rows that are read for the columns of a result that is a list of mappings."""
 
 _JSON: Mapping[type, str] = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
 
 _READER = "noetl_dagster.compiler.lineage.steps"
-"""Imports a parser of SQL, which takes a tenth of a second: only where a step has SQL, and while that runs."""
+"""Imports an SQL parser, which takes a tenth of a second: only for steps with SQL, and while these run."""
 
 
 def prepare_lineage(step: Step) -> None:
-    """Imports what the end of a step with SQL will need, beside the step's work."""
+    """Imports the SQL parser for the end of a step with SQL, while the step runs."""
     if has_sql(step):
         threading.Thread(target=import_module, args=[_READER], name="noetl-lineage", daemon=True).start()
 
 
 def has_sql(step: Step) -> bool:
+    """Reports whether a task of a step runs SQL from the playbook."""
     return any(task.kind in SQL_KINDS and task.config.get("command") is not None for task in step.tasks)
 
 
@@ -51,7 +52,7 @@ def lineage_metadata(plan: PlaybookPlan, step: Step, end: StepEnd, state: Execut
         kept = state.reads.get((name, end.visit if name == step.name else 1), {}).get(read)
         return columns_of(from_result(kept["result"])) if kept is not None and "result" in kept else None
 
-    seen = reader.Seen(
+    seen = reader.KnownColumns(
         workload=state.workload,
         hidden=frozenset(state.ctx),
         result_columns=result_columns,
@@ -60,7 +61,7 @@ def lineage_metadata(plan: PlaybookPlan, step: Step, end: StepEnd, state: Execut
     )
     try:
         found = reader.column_lineage(plan.playbook, step, seen)
-    except Exception:  # it is for people: what is wrong with it is no failure of the step
+    except Exception:  # lineage is for people: an error in it must not fail the step
         logger.debug("step %s of %s has no column lineage", step.name, plan.playbook.name, exc_info=True)
         return {}
     if not found:
@@ -75,7 +76,7 @@ def lineage_metadata(plan: PlaybookPlan, step: Step, end: StepEnd, state: Execut
 
 
 def rows_metadata(envelope: Envelope, *, partitioned: bool) -> dict[str, Any]:
-    """Number and columns of the rows of a result that stands in the log; of others their reference knows."""
+    """Returns the number and columns of a result's rows in the log; references have those of other results."""
     data = envelope.get("data")
     rows = data.get("rows") if isinstance(data, Mapping) else None
     names = columns_of(envelope)
@@ -89,14 +90,14 @@ def rows_metadata(envelope: Envelope, *, partitioned: bool) -> dict[str, Any]:
 
 
 def _kind_of(column: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """What JSON calls the column's values."""
+    """Returns JSON's names for the types of a column's values."""
     values = (row.get(column) for row in rows[:ROWS_LOOKED_AT])
     kinds = {_JSON.get(type(value), "object") for value in values if value is not None}
     return " or ".join(sorted(kinds)) or "unknown"
 
 
 def columns_of(envelope: Envelope, task: str | None = None) -> Sequence[str] | None:
-    """The columns of a result, where it says them or is small enough to stand in the log.
+    """Returns the columns of a result, if they are known or the result is small enough to be in the log.
 
     Args:
         task: one of the step's tasks; default: the whole.
@@ -119,6 +120,3 @@ def columns_of(envelope: Envelope, task: str | None = None) -> Sequence[str] | N
     if not isinstance(data, list) or not data or not all(isinstance(row, Mapping) for row in data):
         return None
     return list(dict.fromkeys(str(name) for row in data[:ROWS_LOOKED_AT] for name in row))
-
-
-__all__ = ["columns_of", "has_sql", "lineage_metadata", "prepare_lineage", "rows_metadata"]

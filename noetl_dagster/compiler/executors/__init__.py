@@ -1,7 +1,6 @@
-"""Dagster executors that any job may use, and Dagster's storages for them.
+"""Dagster executors that any job may use, and the executor and storages of playbook jobs.
 
-Gives ``threaded_executor``, ready steps side by side on threads of the run's own process, to the compiler and to
-projects of others, and ``dagster.yaml`` its storage. Stands on ``embedded``.
+``threaded_executor`` runs ready steps side by side on threads of the run's own process.
 """
 
 from noetl_dagster.compiler.executors.threaded import threaded_executor

@@ -38,7 +38,7 @@ from noetl_dagster.dagster_internals import (
 logger = logging.getLogger(__name__)
 
 POD_TAG = "noetl/pod"
-"""Op tag of a step that asks for a pod of its own; the value says whose it is."""
+"""Op tag of a step that asks for a pod of its own; the value is the name of its playbook."""
 
 POLL_SECONDS = 1.0
 """The run's log is read so often, once for all steps that have pods."""
@@ -69,13 +69,14 @@ _ENDS = frozenset(
 
 
 def wants_pod(step: Any) -> bool:
+    """Reports whether a step asks for a pod of its own."""
     return POD_TAG in step.tags
 
 
 def pods_of(
     job_context: Any, retries: RetryMode, beside: Callable[[Any], bool] | None = None
 ) -> StepPods | str:
-    """What makes pods for the steps of a run, or why there are none.
+    """Returns the maker of pods for the steps of a run, or the reason why there is none.
 
     Args:
         beside: called with a step's context while its pod runs, again and again, to do what must go on meanwhile;
@@ -102,7 +103,7 @@ def pods_of(
 
 
 def _bound_requests(handler: Any) -> None:
-    """Has every request of a handler end after :data:`REQUEST_SECONDS`: the clients wait for ever by themselves."""
+    """Limits every request of a handler to :data:`REQUEST_SECONDS`: by default the clients wait forever."""
     for api in (handler._api_client.batch_api, handler._api_client.core_api):
         client = api.api_client
 
@@ -115,7 +116,7 @@ def _bound_requests(handler: Any) -> None:
 
 
 def _code_origin(job_context: Any) -> Any:
-    """Where another process finds the job."""
+    """Returns the address of the job's code for another process."""
     origin = job_context.dagster_run.job_code_origin
     find = getattr(job_context.job, "get_python_origin", None)
     return origin or (None if find is None else find())
@@ -228,7 +229,7 @@ class StepPods:
         return answer
 
     def _is_terminated(self, stop: threading.Event) -> bool:
-        """Whether the run is to end: what its record says, asked until there is an answer."""
+        """Reports whether the run is to end, from its record, which is read until the storage answers."""
         instance, run_id = self._job_context.instance, self._job_context.run_id
         while not (run := self._tried("the run's record", lambda: (instance.get_run_by_id(run_id),))):
             if stop.wait(POLL_SECONDS):
@@ -324,7 +325,7 @@ class _RunLog:
         self._read_at = -POLL_SECONDS
 
     def follow(self, key: str) -> bool:
-        """Keeps what a step says from now on, without what its earlier pods have said."""
+        """Collects the events of a step from now on, without those of its earlier pods."""
         with self._lock:
             self._read()
             self._followed[key] = _Followed(self._cursor, set(self._seen))
@@ -335,7 +336,7 @@ class _RunLog:
             self._followed.pop(key, None)
 
     def of(self, key: str) -> list[DagsterEvent]:
-        """What a step has said since it was last asked."""
+        """Returns the events of a step since the last call."""
         with self._lock:
             if time.monotonic() - self._read_at >= POLL_SECONDS:
                 self._read()
@@ -345,7 +346,7 @@ class _RunLog:
         return found
 
     def has_more(self, key: str) -> bool:
-        """Whether a step has said anything that nobody has taken yet."""
+        """Reports whether a step has events that were not taken yet."""
         with self._lock:
             self._read()
             return bool(self._followed[key].waiting)

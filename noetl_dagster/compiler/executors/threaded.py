@@ -131,13 +131,20 @@ class ThreadedExecutor(Executor):
 
     @property
     def retries(self) -> RetryMode:
+        """The retry mode of the run."""
         return self._retries
 
     @property
     def step_dependency_config(self) -> StepDependencyConfig:
+        """The outputs that a step waits for."""
         return self._step_dependency_config
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
+        """Runs the steps of a run.
+
+        Raises:
+            DagsterInvariantViolationError: the run's process was lost, and Dagster asks to resume it.
+        """
         if plan_context.resume_from_failure:  # the steps that had begun are no longer known, nor their pods
             raise DagsterInvariantViolationError(
                 "the threaded executor cannot go on with a run whose process was lost; set max_resume_run_attempts "
@@ -189,7 +196,7 @@ class ThreadedExecutor(Executor):
             yield from logs.events
 
     def _pods(self, job_context: Any, execution_plan: Any) -> StepPods | None:
-        """What makes the pods that steps ask for; without a cluster one line of the log says so."""
+        """Returns the maker of the pods that steps ask for; logs a line if there is no cluster."""
         steps = map(execution_plan.get_step, execution_plan.step_handles_to_execute)
         asking = [step.key for step in steps if wants_pod(step)]
         if not asking:
@@ -217,7 +224,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """The last word of a step's thread; ``error`` is what the run must end with."""
+    """The end of a step's thread; ``error`` is the error of the whole run."""
 
     error: BaseException | None
 
@@ -249,7 +256,7 @@ class _Threads:
                 if self._stopping_since is None:
                     yield from active.plan_events_iterator(self._job_context)
         finally:
-            if self._stopping_since is None and self._running:  # whoever reads the events has gone
+            if self._stopping_since is None and self._running:  # the reader of the events has stopped
                 self._stop()
                 while self._running and self._wait_on():
                     for _ in self._next_events():
@@ -293,7 +300,7 @@ class _Threads:
         return dagster_event_sequence_for_step(step.context)
 
     def _next_events(self) -> Iterator[DagsterEvent]:
-        """What the threads have said since, or say soon."""
+        """Yields the next event of the threads, if there is one soon."""
         pause = min(POLL_SECONDS, self._active.sleep_interval() or POLL_SECONDS)
         try:
             step, said = self._events.get(timeout=max(pause, 0.001))

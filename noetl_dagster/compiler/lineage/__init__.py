@@ -1,5 +1,4 @@
-"""Column lineage of steps whose work is SQL: which column of the result was made of which columns of which assets.
+"""Column lineage of steps whose work is SQL: the asset columns from which each column of a result is made.
 
-Nothing is guessed: what cannot be known is left out. Gives the lineage of a step, and the tables that steps write,
-to the compiler. Stands on ``playbook`` and ``tools``.
+It contains only what is certain; columns with unknown sources are left out.
 """

@@ -1,4 +1,4 @@
-"""Which columns the columns of SQL are made of, by sqlglot: for statements that select, insert and create."""
+"""The source columns of SQL columns, by sqlglot: for statements that select, insert and create."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from noetl_dagster.compiler.lineage.tables import MARK
 
 logging.getLogger("sqlglot").setLevel(
     logging.CRITICAL
-)  # what it cannot read has no lineage, and nobody to tell
+)  # SQL that it cannot read has no lineage; that is no error
 
-Column = tuple[str, str]
+TableColumnName = tuple[str, str]
 """A table's name, as its database compares it, and one of its columns."""
 
-Columns = dict[str, frozenset[Column]]
-"""What each column is made of."""
+Columns = dict[str, frozenset[TableColumnName]]
+"""The source columns of each column."""
 
 LONGEST = 100_000
-"""Characters of a script up to which it is read: longer ones are data, not questions."""
+"""Longer scripts, in characters, are not read: they are data rather than queries."""
 
 KEPT = 256
 
 
 @dataclass(slots=True)
 class Script:
-    """What the statements of a script come to.
+    """The lineage of a script's statements.
 
     Attributes:
-        result: of the rows of its last statement that selects; None where there is none, or nobody can tell.
+        result: of the rows of its last statement that selects; None if there is none, or if it is unknown.
         tables: of each table that it fills, by name.
     """
 
@@ -57,7 +57,7 @@ def script_of(
         result: the columns that the script's rows turned out to have.
 
     Returns:
-        What is certain; an empty ``Script`` for what sqlglot cannot read.
+        The certain lineage; an empty ``Script`` for what sqlglot cannot read.
     """
     if len(sql) > LONGEST:
         return Script()
@@ -73,7 +73,7 @@ def _script(
         statements = [one for one in sqlglot.parse(sql, read=dialect) if one is not None]
     except Exception:  # a parser's failure, of whatever kind, is no failure of the step
         return Script()
-    reader = _Reader(dialect, dict(known))
+    reader = _ScriptReader(dialect, dict(known))
     selecting = [one for one in statements if isinstance(one, exp.Query)]
     for statement in statements:
         rows = result if selecting and statement is selecting[-1] else None
@@ -85,7 +85,7 @@ def _script(
 
 
 class _Unknown(Exception):
-    """Nobody can tell."""
+    """The lineage cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,13 @@ class _Selected:
             but not in which order.
     """
 
-    columns: list[tuple[str, frozenset[Column]]]
+    columns: list[tuple[str, frozenset[TableColumnName]]]
     whole: bool
     placed: bool
 
 
-class _Reader:
-    """Reads one statement after another; what a script makes itself is looked through."""
+class _ScriptReader:
+    """Reads one statement after another; tables that the script itself makes are resolved to their sources."""
 
     def __init__(self, dialect: str, known: dict[str, tuple[str, ...]]) -> None:
         self.script = Script()
@@ -127,7 +127,7 @@ class _Reader:
                     self._made.pop(_name_of(normalize_identifiers(table.copy(), dialect=self._dialect)), None)
 
     def forget(self, statement: exp.Expr) -> None:
-        """What a statement that cannot be read would have made is unknown from here on."""
+        """Marks the result of a statement that cannot be read as unknown."""
         if isinstance(statement, exp.Query):
             self.script.result = None
         elif isinstance(statement, exp.Insert | exp.Create):
@@ -200,10 +200,10 @@ class _Reader:
         return _name_of(target), columns
 
     def _query(self, query: exp.Query, rows: Sequence[str] | None) -> _Selected:
-        return _Reading(query, self._dialect, self._known, self._made, rows).selected()
+        return _QueryReader(query, self._dialect, self._known, self._made, rows).selected()
 
 
-class _Reading:
+class _QueryReader:
     """The columns of one query.
 
     Tables get names of their own first, so that schemas, quotes and catalogs are one thing to sqlglot.
@@ -273,9 +273,9 @@ class _Reading:
                 raise _Unknown
 
     def _renamed(self) -> dict[str, str]:
-        """Gives every table outside of the query a name of its own; what was which table."""
+        """Gives every table outside of the query a name of its own; returns the original names."""
         if any(not isinstance(one.this, exp.Query) for one in self._query.find_all(exp.CTE)):
-            raise _Unknown  # what a statement that changes rows returns
+            raise _Unknown  # rows that a changing statement returns
         names: dict[str, str] = {}
         seen: set[int] = set()
         for scope in traverse_scope(self._query):
@@ -311,7 +311,7 @@ class _Reading:
         name = tables[0].name
         return name if name in self._tables else None
 
-    def _sources(self, node: Node) -> Iterator[Column]:
+    def _sources(self, node: Node) -> Iterator[TableColumnName]:
         """The columns of tables at the ends of a graph of lineage."""
         for above, leaf in _ends(node):
             own = leaf.expression.name if isinstance(leaf.expression, exp.Table) else ""
@@ -327,7 +327,7 @@ class _Reading:
                 continue  # a whole row, most likely
             yield from self._behind(self._tables[own], column if spelled is None else spelled[column])
 
-    def _behind(self, table: str, column: str) -> Iterable[Column]:
+    def _behind(self, table: str, column: str) -> Iterable[TableColumnName]:
         if MARK in table:
             return ()
         if table in self._made:
@@ -355,7 +355,7 @@ def _ends(node: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _column_of(above: Node, leaf: Node) -> str | None:
-    """The column that an end of a graph stands for; None where it cannot be told."""
+    """The column that an end of a graph stands for; None if that is unknown."""
     column = exp.to_column(leaf.name) if leaf.name not in ("", "*") else None
     if column is not None and column.name not in ("", "*"):
         return str(column.name)

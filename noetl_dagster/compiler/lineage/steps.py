@@ -1,4 +1,4 @@
-"""Column lineage of a step: of its result, or of the table that it fills, down to the assets that it reads."""
+"""TableColumnName lineage of a step: of its result, or of the table that it fills, down to the assets that it reads."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from noetl_dagster.compiler.lineage.columns import Column, Columns, script_of
+from noetl_dagster.compiler.lineage.columns import Columns, TableColumnName, script_of
 from noetl_dagster.compiler.lineage.tables import (
     MARK,
-    Table,
     Writers,
+    WrittenTable,
     folded,
     no_writers,
     place_of,
@@ -43,8 +43,8 @@ def _nothing(*names: str) -> Sequence[str] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What an execution knows beside the playbook.
+class KnownColumns:
+    """Facts of an execution that the playbook does not contain.
 
     Attributes:
         workload: its own.
@@ -63,7 +63,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """What a name in SQL stands for: an asset, or rows on the way whose columns are made of those of assets."""
+    """The meaning of a name in SQL: an asset, or intermediate rows whose columns come from those of assets."""
 
     columns: Sequence[str] | None
     asset: Key | None = None
@@ -77,27 +77,27 @@ class _Named:
 
 @dataclass(slots=True)
 class _Done:
-    """What the tasks of a step so far come to."""
+    """The lineage of the step's tasks so far."""
 
     results: dict[str, AssetColumns | None] = field(default_factory=dict)
     tables: dict[str, AssetColumns] = field(default_factory=dict)
 
 
-def column_lineage(playbook: Playbook, step: Step, seen: Seen) -> AssetColumns:
-    """What the columns of a step's asset are made of; columns of which nothing is known are left out."""
-    found = _Reader(playbook, seen).asset_columns(step)
+def column_lineage(playbook: Playbook, step: Step, seen: KnownColumns) -> AssetColumns:
+    """Returns the source columns of a step's asset; columns with unknown sources are left out."""
+    found = _StepReader(playbook, seen).asset_columns(step)
     return {column: sources for column, sources in found.items() if sources}
 
 
-class _Reader:
-    def __init__(self, playbook: Playbook, seen: Seen) -> None:
+class _StepReader:
+    def __init__(self, playbook: Playbook, seen: KnownColumns) -> None:
         self._playbook = playbook
         self._seen = seen
         self._names = {step.name for step in playbook.steps}
         self._open: list[str] = []  # steps that are being read: results may pass in circles
 
     def asset_columns(self, step: Step) -> AssetColumns:
-        """Those of the one table that a step fills, and of its result."""
+        """Returns the columns of the one table that a step fills, and of its result."""
         done = self._done(step)
         tables = list(done.tables.values())
         return {**self._result(step, done), **(tables[0] if len(tables) == 1 else {})}
@@ -134,7 +134,7 @@ class _Reader:
                 name: frozenset(chain.from_iterable(map(source, found))) for name, found in columns.items()
             }
 
-        def source(column: Column) -> Iterable[AssetColumn]:
+        def source(column: TableColumnName) -> Iterable[AssetColumn]:
             return self._sources(step, task, views, where, *column)
 
         if script.result is not None and task.output is None:
@@ -156,13 +156,13 @@ class _Reader:
         if where is None:
             return ()
         own = self._playbook.asset_key(step.name)
-        writers = self._seen.writers(Table(task.kind, where, table))
+        writers = self._seen.writers(WrittenTable(task.kind, where, table))
         return [(key, column) for key in writers if key != own]
 
     # -- names ---------------------------------------------------------------------------------------
 
     def _views(self, step: Step, task: Task, done: _Done) -> dict[str, _Named]:
-        """The tables of a call that are results, by name. What stands for something else stands for nothing."""
+        """Returns the tables of a call that are results, by name. Other names have no lineage."""
         found: dict[str, _Named | None] = {}
         given = {
             **(step.input if isinstance(step.input, Mapping) else {}),
@@ -185,7 +185,7 @@ class _Reader:
         return {folded(name, task.kind): unknown if one is None else one for name, one in found.items()}
 
     def _named(self, step: Step, task: Task, name: str, done: _Done) -> _Named | None:
-        """What a template's bare name stands for, in the order in which templates look."""
+        """Returns the meaning of a template's bare name, in the order in which templates resolve names."""
         if name in done.results and name != task.name:
             return _Named(self._seen.result_columns(step.name, name), made=done.results[name] or {})
         looping = step.loop is not None and name == step.loop.iterator
@@ -224,4 +224,4 @@ def _addresses(task: Task) -> dict[str, str]:
     return {str(name): str(name) for name in ([given] if isinstance(given, str) else given)}
 
 
-__all__ = ["AssetColumns", "Seen", "column_lineage"]
+__all__ = ["AssetColumns", "KnownColumns", "column_lineage"]

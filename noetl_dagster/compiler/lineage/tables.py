@@ -31,7 +31,7 @@ _CREATE = re.compile(
 )
 
 _FILLS = re.compile(r"\b(into|overwrite|create)\b|\btable['\"]?\s*:")
-"""What the text of a playbook has, in small letters, that fills tables or observes them."""
+"""Matches the lower-case text of playbooks that fill or observe tables."""
 
 _TEMPORARY = re.compile(
     r"^\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:(?:GLOBAL|LOCAL)\s+)?TEMP(?:ORARY)?\s+TABLE\s+"
@@ -41,12 +41,12 @@ _TEMPORARY = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A table, named so that two playbooks that mean the same one say the same.
+class WrittenTable:
+    """A table, named so that two playbooks name the same table in the same way.
 
     Attributes:
         kind: ``postgres``, ``duckdb`` or ``spark``.
-        where: the credential's name, '' for the default one, or the database's file; None where nobody can know it.
+        where: the credential's name, '' for the default one, or the database's file; None if it is unknown.
         name: as the database compares it, with its schema where the playbook writes that.
     """
 
@@ -55,18 +55,19 @@ class Table:
     name: str
 
 
-Writers = Callable[[Table], Iterable[Key]]
+Writers = Callable[[WrittenTable], Iterable[Key]]
 """The assets whose steps write a table."""
 
 
-def no_writers(table: Table) -> Iterable[Key]:
+def no_writers(table: WrittenTable) -> Iterable[Key]:
+    """Returns no assets."""
     return ()
 
 
 def tables_written(
     playbook: Playbook, step: Step, workload: Mapping[str, Any] | None = None
-) -> tuple[Table, ...]:
-    """The tables that a step fills, by sinks, ``INSERT``, ``MERGE``, ``CREATE TABLE AS`` and ``transfer``.
+) -> tuple[WrittenTable, ...]:
+    """Returns the tables that a step fills, by sinks, ``INSERT``, ``MERGE``, ``CREATE TABLE AS`` and ``transfer``.
 
     Args:
         workload: of an execution; default: the playbook's own.
@@ -77,7 +78,7 @@ def tables_written(
 
 
 def visible(playbook: Playbook, step: Step, workload: Mapping[str, Any]) -> dict[str, Any]:
-    """The workload as a step's templates see it by bare names."""
+    """Returns the workload as a step's templates see it by bare names."""
     names = without(workload, step.input)
     if step.loop is not None:
         names.pop(step.loop.iterator, None)
@@ -85,13 +86,13 @@ def visible(playbook: Playbook, step: Step, workload: Mapping[str, Any]) -> dict
 
 
 def without(names: Mapping[str, Any], hiding: Any) -> dict[str, Any]:
-    """Names without those that a mapping of input hides."""
+    """Returns the names without those that a mapping of input hides."""
     hidden = hiding if isinstance(hiding, Mapping) else {}
     return {name: value for name, value in names.items() if name not in hidden}
 
 
 def place_of(playbook: Playbook, task: Task, names: Mapping[str, Any]) -> str | None:
-    """Where a task's tables are: what :class:`Table` calls ``where``."""
+    """Returns the database of a task's tables, as ``where`` of :class:`WrittenTable`."""
     match task.kind:
         case "spark":
             return ""
@@ -104,7 +105,7 @@ def place_of(playbook: Playbook, task: Task, names: Mapping[str, Any]) -> str | 
 
 
 def sql_of(task: Task, names: Mapping[str, Any]) -> str | None:
-    """The SQL of a task as one script; None where it has none in the playbook, or nobody can know it yet."""
+    """Returns the SQL of a task as one script; None if it is not in the playbook, or not known yet."""
     if task.kind not in SQL_KINDS or task.config.get("script") is not None:
         return None
     command = task.config.get("command")
@@ -114,11 +115,11 @@ def sql_of(task: Task, names: Mapping[str, Any]) -> str | None:
     return None if None in texts else ";\n".join(text for text in texts if text is not None)
 
 
-def _of_task(playbook: Playbook, task: Task, names: Mapping[str, Any]) -> Iterator[Table]:
+def _of_task(playbook: Playbook, task: Task, names: Mapping[str, Any]) -> Iterator[WrittenTable]:
     sql = sql_of(task, names)
     if sql is not None:
         where = place_of(playbook, task, names)
-        yield from (Table(task.kind, where, name) for name in _targets(sql, task.kind))
+        yield from (WrittenTable(task.kind, where, name) for name in _targets(sql, task.kind))
     for sink in (task.sink, *(rule.sink for rule in task.retry)):
         if sink is not None and sink.tool == "postgres":
             yield from _of_sink(sink, names)
@@ -126,22 +127,24 @@ def _of_task(playbook: Playbook, task: Task, names: Mapping[str, Any]) -> Iterat
         yield from _of_transfer(task.config.get("target"), names)
 
 
-def _of_sink(sink: Sink, names: Mapping[str, Any]) -> Iterator[Table]:
+def _of_sink(sink: Sink, names: Mapping[str, Any]) -> Iterator[WrittenTable]:
     where = _credential(sink.auth, names)
     table = settled_text(sink.table, names)
     if table:
-        yield Table("postgres", where, table)  # quoted as it is: a sink keeps the case
+        yield WrittenTable("postgres", where, table)  # quoted as it is: a sink keeps the case
     command = settled_text(sink.command, names)
     if command is not None:
-        yield from (Table("postgres", where, name) for name in _targets(command, "postgres"))
+        yield from (WrittenTable("postgres", where, name) for name in _targets(command, "postgres"))
 
 
-def _of_transfer(target: Any, names: Mapping[str, Any]) -> Iterator[Table]:
+def _of_transfer(target: Any, names: Mapping[str, Any]) -> Iterator[WrittenTable]:
     if not isinstance(target, Mapping) or (target.get("kind") or target.get("type")) != "postgres":
         return
     table = settled_text(target.get("table"), names)
     if table:
-        yield Table("postgres", _credential(target.get("auth", target.get("credential")), names), table)
+        yield WrittenTable(
+            "postgres", _credential(target.get("auth", target.get("credential")), names), table
+        )
 
 
 def _credential(auth: Any, names: Mapping[str, Any]) -> str | None:
@@ -152,7 +155,7 @@ def _credential(auth: Any, names: Mapping[str, Any]) -> str | None:
 
 
 def _targets(sql: str, kind: str) -> list[str]:
-    """Names of the tables that a script fills."""
+    """Returns the names of the tables that a script fills."""
     if not re.search("into|overwrite|create", sql, re.IGNORECASE):
         return []
     found: list[str] = []
@@ -167,20 +170,21 @@ def _targets(sql: str, kind: str) -> list[str]:
 
 
 def _word(part: Part, text: str) -> str:
-    """A part of SQL without comments, and without what stands in text."""
+    """Returns a part of SQL without comments, and without the content of text literals."""
     if part is Part.COMMENT:
         return " "
     return text if part is not Part.QUOTED or text.startswith('"') else "''"
 
 
 class PlaybookWriters:
-    """The writers among given playbooks; nothing is looked at before somebody asks."""
+    """Finds the writers of tables among given playbooks; reads them at the first call."""
 
     def __init__(self, playbooks: Iterable[Playbook]) -> None:
         self._playbooks = playbooks
-        self._found: dict[Table, list[Key]] | None = None
+        self._found: dict[WrittenTable, list[Key]] | None = None
 
-    def __call__(self, table: Table) -> Iterable[Key]:
+    def __call__(self, table: WrittenTable) -> Iterable[Key]:
+        """Returns the assets whose steps write a table."""
         if self._found is None:
             self._found = {}
             for playbook in self._playbooks:
@@ -190,21 +194,22 @@ class PlaybookWriters:
 
 
 class FolderWriters:
-    """The writers among the playbooks of a folder, for a run that has loaded one of them only.
+    """Finds the writers of tables in a folder of playbooks, for a run that has loaded only one of them.
 
     A playbook is read when its text has the table's name.
 
     Args:
-        own: the playbook of the run, which may stand elsewhere.
+        own: the playbook of the run, which may be outside of the folder.
     """
 
     def __init__(self, folder: Path, own: Playbook) -> None:
         self._folder = folder
         self._own = PlaybookWriters([own])
         self._texts: dict[Path, str] | None = None
-        self._made: dict[Path, list[tuple[Table, Key]]] = {}
+        self._made: dict[Path, list[tuple[WrittenTable, Key]]] = {}
 
-    def __call__(self, table: Table) -> Iterable[Key]:
+    def __call__(self, table: WrittenTable) -> Iterable[Key]:
+        """Returns the assets whose steps write a table."""
         if self._texts is None:
             self._texts = {
                 path: path.read_text(encoding="utf-8").lower() for path in find_playbooks(self._folder)
@@ -214,28 +219,28 @@ class FolderWriters:
         others = (key for path in files for made, key in self._of(path) if made == table)
         return dict.fromkeys([*self._own(table), *others])
 
-    def _of(self, path: Path) -> list[tuple[Table, Key]]:
+    def _of(self, path: Path) -> list[tuple[WrittenTable, Key]]:
         if path not in self._made:
             try:
                 self._made[path] = list(_made(load_playbook(path)))
-            except PlaybookError:  # whoever runs it hears of that
+            except PlaybookError:  # a run of that playbook reports the error
                 self._made[path] = []
         return self._made[path]
 
 
-def _made(playbook: Playbook) -> Iterator[tuple[Table, Key]]:
-    """Every table that a playbook's assets stand for: written by their steps, or observed."""
+def _made(playbook: Playbook) -> Iterator[tuple[WrittenTable, Key]]:
+    """Yields every table of a playbook's assets: written by their steps, or observed."""
     for step in playbook.steps:
         if step.is_asset:
             yield from ((table, playbook.asset_key(step.name)) for table in tables_written(playbook, step))
     for source in playbook.dagster.observe:
         if source.table is not None:
             where = _credential(source.auth, playbook.workload)
-            yield Table("postgres", where, folded(source.table, "postgres")), source.asset
+            yield WrittenTable("postgres", where, folded(source.table, "postgres")), source.asset
 
 
 MARK = "noetl_value"
-"""Stands for a template whose value is known only where the SQL runs; nothing is said of a name that has it."""
+"""Replaces templates whose values are known only at run time; names that contain it have no lineage."""
 
 _TEMPLATE = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}", re.DOTALL)
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
@@ -245,13 +250,13 @@ _PART = re.compile(r'"((?:[^"]|"")+)"|`([^`]+)`|([^".`]+)')
 
 
 def settled_text(text: Any, known: Mapping[str, Any]) -> str | None:
-    """The text with templates of known names filled in where they are identifiers, and :data:`MARK` in place of others.
+    """Fills templates of known identifiers into a text, and :data:`MARK` into all others.
 
     Args:
         known: the workload, without what other names hide.
 
     Returns:
-        None for what is no text, and where blocks of the template language decide what the text says.
+        None for values that are no text, and for text that template blocks control.
     """
     if not isinstance(text, str):
         return None
@@ -274,7 +279,7 @@ def settled_text(text: Any, known: Mapping[str, Any]) -> str | None:
 
 
 def folded(name: str, kind: str) -> str:
-    """A table's name as its database compares it: PostgreSQL keeps the case of what is quoted, others of nothing."""
+    """Returns a table's name as its database compares it: only PostgreSQL keeps the case of quoted names."""
     parts = []
     for match in _PART.finditer(name):
         quoted = match[1].replace('""', '"') if match[1] is not None else None

@@ -9,7 +9,7 @@ import pytest
 from noetl_dagster.compiler.lineage.tables import (
     FolderWriters,
     PlaybookWriters,
-    Table,
+    WrittenTable,
     settled_text,
     tables_written,
 )
@@ -80,7 +80,7 @@ WRITER = """
 
 
 def test_who_writes_a_table(tmp_path: Path) -> None:
-    table = Table("postgres", "work", "lake.orders")
+    table = WrittenTable("postgres", "work", "lake.orders")
     one = playbook(WRITER, "one")
     observer = playbook(
         "dagster: {observe: [{asset: shop/orders, table: Public.orders, auth: work}]}\n"
@@ -88,12 +88,12 @@ def test_who_writes_a_table(tmp_path: Path) -> None:
     )
     together = PlaybookWriters([one, observer])
     assert list(together(table)) == [("lake", "orders")]
-    assert list(together(Table("postgres", "work", "public.orders"))) == [("shop", "orders")]
-    assert list(together(Table("postgres", "other", "lake.orders"))) == [], (
+    assert list(together(WrittenTable("postgres", "work", "public.orders"))) == [("shop", "orders")]
+    assert list(together(WrittenTable("postgres", "other", "lake.orders"))) == [], (
         "another database may have one too"
     )
     (tmp_path / "one.yaml").write_text(text_of("one", WRITER))
     (tmp_path / "broken.yaml").write_text("kind: Playbook\nlake.orders: [\n")
     in_folder = FolderWriters(tmp_path, observer)
     assert list(in_folder(table)) == [("lake", "orders")]
-    assert list(in_folder(Table("postgres", "work", "public.orders"))) == [("shop", "orders")]
+    assert list(in_folder(WrittenTable("postgres", "work", "public.orders"))) == [("shop", "orders")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from noetl_dagster.compiler.drive import _together
+from noetl_dagster.compiler.drive import _describe_concurrent_loops
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.estimate import Estimate, Past, past_of
 from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, overview
@@ -121,4 +121,4 @@ async def test_a_loop_that_nobody_runs_yet_waits(engine: Engine, tmp_path: Path)
 )
 def test_branches_are_told_together(loops: list[tuple[str, int, int]], said: str) -> None:
     found = [LoopProgress(step, step, total, done, 0, True) for step, done, total in loops]
-    assert _together(found) == said
+    assert _describe_concurrent_loops(found) == said
