@@ -1,10 +1,4 @@
-"""The command line, ``noetl-dagster``.
-
-``app`` names the commands and says what each does with errors; the commands load when they are called.
-Gives ``main`` to the console script. Stands on ``code_location``, ``compiler``, ``embedded``, ``engine``,
-``events``, ``launcher``, ``playbook``, ``pool_worker``, ``resources``, ``scaffold``, ``service``, ``spark``,
-``storage``, ``tools``, ``transport``, ``worker``.
-"""
+"""The command line, ``noetl-dagster``: ``app`` names the commands, which are imported when they are called."""
 
 from noetl_dagster.cli.app import main
 

@@ -21,17 +21,17 @@ from noetl_dagster.process import logs
 from noetl_dagster.settings import LogFormat, get_settings
 
 
-class Place(NamedTuple):
-    """Where a command is defined, as ``module:function`` or ``module:app``, and its line in the overview."""
+class CommandPlace(NamedTuple):
+    """The definition of a command, as ``module:function`` or ``module:app``, and its line in the overview."""
 
     target: str
     help: str
 
 
 class LazyCommand(TyperCommand):
-    """Stands for a command in its group's overview, and becomes the real one when called."""
+    """Represents a command in its group's overview, and loads the real one when it is called."""
 
-    def __init__(self, name: str, place: Place) -> None:
+    def __init__(self, name: str, place: CommandPlace) -> None:
         super().__init__(name, help=place.help)
         self._target = place.target
 
@@ -52,7 +52,7 @@ class LazyCommand(TyperCommand):
 class LazyGroup(TyperGroup):
     """A group of lazy commands, in the order of :attr:`places`."""
 
-    places: ClassVar[Mapping[str, Place]] = {}
+    places: ClassVar[Mapping[str, CommandPlace]] = {}
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -67,106 +67,108 @@ COLLECT_AFTER = 20_000
 class Commands(LazyGroup):
     """The commands of ``noetl-dagster``."""
 
-    places: ClassVar[Mapping[str, Place]] = {
-        "run": Place(
+    places: ClassVar[Mapping[str, CommandPlace]] = {
+        "run": CommandPlace(
             "noetl_dagster.cli.commands.run:run",
             "Run a playbook as its Dagster job; exit code 0 when it completes, 1 when it does not.",
         ),
-        "resume": Place(
+        "resume": CommandPlace(
             "noetl_dagster.cli.commands.run:resume",
             "Go on with an execution that failed or whose process is gone; nothing that is done runs again.",
         ),
-        "status": Place(
+        "status": CommandPlace(
             "noetl_dagster.cli.commands.executions:status",
             "Show how an execution stands: its steps, the counts of its loops, and how the pool does.",
         ),
-        "events": Place(
+        "events": CommandPlace(
             "noetl_dagster.cli.commands.executions:events", "Print every event of an execution, oldest first."
         ),
-        "cancel": Place(
+        "cancel": CommandPlace(
             "noetl_dagster.cli.commands.executions:cancel",
             "Stop an execution: nothing more is issued, and running commands are told.",
         ),
-        "executions": Place("noetl_dagster.cli.commands.executions:listing", "List the newest executions."),
-        "state": Place(
+        "executions": CommandPlace(
+            "noetl_dagster.cli.commands.executions:listing", "List the newest executions."
+        ),
+        "state": CommandPlace(
             "noetl_dagster.cli.commands.state:app",
             "How far the steps of a playbook have loaded their sources (state), and where they go on.",
         ),
-        "check": Place(
+        "check": CommandPlace(
             "noetl_dagster.cli.commands.check:check",
             "Find the mistakes of playbooks without running them; exit code 1 when there are errors.",
         ),
-        "migrate": Place(
+        "migrate": CommandPlace(
             "noetl_dagster.cli.commands.authoring:migrate",
             "Rewrite playbooks in the words of today; prints what changes, and keeps comments, order and styles.",
         ),
-        "register": Place(
+        "register": CommandPlace(
             "noetl_dagster.cli.commands.catalog:register",
             "Register playbooks as versions of their paths, which then run without their files.",
         ),
-        "schema": Place(
+        "schema": CommandPlace(
             "noetl_dagster.cli.commands.check:schema",
             "Print the JSON Schema of the playbook language, for editors.",
         ),
-        "init": Place(
+        "init": CommandPlace(
             "noetl_dagster.cli.commands.authoring:init",
             "Make a project that works: a playbook, the Definitions that load it, and a test that runs it.",
         ),
-        "new": Place(
+        "new": CommandPlace(
             "noetl_dagster.cli.commands.authoring:app",
             "Write a commented start of a playbook, or of a step in one.",
         ),
-        "demo": Place(
+        "demo": CommandPlace(
             "noetl_dagster.cli.commands.demo:demo",
             "Run the patient flow against the local records API, faults included, and show what came out.",
         ),
-        "serve": Place(
+        "serve": CommandPlace(
             "noetl_dagster.cli.commands.serve:serve",
             "Serve the HTTP API that workers claim from, and take worker events from NATS, until interrupted.",
         ),
-        "worker": Place(
+        "worker": CommandPlace(
             "noetl_dagster.cli.commands.worker:worker",
             "Run commands of steps with ``dispatch: workers`` until interrupted; ends what runs before it goes.",
         ),
-        "ingest": Place(
+        "ingest": CommandPlace(
             "noetl_dagster.cli.commands.ingest:ingest",
             "Move worker events from NATS into the event log until interrupted. Any number may run at once.",
         ),
-        "project": Place(
+        "project": CommandPlace(
             "noetl_dagster.cli.commands.upkeep:project",
             "Keep noetl.execution up to date until interrupted. Any number may run at once.",
         ),
-        "replay": Place(
+        "replay": CommandPlace(
             "noetl_dagster.cli.commands.upkeep:replay", "Rebuild noetl.execution from the event log alone."
         ),
-        "reap": Place(
+        "reap": CommandPlace(
             "noetl_dagster.cli.commands.upkeep:reap",
             "Give the commands of silent workers to others, until interrupted. Any number may run at once.",
         ),
-        "maintain": Place(
+        "maintain": CommandPlace(
             "noetl_dagster.cli.commands.upkeep:maintain",
             "Make the coming months' partitions, drop old ones (NOETL_RETENTION_DAYS), delete expired results.",
         ),
-        "provision": Place(
+        "provision": CommandPlace(
             "noetl_dagster.cli.commands.provision:provision",
             "Make what a deployment needs: schema, partitions, streams, buckets, Dagster's storage. Safe twice.",
         ),
-        "missing": Place(
+        "missing": CommandPlace(
             "noetl_dagster.cli.commands.upkeep:missing",
             "List results that the log knows and whose bytes are gone; exit code 1 when there are any.",
         ),
-        "settings": Place(
+        "settings": CommandPlace(
             "noetl_dagster.cli.commands.settings:settings",
             "Show the settings of this process; secrets are hidden.",
         ),
-        "doctor": Place(
+        "doctor": CommandPlace(
             "noetl_dagster.cli.commands.settings:doctor",
             "Try every address, credential, folder and program of the settings; exit code 1 when something is wrong.",
         ),
-        "services": Place(
+        "services": CommandPlace(
             "noetl_dagster.cli.commands.services:app", "The embedded PostgreSQL, NATS and object store."
         ),
-        "records-api": Place(
+        "records-api": CommandPlace(
             "noetl_dagster.embedded.records_api.__main__:serve",
             "Serve made-up clinical records until interrupted.",
         ),

@@ -30,7 +30,7 @@ def showing(engine: Engine, execution_id: int, *, quiet: bool = False) -> Iterat
     if quiet:
         yield
         return
-    display = _Bars() if notes.is_terminal else _Lines()
+    display = _ProgressBars() if notes.is_terminal else _ProgressLines()
     ended, left = threading.Event(), _Left(engine, execution_id)
 
     def watch() -> None:
@@ -67,7 +67,9 @@ def _ended(found: Overview) -> int:
     return sum(step.status != "RUNNING" for step in found.steps)
 
 
-def _refresh(engine: Engine, execution_id: int, display: _Bars | _Lines, left: _Left | None = None) -> None:
+def _refresh(
+    engine: Engine, execution_id: int, display: _ProgressBars | _ProgressLines, left: _Left | None = None
+) -> None:
     try:
         found = run_sync(overview(engine.runtime, execution_id))
         running = any(step.status == "RUNNING" for step in found.steps)
@@ -77,7 +79,7 @@ def _refresh(engine: Engine, execution_id: int, display: _Bars | _Lines, left: _
         return
 
 
-class _Bars:
+class _ProgressBars:
     """One bar a step: iterations of a loop, or running and done."""
 
     def __init__(self) -> None:
@@ -92,7 +94,7 @@ class _Bars:
         self._tasks: dict[str, TaskID] = {}
         self._paces = Paces()
 
-    def __enter__(self) -> _Bars:
+    def __enter__(self) -> _ProgressBars:
         self._progress.start()
         self._whole = self._progress.add_task("[bold]whole", total=1, note="")
         return self
@@ -114,7 +116,7 @@ class _Bars:
                 self._progress.stop_task(task)
 
 
-class _Lines:
+class _ProgressLines:
     """One line a change, for logs."""
 
     def __init__(self) -> None:
@@ -122,7 +124,7 @@ class _Lines:
         self._at: dict[str, float] = {}
         self._paces = Paces()
 
-    def __enter__(self) -> _Lines:
+    def __enter__(self) -> _ProgressLines:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -168,6 +170,7 @@ class Paces:
         self._paces: dict[str, Pace] = {}
 
     def describe(self, loop: LoopView) -> str:
+        """Returns the pace of a loop, or what it waits for."""
         if loop.waiting:
             return "waiting"
         if 0 < loop.total <= loop.done + loop.failed:

@@ -26,6 +26,7 @@ class Session:
 
     @property
     def engine(self) -> Engine:
+        """The engine of this command."""
         return self.noetl.engine()
 
     def lead_to_dagster(self) -> None:

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.commands.settings import examine
-from noetl_dagster.cli.doctor.finding import Check, Finding, State, in_background, ok
+from noetl_dagster.cli.doctor.finding import Check, Finding, FindingState, in_background, ok
 from noetl_dagster.cli.doctor.servers import server_checks
 from noetl_dagster.embedded.servers import program
 from noetl_dagster.events.schema import SCHEMA_VERSION
@@ -73,12 +73,12 @@ async def test_the_collector_of_traces(settings: Settings, closed_port: int) -> 
     with collecting() as collector:
         there = await found(settings, tracing_endpoint=collector.url)
     away = await found(settings, tracing_endpoint=f"http://user:{SECRET}@127.0.0.1:{closed_port}")
-    assert there["traces"].state is State.OK
-    assert away["traces"].state is State.WRONG
+    assert there["traces"].state is FindingState.OK
+    assert away["traces"].state is FindingState.WRONG
     assert str(closed_port) in away["traces"].what
     assert "nobody answers there" in away["traces"].what
     assert SECRET not in away["traces"].what
-    assert (await found(settings))["traces"].state is State.NOT_SET
+    assert (await found(settings))["traces"].state is FindingState.NOT_SET
 
 
 def test_what_is_wrong_has_a_line_with_the_remedy_and_code_1(
@@ -115,7 +115,7 @@ async def test_wrong_ports(settings: Settings, closed_port: int) -> None:
         "HTTP API": "NOETL_SERVER_URL",
     }
     for name, setting in wanted.items():
-        assert report[name].state is State.WRONG, name
+        assert report[name].state is FindingState.WRONG, name
         assert setting in report[name].remedy
         assert "\n" not in report[name].what
     assert SECRET not in str(report)
@@ -131,13 +131,13 @@ async def test_wrong_names_and_keys(settings: Settings) -> None:
         s3_bucket="nobodys",
         default_store_tier=StoreTier.GCS,
     )
-    assert report["event log"].state is State.WRONG
+    assert report["event log"].state is FindingState.WRONG
     assert '"nobody"' in report["event log"].what
     assert "does not exist" in report["Dagster's storage"].what
     assert "access denied" in report["store minio"].what
-    assert report["store s3"].state is State.WRONG
+    assert report["store s3"].state is FindingState.WRONG
     assert report["store gcs"] == Finding(
-        State.WRONG,
+        FindingState.WRONG,
         "NOETL_DEFAULT_STORE_TIER, but not set up",
         "check NOETL_GCS_BUCKET, NOETL_GCS_ENDPOINT and GOOGLE_APPLICATION_CREDENTIALS",
     )
@@ -159,14 +159,16 @@ async def test_wrong_passwords(own_services: Settings, tmp_path: Path) -> None:
                 db_url=own_services.db_url.replace("postgres@", "locked:wrong-password@"),
                 nats_url=f"nats://noetl:wrong-password@127.0.0.1:{port}",
             )
-            return report if report["event log"].state is State.WRONG else None  # the rules are read soon
+            return (
+                report if report["event log"].state is FindingState.WRONG else None
+            )  # the rules are read soon
 
         report = await until(refused, "the password is asked for")
         assert "password" in report["event log"].what
-        assert report["NATS"].state is State.WRONG
+        assert report["NATS"].state is FindingState.WRONG
         assert "wrong-password" not in str(report)
         report = await found(own_services, nats_url=f"nats://noetl:{SECRET}@127.0.0.1:{port}")
-        assert report["NATS"].state is State.WRONG  # a server without JetStream
+        assert report["NATS"].state is FindingState.WRONG  # a server without JetStream
         assert "JetStream" in report["NATS"].what
 
 
@@ -194,8 +196,8 @@ def _nats(folder: Path) -> Iterator[int]:
 
 async def test_killed_servers(own_services: Settings) -> None:
     before = await found(own_services)
-    assert before["event log"].state is State.WARNING  # no schema yet
-    assert before["NATS"].state is State.OK
+    assert before["event log"].state is FindingState.WARNING  # no schema yet
+    assert before["NATS"].state is FindingState.OK
 
     for one in embedded.status(Settings(home=own_services.home)):
         if one.pid is not None:
@@ -204,7 +206,7 @@ async def test_killed_servers(own_services: Settings) -> None:
     async def gone() -> dict[str, Finding] | None:
         report = await found(own_services)
         away = {report[name].state for name in ("event log", "Dagster's storage", "NATS")}
-        return report if away == {State.WRONG} else None
+        return report if away == {FindingState.WRONG} else None
 
     await until(gone, "the servers are gone")
 
@@ -216,7 +218,7 @@ async def test_a_schema_of_another_version(settings: Settings) -> None:
 
     report = await found(settings)
 
-    assert report["event log"].state is State.WARNING
+    assert report["event log"].state is FindingState.WARNING
     assert "schema of an earlier version" in report["event log"].what
 
 
@@ -251,7 +253,12 @@ async def test_each_credential_is_tried(settings: Settings, tmp_path: Path, clos
 
     states = {name.removeprefix("credential "): one.state for name, one in report.items()}
     assert report["credentials"].what.startswith("7 known")
-    assert {name for name, state in states.items() if state is State.WRONG} == {"gone", "api", "odd", "lake"}
+    assert {name for name, state in states.items() if state is FindingState.WRONG} == {
+        "gone",
+        "api",
+        "odd",
+        "lake",
+    }
     assert "carrier pigeon" in report["credential odd"].what
     assert "names no server to try" in report["credential token"].what
     assert SECRET not in str(report)
@@ -266,14 +273,14 @@ async def test_a_file_of_credentials_that_cannot_be_read(
 
     report = await found(settings, credentials_file=file)
 
-    assert report["credentials"].state is State.WRONG
+    assert report["credentials"].state is FindingState.WRONG
     assert str(file) in report["credentials"].what
 
 
 async def test_the_api_and_its_token(settings: Settings) -> None:
     async with serving(settings, service_tokens=SecretStr(json.dumps({SECRET: ["worker"]}))) as service:
         right = await found(service.settings, server_token=SecretStr(SECRET))
-        assert right["HTTP API"].state is State.OK
+        assert right["HTTP API"].state is FindingState.OK
         without = await found(service.settings)
         assert "does not accept the token" in without["HTTP API"].what
         assert "NOETL_SERVER_TOKEN" in without["HTTP API"].remedy
@@ -291,14 +298,14 @@ async def test_a_check_that_never_ends_is_given_up() -> None:
 
     for run in (sleeping, blocking):
         finding = await Check("slow", run, "wait less", seconds=0.05).find()
-        assert finding == Finding(State.WRONG, "no answer within 0.05 s", "wait less")
+        assert finding == Finding(FindingState.WRONG, "no answer within 0.05 s", "wait less")
     never.set()
 
 
 async def test_folders_that_are_not_there(settings: Settings, tmp_path: Path) -> None:
     report = await found(settings, playbooks_path=tmp_path / "none", secrets_path=tmp_path / "none")
-    assert report["playbooks"].state is State.WRONG
-    assert report["secrets file"].state is State.WRONG
+    assert report["playbooks"].state is FindingState.WRONG
+    assert report["secrets file"].state is FindingState.WRONG
 
 
 def test_a_setting_that_cannot_be_read_is_named_without_its_value(environment: dict[str, str]) -> None:
@@ -322,4 +329,4 @@ def test_a_pod_without_a_token_has_no_kubernetes(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
     (check,) = (one for one in server_checks(Settings()) if one.name == "Kubernetes")
-    assert asyncio.run(check.run()).state is State.NOT_SET
+    assert asyncio.run(check.run()).state is FindingState.NOT_SET

@@ -1,6 +1,4 @@
-"""The commands, one module a family.
+"""The commands, one module for each family.
 
-Each is loaded when it is called, so that ``--help`` and ``check`` never pay for Dagster or Spark. Gives
-typer functions to ``app``, by name. Stands on ``api``, ``console``, ``doctor``, ``health``, ``progress``, ``session``,
-``service_processes`` and ``stores``.
+Each is imported when it is called, so that ``--help`` and ``check`` import neither Dagster nor Spark.
 """

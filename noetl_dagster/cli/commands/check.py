@@ -26,6 +26,8 @@ SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 class ReportFormat(StrEnum):
+    """The formats of findings."""
+
     TEXT = "text"
     GITHUB = "github"
     JSON = "json"

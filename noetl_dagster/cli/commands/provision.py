@@ -46,7 +46,9 @@ CONNECT_SECONDS = 2.0
 _DAGSTER = "check NOETL_DAGSTER_DB_URL, or dagster.yaml in DAGSTER_HOME"
 
 
-class State(StrEnum):
+class ProvisionState(StrEnum):
+    """The result of providing one thing."""
+
     MADE = "made"
     THERE = "there"
     CHANGED = "changed"
@@ -58,7 +60,7 @@ class Provided:
     """A thing that a deployment needs; ``more`` says what it is like, or why it is refused and the remedy."""
 
     thing: str
-    state: State
+    state: ProvisionState
     more: str = ""
 
     def __str__(self) -> str:
@@ -77,7 +79,7 @@ def provision(
 
 
 async def _provision(settings: Settings, deadline: float) -> bool:
-    """Prints a line for each thing as it comes; whether none was refused."""
+    """Prints a line for each thing as it is provided; reports whether none was refused."""
     well = True
     for thing, remedy, work in (
         ("event log", "check NOETL_DB_URL, and that its user may create in the database", _event_log),
@@ -88,7 +90,7 @@ async def _provision(settings: Settings, deadline: float) -> bool:
         try:
             async for one in work(settings, deadline):
                 typer.echo(str(one))
-                well = well and one.state is not State.REFUSED
+                well = well and one.state is not ProvisionState.REFUSED
         except (
             NoetlError,
             asyncpg.PostgresError,
@@ -97,7 +99,7 @@ async def _provision(settings: Settings, deadline: float) -> bool:
             OSError,
         ) as error:
             more = _words(error) if isinstance(error, NoetlError) else f"{_words(error)}; {remedy}"
-            typer.echo(str(Provided(thing, State.REFUSED, more)))
+            typer.echo(str(Provided(thing, ProvisionState.REFUSED, more)))
             well = False
     return well
 
@@ -109,12 +111,18 @@ async def _event_log(settings: Settings, deadline: float) -> AsyncIterator[Provi
     async with _locked(url, deadline) as connection:
         had = await connection.fetchval("SELECT to_regnamespace('noetl') IS NOT NULL")
     applied = await apply_schema(url)
-    state = State.THERE if not applied.changed else State.CHANGED if had else State.MADE
+    state = (
+        ProvisionState.THERE
+        if not applied.changed
+        else ProvisionState.CHANGED
+        if had
+        else ProvisionState.MADE
+    )
     yield Provided("schema noetl", state, f"version {applied.schema.number}")
     for name in applied.partitions:
-        yield Provided(f"partition noetl.{name}", State.MADE)
+        yield Provided(f"partition noetl.{name}", ProvisionState.MADE)
     if not applied.partitions:
-        yield Provided("partitions of noetl.event", State.THERE, "three months ahead")
+        yield Provided("partitions of noetl.event", ProvisionState.THERE, "three months ahead")
 
 
 async def _nats(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
@@ -128,17 +136,19 @@ async def _nats(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
             deadline, lambda: check_stream(stream, names), (nats.errors.Error,)
         )
         await _until(deadline, lambda: ensure_stream(stream, names), (nats.errors.Error,))
-        state = State.THERE if exists else State.MADE
+        state = ProvisionState.THERE if exists else ProvisionState.MADE
         yield Provided(f"stream {names.event_stream}", state, "; ".join(differences))
         there = await _has_consumer(stream, names.event_stream, names.ingest_consumer)
         await ensure_ingest_consumer(stream, names)
-        state = State.THERE if there else State.MADE
+        state = ProvisionState.THERE if there else ProvisionState.MADE
         yield Provided(f"consumer {names.ingest_consumer} of {names.event_stream}", state)
         bucket = f"{settings.nats_namespace}_results"
         there = await _has_bucket(stream, bucket)
     finally:
         await client.close()
-    yield await _store(StoreTier.KV, settings, deadline, State.THERE if there else State.MADE, bucket)
+    yield await _store(
+        StoreTier.KV, settings, deadline, ProvisionState.THERE if there else ProvisionState.MADE, bucket
+    )
 
 
 async def _stores(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
@@ -149,32 +159,34 @@ async def _stores(settings: Settings, deadline: float) -> AsyncIterator[Provided
         StoreTier.PVC: str(settings.pvc_mount_path),
     }
     for tier in configured(settings):
-        yield await _store(tier, settings, deadline, State.THERE, buckets[tier] or "")
+        yield await _store(tier, settings, deadline, ProvisionState.THERE, buckets[tier] or "")
 
 
-async def _store(tier: StoreTier, settings: Settings, deadline: float, state: State, place: str) -> Provided:
+async def _store(
+    tier: StoreTier, settings: Settings, deadline: float, state: ProvisionState, place: str
+) -> Provided:
     opened = open_tier(tier, settings, None)
     try:
         await _until(deadline, opened.ready, (TierUnavailableError, OSError))
     except StorageError as error:
-        return Provided(f"store {tier}", State.REFUSED, _words(error))
+        return Provided(f"store {tier}", ProvisionState.REFUSED, _words(error))
     finally:
         await opened.close()
     made = isinstance(opened, MakesBuckets) and opened.made_bucket
-    return Provided(f"store {tier}", State.MADE if made else state, place)
+    return Provided(f"store {tier}", ProvisionState.MADE if made else state, place)
 
 
 async def _dagster(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
     if "DAGSTER_HOME" not in os.environ:
         if settings.dagster_db_url is None:
-            yield Provided("Dagster's storage", State.THERE, "none is set: each process has its own")
+            yield Provided("Dagster's storage", ProvisionState.THERE, "none is set: each process has its own")
             return
         os.environ["DAGSTER_HOME"] = str(embedded.dagster_home(settings))
     assert settings.db_url is not None
     async with _locked(settings.db_url, deadline):
         made = settings.dagster_db_url is not None and not await _has_runs(settings.dagster_db_url, deadline)
         changed = await _until(deadline, lambda: asyncio.to_thread(_upgrade), (_NotYetError,))
-    state = State.MADE if made else State.CHANGED if changed else State.THERE
+    state = ProvisionState.MADE if made else ProvisionState.CHANGED if changed else ProvisionState.THERE
     yield Provided("Dagster's storage", state, changed)
 
 

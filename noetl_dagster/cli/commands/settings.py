@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from noetl_dagster import embedded
 from noetl_dagster.cli.commands.executions import Json
 from noetl_dagster.cli.console import console, print_json
-from noetl_dagster.cli.doctor.finding import Check, Finding, State, ok, wrong
+from noetl_dagster.cli.doctor.finding import Check, Finding, FindingState, ok, wrong
 from noetl_dagster.cli.doctor.local import program_checks, store_checks
 from noetl_dagster.cli.doctor.secrets import (
     credential_checks,
@@ -28,14 +28,19 @@ from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.tools.access.credentials import Credentials
 
-COLOURS = {State.OK: "green", State.WARNING: "yellow", State.WRONG: "red", State.NOT_SET: "dim"}
+COLOURS = {
+    FindingState.OK: "green",
+    FindingState.WARNING: "yellow",
+    FindingState.WRONG: "red",
+    FindingState.NOT_SET: "dim",
+}
 
 
 def doctor(as_json: Json = False) -> None:
     """Try every address, credential, folder and program of the settings; exit code 1 when something is wrong."""
     settings, services = _with_services(get_settings())
     found = [*services, *asyncio.run(examine(settings))]
-    healthy = all(one.state is not State.WRONG for _, one in found)
+    healthy = all(one.state is not FindingState.WRONG for _, one in found)
     if as_json:
         print_json({"ok": healthy, "checks": [_as_json(name, one) for name, one in found]})
     else:
@@ -103,6 +108,7 @@ def settings_page() -> str:
 
 
 def variable(name: str) -> str:
+    """Returns the environment variable of a setting."""
     return f"NOETL_{name.upper()}"
 
 

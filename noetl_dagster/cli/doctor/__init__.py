@@ -1,4 +1,1 @@
-"""What a deployment needs, tried: addresses, credentials, folders and programs of the settings.
-
-Gives ``examine`` to the command ``doctor``: a finding of one line for each thing. Stands on the ground floor.
-"""
+"""Checks of everything that the settings name: addresses, credentials, folders and programs."""

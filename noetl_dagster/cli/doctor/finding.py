@@ -1,4 +1,4 @@
-"""What a check finds, and how checks are run: side by side, each for a bounded time."""
+"""The findings of checks, which run side by side, each for a bounded time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SECONDS = 15.0
 """How long a check may take, unless it says otherwise."""
 
 
-class State(StrEnum):
-    """How it stands with a thing; only what is wrong makes the command fail."""
+class FindingState(StrEnum):
+    """The state of a checked thing; only ``wrong`` makes the command fail."""
 
     OK = "ok"
     WARNING = "warning"
@@ -29,25 +29,29 @@ class State(StrEnum):
 class Finding:
     """One line: what was found, and where something is wrong, what to do."""
 
-    state: State
+    state: FindingState
     what: str
     remedy: str = ""
 
 
 def ok(what: str) -> Finding:
-    return Finding(State.OK, what)
+    """Returns a finding that is fine."""
+    return Finding(FindingState.OK, what)
 
 
 def warning(what: str, remedy: str) -> Finding:
-    return Finding(State.WARNING, what, remedy)
+    """Returns a warning."""
+    return Finding(FindingState.WARNING, what, remedy)
 
 
 def wrong(what: str, remedy: str) -> Finding:
-    return Finding(State.WRONG, what, remedy)
+    """Returns a finding that makes the command fail."""
+    return Finding(FindingState.WRONG, what, remedy)
 
 
 def not_set(what: str) -> Finding:
-    return Finding(State.NOT_SET, what)
+    """Returns the finding for settings that are not set."""
+    return Finding(FindingState.NOT_SET, what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class Check:
     seconds: float = SECONDS
 
     async def find(self) -> Finding:
+        """Runs the check; errors and timeouts become findings."""
         try:
             async with asyncio.timeout(self.seconds) as limit:
                 return await self.run()
@@ -77,13 +82,13 @@ class Check:
 
 
 def _one_line(error: Exception) -> str:
-    """What an error says, without the remedy that ours end with: the check has its own."""
+    """Returns an error as one line without its remedy, since the check has its own."""
     text = " ".join(str(error).split()).partition("; check ")[0]
     return text or type(error).__name__
 
 
 async def in_background(function: Callable[[], T]) -> T:
-    """Runs what blocks in a thread that does not keep the process from ending when it never comes back."""
+    """Runs a blocking function in a thread that does not keep the process from ending if it never returns."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
@@ -108,7 +113,7 @@ async def in_background(function: Callable[[], T]) -> T:
 
 
 def place_of(url: str) -> str:
-    """Hosts, ports and path of an address: what may be shown of it."""
+    """Returns the hosts, ports and path of an address, without its secrets."""
     parts = urlsplit(url)
     return f"{parts.netloc.rpartition('@')[2] or '?'}{parts.path.rstrip('/')}"
 
@@ -117,7 +122,7 @@ async def connects(url: str, default_port: int) -> str:
     """Opens a connection to the host of an address and closes it; gives the place.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: nothing listens there.
     """
     parts = urlsplit(url)
     _, writer = await asyncio.open_connection(parts.hostname, parts.port or default_port)

@@ -40,6 +40,7 @@ LOW_BYTES, TOO_LOW_BYTES = 2 * 1024**3, 200 * 1024**2
 
 
 def store_checks(settings: Settings) -> Iterator[Check]:
+    """Returns the checks of the stores of results and of the disk."""
     for tier, remedy in STORES.items():
         yield Check(f"store {tier}", partial(_store, tier, settings), remedy, STORE_SECONDS)
     yield Check("disk", partial(_disk, settings), "check NOETL_HOME")
@@ -72,6 +73,7 @@ CONNECT_PORT, MASTER_PORT, API_PORT = 15002, 7077, 443
 
 
 def program_checks(settings: Settings) -> Iterator[Check]:
+    """Returns the checks of Spark, Java and the playbooks."""
     yield Check("Spark", partial(_spark, settings), "check NOETL_SPARK_MASTER or NOETL_SPARK_REMOTE")
     yield Check("Java", partial(_java, settings), f"install Java {OLDEST_JAVA}, or set JAVA_HOME")
     yield Check("playbooks", partial(_playbooks, settings), "check NOETL_PLAYBOOKS_PATH")

@@ -121,6 +121,8 @@ async def _bucket(settings: Settings, found: Credential) -> Finding:
 
 
 def provider_checks(settings: Settings) -> Iterator[Check]:
+    """Returns the checks of the folder of secrets and of the secret managers."""
+
     async def folder() -> Finding:
         path = settings.secrets_path
         if not path.is_dir():

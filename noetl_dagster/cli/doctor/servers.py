@@ -42,6 +42,8 @@ SERVICE_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
 def server_checks(settings: Settings) -> Iterator[Check]:
+    """Returns the checks of NATS, the HTTP API, the collector of traces and Kubernetes."""
+
     async def nats() -> Finding:
         return await _nats(settings)
 
@@ -156,6 +158,8 @@ DAGSTER_SECONDS = 60.0
 
 
 def database_checks(settings: Settings) -> Iterator[Check]:
+    """Returns the checks of the event log and of Dagster's storage."""
+
     async def event_log() -> Finding:
         return await _event_log(settings)
 
