@@ -170,7 +170,7 @@ class Commands(LazyGroup):
         ),
         "records-api": CommandPlace(
             "noetl_dagster.embedded.records_api.__main__:serve",
-            "Serve made-up clinical records until interrupted.",
+            "Serve simulated clinical records until interrupted.",
         ),
     }
 

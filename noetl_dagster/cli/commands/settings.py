@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import SecretStr
@@ -13,20 +13,15 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.commands.executions import Json
 from noetl_dagster.cli.console import console, print_json
 from noetl_dagster.cli.doctor.finding import Check, Finding, FindingState, ok, wrong
-from noetl_dagster.cli.doctor.local import program_checks, store_checks
-from noetl_dagster.cli.doctor.secrets import (
-    credential_checks,
-    hide_secrets,
-    opened_credentials,
-    provider_checks,
-)
-from noetl_dagster.cli.doctor.servers import database_checks, server_checks
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings, get_settings
-from noetl_dagster.tools.access.credentials import Credentials
+
+if TYPE_CHECKING:
+    from noetl_dagster.tools.access.credentials import Credentials
+
+Json = Annotated[bool, typer.Option("--json", help="for programs")]
 
 COLOURS = {
     FindingState.OK: "green",
@@ -127,6 +122,16 @@ def _shown(value: Any) -> str:
 
 async def examine(settings: Settings) -> list[tuple[str, Finding]]:
     """What was found of each thing, in a fixed order. No text of it holds a secret."""
+    # much to import, which ``settings`` does not need
+    from noetl_dagster.cli.doctor.local import program_checks, store_checks
+    from noetl_dagster.cli.doctor.secrets import (
+        credential_checks,
+        hide_secrets,
+        opened_credentials,
+        provider_checks,
+    )
+    from noetl_dagster.cli.doctor.servers import database_checks, server_checks
+
     async with opened_credentials(settings) as credentials:
         hide_secrets(credentials, settings)
         checks = [
