@@ -14,16 +14,18 @@ from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.worker.command import CommandEvents, Outcome
 
 
-async def main(url: str, execution_id: str, command_id: str, lease: str, name: str, folder: str) -> None:
+async def main(url: str, command_id: str, lease: str, name: str, folder: str) -> None:
     seconds, place = float(lease), Path(folder)
     pool = await open_pool(url, size=2)
     ids = Snowflake(process_node())
     handler = EventHandler(EventLog(pool, ids), seconds)
-    grant = await Claims(pool, seconds).claim(int(execution_id), command_id, name, ids.next())
-    if grant is None:
+    claims = Claims(pool, seconds)
+    if not await claims.claim(name, [ids.next()], only=[command_id]):
         (place / f"{name}.refused").touch()
         return
     (place / f"{name}.claimed").touch()
+    grant = await claims.queued(command_id)
+    assert grant is not None
     events = CommandEvents(ids, worker_id=name)
     command = grant.context.command(grant.execution_id, None)
     while not (place / f"{name}.finish").exists():

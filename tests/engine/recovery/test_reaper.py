@@ -80,7 +80,6 @@ async def start(engine: Engine, settings: Settings, tmp_path: Path) -> AsyncIter
         assert settings.db_url is not None
         arguments = [
             settings.db_url,
-            str(command.execution_id),
             command.command_id,
             str(LEASE),
             name,
@@ -155,8 +154,8 @@ async def test_a_command_that_silences_every_worker_fails(
     await enqueue(engine, command, max_attempts=2)
     claims = Claims(pool, LEASE)
     for turn in (1, 2):
-        assert await claims.claim(command.execution_id, command.command_id, f"w{turn}", ids.next())
-        assert not await claims.claim(command.execution_id, command.command_id, "thief", ids.next())
+        assert await claims.claim(f"w{turn}", [ids.next()], only=[command.command_id])
+        assert not await claims.claim("thief", [ids.next()], only=[command.command_id])
         await lease_ends_in(engine, -1.0)
         reaped = await asyncio.gather(*(reaper.reap() for reaper in reapers))
         assert sum(len(one.requeued) for one in reaped) == (turn == 1)
