@@ -46,6 +46,7 @@ class LazyCommand(TyperCommand):
         return get_command(app)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Imports the command and parses its arguments."""
         return self.load().make_context(info_name, args, parent, **extra)
 
 

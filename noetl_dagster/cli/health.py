@@ -145,6 +145,7 @@ class Health(Collector):
         return None
 
     def collect(self) -> Iterable[Metric]:
+        """Yields the metrics of this process."""
         ready, live = self.unready() is None, self.stuck() is None
         yield GaugeMetricFamily("noetl_process_ready", "Whether the process can do its work", value=ready)
         yield GaugeMetricFamily("noetl_process_live", "Whether its loops go on", value=live)

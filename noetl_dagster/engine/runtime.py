@@ -73,9 +73,7 @@ class Runtime:
     helpers: HelperProcesses | None = None
     partition_of: Callable[[Playbook, dict[str, Any]], Partition | None] | None = None
     find_external: Callable[[Key, str | None], Awaitable[dict[str, Any] | None]] | None = None
-    _programs: dict[tuple[int, bool, frozenset[tuple[str, str]]], PlaybookProgram] = field(
-        default_factory=dict
-    )
+    _programs: dict[tuple[int, frozenset[tuple[str, str]]], PlaybookProgram] = field(default_factory=dict)
 
     @classmethod
     async def open(
@@ -224,7 +222,7 @@ class Runtime:
     async def program(self, state: ExecutionState, source: Source | None = None) -> PlaybookProgram:
         """Returns the compiled playbook that an execution was started with, also if its file has changed."""
         assert state.catalog_id is not None
-        key = (state.catalog_id, state.named_pools, frozenset(state.renamed.items()))
+        key = (state.catalog_id, frozenset(state.renamed.items()))
         program = self._programs.get(key)
         if program is None:
             found = await (source or self.log.source)(state.catalog_id)
@@ -248,7 +246,7 @@ def _stored_program(found: StoredPlaybook, state: ExecutionState) -> PlaybookPro
         except ValidationError:
             pass
         else:
-            return _compiled(playbook, state)
+            return PlaybookProgram(playbook, StepGraph(playbook))
     return _program(found.content, file, state)
 
 
@@ -256,24 +254,4 @@ def _program(
     text: str, file: str, state: ExecutionState, *, workload: dict[str, Any] | None = None
 ) -> PlaybookProgram:
     playbook = parse_playbook(text, file=file, workload=workload, renamed=state.renamed)
-    return _compiled(playbook, state)
-
-
-def _compiled(playbook: Playbook, state: ExecutionState) -> PlaybookProgram:
-    if not state.named_pools:
-        playbook = _with_one_pool(playbook)
     return PlaybookProgram(playbook, StepGraph(playbook))
-
-
-def _with_one_pool(playbook: Playbook) -> Playbook:
-    """Adapts executions that began before workers had named pools: ``spec.pool`` meant Dagster's slots there."""
-    steps = tuple(
-        step.model_copy(update={"spec": step.spec.model_copy(update={"pool": None})})
-        if step.wants_workers
-        else step
-        for step in playbook.steps
-    )
-    fields = {
-        name: getattr(playbook, name) for name in Playbook.model_fields
-    }  # a copy would keep what is cached
-    return Playbook.model_construct(**fields | {"steps": steps})

@@ -146,7 +146,6 @@ class ExecutionState:
     loops: dict[tuple[str, int], list[LoopRun]] = field(default_factory=dict)
     partition: dict[str, Any] | None = None
     renamed: dict[str, str] = field(default_factory=dict)
-    named_pools: bool = False
     reads: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     settings: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     watermarks: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
@@ -194,7 +193,6 @@ class ExecutionState:
         self.workload = context.get("workload", {})
         self.partition = context.get("partition")
         self.renamed = context.get("renamed", {})
-        self.named_pools = context.get("named_pools", False)
         self.outer_iteration = event.meta.get("parent_iter")
         self.file = context.get("file", "")
         self.epoch = int(event.meta.get("epoch", 1))

@@ -35,6 +35,7 @@ class DroppedConnection(Response):
     """Announces a body and sends half of it; the server then closes the connection."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends half of the body."""
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send(

@@ -108,9 +108,6 @@ class Lifecycle:
             )
 
         context: dict[str, Any] = {"workload": effective, "path": metadata.path, "file": playbook.file}
-        context["named_pools"] = (
-            True  # spec.pool of steps that workers run is the workers' pool, not Dagster's
-        )
         if partition is not None:
             context["partition"] = partition.model_dump(mode="json", exclude_none=True)
         if playbook.renamed:

@@ -15,6 +15,7 @@ class SeenKind(str):
     source: str
 
     def __new__(cls, kind: str, source: str = "") -> SeenKind:
+        """Creates the text of the kind, with its source."""
         seen = super().__new__(cls, kind)
         seen.source = source
         return seen

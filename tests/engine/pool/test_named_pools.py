@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 
 import pytest
 
@@ -108,14 +107,6 @@ def test_who_is_woken() -> None:
     assert registry.targets(1, {"http"}, "gpu") == ["gpu"]
     assert registry.targets(1, {"http"}) == ["other"]
     assert [registry.attended(pool) for pool in ("gpu", "default", "x")] == [True, True, False]
-
-
-async def test_an_execution_of_before_named_pools_keeps_the_default_one(engine: Engine) -> None:
-    created = await engine.lifecycle.create(playbook(TWO_POOLS))
-    assert created.playbook.step("large").worker_pool == "large"
-    before = replace(created.state, named_pools=False)
-    assert (await engine.runtime.assemble(before)).playbook.step("large").worker_pool == "default"
-    assert (await engine.runtime.assemble(created.state)).playbook.step("large").worker_pool == "large"
 
 
 async def test_whether_something_waits_is_looked_up_by_execution(engine: Engine) -> None:
