@@ -298,7 +298,7 @@ class Settings(BaseSettings):
     @field_validator("health_port", mode="before")
     @classmethod
     def _no_port(cls, value: object) -> object:
-        """What is set to nothing, as a container's variables may be, is none."""
+        """Treats an empty value as unset, since a container's variables may be empty."""
         return None if value == "" else value
 
     @field_validator("tracing_endpoint")

@@ -1,4 +1,4 @@
-"""Where the command line writes, and how."""
+"""The output of the command line."""
 
 from __future__ import annotations
 

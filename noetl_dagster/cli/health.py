@@ -42,7 +42,7 @@ _SCHEMA = "SELECT to_regnamespace('noetl') IS NOT NULL"
 
 
 class Health(Collector):
-    """How a process does, as its event loop notes it and a thread tells it.
+    """The health of a process: its event loop records it, and a thread reports it.
 
     Args:
         stuck_after: seconds without a turn after which it counts as stuck.
@@ -113,7 +113,7 @@ class Health(Collector):
                 self._connection.terminate()
 
     async def look(self) -> None:
-        """Whether PostgreSQL and NATS answer, and the schema is there."""
+        """Checks that PostgreSQL and NATS answer and that the schema exists."""
         self._looked = time.monotonic()
         if not self.working:
             return
@@ -155,7 +155,7 @@ async def opened(health: Health | None, open_: Callable[[], Awaitable[T]]) -> T:
     """Opens what a process needs. With a health port it waits, not ready, for services that are away.
 
     Raises:
-        ServiceError: a service is away, and nobody watches.
+        ServiceError: a service is unavailable, and there is no health port.
         VersionError: the schema refuses this version.
     """
     told = ""

@@ -22,7 +22,7 @@ WATCHED = ("worker", "ingest", "project", "reap")
 
 
 def address_of(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """Where a command line answers ``/health``; None where it does not, or at a port that the system chooses.
+    """Returns the address at which a command serves ``/health``; None without one, or with a port chosen by the system.
 
     Args:
         words: of the process, what starts it (``tini --``, ``sh -c``) before them.
@@ -47,7 +47,7 @@ def address_of(words: Sequence[str], environment: Mapping[str, str]) -> str | No
 
 
 def complaint_of(address: str) -> str | None:
-    """What is wrong at the address; None: it answers that it is healthy.
+    """Returns the problem at the address; None if the process reports that it is healthy.
 
     The certificate is not looked at: it is for the names that others call, and this is the own machine.
     """

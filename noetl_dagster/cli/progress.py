@@ -49,7 +49,7 @@ def showing(engine: Engine, execution_id: int, *, quiet: bool = False) -> Iterat
 
 
 class _Left:
-    """How long the whole execution will still take, once its past has been looked up."""
+    """The estimated time that the execution still takes, once its past runs have been read."""
 
     def __init__(self, engine: Engine, execution_id: int) -> None:
         self._engine = engine
@@ -164,7 +164,7 @@ def _counted(loop: LoopView) -> str:
 
 
 class Paces:
-    """How fast each running loop goes, from one look to the next."""
+    """The speed of each running loop, from one poll to the next."""
 
     def __init__(self) -> None:
         self._paces: dict[str, Pace] = {}

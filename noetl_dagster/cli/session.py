@@ -1,4 +1,4 @@
-"""What commands work with: settings with running services, the engine, Dagster's instance."""
+"""The objects that commands need: settings with running services, the engine, and Dagster's instance."""
 
 from __future__ import annotations
 

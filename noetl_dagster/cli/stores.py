@@ -1,4 +1,4 @@
-"""What services say of the stores of results when they start."""
+"""The message about the result stores that services print when they start."""
 
 from __future__ import annotations
 

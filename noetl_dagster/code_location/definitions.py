@@ -121,14 +121,14 @@ def load_playbooks(
 
 
 def _name(folder: Path) -> str:
-    """What sets a folder apart from others of the project, in names of Dagster."""
+    """Returns the part of Dagster's names that distinguishes a folder from the project's other folders."""
     digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:6]
     return f"{dagster_name(folder.resolve().name)}_{digest}"
 
 
 @cache
 def default_resource() -> NoetlResource:
-    """The engine of whoever says nothing else: Definitions that are merged may share a resource only as one object."""
+    """The default engine. Merged Definitions may share a resource only if it is the same object."""
     return NoetlResource()
 
 

@@ -32,7 +32,7 @@ from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 @dataclass(frozen=True, slots=True)
 class MaterializedPlaybook:
-    """How an execution of a playbook ended, and what it made.
+    """The outcome and the results of an execution of a playbook.
 
     Attributes:
         error: why it did not complete.
@@ -81,7 +81,7 @@ class MaterializedPlaybook:
 
     @property
     def check_evaluations(self) -> list[AssetCheckEvaluation]:
-        """What the checks of the steps said."""
+        """Returns the evaluations of the steps' checks."""
         return [event.asset_check_evaluation_data for event in self._of("ASSET_CHECK_EVALUATION")]
 
     def _of(self, kind: str) -> list[DagsterEvent]:

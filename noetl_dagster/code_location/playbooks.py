@@ -53,7 +53,7 @@ def definitions_of_jobs(
 
 
 def _sources(jobs: Sequence[PlaybookJob], noetl: EngineProvider) -> list[SourceAsset]:
-    """What playbooks observe, each source once, and none that a playbook makes."""
+    """Returns the sources that playbooks observe: each one once, without those that a playbook produces."""
     made = {key for job in jobs if job.assets is not None for key in job.assets.keys}
     found = {source.key: source for job in jobs for source in source_assets(job.playbook, noetl)}
     return [source for key, source in found.items() if key not in made]

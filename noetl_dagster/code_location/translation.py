@@ -71,7 +71,7 @@ def _translated(step: PlaybookStep, translation: Translation) -> AssetSpec:
     before = asset_spec(step.playbook, step.step)
     try:
         after = translation(before, step)
-    except Exception as error:  # whatever somebody's function or template raises
+    except Exception as error:  # any exception of a user's function or template
         raise DagsterInvalidDefinitionError(
             f"step {step.step.name}: its translation fails: {type(error).__name__}: {error}"
         ) from error

@@ -91,7 +91,7 @@ class RegionPlan:
 
     @property
     def is_fanout(self) -> bool:
-        """Whether the region is one step whose shards are dynamic outputs."""
+        """True if the region is one step whose shards are dynamic outputs."""
         return not self.region.is_joint and self.steps[0].step.is_fanout
 
     @property

@@ -62,7 +62,7 @@ class OpSession:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the file has changed since the execution began, so that its steps are not those of the op."""
+        """True if the file has changed since the execution began, so that its steps differ from those of the op."""
         return not have_same_steps_and_arcs(self.execution.playbook, self.plan.playbook)
 
     def walk(self) -> None:

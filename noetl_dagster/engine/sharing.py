@@ -81,7 +81,7 @@ class SharedLoop:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many items succeeded and failed."""
+    """The numbers of items that succeeded and failed."""
 
     done: int = 0
     failed: int = 0

@@ -44,7 +44,7 @@ class RunLock:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether :func:`interrupt` was called for this run."""
+        """Returns True if :func:`interrupt` was called for this run."""
         return _interrupt_file(self._folder, self._run_id).exists()
 
     def release(self) -> None:

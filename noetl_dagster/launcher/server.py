@@ -87,7 +87,7 @@ class DriverProcess:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can take a request."""
+        """True if it can take a request."""
         return self.ready and self.item is None and not self.ending
 
 

@@ -34,7 +34,7 @@ MOST_LISTED_FILES = 100
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a DataFrame is written.
+    """The options for writing a DataFrame.
 
     Attributes:
         format: ``parquet``, or another of Spark's formats on a tier of files.

@@ -55,7 +55,7 @@ _OPENS, _CLOSES = b"[]"
 
 
 class Compression(StrEnum):
-    """How stored bytes are compressed."""
+    """The compressions of stored bytes."""
 
     NONE = "none"
     GZIP = "gzip"

@@ -27,7 +27,7 @@ _ROWS_A_BATCH = 1024
 
 
 class Strategy(StrEnum):
-    """How the parts of a manifest are combined.
+    """The ways to combine the parts of a manifest.
 
     Attributes:
         APPEND: a list with one item per part, in order (results of a loop).

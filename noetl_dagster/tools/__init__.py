@@ -1,6 +1,5 @@
-"""Tools: a tool gets rendered fields and gives a value or raises ``ToolError``.
+"""The tools, one module or folder for each kind.
 
-A kind of one module stands here, a kind of several in a room. ``base`` is the contract with the data plane,
-``registry`` says which class runs which kind, and loads it on first use. Gives ``tool_for`` and ``Toolbox``
-to the data plane. Stands on ``events``, ``playbook``, ``spark`` and ``storage``.
+A tool receives rendered fields, and returns a value or raises ``ToolError``. ``base`` defines the contract with the data
+plane. ``registry`` maps each kind to its class, which is imported on first use.
 """

@@ -68,7 +68,7 @@ class ToolResult:
 
 
 class JobMessages(StrEnum):
-    """How messages of an external job return: by a file on this machine, or by objects of the minio store."""
+    """The ways in which messages of an external job return: a file on this machine, or objects of the minio store."""
 
     FILE = "file"
     OBJECTS = "objects"

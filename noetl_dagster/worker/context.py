@@ -159,7 +159,7 @@ class ClaimedGroup(BaseModel):
 
 
 class Batch(BaseModel):
-    """What a worker got when it asked for as many commands as it has room for.
+    """The commands that one claim of a worker returned.
 
     Attributes:
         states: events from which the states of executions are folded, by execution, where the worker does not

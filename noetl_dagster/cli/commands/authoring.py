@@ -104,7 +104,7 @@ def playbook(
 
 
 def _project_of(folder: Path) -> str:
-    """What the keys of a folder's playbooks begin with: its own name, or the project's above ``playbooks``."""
+    """Returns the key prefix of a folder's playbooks: its name, or that of the project above ``playbooks``."""
     folder = folder.resolve()
     return folder.parent.name if folder.name == "playbooks" else folder.name
 

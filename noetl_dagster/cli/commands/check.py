@@ -56,7 +56,7 @@ def _lines(findings: Findings) -> Iterable[str]:
 
 
 def _summary(findings: Findings) -> Iterable[str]:
-    """How many playbooks are right, and what is wrong with the others; of one playbook nothing."""
+    """Returns the numbers of valid and invalid playbooks; empty for a single playbook."""
     if len(findings) == 1:
         return
     worst = Counter(_worst(problems) for problems in findings.values())

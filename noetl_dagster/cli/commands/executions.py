@@ -127,7 +127,7 @@ def show(engine: Engine, found: Overview) -> None:
 
 
 def check_table(found: Overview) -> Table:
-    """What the checks of each step said."""
+    """Builds the table of the check results of each step."""
     table = Table("check", "of", "", Column("why", overflow="fold"), box=None)
     for step in found.steps:
         for check in step.checks:
@@ -139,7 +139,7 @@ def check_table(found: Overview) -> Table:
 
 
 def _pool_table(found: Overview) -> Table:
-    """How the pool of workers does with the steps that it runs; the times are those of the latest commands."""
+    """Builds the table of the worker pool's steps. The times are those of the latest commands."""
     table = Table("pool", "waiting", "running", "ended", "queue p50", "p99", "run p50", "p99", box=None)
     for step in found.steps:
         if step.pool is not None:
@@ -155,7 +155,7 @@ def _pool_figures(pool: PoolView) -> list[str]:
 
 
 def _outcome(step: StepView, found: Overview, small: Mapping[str, str]) -> str:
-    """What one line says of a step's end; the error of the execution itself stands below the table."""
+    """Summarises a step's end in one line; the error of the execution itself is printed below the table."""
     if step.error:
         return "" if found.error and step.error in found.error else step.error
     if step.result:

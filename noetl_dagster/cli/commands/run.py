@@ -124,7 +124,7 @@ def _of_partition(session: Session, playbook: Playbook, workload: dict[str, Any]
 
 
 def _withdraw(session: Session, execution_id: int) -> None:
-    """Ends an execution whose run did not start: nobody else is to start it later."""
+    """Ends an execution whose run did not start, so that no other process starts it later."""
     engine = session.engine
     execution = run_sync(engine.runtime.load(execution_id))
     if execution.state.is_running and execution.state.run_id is None:

@@ -121,7 +121,7 @@ def _shown(value: Any) -> str:
 
 
 async def examine(settings: Settings) -> list[tuple[str, Finding]]:
-    """What was found of each thing, in a fixed order. No text of it holds a secret."""
+    """Runs all examinations and returns their findings in a fixed order. No text contains a secret."""
     # much to import, which ``settings`` does not need
     from noetl_dagster.cli.doctor.local import program_checks, store_checks
     from noetl_dagster.cli.doctor.secrets import (

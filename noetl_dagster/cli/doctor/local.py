@@ -34,7 +34,7 @@ STORES = {
 """What to look at, by tier."""
 
 STORE_SECONDS = 30.0
-"""A client tries again for some seconds before it says that nobody answers."""
+"""A client tries again for some seconds before it reports that there is no answer."""
 
 LOW_BYTES, TOO_LOW_BYTES = 2 * 1024**3, 200 * 1024**2
 

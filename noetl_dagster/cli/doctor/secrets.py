@@ -25,7 +25,7 @@ from noetl_dagster.tools.access.managers.asking import SecretManagers
 CONNECT_SECONDS = 5.0
 
 UNKNOWN_SECRET = "noetl-dagster-doctor"
-"""Nobody has a secret of this name: a manager that says so can be asked."""
+"""No secret has this name: a manager that reports so is reachable."""
 
 PROVIDERS = {
     "aws": ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ROLE_ARN", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),

@@ -86,7 +86,7 @@ def _k8s_job_executor(config: Mapping[str, Any]) -> tuple[ExecutorDefinition, di
 
 
 def processes_of(run_config: Mapping[str, Any]) -> int | None:
-    """How many processes a run is to have, where its config says."""
+    """Returns the number of processes of a run, if its config sets it."""
     chosen: Mapping[str, Any] = (run_config.get("execution") or {}).get("config") or {}
     return next((config.get(PROCESSES) for config in chosen.values() if config), None)
 
@@ -124,7 +124,7 @@ def noetl_executor(context: InitExecutorContext) -> Executor:
 
 
 def runs_in_one_process(context: OpExecutionContext) -> bool:
-    """Whether the ops of a run share this process, so that what one starts is there for the next."""
+    """Returns True if the ops of a run share this process, so that later ops find what earlier ones started."""
     name = context.job_def.executor_def.name
     if name != noetl_executor.name:
         return name in (threaded_executor.name, in_process_executor.name)
@@ -138,7 +138,7 @@ NOETL = "noetl"
 
 
 def hold_execution(context: Any) -> bool:
-    """Marks the execution of a step as driven by this process: between two pods nobody else does.
+    """Marks the execution of a step as driven by this process, since no other process does so between two pods.
 
     Args:
         context: of a step that runs in a pod.

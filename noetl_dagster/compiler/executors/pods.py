@@ -217,7 +217,7 @@ class StepPods:
             time.sleep(POLL_SECONDS) if stop.is_set() else stop.wait(POLL_SECONDS)
 
     def _tried(self, what: str, attempt: Callable[[], Any], otherwise: Any = False) -> Any:
-        """What ``attempt`` gives, or ``otherwise`` while a service is away; the log says so once an outage."""
+        """Returns the result of ``attempt``, or ``otherwise`` while a service is unavailable, and logs each outage once."""
         try:
             answer = attempt()
         except Exception as error:
@@ -237,7 +237,7 @@ class StepPods:
         return run[0] is not None and run[0].status in (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED)
 
     def _look(self, context: Any, pod: Any) -> tuple[str | None, bool]:
-        """What is wrong with a step's pod, and whether it has succeeded.
+        """Returns the problem of a step's pod, if any, and True if the pod has succeeded.
 
         Nothing is wrong where the cluster does not answer: it may, later.
         """
@@ -310,7 +310,7 @@ class _Followed:
 
 
 class _RunLog:
-    """What is new in a run's log, by step; read once for all threads that ask.
+    """Reads the new events of a run's log, by step; one read serves all threads that ask.
 
     A number was seen a while ago when this process saw it, whatever the clock of its writer says.
     """
@@ -390,6 +390,6 @@ def _caught() -> Any:
 
 
 def _was_interrupted(event: DagsterEvent) -> bool:
-    """Whether a step failed because its process was told to end: an eviction, a drained node."""
+    """Returns True if a step failed because its process had to end, as in an eviction or a drained node."""
     error = event.step_failure_data.error if event.is_step_failure else None
     return error is not None and error.cls_name == DagsterExecutionInterruptedError.__name__

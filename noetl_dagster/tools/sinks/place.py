@@ -87,7 +87,7 @@ class PartPlace(BaseModel):
 
     @property
     def is_one_file(self) -> bool:
-        """Whether the path is that of a file, and not of a folder of parts."""
+        """True if the path is a file, not a folder of parts."""
         return PurePosixPath(self.path).suffix.lower() in (".parquet", ".jsonl", ".ndjson")
 
 

@@ -55,7 +55,7 @@ class Shape:
 
     @property
     def returns_rows(self) -> bool:
-        """Whether it returns rows."""
+        """True if it returns rows."""
         return bool(self.columns)
 
     @property

@@ -103,7 +103,7 @@ class TransferEnd(BaseModel):
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder of files."""
+        """True if it is a folder of files."""
         return self.kind is EndKind.OBJECT and self.path.endswith("/")
 
     @property
@@ -115,7 +115,7 @@ class TransferEnd(BaseModel):
 
     @property
     def takes_tables(self) -> bool:
-        """Whether it is written from Arrow tables."""
+        """True if it is written from Arrow tables."""
         if self.kind is EndKind.OBJECT:
             return self.file_format is RowFormat.PARQUET
         return self.kind is EndKind.DUCKDB
@@ -237,7 +237,7 @@ class OnDrift(StrEnum):
 
 
 class Resumable(StrEnum):
-    """Whether rows are staged so that a command that runs again resumes the transfer."""
+    """The ways to stage rows, so that a command that runs again resumes the transfer."""
 
     TRUE = "true"
     FALSE = "false"
