@@ -217,7 +217,7 @@ class StepPods:
             time.sleep(POLL_SECONDS) if stop.is_set() else stop.wait(POLL_SECONDS)
 
     def _tried(self, what: str, attempt: Callable[[], Any], otherwise: Any = False) -> Any:
-        """Returns the result of ``attempt``, or ``otherwise`` while a service is unavailable, and logs each outage once."""
+        """Returns the result of ``attempt``, or ``otherwise`` while a service is unavailable. Logs each outage once."""
         try:
             answer = attempt()
         except Exception as error:
