@@ -236,8 +236,13 @@ def test_recovery_backs_off_and_gives_up(job: PlaybookJob, noetl: EngineProvider
 
 def test_an_execution_that_cannot_be_read_holds_no_other_up(job: PlaybookJob, noetl: EngineProvider) -> None:
     engine = noetl.engine()
+    broken = run_sync(engine.lifecycle.create(job.playbook.model_copy(update={"source": "no: playbook"})))
+    forget = "UPDATE noetl.catalog SET model = NULL WHERE catalog_id = $1"
+    run_sync(engine.runtime.pool.execute(forget, broken.state.catalog_id))
+    engine.runtime._programs.clear()
     with pytest.raises(PlaybookError):
-        run_sync(engine.lifecycle.create(job.playbook.model_copy(update={"source": "no: playbook"})))
+        run_sync(engine.runtime.load(broken.id))
+    run_sync(until_projected(engine, broken.id))
     whole = run_sync(engine.lifecycle.create(job.playbook))
     run_sync(until_projected(engine, whole.id))
     later = datetime.now(UTC) + timedelta(hours=1)

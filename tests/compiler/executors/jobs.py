@@ -68,7 +68,7 @@ SEEN = Seen()
 
 @op
 def meets(context: OpExecutionContext) -> str:
-    print(f"stdout of {context.op_handle.name}")
+    print(f"stdout of {context.op_handle.name}\n", end="")  # in one write: the steps share the stream
     SEEN.meeting.wait(PATIENCE_SECONDS)
     return str(context.op_handle.name)
 
