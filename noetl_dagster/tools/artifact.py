@@ -21,20 +21,12 @@ from noetl_dagster.tools.base import Chunk, Tool, Toolbox, ToolCall, ToolResult,
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.chunks.writer import ChunkedResult, ChunkWriter
 from noetl_dagster.tools.rows.cutters import RECORD_BYTES, cutter_for
-from noetl_dagster.tools.rows.formats import RowFormat
+from noetl_dagster.tools.rows.formats import FORMAT_BY_ENDING, RowFormat
 from noetl_dagster.tools.rows.reader import RowFile, cut, threaded
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
-_CONTENT_TYPES = {".json": "application/json", ".parquet": "application/vnd.apache.parquet"}
-
-_ROW_ENDINGS = {
-    ".csv": RowFormat.CSV,
-    ".json": RowFormat.JSON,
-    ".jsonl": RowFormat.JSONL,
-    ".ndjson": RowFormat.JSONL,
-    ".parquet": RowFormat.PARQUET,
-}
+_CONTENT_TYPES = {".json": codec.JSON, ".parquet": codec.PARQUET}
 
 
 class ArtifactAction(StrEnum):
@@ -66,17 +58,17 @@ class ArtifactTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Stores or finds the value."""
-        action = _action(call)
+        default = ArtifactAction.PUT if "value" in call.config else ArtifactAction.GET
+        given = call.config.get("action")
+        action = default if given is None else _choice(call, "action", given, ArtifactAction)
         uri = call.config.get("uri")
         try:
             if uri and action is ArtifactAction.GET and as_result_ref(uri) is None:
                 return await _read(str(uri), call, box)
             found = await (_put(call, box) if action is ArtifactAction.PUT else _get(call, box))
         except StorageError as error:
-            code = getattr(error, "code", None)
-            raise ToolError(
-                f"artifact {action} in step {call.step}: {error}", kind=error.kind, code=code
-            ) from None
+            where, code = f"artifact {action} in step {call.step}", getattr(error, "code", None)
+            raise ToolError(f"{where}: {error}", kind=error.kind, code=code) from None
         if not isinstance(found, ResultRef):
             return ToolResult(data=found)
         if action is ArtifactAction.GET:
@@ -84,26 +76,31 @@ class ArtifactTool(Tool):
         return ToolResult(ref=found)
 
 
-def _action(call: ToolCall) -> ArtifactAction:
-    given = call.config.get("action")
-    if given is None:
-        return ArtifactAction.PUT if "value" in call.config else ArtifactAction.GET
-    return _choice(call, "action", given, ArtifactAction)
-
-
 async def _read(uri: str, call: ToolCall, box: Toolbox) -> ToolResult:
     """Reads a physical address: chunk by chunk if its format allows that, else the value as a whole."""
     format = _row_format(uri, call, box)
     if format is RowFormat.JSON and not call.config.get("format"):
         least = 0 if ChunkWriter.is_wanted(call, box) else box.settings.chunk_bytes
-        with reading(uri):
+        with _reading(uri):
             file = await asyncio.to_thread(RowFile.at, uri, box.settings)
             if file.size < least or not await file.is_array():
                 format = None
     if format is not None:
-        return await file_rows(uri, format, call, box)
-    with reading(uri):
+        return await _file_rows(uri, format, call, box)
+    with _reading(uri):
         return ToolResult(data=await asyncio.to_thread(_value_at, box, uri))
+
+
+def _value_at(box: Toolbox, uri: str) -> Any:
+    """Returns the value at a physical address, decoded by the ending of its name."""
+    content = locations.read_bytes(box.settings, uri)
+    content_type = _CONTENT_TYPES.get(PurePosixPath(uri).suffix.lower())
+    if content_type is not None:
+        return codec.decode(content, content_type)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return content
 
 
 def _row_format(uri: str, call: ToolCall, box: Toolbox) -> RowFormat | None:
@@ -111,7 +108,7 @@ def _row_format(uri: str, call: ToolCall, box: Toolbox) -> RowFormat | None:
     if not uri.startswith(("s3://", "gs://")) and locations.local_path(box.settings, uri) is None:
         return None
     given = str(call.config.get("format") or "").lower()
-    format = _ROW_ENDINGS.get(f".{given}" if given else PurePosixPath(uri).suffix.lower())
+    format = FORMAT_BY_ENDING.get(f".{given}" if given else PurePosixPath(uri).suffix.lower())
     wanted = ChunkWriter.is_wanted(call, box)
     return format if given or wanted or format in (RowFormat.JSON, RowFormat.PARQUET) else None
 
@@ -179,35 +176,19 @@ async def _of_step(call: ToolCall, box: Toolbox, step: str) -> Any:
     return result.stored or await with_references(result.plain, box.results.get)
 
 
-def _value_at(box: Toolbox, uri: str) -> Any:
-    """Returns the value at a physical address, decoded by the ending of its name."""
-    content = locations.read_bytes(box.settings, uri)
-    content_type = _CONTENT_TYPES.get(PurePosixPath(uri).suffix.lower())
-    if content_type is not None:
-        return codec.decode(content, content_type)
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return content
-
-
 _BATCH_ROWS = 1024
 
 
-async def file_rows(uri: str, format: RowFormat, call: ToolCall, box: Toolbox) -> ToolResult:
+async def _file_rows(uri: str, format: RowFormat, call: ToolCall, box: Toolbox) -> ToolResult:
     """Returns the rows of a file: a list, of Parquet a table; by reference if they are more than a chunk.
 
     After a restart, reading resumes after the stored chunks. If the file has changed, it is read again and compared
     with them.
-
-    Raises:
-        StorageError: the file cannot be read.
-        ToolError: it is not of the format, or has changed.
     """
     chunks = ChunkedResult(call, box)
     if not await chunks.seek():
         return await chunks.result()
-    with reading(uri):
+    with _reading(uri):
         file = await asyncio.to_thread(RowFile.at, uri, box.settings)
     if chunks.position is not None and chunks.position["version"] != file.version:
         await chunks.begin_again()
@@ -215,11 +196,12 @@ async def file_rows(uri: str, format: RowFormat, call: ToolCall, box: Toolbox) -
         found = threaded(_tables(file, chunks.position or {}, chunks.most_bytes))
     else:
         # if the playbook does not ask for rows, one value may be the whole file
-        longest = RECORD_BYTES if call.config.get("format") or chunks.wanted else file.size
+        is_one_value = format is RowFormat.JSON and not call.config.get("format") and not chunks.wanted
+        longest = file.size if is_one_value else RECORD_BYTES
         found = _pieces(file, format, chunks.position or {}, chunks.most_bytes, longest)
     async with aclosing(cast(Any, found)) as stream:
         while True:
-            with reading(uri):
+            with _reading(uri):
                 chunk = await anext(stream, None)
             if chunk is None:
                 return await chunks.result()
@@ -251,13 +233,8 @@ def _tables(file: RowFile, position: dict[str, Any], size: int) -> Iterator[Gath
 
 
 @contextmanager
-def reading(uri: str) -> Iterator[None]:
-    """Turns the errors of reading a file into the project's.
-
-    Raises:
-        StorageError: the file cannot be read.
-        ToolError: it is not of the format of its name, or is damaged.
-    """
+def _reading(uri: str) -> Iterator[None]:
+    """Turns errors of reading into ``StorageError``, and those of damaged or other files into ``ToolError``."""
     try:
         yield
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
 
-from noetl_dagster.errors import ToolError
+from noetl_dagster.errors import ErrorKind, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings
@@ -54,12 +54,16 @@ class ToolCall:
     owner: str = ""
     limit: asyncio.Timeout | None = None
 
+    def error(self, text: str, kind: ErrorKind = "schema", **fields: Any) -> ToolError:
+        """Returns an error that names the tool and the step; ``fields`` are further ones of ``ToolError``."""
+        return ToolError(f"{self.task.kind} in step {self.step}: {text}", kind=kind, **fields)
+
 
 @dataclass(slots=True)
 class ToolResult:
-    """The result of a tool: ``data``, or ``ref`` if it stored the result itself, and envelope parts.
+    """The result of a tool: ``data``, or ``ref`` if it stored the result itself.
 
-    ``details`` holds tool-specific parts of the envelope, for example ``{"http": {"status": 200}}``.
+    ``details`` are parts of the envelope that only this tool has, for example ``{"http": {"status": 200}}``.
     """
 
     data: Any = None
@@ -100,15 +104,12 @@ class ChunkLog(Protocol):
 
     def wanted(self, call: ToolCall) -> bool:
         """Returns whether a step takes the chunks as they come, so that a small result is recorded too."""
-        ...
 
     async def told(self, call: ToolCall) -> Sequence[Chunk]:
         """Returns the chunks of the call's result that are in the log, from the first: of a run that did not end."""
-        ...
 
     async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
         """Writes chunks to the log at once; returns when the steps that take them have room for the next."""
-        ...
 
 
 @dataclass(slots=True)
@@ -144,11 +145,9 @@ class Tool(Protocol):
         """Runs the call.
 
         Raises:
-            ToolError: for every failure of the tool itself. Any exception that is neither one of the project's errors
-            nor
-                one of a connection is a defect: the task fails with its type and message.
+            ToolError: the tool failed. Any exception that is neither one of the project's errors nor of a connection is
+                a defect: the task fails with its type and message.
         """
-        ...
 
 
 LOGICAL_PREFIX = "noetl://"
@@ -170,11 +169,7 @@ def as_result_ref(value: Any) -> ResultRef | str | None:
 
 @asynccontextmanager
 async def time_limit(call: ToolCall) -> AsyncIterator[None]:
-    """Cancels the block after ``timeout`` seconds of the call's config, if it has one.
-
-    Raises:
-        ToolError: of kind ``timeout``, retryable; of kind ``schema`` when ``timeout`` is no number.
-    """
+    """Cancels the block after the call's ``timeout`` seconds, if it has one, with a retryable ``ToolError``."""
     seconds = seconds_of(call)
     if seconds is None:
         yield
@@ -194,27 +189,16 @@ async def time_limit(call: ToolCall) -> AsyncIterator[None]:
 
 
 def seconds_of(call: ToolCall) -> float | None:
-    """Returns the ``timeout`` of a call's config.
-
-    Raises:
-        ToolError: it is no number.
-    """
+    """Returns the ``timeout`` of a call's config; raises ``ToolError`` if it is no number."""
     given = call.config.get("timeout")
     try:
         return None if given is None else float(given)
     except (TypeError, ValueError):
-        raise ToolError(
-            f"{call.task.kind} in step {call.step}: timeout {given!r} is no number of seconds",
-            kind="schema",
-        ) from None
+        raise call.error(f"timeout {given!r} is no number of seconds") from None
 
 
 def count_of(call: ToolCall, field: str) -> int | None:
-    """Returns a number of rows in a call's config, such as ``chunk_size``; None if it is missing or 0.
-
-    Raises:
-        ToolError: it is no whole number, or less than 0.
-    """
+    """Returns a number of rows in a call's config, None if missing or 0; raises ``ToolError`` for other values."""
     given = call.config.get(field)
     if not given:
         return None
@@ -223,9 +207,5 @@ def count_of(call: ToolCall, field: str) -> int | None:
     except (TypeError, ValueError, OverflowError):
         count = 0
     if count < 1:
-        raise ToolError(
-            f"{call.task.kind} in step {call.step}: {field} {given!r} is no number of rows; "
-            "write a whole number from 1",
-            kind="schema",
-        )
+        raise call.error(f"{field} {given!r} is no number of rows; write a whole number from 1")
     return count

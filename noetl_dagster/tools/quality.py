@@ -19,6 +19,7 @@ from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.rows.jsonable import to_jsonable
+from noetl_dagster.tools.sql.tables import listed, quoted
 from noetl_dagster.tools.sql.views import NoRowsError, RowsSource, create_view, mount_object_storage
 
 EXAMPLES = 5
@@ -47,13 +48,10 @@ class _Question:
 async def answers(
     checks: Sequence[CheckSpec], source: RowsSource | None, settings: Settings
 ) -> list[CheckVerdict]:
-    """Returns the answer to each of the built-in checks, in order.
+    """Returns the answer to each of the built-in checks, in order; raises ``NoetlError`` if the rows cannot be read.
 
     Args:
         source: the rows; None if there are none at all, and so no columns either.
-
-    Raises:
-        NoetlError: the files of a reference are missing, or cannot be read.
     """
     if source is None:
         return [_answer_without_rows(check) for check in checks]
@@ -107,49 +105,41 @@ def _question(check: CheckSpec, columns: tuple[str, ...]) -> _Question | CheckVe
 
 
 def _unique(columns: Sequence[str]) -> _Question:
-    listed = ", ".join(map(_quoted, columns))
+    names = listed(columns)
+
+    def decide(found: Sequence[Any]) -> CheckVerdict:
+        why = f"{found[0]} rows repeat {', '.join(columns)}" if found[0] else ""
+        return CheckVerdict(not found[0], why, {"duplicates": found[0]})
+
     return _Question(
-        (f"count(*) - count(DISTINCT row({listed}))",),
-        lambda found: _none_of(found[0], f"{found[0]} rows repeat {', '.join(columns)}", "duplicates"),
-        f"SELECT {listed}, count(*) AS times FROM {_VIEW} GROUP BY ALL HAVING count(*) > 1 ORDER BY times DESC",
+        (f"count(*) - count(DISTINCT row({names}))",),
+        decide,
+        f"SELECT {names}, count(*) AS times FROM {_VIEW} GROUP BY ALL HAVING count(*) > 1 ORDER BY times DESC",
     )
 
 
 def _not_null(columns: Sequence[str]) -> _Question:
-    return _by_column({name: f"{_quoted(name)} IS NULL" for name in columns}, "without", "nulls")
+    return _by_column({name: f"{quoted(name)} IS NULL" for name in columns}, "without", "nulls")
 
 
 def _accepted(asks: dict[str, Sequence[Any]]) -> _Question:
     """Accepts null: ``not_null`` is a check of its own."""
-    return _by_column(
-        {name: _not_among(name, values) for name, values in asks.items()}, "with another", "others"
-    )
-
-
-def _not_among(name: str, values: Sequence[Any]) -> str:
-    known = [value for value in values if value is not None]
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
-    column, literals = _comparable(name, known, numbers=numbers)
-    other = f"{column} IS NULL OR {column} NOT IN ({literals})" if known else "true"
-    return f"{_quoted(name)} IS NOT NULL AND ({other})"
+    bad = {}
+    for name, values in asks.items():
+        column, known = _comparable(name, values)
+        other = f"{column} IS NULL OR {column} NOT IN ({', '.join(known)})" if known else "true"
+        bad[name] = f"{quoted(name)} IS NOT NULL AND ({other})"
+    return _by_column(bad, "with another", "others")
 
 
 def _between(asks: dict[str, Sequence[Any]]) -> _Question:
-    return _by_column(
-        {name: _outside(name, *bounds) for name, bounds in asks.items()}, "beyond in", "outside"
-    )
-
-
-def _outside(name: str, lowest: Any, highest: Any) -> str:
-    known = [bound for bound in (lowest, highest) if bound is not None]
-    numbers = all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in known)
-    column, _ = _comparable(name, (), numbers=numbers)
-    parts = [f"{column} IS NULL"]
-    if lowest is not None:
-        parts.append(f"{column} < {_literal(lowest, numbers=numbers)}")
-    if highest is not None:
-        parts.append(f"{column} > {_literal(highest, numbers=numbers)}")
-    return f"{_quoted(name)} IS NOT NULL AND ({' OR '.join(parts)})"
+    bad = {}
+    for name, bounds in asks.items():
+        column, known = _comparable(name, bounds)
+        signs = (sign for sign, bound in zip("<>", bounds, strict=True) if bound is not None)
+        beyond = (f"{column} {sign} {bound}" for sign, bound in zip(signs, known, strict=True))
+        bad[name] = f"{quoted(name)} IS NOT NULL AND ({' OR '.join([f'{column} IS NULL', *beyond])})"
+    return _by_column(bad, "beyond in", "outside")
 
 
 def _row_count(asks: Sequence[int | None]) -> _Question:
@@ -166,7 +156,7 @@ def _row_count(asks: Sequence[int | None]) -> _Question:
 
 
 def _fresh(asks: dict[str, float]) -> _Question:
-    newest = tuple(f"epoch(max(TRY_CAST(CAST({_quoted(name)} AS VARCHAR) AS TIMESTAMPTZ)))" for name in asks)
+    newest = tuple(f"epoch(max(TRY_CAST(CAST({quoted(name)} AS VARCHAR) AS TIMESTAMPTZ)))" for name in asks)
 
     def decide(found: Sequence[Any]) -> CheckVerdict:
         now = datetime.now(UTC).timestamp()
@@ -199,24 +189,13 @@ def _by_column(bad: dict[str, str], word: str, fact: str) -> _Question:
     )
 
 
-def _none_of(number: int, why: str, fact: str) -> CheckVerdict:
-    return CheckVerdict(not number, why if number else "", {fact: number})
-
-
-def _comparable(name: str, values: Sequence[Any], *, numbers: bool) -> tuple[str, str]:
-    """Returns a column and values in one type: as numbers if all values are, else as text."""
-    column = f"TRY_CAST({_quoted(name)} AS {'DOUBLE' if numbers else 'VARCHAR'})"
-    return column, ", ".join(_literal(value, numbers=numbers) for value in values)
-
-
-def _literal(value: Any, *, numbers: bool) -> str:
-    if numbers:
-        return repr(float(value))
-    return str(sql_literal(str(value).lower() if isinstance(value, bool) else str(value)))
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+def _comparable(name: str, values: Sequence[Any]) -> tuple[str, list[str]]:
+    """Returns a column and the values that are not null, in one type: as numbers if all values are, else as text."""
+    known = [value for value in values if value is not None]
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
+        return f"TRY_CAST({quoted(name)} AS DOUBLE)", [repr(float(value)) for value in known]
+    texts = (str(value).lower() if isinstance(value, bool) else str(value) for value in known)
+    return f"TRY_CAST({quoted(name)} AS VARCHAR)", [str(sql_literal(text)) for text in texts]
 
 
 def _rows(
@@ -224,7 +203,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """Returns a few rows that fail: the columns of the check, and the first columns, which identify a row."""
     shown = dict.fromkeys((*columns[:LEADING], *about))
-    select = f"SELECT {', '.join(map(_quoted, shown))} FROM {_VIEW} WHERE {bad}" if about else bad
+    select = f"SELECT {listed(shown)} FROM {_VIEW} WHERE {bad}" if about else bad
     cursor = connection.execute(f"{select} LIMIT {EXAMPLES}")
     names = [column[0] for column in cursor.description or ()]
     return [dict(zip(names, map(_cell, row), strict=True)) for row in cursor.fetchall()]

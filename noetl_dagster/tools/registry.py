@@ -1,12 +1,15 @@
-"""The tool classes by kind. Modules load on first use, so a playbook loads only the tools that it names."""
+"""The tool classes by kind, and tools that run nothing themselves: ``noop`` and ``playbook``.
+
+Modules load on first use, so a playbook loads only the tools that it names.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
 
-from noetl_dagster.errors import NoetlError
-from noetl_dagster.tools.base import Tool
+from noetl_dagster.errors import NoetlError, ToolError
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 
 _TOOLS = {
     "artifact": ("artifact", "ArtifactTool"),
@@ -14,8 +17,8 @@ _TOOLS = {
     "duckdb": ("sql.duckdb", "DuckdbTool"),
     "http": ("http.tool", "HttpTool"),
     "nats": ("nats.tool", "NatsTool"),
-    "noop": ("control", "NoopTool"),
-    "playbook": ("control", "PlaybookTool"),
+    "noop": ("registry", "NoopTool"),
+    "playbook": ("registry", "PlaybookTool"),
     "postgres": ("sql.postgres", "PostgresTool"),
     "python": ("python.tool", "PythonTool"),
     "resolve": ("artifact", "ArtifactTool"),
@@ -50,3 +53,34 @@ def tool_for(kind: str) -> Tool:
     module = import_module(f"noetl_dagster.tools.{module_name}")
     tool: Tool = getattr(module, class_name)()
     return tool
+
+
+class NoopTool(Tool):
+    """Does nothing, so that policies, ``set`` and arcs need no tool.
+
+    Output: the field ``result``, or an empty mapping.
+    """
+
+    kind = "noop"
+
+    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Returns the field ``result``."""
+        return ToolResult(data=call.config.get("result", {}))
+
+
+class PlaybookTool(Tool):
+    """Runs a child execution.
+
+    Input: ``path``, ``input`` (the child's workload), ``return_step``, ``timeout``. Output: its result.
+    """
+
+    kind = "playbook"
+
+    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Passes the call to the engine, which runs the child execution."""
+        if box.run_playbook is None:
+            raise ToolError(
+                f"step {call.step}: this process cannot run child playbooks; run the step under the engine",
+                kind="unknown",
+            )
+        return await box.run_playbook(call)

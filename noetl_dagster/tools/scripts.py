@@ -28,25 +28,23 @@ _SCHEMES = {
 
 
 async def load_script(call: ToolCall, box: Toolbox) -> str | None:
-    """Returns the text of the call's ``script``, or None when it has no ``script``.
+    """Returns the text of the call's ``script``, a mapping ``{uri, source: {type: file|http|gcs|s3, auth}}`` or a URI.
 
-    ``script`` is a mapping ``{uri, source: {type: file|http|gcs|s3, auth}}`` or the URI alone.
-
-    Raises:
-        ToolError: it cannot be read; its kind tells why.
+    Returns None if there is none; raises ``ToolError`` if it cannot be read.
     """
     script = call.config.get("script")
     if script is None:
         return None
     uri, source = _address(script)
-
     kind = str(source.get("type") or _SCHEMES.get(urlsplit(uri).scheme, ""))
     where = f"script {uri!r} of step {call.step}"
     try:
         if kind == "file":
             return await asyncio.to_thread(lambda: script_file(uri, call, box).read_text())
         if kind == "http":
-            return await _answer_text(_joined(uri, source), where, box)
+            base = str(source.get("endpoint") or "")
+            url = uri if "://" in uri or not base else f"{base.rstrip('/')}/{uri.lstrip('/')}"
+            return await _answer_text(url, where, box)
         if kind in ("s3", "gcs"):
             return await _object_text(uri, source, kind, box)
     except (OSError, UnicodeDecodeError, CredentialError, obstore.exceptions.BaseError) as error:
@@ -58,13 +56,10 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
 
 
 def script_file(uri: str, call: ToolCall, box: Toolbox) -> Path:
-    """Returns the file of a path or ``file://`` URI.
+    """Returns the file of a path or ``file://`` URI; raises ``ToolError`` with the paths that were tried.
 
     A relative path is resolved against the playbook's folder, the folder of playbooks and the working folder. It cannot
     leave them, by ``..`` or by a link.
-
-    Raises:
-        ToolError: of kind ``not_found``, with the paths that were tried.
     """
     path = Path(uri.removeprefix("file://"))
     if path.is_absolute():
@@ -104,15 +99,6 @@ async def _answer_text(url: str, where: str, box: Toolbox) -> str:
     return text
 
 
-async def sql_text(call: ToolCall, box: Toolbox) -> list[str]:
-    """Returns the SQL of a call: ``script``, else ``command``, which is a text or a list of texts."""
-    script = await load_script(call, box)
-    command = script if script is not None else call.config.get("command")
-    if command is None:
-        return []
-    return [str(item) for item in command] if isinstance(command, list | tuple) else [str(command)]
-
-
 def _address(script: Any) -> tuple[str, Mapping[str, Any]]:
     if isinstance(script, str):
         return script, {}
@@ -122,14 +108,8 @@ def _address(script: Any) -> tuple[str, Mapping[str, Any]]:
     raise ToolError("script must be a path, a URI, or {uri, source: {type}}", kind="schema")
 
 
-def _joined(uri: str, source: Mapping[str, Any]) -> str:
-    base = str(source.get("endpoint") or "")
-    return uri if "://" in uri or not base else f"{base.rstrip('/')}/{uri.lstrip('/')}"
-
-
 async def _object_text(uri: str, source: Mapping[str, Any], kind: str, box: Toolbox) -> str:
-    types = (CredentialType.S3 if kind == "s3" else CredentialType.GCS,)
-    credential = await box.credentials.resolve(source.get("auth"), *types)
+    credential = await box.credentials.resolve(source.get("auth"), CredentialType(kind))
     parts = urlsplit(uri if "://" in uri else f"{kind}://{source.get('bucket', '')}/{uri}")
     bucket = open_bucket(box.settings, kind, parts.netloc, credential)
     result = await obstore.get_async(bucket, parts.path.lstrip("/"))

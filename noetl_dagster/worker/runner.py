@@ -25,7 +25,7 @@ from noetl_dagster.tools.rows.batches import StoredResult, batches_of, has_rows
 from noetl_dagster.tools.rows.watermarks import greatest, greatest_of_batches, moved
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import PartPlace, part_prefix
-from noetl_dagster.tools.sinks.postgres import Complete, SinkWriter
+from noetl_dagster.tools.sinks.postgres import Complete, write_sink
 from noetl_dagster.worker.chunks import ChunkStreams
 from noetl_dagster.worker.command import Command, CommandEvents, Outcome
 from noetl_dagster.worker.execution import Execution
@@ -213,8 +213,8 @@ class CommandRunner:
                 )
             else:
                 complete = self._completion(command, outcome)
-                written = await SinkWriter(self._box).write(
-                    sink, value, names, identity=identity, complete=complete
+                written = await write_sink(
+                    self._box, sink, value, names, identity=identity, complete=complete
                 )
                 completed = written.completed
         except Exception as error:

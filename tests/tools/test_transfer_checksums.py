@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.transfer.files import ParquetTables
+from noetl_dagster.tools.rows.files import ParquetRows
 from tests.serving import served
 
 pytestmark = pytest.mark.long
@@ -221,15 +221,15 @@ async def test_json_has_no_word_for_nan(run: Any, tmp_path: Path) -> None:
 async def test_a_file_that_holds_other_rows_is_not_published(
     run: Any, source: asyncpg.Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flush = ParquetTables._flush
+    flush = ParquetRows._flush
 
-    def doubled(self: ParquetTables) -> None:
+    def doubled(self: ParquetRows) -> None:
         if self._waiting:
             table = self._waiting[0]
             self._waiting = [pa.concat_tables([table.slice(1), table.slice(1, 1)]), *self._waiting[1:]]
         flush(self)
 
-    monkeypatch.setattr(ParquetTables, "_flush", doubled)
+    monkeypatch.setattr(ParquetRows, "_flush", doubled)
     (tmp_path / "out.parquet").write_text("old")
     given = {"source": {"kind": "postgres", "table": "source"}, "target": {"path": "out.parquet"}}
 

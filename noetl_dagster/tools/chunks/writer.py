@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import mmap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Self
 
-from noetl_dagster.errors import ToolError
 from noetl_dagster.result_ref import ResultRef, RowsAround
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import codec
@@ -19,21 +18,8 @@ from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.rows.formats import CHUNK_ROWS
 
 
-@dataclass(slots=True)
-class _Held:
-    """A stored chunk that is not recorded yet, because it has to say whether another one follows."""
-
-    index: int
-    ref: ResultRef
-    position: Any
-
-
 class _LinePages:
-    """Lines of the chunk that is being made, in memory pages of their own.
-
-    These return to the system when the chunk is stored, while those of a growing ``bytearray`` may stay with the
-    process.
-    """
+    """Lines of the chunk that is being made, in memory pages that return to the system when it is stored."""
 
     def __init__(self, capacity: int) -> None:
         self._pages = _pages(capacity)
@@ -76,22 +62,21 @@ class ChunkWriter:
     """
 
     def __init__(
-        self, call: ToolCall, box: Toolbox, stored: Sequence[Chunk], *, seeks: bool, size: int | None = None
+        self, call: ToolCall, box: Toolbox, stored: Sequence[Chunk] | None, *, seeks: bool, size: int | None
     ) -> None:
-        self._call = call
-        self._box = box
-        self._seeks = seeks
+        self._call, self._box, self._size = call, box, size
+        self._knows_stored = stored is not None
+        stored = stored or ()
         self._parts = [chunk.ref for chunk in stored]
         self._place = len(stored) if seeks else 0
-        self._held: list[_Held] = []
+        # stored and not recorded yet, since the last one has to say whether another one follows
+        self._held: list[Chunk] = []
         self._last = stored[-1].position if stored else None
         self._limit = box.settings.chunk_bytes
-        self._size = size
         self._lines: _LinePages | None = None
         self._columns: Mapping[str, str] | None = None
         self._at: Any = None
         self._storing: asyncio.Task[None] | None = None
-        self._knows_stored = True
         self.holds_back = False
         self.rows = sum(ref.rows or 0 for ref in self._parts) if seeks else 0
         self.stored = len(stored)
@@ -109,14 +94,11 @@ class ChunkWriter:
             size: rows of the chunks that ``add`` and ``take`` cut, at most; None limits only their bytes, and those
                 that a step takes to ``CHUNK_ROWS``: small rows as Python values take many times their bytes.
         """
-        is_wanted = cls.is_wanted(call, box)
-        at_once = seeks or is_wanted
-        if size is None and is_wanted:
-            size = CHUNK_ROWS
-        stored = await box.chunks.told(call) if box.chunks is not None and at_once else []
-        writer = cls(call, box, stored, seeks=seeks, size=size)
-        writer._knows_stored = box.chunks is None or at_once
-        return writer
+        wanted = cls.is_wanted(call, box)
+        stored: Sequence[Chunk] | None = () if box.chunks is None else None
+        if box.chunks is not None and (seeks or wanted):
+            stored = await box.chunks.told(call)
+        return cls(call, box, stored, seeks=seeks, size=CHUNK_ROWS if size is None and wanted else size)
 
     @classmethod
     def is_wanted(cls, call: ToolCall, box: Toolbox) -> bool:
@@ -143,9 +125,6 @@ class ChunkWriter:
 
         Args:
             position: at which a producer that can seek resumes after the last of them.
-
-        Raises:
-            ToolError, StorageError: as :meth:`put`, for this chunk or the one before.
         """
         start = 0
         while start < len(rows):
@@ -202,7 +181,7 @@ class ChunkWriter:
             return
         if not self.holds_back:
             await self._tell(more=True)
-        self._held.append(_Held(place, ref, position))
+        self._held.append(Chunk(place, ref, position))
         self._parts.append(ref)
 
     async def finish(
@@ -223,7 +202,9 @@ class ChunkWriter:
             if fields is not None and self._last is not None:
                 around = RowsAround.model_validate(self._last)
         else:
-            self._end()
+            if self._place < len(self._parts):  # chunks of an earlier run that did not come again
+                self._refuse_change(f"there are {self._place} chunks, not {len(self._parts)} as there were")
+                del self._parts[self._place :]
             around = None if fields is None else await self._around(fields, at)
         await self._tell(more=False, around=around)
         spec = self._call.task.spec.result
@@ -240,8 +221,8 @@ class ChunkWriter:
 
     def _tier(self, value: Any) -> Any:
         """Returns the tier of a chunk: a small one stays in its reference, unless the task names a tier."""
-        small = isinstance(value, JsonLines) and len(value.data) <= self._box.settings.inline_result_bytes
         wanted = self._call.task.spec.result.store
+        small = isinstance(value, JsonLines) and len(value.data) <= self._box.settings.inline_result_bytes
         return StoreTier.EVENTLOG if small and wanted is None else wanted
 
     async def _cut(self) -> None:
@@ -259,15 +240,13 @@ class ChunkWriter:
     async def _tell(self, *, more: bool, around: RowsAround | None = None) -> None:
         """Records the chunks that are held back; the last one's position holds the fields around the rows."""
         held, self._held = self._held, []
-        if self._box.chunks is None:
-            return
-        chunks = [Chunk(one.index, one.ref, one.position) for one in held]
-        if chunks and not more:
-            position = held[-1].position
+        if held and not more:
+            last = held.pop()
             if around is not None:
-                position = around.model_dump(mode="json", exclude_defaults=True)
-            chunks[-1] = Chunk(held[-1].index, held[-1].ref, position, more=False)
-        await self._box.chunks.tell(self._call, *chunks)
+                last = replace(last, position=around.model_dump(mode="json", exclude_defaults=True))
+            held.append(replace(last, more=False))
+        if self._box.chunks is not None:
+            await self._box.chunks.tell(self._call, *held)
 
     async def _is_same(self, place: int, value: Any) -> bool:
         """Returns whether a stored chunk equals this one. If its step has taken it, a difference is an error."""
@@ -277,21 +256,12 @@ class ChunkWriter:
         self._refuse_change(f"chunk {place} is not what it was")
         return False
 
-    def _end(self) -> None:
-        """Drops chunks of an earlier run that did not come again from the result."""
-        if self._place < len(self._parts):
-            self._refuse_change(f"there are {self._place} chunks, not {len(self._parts)} as there were")
-            del self._parts[self._place :]
-
     def _refuse_change(self, what: str) -> None:
-        if not self.is_wanted(self._call, self._box):
-            return
-        raise ToolError(
-            f"{self._call.task.kind} in step {self._call.step}: {what} when an earlier run stored it, and a step has "
-            "taken it; the source has changed, or gives its rows in another order each time: order them, or start a "
-            "new execution",
-            kind="schema",
-        )
+        if self.is_wanted(self._call, self._box):
+            raise self._call.error(
+                f"{what} when an earlier run stored it, and a step has taken it; the source has changed, or gives its "
+                "rows in another order each time: order them, or start a new execution"
+            )
 
     async def _around(self, fields: Mapping[str, Any], at: Sequence[str]) -> RowsAround:
         """Returns the fields around the rows; those that are too large for events are stored."""
@@ -334,7 +304,7 @@ class ChunkedResult:
         self._box = box
         self._writer: ChunkWriter | None = None
         self._rest: Any = []
-        self.wanted = box.chunks is not None and box.chunks.wanted(call)
+        self.wanted = ChunkWriter.is_wanted(call, box)
         self.most_bytes = box.settings.chunk_bytes
         self.chunk_bytes = 0 if self.wanted else self.most_bytes
         self.position: Any = None
@@ -357,12 +327,7 @@ class ChunkedResult:
         self._writer = await ChunkWriter.open(self._call, self._box)
 
     async def put(self, chunk: Gathered) -> bool:
-        """Stores a chunk, or keeps it if it is all; returns False when an earlier run has stored everything.
-
-        Raises:
-            ToolError: the stored chunk is another one.
-            StorageError: no tier took it.
-        """
+        """Stores a chunk, or keeps it if it is all; returns False when an earlier run has stored everything."""
         if self._writer is None:
             if not (chunk.full or self.wanted):
                 self._rest = chunk.rows
@@ -384,7 +349,8 @@ class ChunkedResult:
         """
         if self._writer is None and self.wanted and fields is not None:
             await self.put(Gathered([], full=False))  # a chunk without rows, so that the fields are no row
+        envelope = dict(details or {})
         if self._writer is not None:
-            return ToolResult(ref=await self._writer.finish(fields, ("data",)), details=dict(details or {}))
+            return ToolResult(ref=await self._writer.finish(fields, ("data",)), details=envelope)
         data = self._rest if fields is None else {**fields, "data": self._rest}
-        return ToolResult(data=data, details=dict(details or {}))
+        return ToolResult(data=data, details=envelope)

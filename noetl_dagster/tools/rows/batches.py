@@ -12,9 +12,8 @@ from noetl_dagster.tools.rows.jsonable import is_table
 def rows_of(value: Any) -> list[Mapping[str, Any]]:
     """Returns the rows inside a result.
 
-    A list of mappings as it is; of a SQL result its ``rows``; of an http result its body; of a mapping whose
-    ``data``, ``rows`` or ``items`` is a list of mappings that list; else the mapping as one row. A table's
-    rows as mappings. Anything else becomes one row ``{value: ...}`` each.
+    These are the body of an http result; the list of mappings under ``rows``, ``data`` or ``items``; the mapping itself
+    as one row; the rows of a table. Any other value becomes a row ``{value: ...}``.
     """
     if is_table(value):
         return list(value.to_dict("records") if hasattr(value, "to_dict") else value.to_pylist())
@@ -34,17 +33,16 @@ def rows_of(value: Any) -> list[Mapping[str, Any]]:
     return [] if value is None else [{"value": value}]
 
 
-ROWS_AT_ONCE = 1_000
-"""Rows of a batch at least, except the last one."""
+ROWS_AT_ONCE = 1_000  # of a batch at least, except the last one
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResult:
-    """A result that stays in its store, and is read some rows at a time.
+    """A result that stays in its store.
 
     Attributes:
-        parts: reads its rows from the first on: lists, or Arrow batches of a table.
-        whole: reads the value that has them.
+        parts: reads its rows, in lists or Arrow batches.
+        whole: reads the value that contains them.
     """
 
     parts: Callable[[], AsyncIterator[Any]]
@@ -52,7 +50,7 @@ class StoredResult:
 
 
 async def batches_of(result: Any) -> AsyncIterator[list[Mapping[str, Any]]]:
-    """Yields the rows that :func:`rows_of` finds: of :class:`StoredResult` some at a time, of others together.
+    """Yields the rows that :func:`rows_of` finds: those of a :class:`StoredResult` batch by batch, others together.
 
     No batch is empty. Every call yields the same batches.
     """
@@ -72,6 +70,4 @@ async def batches_of(result: Any) -> AsyncIterator[list[Mapping[str, Any]]]:
 
 async def has_rows(result: Any) -> bool:
     """Returns whether a result has a row."""
-    async for _ in batches_of(result):
-        return True
-    return False
+    return await anext(batches_of(result), None) is not None

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
+from noetl_dagster.tools.rows.files import is_text
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.rows.values import parameter, row_value
 
@@ -30,8 +31,8 @@ _NUMBERS = frozenset({"float4", "float8", "numeric"})
 _TIMES = frozenset({"timestamptz", "timestamp", "date", "time"})
 
 
-def csv_of_rows(
-    rows: Sequence[Mapping[str, Any]],
+def encode_csv(
+    rows: Sequence[Mapping[str, Any]] | pa.Table,
     columns: Sequence[str],
     types: Mapping[str, str],
     *,
@@ -43,23 +44,14 @@ def csv_of_rows(
         types: type name of each column as in ``pg_type.typname`` (arrays begin with ``_``).
         keep_nul: keep NUL characters, which the server refuses, in texts.
     """
-    return _written([_of_values([row.get(name) for row in rows], types[name]) for name in columns], keep_nul)
-
-
-def csv_of_table(
-    table: pa.Table, columns: Sequence[str], types: Mapping[str, str], *, keep_nul: bool = False
-) -> bytes:
-    """Encodes an Arrow table as CSV, as :func:`csv_of_rows` does the same rows."""
-    return _written([_of_arrow(table.column(name), types[name]) for name in columns], keep_nul)
-
-
-def _written(columns: Sequence[Any], keep_nul: bool) -> bytes:
+    if isinstance(rows, pa.Table):
+        encoded = [_of_arrow(rows.column(name), types[name]) for name in columns]
+    else:
+        encoded = [_of_values([row.get(name) for row in rows], types[name]) for name in columns]
     out = pa.BufferOutputStream()
-    arrow_csv.write_csv(pa.table(list(columns), names=list(map(str, range(len(columns))))), out, _OPTIONS)
+    arrow_csv.write_csv(pa.table(encoded, names=list(map(str, range(len(encoded))))), out, _OPTIONS)
     text: bytes = out.getvalue().to_pybytes()
-    return (
-        text if keep_nul or b"\0" not in text else text.replace(b"\0", b"")
-    )  # PostgreSQL's text cannot hold one
+    return text if keep_nul else text.replace(b"\0", b"")
 
 
 def _of_values(values: list[Any], type_name: str) -> Any:
@@ -84,30 +76,25 @@ def _of_arrow(column: Any, type_name: str) -> Any:
         return _of_arrow(column.cast(kind.value_type), type_name)
     if pa.types.is_null(kind):
         return pa.nulls(len(column), pa.string())
-    if (pa.types.is_string(kind) or pa.types.is_large_string(kind)) and type_name not in _NOT_PLAIN:
-        return column
-    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+    if (
+        pa.types.is_integer(kind)
+        or pa.types.is_decimal(kind)
+        or (is_text(kind) and type_name not in _NOT_PLAIN)
+        or (pa.types.is_boolean(kind) and type_name == "bool")
+        or (pa.types.is_date(kind) and type_name in _TIMES)
+    ):
         return column
     if pa.types.is_floating(kind) and type_name in _NUMBERS:
         return column if type_name == "float4" else column.cast(pa.float64())
-    if pa.types.is_boolean(kind) and type_name == "bool":
-        return column
-    if pa.types.is_date(kind) and type_name in _TIMES:
-        return column
     if pa.types.is_time(kind) and type_name in _TIMES:
         return column.cast(pa.string())
     if pa.types.is_timestamp(kind) and type_name in _TIMES:
-        return _timestamp_texts(column)
+        if kind.tz is None:
+            return column.cast(pa.string())
+        # in UTC, because Arrow is slow at looking up the offset of each value
+        text = column.cast(pa.timestamp(kind.unit, "UTC")).cast(pa.timestamp(kind.unit)).cast(pa.string())
+        return pc.binary_join_element_wise(text, "+00", "")
     return _one_by_one(column.to_pylist(maps_as_pydicts="strict"), type_name)
-
-
-def _timestamp_texts(column: Any) -> Any:
-    """Returns timestamps as text; those with a zone in UTC, because Arrow is slow at looking up each one's offset."""
-    kind = column.type
-    if kind.tz is None:
-        return column.cast(pa.string())
-    text = column.cast(pa.timestamp(kind.unit, "UTC")).cast(pa.timestamp(kind.unit)).cast(pa.string())
-    return pc.binary_join_element_wise(text, "+00", "")
 
 
 def _one_by_one(values: Sequence[Any], type_name: str) -> Any:
@@ -131,7 +118,10 @@ def plain_text(value: Any, type_name: str) -> str:
     if isinstance(value, bytes | bytearray | memoryview):
         return f"\\x{bytes(value).hex()}"
     if type_name == "bytea":
-        return f"\\x{_from_base64(value).hex()}"
+        try:
+            return f"\\x{base64.b64decode(value, validate=True).hex()}"
+        except binascii.Error:
+            return f"\\x{value.encode().hex()}"
     if isinstance(value, dt.datetime | dt.date | dt.time):
         return value.isoformat()
     if isinstance(value, dt.timedelta):
@@ -142,13 +132,6 @@ def plain_text(value: Any, type_name: str) -> str:
         return _array(value, type_name[1:])
     plain = row_value(value)
     return plain if isinstance(plain, str) else orjson.dumps(to_jsonable(plain)).decode()
-
-
-def _from_base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error:
-        return text.encode()
 
 
 def _array(values: Sequence[Any], element: str) -> str:

@@ -11,20 +11,18 @@ The bytes alone decide where a piece ends, however they arrive: a second reading
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.rows.formats import CHUNK_ROWS, RowFormat
-from noetl_dagster.tools.rows.parsing import BOM, BlockOrigin, csv_rows, json_rows
+from noetl_dagster.tools.rows.formats import BOM, CHUNK_ROWS, BlockOrigin, RowFormat, csv_rows, json_rows
 
 CUT_FORMATS = frozenset({RowFormat.JSONL, RowFormat.CSV, RowFormat.JSON})
 
-RECORD_BYTES = 32 << 20
-"""The longest record."""
+RECORD_BYTES = 32 << 20  # of the longest record
 
 ParseCsv = Callable[[bytes, Sequence[str] | None, BlockOrigin, str], tuple[list[str] | None, Any]]
 
@@ -52,107 +50,90 @@ class Piece:
     full: bool = True
 
 
+@dataclass(slots=True, eq=False)
 class RowCutter:
     """Cuts one file of lines.
 
-    Args:
+    Attributes:
         size: bytes after which a piece ends with the record; it also ends after ``CHUNK_ROWS`` lines.
         name: of the file, for errors.
-        offset: position in the file of the first byte; the end of an earlier piece.
-        columns: of CSV whose bytes do not begin with the header.
+        offset: position in the file of the first byte that is in no piece yet.
+        columns: of CSV; None before the header.
         encoding: one that encodes line breaks, commas and quotes as ASCII does.
         longest: bytes that a record may have.
         parse_csv: parses a block of CSV; see :func:`csv_rows`.
     """
 
-    def __init__(
-        self,
-        format: RowFormat,
-        size: int,
-        *,
-        name: str,
-        offset: int = 0,
-        columns: Sequence[str] | None = None,
-        encoding: str = "utf-8",
-        longest: int = RECORD_BYTES,
-        parse_csv: ParseCsv = csv_rows,
-    ) -> None:
-        self.columns = None if columns is None else list(columns)
-        self._csv = format is RowFormat.CSV
-        self._size = size
-        self._name = name
-        self._encoding = encoding
-        self._longest = longest
-        self._parse_csv = parse_csv
-        self._offset = offset
-        self._rest = bytearray()  # the bytes of the piece that has not ended
-        self._at = 0  # how many of them have been searched
-        self._lines = 0  # that end among the searched bytes
-        self._quoted = False  # the searched bytes end inside of quotes
+    format: RowFormat
+    size: int
+    name: str
+    offset: int = 0
+    columns: list[str] | None = None
+    encoding: str = "utf-8"
+    longest: int = RECORD_BYTES
+    parse_csv: ParseCsv = csv_rows
+    _rest: bytearray = field(default_factory=bytearray)  # the bytes of the piece that has not ended
+    _at: int = 0  # how many of them have been searched
+    _lines: int = 0  # that end among the searched bytes
+    _quoted: bool = False  # the searched bytes end inside of quotes
 
     def feed(self, data: bytes) -> Iterator[Piece]:
-        """Takes further bytes and yields the pieces that end in them.
-
-        Raises:
-            ToolError: the bytes are not of the format.
-        """
+        """Takes further bytes and yields the pieces that end in them; raises ``ToolError`` if they cannot be parsed."""
         self._rest += data
         while (end := self._piece_end()) is not None:
             piece = self._piece(end, full=True)
             if len(piece.rows):
                 yield piece
-        if len(self._rest) > self._longest:
+        if len(self._rest) > self.longest:
             self._check_length()
 
     def end(self) -> Piece | None:
-        """Returns the rows that are left; None when there are none."""
+        """Returns the rows that are left; None if there are none."""
         piece = self._piece(len(self._rest), full=False)
         return piece if len(piece.rows) else None
 
     def _piece_end(self) -> int | None:
         """Returns the end of the first record that fills the piece; None while it has not arrived."""
         rest = self._rest
-        skipped = min(self._size - 1, len(rest))  # no piece ends before because of its size
+        skipped = min(self.size - 1, len(rest))  # no piece ends before because of its size
         if skipped > self._at:
             lines = rest.count(b"\n", self._at, skipped)
             if self._lines + lines < CHUNK_ROWS:
                 self._count(skipped, lines)
         while (found := rest.find(b"\n", self._at)) >= 0:
             self._count(found + 1, 1)
-            if not self._quoted and (self._at >= self._size or self._lines >= CHUNK_ROWS):
+            if not self._quoted and (self._at >= self.size or self._lines >= CHUNK_ROWS):
                 return self._at
         return None
 
     def _count(self, to: int, lines: int) -> None:
-        if self._csv:
+        if self.format is RowFormat.CSV:
             self._quoted ^= self._rest.count(b'"', self._at, to) % 2 == 1
         self._at, self._lines = to, self._lines + lines
 
     def _check_length(self) -> None:
         """Raises ``ToolError`` when the record at the end is longer than a record may be."""
         rest = bytes(self._rest)
-        begin = last_record_end(rest) if self._csv else rest.rfind(b"\n") + 1
-        if len(rest) - begin > self._longest:
-            origin = BlockOrigin(self._name, self._offset)
-            raise origin.broken_quote(rest) or BlockOrigin(self._name, self._offset + begin).error(
-                f"a record of more than {self._longest} bytes"
+        begin = last_record_end(rest) if self.format is RowFormat.CSV else rest.rfind(b"\n") + 1
+        if len(rest) - begin > self.longest:
+            origin = BlockOrigin(self.name, self.offset)
+            raise origin.broken_quote(rest) or BlockOrigin(self.name, self.offset + begin).error(
+                f"a record of more than {self.longest} bytes"
             )
 
     def _piece(self, end: int, *, full: bool) -> Piece:
         with memoryview(self._rest) as view:
             block = bytes(view[:end])
         del self._rest[:end]
-        origin = BlockOrigin(self._name, self._offset)
-        self._offset += end
+        origin = BlockOrigin(self.name, self.offset)
+        self.offset += end
         self._at, self._lines, self._quoted = 0, 0, False
-        if not block:
-            return Piece([], self._offset, full)
-        if self._csv:
-            self.columns, rows = self._parse_csv(block, self.columns, origin, self._encoding)
-            return Piece(rows, self._offset, full)
-        if origin.byte == 0:
-            block = block.removeprefix(BOM)
-        return Piece(json_rows(block.split(b"\n"), origin), self._offset, full)
+        if self.format is RowFormat.CSV:
+            self.columns, rows = self.parse_csv(block, self.columns, origin, self.encoding)
+        else:
+            lines = block.removeprefix(BOM) if origin.byte == 0 else block
+            rows = json_rows(lines.split(b"\n"), origin)
+        return Piece(rows, self.offset, full)
 
 
 def last_record_end(block: bytes) -> int:
@@ -174,47 +155,44 @@ def begins_array(beginning: bytes) -> bool:
 
 
 def ends_value(beginning: bytes) -> bool:
-    """Returns whether a comma follows the first value of an array.
-
-    Raises:
-        ToolError: it is no JSON.
-    """
+    """Returns whether a comma follows the first value of an array; raises ``ToolError`` if it is no JSON."""
     return next(ArrayCutter(1, name="the body").feed(beginning[:RECORD_BYTES]), None) is not None
 
 
+@dataclass(slots=True, eq=False)
 class ArrayCutter:
     """Cuts one array at its own commas.
 
     orjson parses the pieces: if each is JSON, then all of it is, and the brackets were counted correctly.
 
-    Args:
+    Attributes:
         size: bytes after which a piece ends with the value; it also ends after about ``CHUNK_ROWS`` values.
         name: of the file, for errors.
-        offset: position in the file of the first byte; the end of an earlier piece.
-        longest: bytes that a value may have.
+        offset: position in the file of the first byte that is not parsed yet.
+        longest: bytes that a value may have, if they are more than ``RECORD_BYTES``.
     """
 
     columns = None
 
-    def __init__(self, size: int, *, name: str, offset: int = 0, longest: int = RECORD_BYTES) -> None:
-        self._longest = max(longest, RECORD_BYTES)
-        self._size = size
-        self._block = min(size, _BLOCK)
-        self._rows: list[Any] = []  # those of the piece that has not ended; they end at the offset
-        self._bytes = 0
-        self._name = name
-        self._offset = offset
-        self._rest = bytearray()  # the bytes after the offset
-        self._at = 0  # how many of them have been searched
-        self._depth = 1 if offset else 0  # of brackets there
-        self._quoted = False
+    size: int
+    name: str
+    offset: int = 0
+    longest: int = RECORD_BYTES
+    _rows: list[Any] = field(default_factory=list)  # those of the piece that has not ended
+    _bytes: int = 0
+    _rest: bytearray = field(default_factory=bytearray)  # the bytes after the offset
+    _at: int = 0  # how many of them have been searched
+    _depth: int = 0  # of brackets there
+    _quoted: bool = False
+    _block: int = _BLOCK
+
+    def __post_init__(self) -> None:
+        self.longest = max(self.longest, RECORD_BYTES)
+        self._depth = 1 if self.offset else 0
+        self._block = min(self.size, _BLOCK)
 
     def feed(self, data: bytes) -> Iterator[Piece]:
-        """Takes further bytes and yields the pieces that end in them.
-
-        Raises:
-            ToolError: the bytes are no JSON array.
-        """
+        """Takes further bytes and yields the pieces that end in them; raises ``ToolError`` if they cannot be parsed."""
         self._rest += data
         while (comma := self._comma()) is not None:
             rows = self._parsed(bytes(self._rest[:comma]) + b"]")
@@ -222,34 +200,30 @@ class ArrayCutter:
                 raise self._not_json("a value is missing before a comma")
             del self._rest[: comma + 1]
             self._at = 0
-            self._offset += comma + 1
+            self.offset += comma + 1
             self._rows += rows
             self._bytes += comma + 1
-            if self._bytes >= self._size or len(self._rows) >= CHUNK_ROWS:
+            if self._bytes >= self.size or len(self._rows) >= CHUNK_ROWS:
                 yield self._piece(full=True)
-        if len(self._rest) > self._block + self._longest:
-            raise BlockOrigin(self._name, self._offset).error(
-                f"a value of more than {self._longest} bytes is in the JSON array; is there a quote or bracket that is "
+        if len(self._rest) > self._block + self.longest:
+            raise BlockOrigin(self.name, self.offset).error(
+                f"a value of more than {self.longest} bytes is in the JSON array; is there a quote or bracket that is "
                 "never closed?"
             )
 
     def end(self) -> Piece | None:
-        """Returns the rows that are left; None when there are none.
-
-        Raises:
-            ToolError: the array does not end here, or has ended before.
-        """
+        """Returns the rows that are left, if any; raises ``ToolError`` if the array does not end here."""
         rows = self._parsed(bytes(self._rest))
-        if not rows and self._offset:
+        if not rows and self.offset:
             raise self._not_json("a value is missing after a comma")
         self._rows += rows
-        self._offset += len(self._rest)
+        self.offset += len(self._rest)
         self._rest.clear()
         return self._piece(full=False) if self._rows else None
 
     def _piece(self, *, full: bool) -> Piece:
         rows, self._rows, self._bytes = self._rows, [], 0
-        return Piece(rows, self._offset, full)
+        return Piece(rows, self.offset, full)
 
     def _comma(self) -> int | None:
         """Returns the position of the first comma between values after a block; None while it has not arrived."""
@@ -285,7 +259,7 @@ class ArrayCutter:
 
     def _parsed(self, text: bytes) -> list[Any]:
         try:
-            rows = orjson.loads(b"[" + text if self._offset else text.removeprefix(BOM))
+            rows = orjson.loads(b"[" + text if self.offset else text.removeprefix(BOM))
         except orjson.JSONDecodeError as error:
             raise self._not_json(str(error)) from None
         if not isinstance(rows, list):
@@ -293,13 +267,13 @@ class ArrayCutter:
         return rows
 
     def _not_json(self, why: str) -> ToolError:
-        return BlockOrigin(self._name, self._offset).error(f"no JSON array: {why}")
+        return BlockOrigin(self.name, self.offset).error(f"no JSON array: {why}")
 
 
 def cutter_for(
     format: RowFormat,
     size: int,
-    position: dict[str, Any],
+    position: Mapping[str, Any],
     name: str,
     encoding: str = "utf-8",
     longest: int = RECORD_BYTES,
@@ -309,11 +283,8 @@ def cutter_for(
 
     Args:
         position: empty at the beginning of the file, else the ``offset`` and ``columns`` after an earlier piece.
-        longest: bytes that a value of an array may have.
     """
     offset, columns = position.get("offset", 0), position.get("columns")
     if format is RowFormat.JSON:
-        return ArrayCutter(size, name=name, offset=offset, longest=longest)
-    return RowCutter(
-        format, size, name=name, offset=offset, columns=columns, encoding=encoding, parse_csv=parse_csv
-    )
+        return ArrayCutter(size, name, offset, longest)
+    return RowCutter(format, size, name, offset, columns, encoding, longest, parse_csv)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -22,25 +23,18 @@ from noetl_dagster.tools.rows.values import row_value
 Row = Mapping[str, Any]
 
 
-class RowWriter(Protocol):
-    """Writes chunks of rows to a file."""
-
-    def write(self, rows: Sequence[Row]) -> None:
-        """Writes rows."""
-
-    def close(self) -> None:
-        """Completes the file."""
-
-
-def row_writer(path: Path, format: RowFormat, schema: pa.Schema | None = None) -> RowWriter:
-    """Returns a writer of a file.
+def row_writer(
+    path: Path, format: RowFormat, schema: pa.Schema | None = None, group_rows: int = 0
+) -> ParquetRows | _CsvRows | _JsonRows:
+    """Returns a writer of a file, with the methods ``write`` and ``close``.
 
     Args:
-        schema: of Parquet, if the first chunk does not show it.
+        schema: of Parquet, if the first rows do not show it.
+        group_rows: rows of a row group of Parquet at least.
     """
     match format:
         case RowFormat.PARQUET:
-            return _ParquetRows(path, schema)
+            return ParquetRows(path, schema, group_rows)
         case RowFormat.CSV:
             return _CsvRows(path)
         case _:
@@ -93,52 +87,70 @@ class _CsvRows:
         self._file.close()
 
 
-class _ParquetRows:
-    """Parquet with a given schema or that of the first chunk; columns that are null there become text."""
+class ParquetRows:
+    """Parquet with a given schema or that of the first rows; columns that are null there become text.
 
-    def __init__(self, path: Path, schema: pa.Schema | None) -> None:
-        self._path = path
+    Attributes:
+        schema: None before the first rows.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema | None, group_rows: int) -> None:
+        self.schema = schema
+        self._path, self._group_rows = path, group_rows
         self._writer: pq.ParquetWriter | None = None
-        self._schema = schema
+        self._waiting: list[pa.Table] = []
+        self._rows = 0
 
-    def write(self, rows: Sequence[Row]) -> None:
-        table = arrow_rows(rows, self._schema)
+    def write(self, rows: Sequence[Row] | pa.Table) -> pa.Table:
+        """Writes rows as soon as they are enough for a row group; returns them as they are written."""
+        table = arrow_table(rows, self.schema)
         if self._writer is None:
-            self._schema = table.schema
-            self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd")
-        self._writer.write_table(table)
+            self.schema = _without_null(table.schema)
+            table = table.cast(self.schema)
+            # a dictionary of numbers or times costs more than it saves
+            texts = [item.name for item in self.schema if pa.types.is_string(item.type)]
+            self._writer = pq.ParquetWriter(
+                self._path, self.schema, compression="zstd", use_dictionary=texts or False
+            )
+        self._waiting.append(table)
+        self._rows += len(table)
+        if self._rows >= self._group_rows:
+            self._flush()
+        return table
+
+    def _flush(self) -> None:
+        if self._waiting and self._writer is not None:
+            self._writer.write_table(pa.concat_tables(self._waiting))
+        self._waiting, self._rows = [], 0
 
     def close(self) -> None:
+        """Completes the file."""
         if self._writer is None:
             pq.write_table(pa.table({}), self._path)
         else:
+            self._flush()
             self._writer.close()
 
 
-def arrow_rows(rows: Sequence[Row], schema: pa.Schema | None = None) -> pa.Table:
+def arrow_table(rows: Sequence[Row] | pa.Table, schema: pa.Schema | None = None) -> pa.Table:
     """Returns rows as an Arrow table of the given schema, or of the schema that their values show.
 
-    Numerics are doubles; identifiers, addresses and the like are text.
+    Numerics are doubles; identifiers, addresses and the like are text. Columns that a table lacks are null.
 
     Raises:
         ToolError: the rows do not fit the schema.
     """
-    plain = [{name: _arrow_value(value) for name, value in row.items()} for row in rows]
-    try:
+    with _one_type_a_column():
+        if isinstance(rows, pa.Table):
+            return rows if schema is None else _fitted(rows, schema)
         if schema is not None:
-            return pa.Table.from_pylist(plain, schema=schema)
-        table = _inferred(plain)
+            return pa.Table.from_pylist(_arrow_values(rows), schema=schema)
+        table = _inferred(rows)
         return table.cast(_without_null(table.schema))
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise _mixed(error) from None
 
 
 async def arrow_schema(batches: AsyncIterable[Sequence[Row]]) -> pa.Schema:
-    """Returns the schema that the values of all rows show together, as :func:`arrow_rows` finds it.
-
-    Raises:
-        ToolError: the values of a column have no common type.
-    """
+    """Returns the schema of all rows together; raises ``ToolError`` if the values of a column have no common type."""
     known = pa.schema([])
     async for rows in batches:
         known = await asyncio.to_thread(_widened, known, rows)
@@ -147,16 +159,39 @@ async def arrow_schema(batches: AsyncIterable[Sequence[Row]]) -> pa.Schema:
 
 def _widened(known: pa.Schema, rows: Sequence[Row]) -> pa.Schema:
     """Returns a schema for rows and for earlier ones of a known schema."""
-    plain = [{name: _arrow_value(value) for name, value in row.items()} for row in rows]
+    with _one_type_a_column():
+        return pa.unify_schemas([known, _inferred(rows).schema], promote_options="permissive")
+
+
+@contextmanager
+def _one_type_a_column() -> Iterator[None]:
     try:
-        return pa.unify_schemas([known, _inferred(plain).schema], promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise _mixed(error) from None
+        yield
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise ToolError(
+            f"rows of different types in one column: {error}; convert the column in the source", kind="schema"
+        ) from None
 
 
-def _inferred(plain: Sequence[Row]) -> pa.Table:
+def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = [
+        table.column(field.name).cast(field.type)
+        if field.name in table.column_names
+        else pa.nulls(len(table), field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _inferred(rows: Sequence[Row]) -> pa.Table:
+    plain = _arrow_values(rows)
     columns = dict.fromkeys(name for row in plain for name in row)  # not every row has every one
     return pa.table({name: [row.get(name) for row in plain] for name in columns})
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Returns whether an Arrow type is text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _without_null(schema: pa.Schema) -> pa.Schema:
@@ -166,10 +201,8 @@ def _without_null(schema: pa.Schema) -> pa.Schema:
     )
 
 
-def _mixed(error: Exception) -> ToolError:
-    return ToolError(
-        f"rows of different types in one column: {error}; convert the column in the source", kind="schema"
-    )
+def _arrow_values(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [{name: _arrow_value(value) for name, value in row.items()} for row in rows]
 
 
 def _arrow_value(value: Any) -> Any:

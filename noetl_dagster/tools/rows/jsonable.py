@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import dataclasses
 import datetime as dt
+import json
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
@@ -15,6 +17,7 @@ from uuid import UUID
 
 INTEGER_BOUND = 1 << 63
 _PLAIN = frozenset({str, bool, type(None)})
+_TABLES = frozenset({"pandas.DataFrame", "pyarrow.Table", "pyarrow.RecordBatch"})
 
 
 class NotJsonableError(TypeError):
@@ -24,12 +27,7 @@ class NotJsonableError(TypeError):
 def is_table(value: Any) -> bool:
     """Returns whether a value is a pandas frame or an Arrow table, which the result store keeps as Parquet."""
     kind = type(value)
-    package = kind.__module__.partition(".")[0]
-    return (package, kind.__name__) in {
-        ("pandas", "DataFrame"),
-        ("pyarrow", "Table"),
-        ("pyarrow", "RecordBatch"),
-    }
+    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in _TABLES
 
 
 def to_jsonable(value: Any, path: str = "result") -> Any:
@@ -64,10 +62,8 @@ def _key(key: Any, path: str) -> str:
     plain = to_jsonable(key, f"a key of {path}")
     if isinstance(plain, str):
         return plain
-    if plain is None or isinstance(plain, bool):
-        return {None: "null", True: "true", False: "false"}[plain]
-    if isinstance(plain, int | float):
-        return str(plain)
+    if plain is None or isinstance(plain, bool | int | float):
+        return json.dumps(plain)
     raise NotJsonableError(f"{path} has a key of type {type(key).__name__}; keys must be text")
 
 
@@ -91,16 +87,17 @@ def _convert(value: Any, path: str) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(bytes(value)).decode()
     if isinstance(value, Mapping):
-        return {_key(key, path): to_jsonable(item, f"{path}.{key}") for key, item in value.items()}
+        return to_jsonable(dict(value), path)
     if isinstance(value, set | frozenset):
-        return _sorted_list(to_jsonable(list(value), path))
+        items = to_jsonable(list(value), path)
+        with suppress(TypeError):
+            return sorted(items)
+        return items
     if isinstance(value, BaseException):
         return f"{type(value).__name__}: {value}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            item.name: to_jsonable(getattr(value, item.name), f"{path}.{item.name}")
-            for item in dataclasses.fields(value)
-        }
+        fields = dataclasses.fields(value)
+        return to_jsonable({field.name: getattr(value, field.name) for field in fields}, path)
     return _convert_foreign(value, path)
 
 
@@ -118,13 +115,6 @@ def _convert_foreign(value: Any, path: str) -> Any:
         f"{path} is of type {type(value).__module__}.{type(value).__qualname__}, which has no JSON form; "
         "return mappings, lists, text, numbers, dates, or one pandas or Arrow table"
     )
-
-
-def _sorted_list(items: list[Any]) -> list[Any]:
-    try:
-        return sorted(items)
-    except TypeError:
-        return items
 
 
 def number_of(value: Decimal) -> int | float | str | None:

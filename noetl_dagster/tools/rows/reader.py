@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from noetl_dagster.errors import ReferenceNotAvailableError
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import locations
-from noetl_dagster.tools.rows.cutters import ArrayCutter, Piece, RowCutter, begins_array
+from noetl_dagster.tools.rows.cutters import ArrayCutter, Piece, RowCutter, begins_array, cutter_for
 from noetl_dagster.tools.rows.formats import RowFormat
 
 if TYPE_CHECKING:
@@ -18,15 +20,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BLOCK_BYTES = 1 << 20
-"""Bytes that are read at a time."""
-
-OBJECT_BUFFER_BYTES = 8 << 20
-"""Bytes of an object that are requested at a time when it is not read as a stream."""
-
+BLOCK_BYTES = 1 << 20  # that are read at a time
+OBJECT_BUFFER_BYTES = 8 << 20  # of an object that is not read as a stream
 _BEGINNING_BYTES = 1024  # enough to recognise an array
 
 
+@dataclass(frozen=True, slots=True)
 class RowFile:
     """A file of rows. Every reading opens it anew.
 
@@ -36,26 +35,16 @@ class RowFile:
         version: changes when the bytes change.
     """
 
-    def __init__(
-        self,
-        name: str,
-        size: int,
-        version: str,
-        opened: Callable[[], Any],
-        *,
-        store: Any = None,
-        key: str = "",
-    ) -> None:
-        self.name, self.size, self.version = name, size, version
-        self._opened, self._store, self._key = opened, store, key
+    name: str
+    size: int
+    version: str
+    _opened: Callable[[], Any]
+    _store: Any = None
+    _key: str = ""
 
     @classmethod
     def at(cls, uri: str, settings: Settings) -> RowFile:
-        """Finds a file in a mount or in an object store of the settings.
-
-        Raises:
-            ReferenceNotAvailableError: there is no such file.
-        """
+        """Finds a file in a mount or object store of the settings, or raises ``ReferenceNotAvailableError``."""
         filesystem, path = locations.arrow_filesystem(settings, uri)
         info = filesystem.get_file_info(path)
         if not info.is_file:
@@ -79,15 +68,12 @@ class RowFile:
             reader = obstore.open_reader(store, key, buffer_size=OBJECT_BUFFER_BYTES)
             return pa.PythonFile(_ObjectFile(reader), mode="r")
 
-        return cls(name, meta["size"], version, opened, store=store, key=key)
+        return cls(name, meta["size"], version, opened, store, key)
 
     async def is_array(self) -> bool:
         """Returns whether the file can be a JSON array."""
-        return begins_array(await asyncio.to_thread(self._beginning))
-
-    def _beginning(self) -> bytes:
-        with self._opened() as file:
-            return bytes(file.read(_BEGINNING_BYTES))
+        with await asyncio.to_thread(self._opened) as file:
+            return begins_array(await asyncio.to_thread(file.read, _BEGINNING_BYTES))
 
     async def blocks(self, offset: int = 0) -> AsyncIterator[bytes]:
         """Reads the bytes from an offset on; an object is read as one stream."""
@@ -151,12 +137,7 @@ async def cut(blocks: AsyncIterator[bytes], cutter: RowCutter | ArrayCutter) -> 
 
 def read_written(path: Path, format: RowFormat) -> Iterator[list[Any]]:
     """Reads a file of text that this process has written, however long its records are."""
-    longest = path.stat().st_size
-    cutter: RowCutter | ArrayCutter = (
-        ArrayCutter(BLOCK_BYTES, name=str(path), longest=longest)
-        if format is RowFormat.JSON
-        else RowCutter(format, BLOCK_BYTES, name=str(path), longest=longest)
-    )
+    cutter = cutter_for(format, BLOCK_BYTES, {}, str(path), longest=path.stat().st_size)
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             for piece in cutter.feed(block):
@@ -172,12 +153,14 @@ async def threaded(items: Iterable[T]) -> AsyncIterator[T]:
         yield item  # type: ignore[misc]
 
 
-class _ObjectFile:
+class _ObjectFile(io.RawIOBase):
     """An object as the file that Arrow reads."""
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
-        self.closed = False
+
+    def readable(self) -> bool:
+        return True
 
     def read(self, size: int = -1) -> bytes:
         return bytes(self._reader.read(None if size < 0 else size))
@@ -187,20 +170,3 @@ class _ObjectFile:
 
     def tell(self) -> int:
         return int(self._reader.tell())
-
-    def size(self) -> int:
-        return int(self._reader.size())
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        self.closed = True
-
-    def flush(self) -> None: ...

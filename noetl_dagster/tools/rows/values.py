@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime as dt
-import ipaddress
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -66,10 +65,10 @@ def _text(value: Any) -> str:
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, Mapping | list | tuple):
-        return orjson.dumps(to_jsonable(value)).decode()
     plain = to_jsonable(value)
-    return plain if isinstance(plain, str) else str(plain)
+    if isinstance(value, Mapping | list | tuple):
+        return orjson.dumps(plain).decode()
+    return str(plain)
 
 
 def _boolean(value: Any) -> bool:
@@ -79,10 +78,6 @@ def _boolean(value: Any) -> bool:
             return word in _TRUE
         raise ValueError("neither true nor false")
     return bool(value)
-
-
-def _numeric(value: Any) -> Decimal:
-    return value if isinstance(value, Decimal) else Decimal(str(value).strip())
 
 
 def _datetime(value: Any) -> dt.datetime:
@@ -143,7 +138,7 @@ _PARAMETERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(_FLOATS, float),
     **dict.fromkeys(_TEXTS, _text),
     "bool": _boolean,
-    "numeric": _numeric,
+    "numeric": lambda value: Decimal(str(value).strip()),
     "timestamptz": _timestamptz,
     "timestamp": _timestamp,
     "date": _date,
@@ -182,15 +177,7 @@ def row_value(value: Any) -> Any:
         }
     if isinstance(value, asyncpg.BitString):
         return value.as_string()
-    if isinstance(
-        value,
-        ipaddress.IPv4Address
-        | ipaddress.IPv6Address
-        | ipaddress.IPv4Interface
-        | ipaddress.IPv6Interface
-        | ipaddress.IPv4Network
-        | ipaddress.IPv6Network,
-    ):
+    if type(value).__module__ == "ipaddress":
         return str(value)
     if isinstance(value, tuple) and type(value).__module__.startswith("asyncpg"):  # geometric types
         return [row_value(item) for item in value]

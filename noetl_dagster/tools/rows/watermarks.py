@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.rows.batches import rows_of
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 Value = int | float | str
@@ -18,19 +17,17 @@ _TIME = re.compile(
     r"(?P<date>\d{4}-\d\d-\d\d)"
     r"(?:[T ](?P<time>\d\d:\d\d(?::\d\d)?)(?P<fraction>\.\d+)?\s?(?P<zone>Z|[+-]\d\d(?::?\d\d)?)?)?"
 )
-_NO_ZONE = "+00:00"
 _COLUMNS_SHOWN = 20
 
 
 def rank(value: Value) -> Value:
-    """Returns the value by which a watermark is compared: a number itself, a time as text in UTC, other text itself.
+    """Returns the value by which a watermark is compared: of a time its text in UTC, which sorts by time.
 
-    These texts sort by time, whatever the offset and precision; a time without an offset is in UTC, a date is its
-    midnight.
+    A time without an offset is in UTC, and a date is its midnight. Numbers and other texts are compared as they are.
     """
     if not isinstance(value, str) or (found := _TIME.fullmatch(value.strip())) is None:
         return value
-    zone = _NO_ZONE if found["zone"] in (None, "Z") else found["zone"]
+    zone = "+00:00" if found["zone"] in (None, "Z") else found["zone"]
     try:
         moment = datetime.fromisoformat(f"{found['date']}T{found['time'] or '00:00'}{zone}")
         text = moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
@@ -39,12 +36,7 @@ def rank(value: Value) -> Value:
     return text + (found["fraction"] or "").rstrip("0").rstrip(".")
 
 
-def goes_beyond(value: Value, other: Value, step: str) -> bool:
-    """Returns whether ``value`` is greater than ``other``.
-
-    Raises:
-        ToolError: one is a number and the other a text.
-    """
+def _goes_beyond(value: Value, other: Value, step: str) -> bool:
     first, second = rank(value), rank(other)
     if isinstance(first, str) != isinstance(second, str):
         raise _unfit(
@@ -56,39 +48,34 @@ def goes_beyond(value: Value, other: Value, step: str) -> bool:
 
 
 def greatest(values: Iterable[Any], step: str) -> Value | None:
-    """Returns the greatest value, without missing ones; None when there is none.
-
-    Raises:
-        ToolError: they cannot be compared, or are neither numbers nor texts nor times.
-    """
+    """Returns the greatest value that is not missing, if any; raises ``ToolError`` if they cannot be compared."""
     found: Value | None = None
     for value in values:
         plain = _plain(value, step)
-        if plain is not None and (found is None or goes_beyond(plain, found, step)):
+        if plain is not None and (found is None or _goes_beyond(plain, found, step)):
             found = plain
     return found
 
 
-async def greatest_of_batches(batches: AsyncIterable[Any], key: str, step: str) -> Value | None:
-    """Returns the greatest value of a column (a dotted path) among the rows of a result, batch by batch.
-
-    Returns:
-        None when there are no rows.
+async def greatest_of_batches(
+    batches: AsyncIterable[Sequence[Mapping[str, Any]]], key: str, step: str
+) -> Value | None:
+    """Returns the greatest value of a column (a dotted path) among the rows of a result; None if there are no rows.
 
     Raises:
         ToolError: there are rows and none of them has the column; or as :func:`greatest`.
     """
     path, has_column = key.split("."), False
-    first: list[Mapping[str, Any]] = []
+    first: Mapping[str, Any] | None = None
     found: Value | None = None
-    async for batch in batches:
-        rows = rows_of(batch)
-        first = first or rows[:1]
+    async for rows in batches:
+        first = rows[0] if first is None else first
         values = [value for row in rows if (value := _at(row, path)) is not _MISSING]
         has_column = has_column or bool(values)
         found = greatest([found, *values], step)
-    if first and not has_column:
-        raise _no_column(first[0], key, step)
+    if first is not None and not has_column:
+        columns = ", ".join(map(str, list(first)[:_COLUMNS_SHOWN])) or "none"
+        raise _unfit(step, f"no row of the result has the column {key!r} of state.key; columns: {columns}")
     return found
 
 
@@ -97,20 +84,13 @@ def moved(kept: Mapping[str, Any], value: Value | None, step: str) -> dict[str, 
 
     Args:
         kept: the watermark when the step was entered.
-
-    Raises:
-        ToolError: the value cannot be compared with that of the watermark.
     """
     before = kept["value"]
-    if value is None or (before is not None and not goes_beyond(value, before, step)):
+    if value is None or (before is not None and not _goes_beyond(value, before, step)):
         return None
-    return (
-        {name: kept[name] for name in WATERMARK_KEY} | {"value": value, "previous": before} | order_of(value)
-    )
-
-
-WATERMARK_KEY = ("playbook", "name", "partition", "since")
-"""Fields that identify a watermark in the log. ``since``: the event that last set it by hand, ``0`` if none has."""
+    # since: the event that last set it by hand, 0 if none has
+    identity = {name: kept[name] for name in ("playbook", "name", "partition", "since")}
+    return identity | {"value": value, "previous": before} | order_of(value)
 
 
 def order_of(value: Value) -> dict[str, Value]:
@@ -143,11 +123,6 @@ def _plain(value: Any, step: str) -> Value | None:
     if plain is None or (isinstance(plain, int | float | str) and not isinstance(plain, bool)):
         return plain
     raise _unfit(step, f"state.key gives {plain!r:.80}; a watermark is a number, a time or a text")
-
-
-def _no_column(row: Mapping[str, Any], key: str, step: str) -> ToolError:
-    columns = ", ".join(map(str, list(row)[:_COLUMNS_SHOWN])) or "none"
-    return _unfit(step, f"no row of the result has the column {key!r} of state.key; columns: {columns}")
 
 
 def _unfit(step: str, why: str) -> ToolError:

@@ -23,16 +23,14 @@ from pyarrow import dataset
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
-from noetl_dagster.tools.rows.files import arrow_rows, arrow_schema
+from noetl_dagster.tools.rows.files import arrow_schema, arrow_table
 from noetl_dagster.tools.sinks.place import PartPlace
-from noetl_dagster.tools.sql.duckdb import kind_of_duckdb
+from noetl_dagster.tools.sql.duckdb import is_held, kind_of_duckdb
 from noetl_dagster.tools.sql.tables import WriteMode, listed
 
 T = TypeVar("T")
 
-WAIT_SECONDS = 60.0
-"""Seconds to wait for another process that has the file open."""
-
+WAIT_SECONDS = 60.0  # for another process that has the file open
 PAUSE_SECONDS = 0.1
 
 # Published parts: a part that arrives late, from a worker that was assumed dead, is not published again.
@@ -41,7 +39,6 @@ CREATE SCHEMA IF NOT EXISTS noetl;
 CREATE TABLE IF NOT EXISTS noetl.sink_part (target VARCHAR, part VARCHAR, published TIMESTAMPTZ DEFAULT now(),
                                             PRIMARY KEY (target, part));
 """
-IS_PUBLISHED = "SELECT count(*) FROM noetl.sink_part WHERE target = ? AND part = ?"
 PUBLISHED = "SELECT part FROM noetl.sink_part WHERE target = ? AND part IN (SELECT unnest(?::VARCHAR[]))"
 NOTE_PUBLISHED = "INSERT INTO noetl.sink_part (target, part) VALUES (?, ?) ON CONFLICT DO NOTHING"
 HAS_TABLE = """
@@ -55,8 +52,7 @@ CREATE_TABLE = "CREATE TABLE IF NOT EXISTS {table} AS SELECT * FROM noetl_rows L
 CREATE_STAGED = (
     "CREATE TABLE IF NOT EXISTS {staged} AS SELECT ''::VARCHAR AS noetl_part, * FROM {table} LIMIT 0"
 )
-COLUMNS = "SELECT lower(column_name) FROM (DESCRIBE {table})"
-TYPES = "SELECT lower(column_name), column_name, column_type FROM (DESCRIBE {table})"
+TYPES = "SELECT lower(column_name), column_name, column_type FROM (DESCRIBE {of})"
 CHANGED = """
 SELECT {column}::VARCHAR FROM noetl_rows
 WHERE TRY_CAST(TRY_CAST({column} AS {type}) AS {compared}) IS DISTINCT FROM TRY_CAST({column} AS {compared}) LIMIT 1
@@ -69,6 +65,170 @@ REPLACED = "DELETE FROM {table} AS old USING {staged} AS new WHERE noetl_part = 
 COUNT = "SELECT count(*) FROM {staged}"
 DROP = "DROP TABLE {staged}"
 PARTS = "SELECT DISTINCT noetl_part FROM {staged} WHERE starts_with(noetl_part, ?)"
+
+
+class DuckdbParts:
+    """A :class:`~noetl_dagster.tools.sinks.place.PartTarget` in a DuckDB file."""
+
+    async def stage(self, place: PartPlace, result: Any) -> None:
+        """Stages the rows in a table of the schema ``noetl``."""
+        with tempfile.TemporaryDirectory(prefix="noetl-sink-") as folder:
+            rows, added = await _arrow_part(result, place.own, Path(folder, "rows.arrow"))
+            await _change(place, lambda staging: staging.stage(place, rows, added))
+
+    async def publish(self, target: PartPlace, parts: Collection[PartPlace]) -> None:
+        """Moves parts into the table; a part that was published before is left as it is."""
+        await _change(target, lambda staging: staging.publish(parts))
+
+    async def staged(self, target: PartPlace, prefix: str) -> set[str]:
+        """Returns the names of staged parts with a prefix."""
+        return await _change(target, lambda staging: staging.parts(prefix))
+
+    async def missing(self, target: PartPlace, parts: Collection[PartPlace]) -> list[str]:
+        """Returns the names of parts that are not recorded as published."""
+        names = [place.part for place in parts]
+        published = await _change(target, lambda staging: staging.published(names)) if names else set()
+        return [name for name in names if name not in published]
+
+    async def discard(self, target: PartPlace, names: Collection[str]) -> None:
+        """Deletes staged parts."""
+        await _change(target, lambda staging: staging.forget(names))
+
+
+async def _arrow_part(
+    result: Any, own: Mapping[str, Any], path: Path
+) -> tuple[pa.Table | dataset.Dataset, frozenset[str]]:
+    """Returns the rows as Arrow data, with the columns that name the iteration, and which of these were added.
+
+    Args:
+        path: of the file for the rows of a stored result.
+    """
+    names: set[str] = set()
+
+    async def named() -> AsyncIterator[list[dict[str, Any]]]:
+        async for rows in batches_of(result):
+            names.update(name for row in rows for name in row)
+            yield [{**row, **own, **row} for row in rows]
+
+    def taken() -> set[str]:
+        """Returns the iteration's columns that rows have in another case, which DuckDB does not distinguish."""
+        folded = {name.casefold() for name in names}
+        return {name for name in own if name not in names and name.casefold() in folded}
+
+    rows: pa.Table | dataset.Dataset
+    if isinstance(result, StoredResult):
+        schema = await arrow_schema(named())
+        schema = pa.schema([field for field in schema if field.name not in taken()])
+        with pa.ipc.new_file(path, schema) as file:
+            async for some in named():
+                file.write_table(await asyncio.to_thread(arrow_table, some, schema))
+        rows = dataset.dataset(path, format="ipc")
+    else:
+        [together] = [rows async for rows in named()]
+        rows = (await asyncio.to_thread(arrow_table, together)).drop_columns(list(taken()))
+    return rows, frozenset(own) - names - taken()
+
+
+class _Staging:
+    """The table of a place and the staging of its parts, in one transaction."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, place: PartPlace) -> None:
+        self._connection, self._target = connection, place.table
+        self._staged = "staged_" + place.table.replace('"', "'")
+        self._names = {"table": sql_identifier(place.table), "staged": f'noetl."{self._staged}"'}
+
+    def stage(self, place: PartPlace, rows: pa.Table | dataset.Dataset, added: frozenset[str]) -> None:
+        if self.published([place.part]):
+            return
+        self._connection.register("noetl_given", rows)
+        self._view(added)
+        self._run(CREATE_TABLE)
+        self._view(added - self._columns())
+        self._refuse_changed_values()
+        self._run(CREATE_STAGED)
+        self._run(FORGET, place.part)
+        self._run(STAGE, place.part)
+
+    def publish(self, parts: Collection[PartPlace]) -> None:
+        if not self._has_staged():
+            return
+        for place in parts:
+            if not self.published([place.part]):
+                self._delete_replaced(place)
+                self._run(MOVE, place.part)
+                self._run(NOTE_PUBLISHED, place.table, place.part)
+            self._run(FORGET, place.part)
+        self._drop_if_empty()
+
+    def parts(self, prefix: str) -> set[str]:
+        return {name for (name,) in self._run(PARTS, prefix)} if self._has_staged() else set()
+
+    def published(self, parts: Sequence[str]) -> set[str]:
+        return {name for (name,) in self._run(PUBLISHED, self._target, parts)}
+
+    def forget(self, parts: Collection[str]) -> None:
+        for part in parts:
+            self._run(FORGET, part)
+        self._drop_if_empty()
+
+    def _drop_if_empty(self) -> None:
+        """Drops an empty staging table, so that a table that is altered later is staged with its new columns."""
+        [(count,)] = self._run(COUNT)
+        if not count:
+            self._run(DROP)
+
+    def _run(self, query: str, *values: Any, **words: str) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = self._connection.execute(
+            query.format(**self._names, **words), list(values)
+        ).fetchall()
+        return found
+
+    def _view(self, without: frozenset[str]) -> None:
+        self._run(ROWS, without=f"EXCLUDE ({listed(sorted(without))})" if without else "")
+
+    def _columns(self) -> set[str]:
+        return {name for name, _, _ in self._run(TYPES, of=self._names["table"])}
+
+    def _has_staged(self) -> bool:
+        [(count,)] = self._run(HAS_TABLE, self._staged)
+        return bool(count)
+
+    def _refuse_changed_values(self) -> None:
+        """Refuses rows whose values a column's type would change: DuckDB rounds 2.5 to fit an integer.
+
+        Tables with decimals or floats define their own precision.
+        """
+        table = self._names["table"]
+        given = {name: (column, kind) for name, column, kind in self._run(TYPES, of="noetl_rows")}
+        for name, _, kind in self._run(TYPES, of=table):
+            column, own = given.get(name, ("", kind))
+            if kind == own or kind == "FLOAT" or kind.startswith("DECIMAL"):
+                continue
+            compared = own
+            if own == "VARCHAR":  # text by its content
+                is_whole = kind.endswith(("INT", "INTEGER"))
+                compared = "DECIMAL(38, 9)" if is_whole else "TIMESTAMP" if kind == "DATE" else kind
+            changed = self._run(CHANGED, column=sql_identifier(column), type=kind, compared=compared)
+            if changed:
+                raise ToolError(
+                    f"sink: table {table}: column {column} is {kind} and would change {own} "
+                    f"{changed[0][0][:50]!r}; create the table with the type that all rows have, or convert in 'args'",
+                    kind="schema",
+                )
+
+    def _delete_replaced(self, place: PartPlace) -> None:
+        """Deletes the rows that a part replaces: those of its key, of its iteration, or all."""
+        if place.mode is WriteMode.APPEND:
+            return
+        key: Collection[str] = place.key
+        if place.mode is WriteMode.REPLACE:
+            columns = self._columns()
+            key = [name for name in place.own if name in columns]
+        if key:
+            same = (f"old.{name} IS NOT DISTINCT FROM new.{name}" for name in map(sql_identifier, key))
+            self._run(REPLACED, place.part, same=" AND ".join(same))
+        else:
+            self._run(EMPTY)
 
 
 @dataclass(slots=True)
@@ -91,214 +251,11 @@ _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[str, _Queue]] 
 _running: set[asyncio.Task[None]] = set()
 
 
-class DuckdbParts:
-    """A :class:`~noetl_dagster.tools.sinks.place.PartTarget` in a DuckDB file."""
-
-    async def stage(self, place: PartPlace, result: Any) -> None:
-        """Stages the rows in a table of the schema ``noetl``."""
-        with tempfile.TemporaryDirectory(prefix="noetl-sink-") as folder:
-            given = await _arrow_part(result, place.own, Path(folder, "rows.arrow"))
-            await _change(place, lambda connection: _stage(connection, place, given))
-
-    async def publish(self, target: PartPlace, parts: Collection[PartPlace]) -> None:
-        """Moves parts into the table; a part that was published before is left as it is."""
-
-        def publish(connection: duckdb.DuckDBPyConnection) -> None:
-            if not _has_staged(connection, target):
-                return
-            names = _names(target)
-            for place in parts:
-                if not _is_published(connection, place):
-                    _delete_replaced(connection, place, names)
-                    connection.execute(MOVE.format(**names), [place.part])
-                    connection.execute(NOTE_PUBLISHED, [place.table, place.part])
-                connection.execute(FORGET.format(**names), [place.part])
-            _drop_if_empty(connection, names)
-
-        await _change(target, publish)
-
-    async def staged(self, target: PartPlace, prefix: str) -> set[str]:
-        """Returns the names of staged parts with a prefix."""
-
-        def staged(connection: duckdb.DuckDBPyConnection) -> set[str]:
-            if not _has_staged(connection, target):
-                return set()
-            return {
-                name for (name,) in connection.execute(PARTS.format(**_names(target)), [prefix]).fetchall()
-            }
-
-        return await _change(target, staged)
-
-    async def missing(self, target: PartPlace, parts: Collection[PartPlace]) -> list[str]:
-        """Returns the names of parts that are not recorded as published."""
-        if not parts:
-            return []
-        names = [place.part for place in parts]
-
-        def missing(connection: duckdb.DuckDBPyConnection) -> list[str]:
-            found = connection.execute(PUBLISHED, [target.table, names]).fetchall()
-            published = {name for (name,) in found}
-            return [name for name in names if name not in published]
-
-        return await _change(target, missing)
-
-    async def discard(self, target: PartPlace, names: Collection[str]) -> None:
-        """Deletes staged parts."""
-
-        def discard(connection: duckdb.DuckDBPyConnection) -> None:
-            for name in names:
-                connection.execute(FORGET.format(**_names(target)), [name])
-            _drop_if_empty(connection, _names(target))
-
-        await _change(target, discard)
-
-
-@dataclass(frozen=True, slots=True)
-class _PartRows:
-    """The rows of a part as Arrow data, with the columns that name the iteration.
-
-    Attributes:
-        added: names of those columns that the rows themselves do not have.
-    """
-
-    rows: pa.Table | dataset.Dataset
-    added: frozenset[str]
-
-    def view(self, without: frozenset[str]) -> str:
-        """Returns the statement that creates a view of the rows."""
-        return ROWS.format(without=f"EXCLUDE ({listed(sorted(without))})" if without else "")
-
-
-async def _arrow_part(result: Any, own: Mapping[str, Any], path: Path) -> _PartRows:
-    """Returns the rows as Arrow data; those of a stored result in a file at the path."""
-    names: set[str] = set()
-
-    async def named() -> AsyncIterator[list[dict[str, Any]]]:
-        async for rows in batches_of(result):
-            names.update(name for row in rows for name in row)
-            yield [{**row, **own, **row} for row in rows]
-
-    rows: pa.Table | dataset.Dataset
-    if isinstance(result, StoredResult):
-        schema = await arrow_schema(named())
-        schema = pa.schema([field for field in schema if field.name not in _taken(own, names)])
-        with pa.ipc.new_file(path, schema) as file:
-            async for some in named():
-                file.write_table(await asyncio.to_thread(arrow_rows, some, schema))
-        rows = dataset.dataset(path, format="ipc")
-    else:
-        [together] = [rows async for rows in named()]
-        rows = await asyncio.to_thread(arrow_rows, together)
-        rows = rows.drop_columns(list(_taken(own, names)))
-    return _PartRows(rows, frozenset(own) - names - _taken(own, names))
-
-
-def _taken(own: Mapping[str, Any], names: set[str]) -> set[str]:
-    """Returns the iteration's columns that the rows have in another case, which DuckDB does not distinguish."""
-    folded = {name.casefold() for name in names}
-    return {name for name in own if name not in names and name.casefold() in folded}
-
-
-def _stage(connection: duckdb.DuckDBPyConnection, place: PartPlace, given: _PartRows) -> None:
-    if _is_published(connection, place):
-        return
-    names = _names(place)
-    connection.register("noetl_given", given.rows)
-    connection.execute(given.view(given.added))
-    connection.execute(CREATE_TABLE.format(**names))
-    columns = {name for (name,) in connection.execute(COLUMNS.format(**names)).fetchall()}
-    connection.execute(given.view(given.added - columns))
-    _refuse_changed_values(connection, names)
-    connection.execute(CREATE_STAGED.format(**names))
-    connection.execute(FORGET.format(**names), [place.part])
-    connection.execute(STAGE.format(**names), [place.part])
-
-
-def _names(place: PartPlace) -> dict[str, str]:
-    return {"table": sql_identifier(place.table), "staged": f'noetl."{_staged_name(place)}"'}
-
-
-def _staged_name(place: PartPlace) -> str:
-    return "staged_" + place.table.replace('"', "'")
-
-
-def _has_staged(connection: duckdb.DuckDBPyConnection, place: PartPlace) -> bool:
-    return bool(_value(connection, HAS_TABLE, [_staged_name(place)]))
-
-
-def _is_published(connection: duckdb.DuckDBPyConnection, place: PartPlace) -> bool:
-    return bool(_value(connection, IS_PUBLISHED, [place.table, place.part]))
-
-
-def _refuse_changed_values(connection: duckdb.DuckDBPyConnection, names: dict[str, str]) -> None:
-    """Refuses rows whose values a column's type would change: DuckDB rounds 2.5 to fit an integer.
-
-    Tables with decimals or floats define their own precision.
-    """
-    given = {name: (column, type) for name, column, type in _types(connection, "noetl_rows")}
-    for name, _, type in _types(connection, names["table"]):
-        column, own = given.get(name, ("", type))
-        if type == own or type == "FLOAT" or type.startswith("DECIMAL"):
-            continue
-        query = CHANGED.format(column=sql_identifier(column), type=type, compared=_compared(own, type))
-        changed = connection.execute(query).fetchone()
-        if changed is not None:
-            raise ToolError(
-                f"sink: table {names['table']}: column {column} is {type} and would change {own} "
-                f"{changed[0][:50]!r}; create the table with the type that all rows have, or convert in 'args'",
-                kind="schema",
-            )
-
-
-def _compared(own: str, type: str) -> str:
-    """Returns the type in which a value is compared with its value in the column; text by its content."""
-    if own != "VARCHAR":
-        return own
-    if type.endswith(("INT", "INTEGER")):
-        return "DECIMAL(38, 9)"
-    return "TIMESTAMP" if type == "DATE" else type
-
-
-def _types(connection: duckdb.DuckDBPyConnection, table: str) -> list[tuple[str, str, str]]:
-    found: list[tuple[str, str, str]] = connection.execute(TYPES.format(table=table)).fetchall()
-    return found
-
-
-def _drop_if_empty(connection: duckdb.DuckDBPyConnection, names: dict[str, str]) -> None:
-    """Drops an empty staging table, so that a table that is altered later is staged with its new columns."""
-    if not _value(connection, COUNT.format(**names), []):
-        connection.execute(DROP.format(**names))
-
-
-def _delete_replaced(connection: duckdb.DuckDBPyConnection, place: PartPlace, names: dict[str, str]) -> None:
-    """Deletes the rows that a part replaces: those of its key, of its iteration, or all."""
-    if place.mode is WriteMode.APPEND:
-        return
-    columns = {name for (name,) in connection.execute(COLUMNS.format(**names)).fetchall()}
-    key = (
-        place.key if place.mode is WriteMode.UPSERT else tuple(name for name in place.own if name in columns)
-    )
-    if not key:
-        connection.execute(EMPTY.format(**names))
-        return
-    same = " AND ".join(f"old.{name} IS NOT DISTINCT FROM new.{name}" for name in map(sql_identifier, key))
-    connection.execute(REPLACED.format(**names, same=same), [place.part])
-
-
-def _value(connection: duckdb.DuckDBPyConnection, query: str, values: list[Any]) -> Any:
-    [(value,)] = connection.execute(query, values).fetchall()
-    return value
-
-
-async def _change(place: PartPlace, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
-    """Makes one change in a transaction on the database of a part.
-
-    Raises:
-        ToolError: DuckDB refused it, or another process has the file open for too long; nothing was changed.
-    """
+async def _change(place: PartPlace, work: Callable[[_Staging], T]) -> T:
+    """Makes one change in a transaction on a part's database; raises ``ToolError`` if nothing was changed."""
     loop = asyncio.get_running_loop()
     queue = _queues.setdefault(loop, defaultdict(_Queue))[place.path]
-    change = _Change(work, loop.create_future())
+    change = _Change(lambda connection: work(_Staging(connection, place)), loop.create_future())
     queue.waiting.append(change)
     making = asyncio.create_task(_make_changes(place.path, queue))
     _running.add(making)  # the loop itself holds tasks weakly
@@ -306,7 +263,7 @@ async def _change(place: PartPlace, work: Callable[[duckdb.DuckDBPyConnection], 
     try:
         return cast(T, await change.done)
     except duckdb.Error as error:
-        held = _is_held(error)
+        held = is_held(error)
         remedy = "; another process holds the file: end it, or give each a file of its own" if held else ""
         raise ToolError(
             f"sink: table {place.table} of {place.path}: {error}{remedy}",
@@ -367,10 +324,6 @@ def _opened(path: str) -> duckdb.DuckDBPyConnection:
         try:
             return duckdb.connect(path)
         except duckdb.Error as error:
-            if not _is_held(error) or time.monotonic() > until:
+            if not is_held(error) or time.monotonic() > until:
                 raise
             time.sleep(PAUSE_SECONDS)
-
-
-def _is_held(error: duckdb.Error) -> bool:
-    return isinstance(error, duckdb.IOException) and "lock" in str(error).lower()

@@ -31,18 +31,22 @@ class ObjectParts:
     async def stage(self, place: PartPlace, result: Any) -> None:
         """Writes a local file, and uploads it as a whole."""
         store = await self._store(place)
+        schema = None
+        if isinstance(result, StoredResult) and place.format is RowFormat.PARQUET:
+            schema = await arrow_schema(batches_of(result))
         with tempfile.TemporaryDirectory(prefix="noetl-sink-") as folder:
             local = Path(folder, "part")
-            await _write(local, place, result)
+            with contextlib.closing(row_writer(local, place.format, schema)) as writer:
+                async for rows in batches_of(result):
+                    await asyncio.to_thread(writer.write, rows)
             await obstore.put_async(store, _key(place, place.staged), local)
 
     async def publish(self, target: PartPlace, parts: Collection[PartPlace]) -> None:
         """Renames staged parts; a part that is not staged has been published before."""
         store = await self._store(target)
         for place in parts:
-            if (
-                place.kind is SinkKind.FILE and place.is_one_file
-            ):  # written first, so that every published part has its marker
+            if place.kind is SinkKind.FILE and place.is_one_file:
+                # written first, so that every published part has its marker
                 await obstore.put_async(store, _key(place, place.mark), place.part.encode())
             with contextlib.suppress(FileNotFoundError):
                 await obstore.rename_async(store, _key(place, place.staged), _key(place, place.published))
@@ -65,10 +69,9 @@ class ObjectParts:
         """Deletes staged parts."""
         store = await self._store(target)
         for name in names:
+            staged = target.model_copy(update={"part": name}).staged
             with contextlib.suppress(FileNotFoundError):
-                await obstore.delete_async(
-                    store, _key(target, target.model_copy(update={"part": name}).staged)
-                )
+                await obstore.delete_async(store, _key(target, staged))
 
     async def _store(self, place: PartPlace) -> Any:
         if place.kind is SinkKind.FILE:
@@ -83,11 +86,13 @@ def _key(place: PartPlace, path: str) -> str:
 
 
 def _missing(parts: Collection[PartPlace]) -> list[str]:
-    missing = [place.part for place in parts if not place.is_one_file and not Path(place.published).exists()]
+    missing = []
     replacing = defaultdict(list)
     for place in parts:
         if place.is_one_file:
             replacing[place.mark].append(place.part)
+        elif not Path(place.published).exists():
+            missing.append(place.part)
     for mark, names in replacing.items():  # each part replaces the one before, so one of them has to be there
         last = Path(mark).read_text() if Path(mark).exists() else ""
         if last not in names and _execution_of(last) < _execution_of(names[0]):
@@ -97,13 +102,3 @@ def _missing(parts: Collection[PartPlace]) -> list[str]:
 
 def _execution_of(part: str) -> int:
     return int(part.partition(".")[0] or 0)
-
-
-async def _write(path: Path, place: PartPlace, result: Any) -> None:
-    schema = None
-    if isinstance(result, StoredResult) and place.format is RowFormat.PARQUET:
-        schema = await arrow_schema(batches_of(result))
-    writer = row_writer(path, place.format, schema)
-    with contextlib.closing(writer):
-        async for rows in batches_of(result):
-            await asyncio.to_thread(writer.write, rows)

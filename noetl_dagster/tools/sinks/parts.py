@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,15 +30,12 @@ class PartSinks:
         own: Mapping[str, Any],
         folder: str,
     ) -> PartPlace | None:
-        """Renders a sink's fields and stages the rows of one result.
+        """Renders a sink's fields and stages the rows of one result; None if it has none.
 
         Args:
             value: the result; see :func:`batches_of`.
             name: of the part; the same for every try of the command that made the result.
             own: columns that name the iteration; filled in if the table has them.
-
-        Returns:
-            The place of the part; None when the result has no rows.
 
         Raises:
             ToolError: it could not be written.
@@ -56,11 +53,7 @@ class PartSinks:
         return place
 
     async def publish(self, places: Iterable[PartPlace]) -> None:
-        """Publishes parts of complete iterations; those that are published stay as they are.
-
-        Raises:
-            ToolError: one could not be published; it stays staged.
-        """
+        """Publishes parts of complete iterations; raises ``ToolError`` if one fails, which stays staged."""
         for target, parts in _by_target(places):
             with _errors(target, self._box):
                 await self._parts(target).publish(target, parts)
@@ -82,17 +75,21 @@ class PartSinks:
             with _errors(target, self._box):
                 parts = self._parts(target)
                 staged = await parts.staged(target, prefix)
-                late = [place for place in complete if place.part in staged]
-                if late:
+                if late := [place for place in complete if place.part in staged]:
                     await parts.publish(target, late)
-                left = staged - known
-                if left and is_over:
+                if is_over and (left := staged - known):
                     await parts.discard(target, left)
-                missing = await parts.missing(
-                    target, [place for place in complete if place.part not in staged]
-                )
+                others = [place for place in complete if place.part not in staged]
+                missing = await parts.missing(target, others)
             if missing:
-                raise _lost(target, missing)
+                raise ToolError(
+                    f"sink: {len(missing)} parts of complete iterations, the first {missing[0]} (execution, step, "
+                    "visit, iteration), are neither staged nor published in "
+                    f"{target.kind} {target.table or target.path} as this process sees {target.path}: they were "
+                    "removed, or written on another machine; resume where they are, on storage that all processes "
+                    "share, or write to a bucket or to postgres",
+                    kind="storage",
+                )
 
     def _parts(self, place: PartPlace) -> PartTarget:
         if place.kind is SinkKind.DUCKDB:
@@ -102,16 +99,6 @@ class PartSinks:
         from noetl_dagster.tools.sinks.objects import ObjectParts
 
         return ObjectParts(self._box)
-
-
-def _lost(target: PartPlace, missing: Sequence[str]) -> ToolError:
-    return ToolError(
-        f"sink: {len(missing)} parts of complete iterations, the first {missing[0]} (execution, step, visit, "
-        f"iteration), are neither staged nor published in {target.kind} {target.table or target.path} as this "
-        f"process sees {target.path}: they were removed, or written on another machine; resume where they are, "
-        "on storage that all processes share, or write to a bucket or to postgres",
-        kind="storage",
-    )
 
 
 def _by_target(places: Iterable[PartPlace]) -> list[tuple[PartPlace, list[PartPlace]]]:

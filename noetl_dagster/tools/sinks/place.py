@@ -18,12 +18,7 @@ from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.sql.tables import WriteMode, write_mode
 
 SCHEMES = {"s3": "s3", "minio": "s3", "gs": "gcs", "gcs": "gcs", "file": "file"}
-
-
-STAGED = "_staged"
-"""Folder of parts that are not published; readers of a folder skip names that begin with an underscore."""
-
-
+STAGED = "_staged"  # folder of parts that are not published; readers skip names that begin with _
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -92,14 +87,11 @@ class PartPlace(BaseModel):
 
 
 def place_of(sink: Sink, part: str, own: dict[str, Any], folder: str) -> PartPlace:
-    """Returns the place of a part.
+    """Returns the place of a part; raises ``ToolError`` if a field of the sink is missing or invalid.
 
     Args:
         sink: without templates.
         folder: of the playbook's file, for relative paths.
-
-    Raises:
-        ToolError: a field is missing or invalid.
     """
     if sink.tool == SinkKind.DUCKDB:
         if not sink.table or not sink.database:
@@ -166,11 +158,9 @@ class PartTarget(Protocol):
 
     async def staged(self, target: PartPlace, prefix: str) -> set[str]:
         """Returns the names of unpublished parts with a prefix."""
-        ...
 
     async def missing(self, target: PartPlace, parts: Collection[PartPlace]) -> list[str]:
         """Returns the names of those parts, none of them staged, that are not published here either."""
-        ...
 
     async def discard(self, target: PartPlace, names: Collection[str]) -> None:
         """Removes unpublished parts."""

@@ -6,7 +6,7 @@ completion are written in one transaction.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +25,6 @@ from noetl_dagster.tools.sql.connection import NEVER_IDLE, postgres_error
 from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.tools.sql.statements import bind, split_statements, without_percent
 from noetl_dagster.tools.sql.tables import (
-    SqlTable,
     WriteMode,
     delete_rows,
     describe_table,
@@ -34,8 +33,12 @@ from noetl_dagster.tools.sql.tables import (
     write_rows,
 )
 
-WHOLE_ROW_COLUMNS = ("data", "result", "payload", "value")
-"""Columns that take a whole row as JSON when none of its keys is a column."""
+WHOLE_ROW_COLUMNS = (
+    "data",
+    "result",
+    "payload",
+    "value",
+)  # take a whole row as JSON if none of its keys is a column
 
 Complete = Callable[[asyncpg.Connection], Awaitable[Any]]
 
@@ -48,75 +51,60 @@ class Written:
     completed: bool
 
 
-class SinkWriter:
-    """Writes sinks with the credentials and pools of a toolbox."""
-
-    def __init__(self, box: Toolbox) -> None:
-        self._box = box
-
-    async def write(
-        self,
-        sink: Sink,
-        value: Any,
-        scope: Mapping[str, Any],
-        *,
-        identity: Mapping[str, Any] | None = None,
-        complete: Complete | None = None,
-    ) -> Written:
-        """Renders a sink's fields and writes one result, in one transaction.
-
-        Args:
-            value: the result; see :func:`batches_of`.
-            scope: names for the sink's templates (``result``, ``output``, the iterator, ...).
-            identity: columns that name the iteration; filled in if the table has them.
-            complete: writes the completion on the connection it gets; called in the same transaction if the sink's
-                database is the event log's.
-
-        Raises:
-            ToolError: the sink could not be written; neither its rows nor the completion remain.
-        """
-        if sink.tool != "postgres":
-            raise ToolError(
-                f"a sink of tool {sink.tool!r} is not supported; use postgres, or a task after this one",
-                kind="schema",
-            )
-        fetch = self._box.results.get
-        fields = {"table": sink.table, "auth": sink.auth, "args": sink.args, "command": sink.command}
-        rendered = await render_async(compile_value(fields), scope, fetch)
-        ready = sink.model_copy(update=rendered)
-        credential = await self._credential(ready)
-        shared = complete is not None and is_event_log(credential, self._box.settings)
-        pool = await self._box.clients.postgres(credential)
-        try:
-            async with pool.acquire() as connection, connection.transaction():
-                rows = await write_sink(connection, ready, value, identity or {})
-                if shared and complete is not None:
-                    await complete(connection)
-        except asyncpg.PostgresError as error:
-            raise postgres_error("sink", error, self._box.credentials.redact) from None
-        except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
-            text = self._box.credentials.redact(f"sink: {type(error).__name__}: {error}")
-            raise ToolError(text, kind="db_connection", retryable=True) from None
-        return Written(rows, shared)
-
-    async def _credential(self, sink: Sink) -> Credential:
-        credential = await self._box.credentials.resolve(sink.auth, CredentialType.POSTGRES)
-        if credential is None:
-            raise CredentialError("the sink names no credential; write auth: <name of a postgres credential>")
-        return credential
-
-
 async def write_sink(
+    box: Toolbox,
+    sink: Sink,
+    value: Any,
+    scope: Mapping[str, Any],
+    *,
+    identity: Mapping[str, Any] | None = None,
+    complete: Complete | None = None,
+) -> Written:
+    """Renders a sink's fields and writes one result, in one transaction.
+
+    Args:
+        value: the result; see :func:`batches_of`.
+        scope: names for the sink's templates (``result``, ``output``, the iterator, ...).
+        identity: columns that name the iteration; filled in if the table has them.
+        complete: writes the completion on the connection it gets; called in the same transaction if the sink's
+            database is the event log's.
+
+    Raises:
+        ToolError: the sink could not be written; neither its rows nor the completion remain.
+    """
+    if sink.tool != "postgres":
+        raise ToolError(
+            f"a sink of tool {sink.tool!r} is not supported; use postgres, or a task after this one",
+            kind="schema",
+        )
+    fields = {"table": sink.table, "auth": sink.auth, "args": sink.args, "command": sink.command}
+    ready = sink.model_copy(update=await render_async(compile_value(fields), scope, box.results.get))
+    credential = await box.credentials.resolve(ready.auth, CredentialType.POSTGRES)
+    if credential is None:
+        raise CredentialError("the sink names no credential; write auth: <name of a postgres credential>")
+    shared = complete is not None and is_event_log(credential, box.settings)
+    pool = await box.clients.postgres(credential)
+    try:
+        async with pool.acquire() as connection, connection.transaction():
+            rows = await write_result(connection, ready, value, identity or {})
+            if shared and complete is not None:
+                await complete(connection)
+    except asyncpg.PostgresError as error:
+        raise postgres_error("sink", error, box.credentials.redact) from None
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        text = box.credentials.redact(f"sink: {type(error).__name__}: {error}")
+        raise ToolError(text, kind="db_connection", retryable=True) from None
+    return Written(rows, shared)
+
+
+async def write_result(
     connection: asyncpg.Connection, sink: Sink, value: Any, identity: Mapping[str, Any]
 ) -> int:
-    """Writes one result on an open connection, inside the caller's transaction.
+    """Writes one result on an open connection, inside the caller's transaction; returns the number of rows.
 
     ``sink`` has no templates. With ``command``, its statements run with ``args`` bound by name. With ``table``, the
     rows are ``args`` (one row, or a list of rows) if given, else those of the result. ``mode: replace`` first deletes
     the rows of the same identity, or all rows if the table has none of its columns.
-
-    Returns:
-        The number of rows written.
 
     Raises:
         ToolError: for a sink without table and command, unknown columns, or a missing upsert key.
@@ -136,27 +124,17 @@ async def write_sink(
     mode = write_mode(sink.mode)
     own = {name: item for name, item in identity.items() if name in table.columns}
 
-    def batches() -> AsyncIterator[list[dict[str, Any]]]:
-        return _fitted(sink.args or value, own, table)
+    async def batches() -> AsyncIterator[list[dict[str, Any]]]:
+        async for rows in batches_of(sink.args or value):
+            yield [{**own, **_fitting(row, table.columns)} for row in rows]
 
-    columns = known_columns([name async for rows in batches() for name in _names(rows)], table)
+    names = {name: None async for rows in batches() for row in rows for name in row}
+    columns = known_columns(names, table)
     if mode is WriteMode.REPLACE:
         await delete_rows(connection, table, own)
     return sum(
         [await write_rows(connection, table, columns, rows, mode, sink.key) async for rows in batches()]
     )
-
-
-async def _fitted(
-    result: Any, own: Mapping[str, Any], table: SqlTable
-) -> AsyncIterator[list[dict[str, Any]]]:
-    """Yields the rows of a result with the columns of a table."""
-    async for rows in batches_of(result):
-        yield [{**own, **_fitting(row, table.columns)} for row in rows]
-
-
-def _names(rows: Iterable[Mapping[str, Any]]) -> dict[str, None]:
-    return dict.fromkeys(name for row in rows for name in row)
 
 
 def _fitting(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
@@ -187,6 +165,3 @@ def _server(arguments: Mapping[str, Any]) -> tuple[str, int, str]:
 
 def _host(name: str) -> str:
     return "127.0.0.1" if name in ("localhost", "::1") else name.lower()
-
-
-__all__: Sequence[str] = ("SinkWriter", "Written", "is_event_log", "write_sink")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import asyncpg
@@ -27,10 +27,10 @@ KINDS: tuple[tuple[str, ErrorKind], ...] = (
 )
 """The kinds of errors by the beginning of their SQLSTATE; any other is of kind ``db``."""
 
-RETRYABLE_CLASSES = ("08", "40", "53")  # connection, transaction rollback, insufficient resources
-RETRYABLE_STATES = frozenset(
-    {"55P03", "57P01", "57P02", "57P03"}
-)  # lock not available, server stopping or starting
+# Another try may succeed after a lost connection, a rollback or a lack of resources, or if a lock was not available or
+# the server was stopping or starting.
+RETRYABLE_CLASSES = ("08", "40", "53")
+RETRYABLE_STATES = frozenset({"55P03", "57P01", "57P02", "57P03"})
 
 CLOSE_SECONDS = 10.0
 
@@ -39,13 +39,8 @@ NEVER_IDLE = "SET LOCAL idle_in_transaction_session_timeout = 0"
 
 
 async def open_pool(call: ToolCall, box: Toolbox) -> asyncpg.Pool:
-    """Returns the pool of the call's postgres credential.
-
-    Raises:
-        ToolError: no postgres credential is named.
-    """
-    with _credential_errors(call):
-        return await box.clients.postgres(await _credential(call, box))
+    """Returns the pool of the call's postgres credential; raises ``ToolError`` if none is named."""
+    return await _connected(call, box, box.clients.postgres)
 
 
 @contextlib.asynccontextmanager
@@ -54,26 +49,21 @@ async def open_connection(call: ToolCall, box: Toolbox, *, lone: bool) -> AsyncI
 
     Args:
         lone: outside of the pool, for a call that holds it while it waits for others, which may need the pool's.
-
-    Raises:
-        ToolError: no postgres credential is named, or the server has no connection left.
     """
     if not lone:
         async with (await open_pool(call, box)).acquire() as connection:
             yield connection
         return
     try:
-        with _credential_errors(call):
-            connection = await box.clients.connect_postgres(await _credential(call, box))
+        connection = await _connected(call, box, box.clients.connect_postgres)
     except asyncpg.TooManyConnectionsError as error:
-        state = error.sqlstate
-        raise ToolError(
-            f"{call.task.kind} in step {call.step}: the server has no connection left for a call that holds one of "
-            f"its own ({error}); raise its max_connections, or let fewer such calls run at once",
-            kind="db_connection",
+        raise call.error(
+            f"the server has no connection left for a call that holds one of its own ({error}); raise its "
+            "max_connections, or let fewer such calls run at once",
+            "db_connection",
             retryable=True,
-            code=state,
-            details={"pg": {"sqlstate": state, "code": state}},
+            code=error.sqlstate,
+            details={"pg": {"sqlstate": error.sqlstate, "code": error.sqlstate}},
         ) from None
     try:
         yield connection
@@ -82,25 +72,19 @@ async def open_connection(call: ToolCall, box: Toolbox, *, lone: bool) -> AsyncI
             await connection.close(timeout=CLOSE_SECONDS)
 
 
-async def _credential(call: ToolCall, box: Toolbox) -> Credential:
+async def _connected(call: ToolCall, box: Toolbox, connect: Callable[[Credential], Awaitable[Any]]) -> Any:
     auth = call.auth if call.auth is not None else call.config.get("credential")
-    credential = await box.credentials.resolve(auth, CredentialType.POSTGRES)
-    if credential is None:
-        raise CredentialError("no credential is named; write auth: <name of a postgres credential>")
-    return credential
-
-
-@contextlib.contextmanager
-def _credential_errors(call: ToolCall) -> Iterator[None]:
     try:
-        yield
+        credential = await box.credentials.resolve(auth, CredentialType.POSTGRES)
+        if credential is None:
+            raise CredentialError("no credential is named; write auth: <name of a postgres credential>")
+        return await connect(credential)
     except CredentialError as error:
-        message = f"{call.task.kind} in step {call.step}: {error}"
-        raise ToolError(message, kind="credential", retryable=error.retryable) from None
+        raise call.error(str(error), "credential", retryable=error.retryable) from None
 
 
 @contextlib.contextmanager
-def postgres_errors(call: ToolCall, box: Toolbox) -> Any:
+def postgres_errors(call: ToolCall, box: Toolbox) -> Iterator[None]:
     """Turns errors of asyncpg and of the connection into ``ToolError``."""
     where = f"postgres in step {call.step}"
     try:
@@ -114,10 +98,10 @@ def postgres_errors(call: ToolCall, box: Toolbox) -> Any:
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, asyncpg.InterfaceError) and "connection is closed" in str(error):
             what = "the connection to the server was lost; the transaction is undone"
-        message = box.credentials.redact(f"{where}: {what}")
+        kind: ErrorKind = "db_timeout" if isinstance(error, TimeoutError) else "db_connection"
         raise ToolError(
-            message,
-            kind=_kind_of_loss(error) if lost else "db",
+            box.credentials.redact(f"{where}: {what}"),
+            kind=kind if lost else "db",
             retryable=lost,
             details={"pg": {"sqlstate": None}},
         ) from None
@@ -131,7 +115,7 @@ def postgres_error(where: str, error: asyncpg.PostgresError, redact: Callable[[s
     return ToolError(
         redact(f"{where}: {'; '.join(parts)} (SQLSTATE {state})"),
         kind=kind_of_state(state),
-        retryable=is_retryable_state(state),
+        retryable=state.startswith(RETRYABLE_CLASSES) or state in RETRYABLE_STATES,
         code=state,
         details={"pg": {"sqlstate": state, "code": state}},
     )
@@ -140,12 +124,3 @@ def postgres_error(where: str, error: asyncpg.PostgresError, redact: Callable[[s
 def kind_of_state(sqlstate: str) -> ErrorKind:
     """Returns the kind of error of a SQLSTATE."""
     return next((kind for start, kind in KINDS if sqlstate.startswith(start)), "db")
-
-
-def _kind_of_loss(error: BaseException) -> ErrorKind:
-    return "db_timeout" if isinstance(error, TimeoutError) else "db_connection"
-
-
-def is_retryable_state(sqlstate: str) -> bool:
-    """Returns whether another try may succeed: lost connection, serialisation failure, deadlock, lack of resources."""
-    return sqlstate.startswith(RETRYABLE_CLASSES) or sqlstate in RETRYABLE_STATES

@@ -19,7 +19,7 @@ from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.sql.postgres import HELD
-from noetl_dagster.tools.sql.running import prepare_statements, promoted
+from noetl_dagster.tools.sql.running import prepare_statements, promoted, wants_table
 from noetl_dagster.tools.sql.statements import BoundStatement
 from noetl_dagster.tools.sql.views import (
     NoRowsError,
@@ -31,12 +31,8 @@ from noetl_dagster.tools.sql.views import (
 
 IN_MEMORY = ":memory:"
 
-FETCHED = 2048
-"""Rows that are fetched at a time."""
-
-AHEAD_BYTES = 64 * 1024
-"""Bytes of rows that DuckDB produces before they are fetched, as it counts them."""
-
+FETCHED = 2048  # rows at a time
+AHEAD_BYTES = 64 * 1024  # of rows that DuckDB produces before they are fetched, as it counts them
 FREED_BYTES = 16 * 1024**2
 """DuckDB returns freed memory of this size to the system: the buffer in which it reads a file of lines."""
 
@@ -75,12 +71,12 @@ class DuckdbTool(Tool):
             async with await ChunkWriter.open(call, box, size=count_of(call, "chunk_size")) as writer:
                 if writer.is_whole:
                     return ToolResult(ref=await writer.finish({}))
-                rows = _DuckdbRows(writer, call, box, asyncio.get_running_loop())
+                rows = _DuckdbRows(writer, call, box)
                 connection = await asyncio.to_thread(duckdb.connect, path)
                 try:
                     _limit_memory(connection, box.settings, folder)
                     job = asyncio.to_thread(
-                        _run, connection, box.settings, statements, views, rows, _as_table(call)
+                        _run, connection, box.settings, statements, views, rows, wants_table(call)
                     )
                     found = await _interruptible(job, connection)
                 finally:
@@ -90,29 +86,27 @@ class DuckdbTool(Tool):
                 at = ("rows", f"command_{len(statements) - 1}.rows")
                 return ToolResult(ref=await writer.finish(found, at))
         except (duckdb.Error, NotJsonableError, OSError) as error:
-            text = box.credentials.redact(f"duckdb in step {call.step}: {type(error).__name__}: {error}")
-            locked = isinstance(error, duckdb.IOException) and "lock" in str(error).lower()
-            kind = "db_connection" if locked else kind_of_duckdb(error)
-            raise ToolError(text, kind=kind, retryable=locked, code=type(error).__name__) from None
+            text = box.credentials.redact(f"{type(error).__name__}: {error}")
+            held = is_held(error)
+            kind = "db_connection" if held else kind_of_duckdb(error)
+            raise call.error(text, kind, retryable=held, code=type(error).__name__) from None
 
 
 class _DuckdbRows:
     """The rows of the last statement, fetched in a thread: held while they are few, else stored in chunks."""
 
-    def __init__(
-        self, writer: ChunkWriter, call: ToolCall, box: Toolbox, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, writer: ChunkWriter, call: ToolCall, box: Toolbox) -> None:
         self.in_chunks = ChunkWriter.is_wanted(call, box)
         self._writer = writer
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._held: list[dict[str, Any]] = []
         self._size = 0
         self._most = HELD * box.settings.chunk_bytes
 
-    def take(self, cursor: Any, columns: Sequence[str]) -> list[dict[str, Any]] | None:
-        """Returns all rows of a cursor; None if they are stored in chunks."""
+    def take(self, cursor: Any, columns: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
+        """Returns all rows of a cursor and their number; no rows if they are stored in chunks."""
         while found := cursor.fetchmany(FETCHED):
-            rows = [dict(zip(columns, map(to_jsonable, row), strict=True)) for row in found]
+            rows = _mappings(found, columns)
             if not self.in_chunks:
                 self._held += rows
                 self._size += codec.byte_length(rows)
@@ -121,11 +115,7 @@ class _DuckdbRows:
             if self.in_chunks:
                 self._held = []
                 asyncio.run_coroutine_threadsafe(self._writer.add(rows), self._loop).result()
-        return None if self.in_chunks else self._held
-
-    @property
-    def count(self) -> int:
-        return self._writer.rows
+        return self._held, self._writer.rows if self.in_chunks else len(self._held)
 
 
 def _limit_memory(connection: duckdb.DuckDBPyConnection, settings: Settings, folder: Path) -> None:
@@ -139,24 +129,25 @@ def _limit_memory(connection: duckdb.DuckDBPyConnection, settings: Settings, fol
     connection.execute(f"SET allocator_bulk_deallocation_flush_threshold = '{FREED_BYTES} bytes'")
 
 
+_KINDS: tuple[tuple[type[Exception], ErrorKind], ...] = (
+    (duckdb.ConstraintException, "db_constraint"),
+    (duckdb.ConnectionException, "db_connection"),
+    (duckdb.HTTPException, "connection"),
+    (duckdb.PermissionException, "storage_access"),
+    (duckdb.IOException, "storage"),
+    (duckdb.Error, "db"),
+    (NotJsonableError, "transform"),
+)
+
+
 def kind_of_duckdb(error: BaseException) -> ErrorKind:
     """Returns the kind of an exception of DuckDB; of any other exception as everywhere."""
-    match error:
-        case duckdb.ConstraintException():
-            return "db_constraint"
-        case duckdb.ConnectionException():
-            return "db_connection"
-        case duckdb.HTTPException():
-            return "connection"
-        case duckdb.PermissionException():
-            return "storage_access"
-        case duckdb.IOException():
-            return "storage"
-        case duckdb.Error():
-            return "db"
-        case NotJsonableError():
-            return "transform"
-    return kind_of(error)
+    return next((kind for cause, kind in _KINDS if isinstance(error, cause)), None) or kind_of(error)
+
+
+def is_held(error: BaseException) -> bool:
+    """Returns whether an exception means that another process holds the database file."""
+    return isinstance(error, duckdb.IOException) and "lock" in str(error).lower()
 
 
 async def _interruptible(job: Any, connection: duckdb.DuckDBPyConnection) -> Any:
@@ -168,10 +159,6 @@ async def _interruptible(job: Any, connection: duckdb.DuckDBPyConnection) -> Any
         connection.interrupt()
         await asyncio.gather(task, return_exceptions=True)
         raise
-
-
-def _as_table(call: ToolCall) -> bool:
-    return str(call.config.get("as") or "rows").lower() in ("table", "arrow", "parquet")
 
 
 async def _views(call: ToolCall, box: Toolbox, folder: Path) -> dict[str, RowsSource]:
@@ -222,15 +209,15 @@ def _result(cursor: Any, text: str, last: _DuckdbRows | None) -> dict[str, Any]:
         count = int(rows[0][0]) if columns == ["Count"] and rows else 0
         return {"status": "ok", "row_count": count}
     if last is None:
-        mapped: list[dict[str, Any]] | None = [
-            dict(zip(columns, map(to_jsonable, row), strict=True)) for row in cursor.fetchall()
-        ]
+        mapped = _mappings(cursor.fetchall(), columns)
+        count = len(mapped)
     else:
-        mapped = last.take(cursor, columns)
-    if mapped is None:
-        assert last is not None
-        return {"status": "ok", "rows": [], "row_count": last.count, "columns": columns}
-    return {"status": "ok", "rows": mapped, "row_count": len(mapped), "columns": columns}
+        mapped, count = last.take(cursor, columns)
+    return {"status": "ok", "rows": mapped, "row_count": count, "columns": columns}
+
+
+def _mappings(rows: Sequence[Any], columns: Sequence[str]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, map(to_jsonable, row), strict=True)) for row in rows]
 
 
 def _is_query(text: str) -> bool:

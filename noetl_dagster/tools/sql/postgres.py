@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, cast
 
 import asyncpg
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_of, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.rows.values import parameter
@@ -23,10 +23,10 @@ from noetl_dagster.tools.sql.running import (
     promoted,
     remember,
     result_of,
-    rows_of,
     run_one,
     run_statements,
     values_of,
+    wants_table,
 )
 from noetl_dagster.tools.sql.statements import (
     BoundStatement,
@@ -34,17 +34,13 @@ from noetl_dagster.tools.sql.statements import (
     lists_rows,
     needs_own_transaction,
 )
-from noetl_dagster.tools.sql.tables import listed
+from noetl_dagster.tools.sql.tables import quoted
 
 
 async def read_rows(
     statement: BoundStatement, call: ToolCall, box: Toolbox, size: int
 ) -> AsyncIterator[list[Mapping[str, Any]]]:
-    """Yields the rows of a statement in chunks of at most ``size``, with the values of the server's own types.
-
-    Raises:
-        ToolError: the server refuses the statement.
-    """
+    """Yields the rows of a statement in chunks of at most ``size``, with the values of the server's own types."""
     with postgres_errors(call, box):
         wanted = ChunkWriter.is_wanted(call, box)
         async with open_connection(call, box, lone=wanted) as connection, connection.transaction():
@@ -58,8 +54,7 @@ async def read_rows(
                 yield [dict(record) for record in records]
 
 
-TABLE_ROWS = 50_000
-"""Rows of a chunk of a table by default."""
+TABLE_ROWS = 50_000  # of a chunk of a table by default
 
 
 class PostgresTool(Tool):
@@ -88,7 +83,7 @@ class PostgresTool(Tool):
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Runs the call's statements."""
         statements = await prepare_statements(call, box)
-        if _as_table(call):
+        if wants_table(call, "table" if call.config.get("chunk_size") else "rows"):
             return await self._table(call, box, statements)
         async with time_limit(call):
             try:
@@ -109,34 +104,33 @@ class PostgresTool(Tool):
                     raise
 
     async def _table(self, call: ToolCall, box: Toolbox, statements: list[BoundStatement]) -> ToolResult:
+        """Stores the rows of the one statement as Parquet, chunk by chunk, read through a cursor."""
+        from noetl_dagster.tools.rows.files import arrow_table  # imports Arrow, which only tables need
+
         if len(statements) != 1:
-            raise ToolError(
-                f"postgres in step {call.step}: a table is made of the rows of one statement, "
-                f"'command' has {len(statements)}; write as: rows",
-                kind="schema",
+            raise call.error(
+                f"a table is made of the rows of one statement, 'command' has {len(statements)}; write as: rows"
             )
-        async with time_limit(call):
-            size = count_of(call, "chunk_size") or TABLE_ROWS
-            return ToolResult(ref=await table_of(statements[0], call, box, size))
+        size = count_of(call, "chunk_size") or TABLE_ROWS
+        async with time_limit(call), await ChunkWriter.open(call, box) as writer:
+            if writer.is_whole:
+                return ToolResult(ref=await writer.finish())
+            schema = None
+            async with aclosing(cast(Any, read_rows(statements[0], call, box, size))) as chunks:
+                async for rows in chunks:
+                    table = await asyncio.to_thread(arrow_table, rows, schema)
+                    schema = table.schema
+                    await writer.put(table)
+                    box.progress(call, f"{writer.rows} rows read")
+            if schema is None:
+                await writer.put(arrow_table([]))
+            return ToolResult(ref=await writer.finish())
 
 
-def _as_table(call: ToolCall) -> bool:
-    given = call.config.get("as") or ("table" if call.config.get("chunk_size") else "rows")
-    return str(given).lower() in ("table", "arrow", "parquet")
-
-
-SAMPLE = 16
-"""Rows whose size is measured to estimate that of a batch."""
-
-MOST = 2048
-"""Rows that are fetched at a time at most."""
-
-BATCH_BYTES = 256 * 1024
-"""JSON bytes that are fetched at a time, about."""
-
-HELD = 1 / 16
-"""Part of a chunk up to which a result is a value instead of chunks."""
-
+SAMPLE = 16  # rows whose size is measured to estimate that of a batch
+MOST = 2048  # rows that are fetched at a time
+BATCH_BYTES = 256 * 1024  # JSON that is fetched at a time, about
+HELD = 1 / 16  # part of a chunk up to which a result is a value instead of chunks
 HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL"
 
 
@@ -147,15 +141,10 @@ async def run_call(
     call: ToolCall,
     box: Toolbox,
 ) -> ToolResult:
-    """Runs statements in one transaction if they allow it; the last one's rows are read through a cursor.
-
-    Returns:
-        The tool's mapping, or its reference if the last statement has many rows.
-    """
+    """Runs statements in one transaction if they allow it; the last one's rows are read through a cursor."""
     key = call.config.get("key")
-    async with await ChunkWriter.open(
-        call, box, seeks=bool(key), size=count_of(call, "chunk_size")
-    ) as writer:
+    size = count_of(call, "chunk_size")
+    async with await ChunkWriter.open(call, box, seeks=bool(key), size=size) as writer:
         if writer.is_whole:
             return ToolResult(ref=await writer.finish({}))
         if any(needs_own_transaction(statement.text) for statement in statements):
@@ -176,31 +165,25 @@ async def run_call(
         return ToolResult(ref=await writer.finish(promoted(results), at))
 
 
+@dataclass(slots=True, eq=False)
 class _PostgresRows:
     """The rows of the last statement of a call."""
 
-    def __init__(
-        self,
-        connection: asyncpg.Connection,
-        statement: BoundStatement,
-        index: int,
-        shapes: dict[str, Shape],
-        writer: ChunkWriter,
-        call: ToolCall,
-        box: Toolbox,
-    ) -> None:
-        self.index = index
-        self.in_chunks = False
-        self._connection = connection
-        self._statement = statement
-        self._shapes = shapes
-        self._writer = writer
-        self._call = call
-        self._box = box
-        self._batch = min(BATCH_BYTES, box.settings.chunk_bytes // 8)
-        self._key = call.config.get("key")
-        self._before: Any = writer.position
-        self._wanted = ChunkWriter.is_wanted(call, box)
+    connection: asyncpg.Connection
+    statement: BoundStatement
+    index: int
+    shapes: dict[str, Shape]
+    writer: ChunkWriter
+    call: ToolCall
+    box: Toolbox
+    in_chunks: bool = False
+    _key: str | None = None
+    _last_key: Any = None
+    _wanted: bool = False
+
+    def __post_init__(self) -> None:
+        self._key, self._last_key = self.call.config.get("key"), self.writer.position
+        self._wanted = ChunkWriter.is_wanted(self.call, self.box)
 
     async def at_once(self) -> dict[str, Any] | None:
         """Returns the result if it needs no transaction; None if it does.
@@ -208,62 +191,63 @@ class _PostgresRows:
         It needs none if there are no rows, or no more than the statement lists, or if there were few the last time
         and the statement can run again should there be many now.
         """
-        text, connection = self._statement.text, self._connection
-        shape = self._shapes.get(text)
+        text, connection = self.statement.text, self.connection
+        shape = self.shapes.get(text)
         if shape is None:
             shape = Shape.of(await connection.prepare(text))
-            remember(self._shapes, text, shape)
-        if not shape.returns_rows or (lists_rows(text) and not self._wanted):
-            return await run_one(connection, self._statement, self._shapes, self.index)
+            remember(self.shapes, text, shape)
+        if not shape.columns or (lists_rows(text) and not self._wanted):
+            return await run_one(connection, self.statement, self.shapes, self.index)
         if self._wanted or self._key or shape.rows is None:
             return None
         if shape.repeatable is None:
             shape.repeatable = await is_repeatable(connection, text)
         if not shape.repeatable:
             return None
-        values, most = values_of(self._statement, shape, self.index), shape.enough
+        values, most = values_of(self.statement, shape, self.index), shape.enough
         # a fetch with a limit: of public methods only fetchrow has one
         records = await connection._execute(text, values, most, None)
         if len(records) >= most or (records and tuple(records[0].keys()) != shape.columns):
             return None
-        return _value(records, shape)
+        return result_of(records, shape)
 
     async def through_cursor(self) -> dict[str, Any]:
         """Returns the result inside of a transaction, without its rows if they are stored in chunks."""
         if self._wanted:
-            await self._connection.execute(NEVER_IDLE)
-        prepared = await self._connection.prepare(self._statement.text)
-        shape = self._shapes.get(self._statement.text)
+            await self.connection.execute(NEVER_IDLE)
+        prepared = await self.connection.prepare(self.statement.text)
+        shape = self.shapes.get(self.statement.text)
         if shape is None or self._key:
             shape = Shape.of(prepared)
         # the iterator of a cursor binds and fetches in one round trip
-        portal = prepared.cursor(*values_of(self._statement, shape, self.index), prefetch=1).__aiter__()
+        portal = prepared.cursor(*values_of(self.statement, shape, self.index), prefetch=1).__aiter__()
         # a step that takes chunks has to get the same ones from a process that has not run the statement before
         first = ENOUGH if self._wanted else shape.enough
         records = await portal._bind_exec(self._room(first), None)
         if records and tuple(records[0].keys()) != shape.columns:  # select * of a table that was altered
-            shape = Shape.of(prepared, shape)
-        remember(self._shapes, self._statement.text, shape)
+            shape = Shape.of(prepared)
+        remember(self.shapes, self.statement.text, shape)
         held, size = records, 0
         while not portal._exhausted and not self._wanted:
             size += _json_bytes(records, shape)
-            if size > HELD * self._box.settings.chunk_bytes:
+            if size > HELD * self.box.settings.chunk_bytes:
                 break
             records = await portal._exec(self._room(self._most(len(held), size)), None)
             held += records
         if portal._exhausted and not self._wanted:
-            return _value(held, shape)
+            return result_of(held, shape)
         self.in_chunks = True
-        if self._box.chunks is not None:  # uncommitted changes may still be undone
-            self._writer.holds_back = await self._connection.fetchval(HAS_WRITTEN)
+        if self.box.chunks is not None:  # uncommitted changes may still be undone
+            self.writer.holds_back = await self.connection.fetchval(HAS_WRITTEN)
         for start in range(0, len(held), ENOUGH):
             await self._store(held[start : start + ENOUGH], shape)
         most, held = self._most(len(held), size), []
         while not portal._exhausted:
             records = await portal._exec(self._room(most), None)
             most = self._most(len(records), await self._store(records, shape))
+        result = result_of([], shape) | {"row_count": self.writer.rows}
         shape.rows = None
-        return result_of([], shape) | {"row_count": self._writer.rows}
+        return result
 
     async def _store(self, records: Sequence[asyncpg.Record], shape: Shape) -> int:
         """Passes rows to the writer; returns their bytes."""
@@ -272,16 +256,17 @@ class _PostgresRows:
             some, records = records[: self._room(len(records))], records[self._room(len(records)) :]
             lines = lines_of(some, shape)
             size += len(lines.data)
-            await self._writer.take(lines, self._position(some, shape))
-        self._box.progress(self._call, f"{self._writer.rows} rows read")
+            await self.writer.take(lines, self._position(some, shape))
+        self.box.progress(self.call, f"{self.writer.rows} rows read")
         return size
 
     def _most(self, rows: int, size: int) -> int:
         """Returns the number of rows to fetch next, after ``rows`` rows of ``size`` JSON bytes."""
-        return max(1, min(MOST, 2 * rows, rows * self._batch // max(1, size)))
+        batch = min(BATCH_BYTES, self.box.settings.chunk_bytes // 8)
+        return max(1, min(MOST, 2 * rows, rows * batch // max(1, size)))
 
     def _room(self, most: int) -> int:
-        return most if self._writer.room is None else max(1, min(most, self._writer.room))
+        return most if self.writer.room is None else max(1, min(most, self.writer.room))
 
     def _position(self, records: Sequence[asyncpg.Record], shape: Shape) -> Any:
         """Returns the position at which a later run resumes: after the last key."""
@@ -293,22 +278,16 @@ class _PostgresRows:
         first, last = convert(records[0][self._key]), convert(records[-1][self._key])
         if last is None or first is None:
             raise self._bad_key("is null in a row")
-        if first == self._before:
+        if first == self._last_key:
             raise self._bad_key(f"is {first!r} in two rows")
-        self._before = last
+        self._last_key = last
         return last
 
     def _bad_key(self, what: str) -> ToolError:
-        return ToolError(
-            f"postgres in step {self._call.step}: key {self._key!r} {what}; it names a column whose values are "
-            "unique and not null, by which the rows are ordered",
-            kind="schema",
+        return self.call.error(
+            f"key {self._key!r} {what}; it names a column whose values are unique and not null, by which the rows are "
+            "ordered"
         )
-
-
-def _value(records: Sequence[asyncpg.Record], shape: Shape) -> dict[str, Any]:
-    shape.rows = len(records)
-    return result_of(rows_of(records, shape), shape)
 
 
 def _json_bytes(records: Sequence[asyncpg.Record], shape: Shape) -> int:
@@ -319,35 +298,9 @@ def _json_bytes(records: Sequence[asyncpg.Record], shape: Shape) -> int:
 
 def _by_key(statement: BoundStatement, key: str, position: Any) -> BoundStatement:
     """Returns the statement in the order of a column, from after a position."""
-    column, text, values = listed([key]), statement.text.rstrip().rstrip(";"), statement.values
+    column, text, values = quoted(key), statement.text.rstrip().rstrip(";"), statement.values
     after = ""
     if position is not None:
         values = (*values, position)
         after = f" WHERE {column} > ${len(values)}"
     return BoundStatement(f"SELECT * FROM (\n{text}\n) AS keyed{after} ORDER BY {column}", values)
-
-
-async def table_of(statement: BoundStatement, call: ToolCall, box: Toolbox, size: int) -> ResultRef:
-    """Runs the call's one statement through a cursor and stores its rows as Parquet, ``size`` at a time.
-
-    Returns:
-        The reference of one table; ``extra["rows"]`` is the number of rows.
-
-    Raises:
-        ToolError: the server refuses the statement.
-    """
-    from noetl_dagster.tools.rows.files import arrow_rows  # imports Arrow, which only tables need
-
-    async with await ChunkWriter.open(call, box) as writer:
-        if writer.is_whole:
-            return await writer.finish()
-        schema = None
-        async with aclosing(cast(Any, read_rows(statement, call, box, size))) as chunks:
-            async for rows in chunks:
-                table = await asyncio.to_thread(arrow_rows, rows, schema)
-                schema = table.schema
-                await writer.put(table)
-                box.progress(call, f"{writer.rows} rows read")
-        if schema is None:
-            await writer.put(arrow_rows([]))
-        return await writer.finish()

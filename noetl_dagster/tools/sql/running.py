@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from noetl_dagster.storage import codec
 from noetl_dagster.storage.codec import JsonLines
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.rows.values import column_converter, parameter
-from noetl_dagster.tools.scripts import sql_text
+from noetl_dagster.tools.scripts import load_script
 from noetl_dagster.tools.sql.statements import (
     BoundStatement,
     bind,
@@ -54,18 +55,13 @@ class Shape:
     repeatable: bool | None = None
 
     @property
-    def returns_rows(self) -> bool:
-        """True if it returns rows."""
-        return bool(self.columns)
-
-    @property
     def enough(self) -> int:
         """Rows to fetch at first, so that all arrive at once if they are about as many as the last time."""
         return max(ENOUGH, 2 * (self.rows or 0))
 
     @classmethod
-    def of(cls, statement: Any, before: Shape | None = None) -> Shape:
-        """Describes a prepared statement; keeps the ``rows`` and ``repeatable`` of its description ``before``."""
+    def of(cls, statement: Any) -> Shape:
+        """Describes a prepared statement."""
         columns = [(column.name, column.type.name) for column in statement.get_attributes()]
         found = [(name, kind, column_converter(kind)) for name, kind in columns]
         return cls(
@@ -78,7 +74,6 @@ class Shape:
                 for name, kind, convert in found
                 if convert is not None and kind not in ENCODED_THE_SAME
             ),
-            *(() if before is None else (before.rows, before.repeatable)),
         )
 
 
@@ -87,24 +82,17 @@ async def run_statements(
     statements: Sequence[BoundStatement],
     shapes: dict[str, Shape] | None = None,
 ) -> dict[str, Any]:
-    """Runs statements in one transaction if they allow it; returns the tool's result mapping.
-
-    Uses a transaction that is already open on the connection.
-    """
+    """Runs statements in one transaction, also an open one, if they allow it; returns the tool's result mapping."""
     shapes = {} if shapes is None else shapes
     several = len(statements) > 1 and not connection.is_in_transaction()
-    if several and not any(needs_own_transaction(statement.text) for statement in statements):
-        async with connection.transaction():
-            return await _run_each(connection, statements, shapes)
-    return await _run_each(connection, statements, shapes)
-
-
-async def _run_each(
-    connection: asyncpg.Connection, statements: Sequence[BoundStatement], shapes: dict[str, Shape]
-) -> dict[str, Any]:
-    return promoted(
-        [await run_one(connection, statement, shapes, index) for index, statement in enumerate(statements)]
-    )
+    together = several and not any(needs_own_transaction(statement.text) for statement in statements)
+    async with connection.transaction() if together else nullcontext():
+        return promoted(
+            [
+                await run_one(connection, statement, shapes, index)
+                for index, statement in enumerate(statements)
+            ]
+        )
 
 
 def promoted(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -127,9 +115,9 @@ async def run_one(
         shape = Shape.of(prepared)
         remember(shapes, statement.text, shape)
         records = await prepared.fetch(*values_of(statement, shape, index))
-        if not shape.returns_rows:
+        if not shape.columns:
             return {"status": "ok", "row_count": _affected(prepared.get_statusmsg())}
-    elif shape.returns_rows:
+    elif shape.columns:
         records = await connection.fetch(statement.text, *values_of(statement, shape, index))
     else:
         message = await connection.execute(statement.text, *values_of(statement, shape, index))
@@ -137,22 +125,18 @@ async def run_one(
     if records and tuple(records[0].keys()) != shape.columns:  # select * of a table that was altered
         shape = Shape.of(await connection.prepare(statement.text))
         remember(shapes, statement.text, shape)
+    return result_of(records, shape)
+
+
+def result_of(records: Sequence[asyncpg.Record], shape: Shape) -> dict[str, Any]:
+    """Returns the result of a statement that returns rows, and remembers their number."""
     shape.rows = len(records)
-    return result_of(rows_of(records, shape), shape)
-
-
-def result_of(rows: list[dict[str, Any]], shape: Shape) -> dict[str, Any]:
-    """Returns the result of a statement that returns rows."""
+    rows = _converted(records, shape, shape.converters)
     return {"status": "ok", "rows": rows, "row_count": len(rows), "columns": list(shape.columns)}
 
 
-def rows_of(records: Sequence[asyncpg.Record], shape: Shape) -> list[dict[str, Any]]:
-    """Returns records as mappings of JSON values."""
-    return _converted(records, shape, shape.converters)
-
-
 def lines_of(records: Sequence[asyncpg.Record], shape: Shape) -> JsonLines:
-    """Returns records as lines of the same JSON values."""
+    """Returns records as lines of the same JSON values as in :func:`result_of`."""
     rows = _converted(records, shape, shape.line_converters)
     return JsonLines(codec.json_lines(rows), len(rows), dict(zip(shape.columns, shape.types, strict=True)))
 
@@ -170,9 +154,7 @@ def _converted(
 def values_of(statement: BoundStatement, shape: Shape, index: int) -> list[Any]:
     """Converts the values of a statement's parameters; raises ``ToolError`` if one does not fit its type."""
     values = []
-    for number, (value, type_name) in enumerate(
-        zip(statement.values, shape.parameters, strict=True), start=1
-    ):
+    for number, (value, type_name) in enumerate(zip(statement.values, shape.parameters, strict=True), 1):
         try:
             values.append(parameter(value, type_name))
         except ValueError as error:
@@ -195,25 +177,22 @@ def _affected(message: str | None) -> int:
     return int(tail) if tail.isdigit() else 0
 
 
-Params = Mapping[str, Any] | Sequence[Any]
-
-
 async def prepare_statements(call: ToolCall, box: Toolbox) -> list[BoundStatement]:
-    """Reads, splits and binds the call's statements.
-
-    Raises:
-        ToolError: there is no statement, or a ``$n`` has no value.
-    """
-    params: Params = call.config.get("params") or call.input
-    texts = without_percent(await sql_text(call, box), params)
+    """Reads, splits and binds the call's statements; raises ``ToolError`` without any, or if a ``$n`` has no value."""
+    params: Mapping[str, Any] | Sequence[Any] = call.config.get("params") or call.input
+    script = await load_script(call, box)
+    command = script if script is not None else call.config.get("command")
+    commands = command if isinstance(command, list | tuple) else [] if command is None else [command]
+    texts = without_percent([str(item) for item in commands], params)
     statements = [statement for text in texts for statement in split_statements(text)]
     if not statements:
         raise ToolError(f"{call.task.kind} in step {call.step} has no SQL in 'command'", kind="schema")
     try:
         return [bind(statement, params) for statement in statements]
     except KeyError as error:
-        raise ToolError(
-            f"{call.task.kind} in step {call.step}: no value for {error.args[0]}; "
-            f"'params' has {len(params)} values",
-            kind="schema",
-        ) from None
+        raise call.error(f"no value for {error.args[0]}; 'params' has {len(params)} values") from None
+
+
+def wants_table(call: ToolCall, default: str = "rows") -> bool:
+    """Returns whether a call asks for its rows as one table, by its field ``as``."""
+    return str(call.config.get("as") or default).lower() in ("table", "arrow", "parquet")

@@ -141,44 +141,32 @@ def _inside_sql_body(statement: str) -> bool:
     body = _SQL_BODY.search(statement)
     if body is None:
         return False
-    words = re.findall(r"\b(?:CASE|END)\b", statement[body.end() :], re.IGNORECASE)
-    depth = 1
-    for word in words:
-        depth += 1 if word.upper() == "CASE" else -1
-    return depth > 0
-
-
-def without_comments(sql: str) -> str:
-    """Returns the text without comments."""
-    return "".join(" " if part is Part.COMMENT else text for part, text in scan(sql)).strip()
+    words = re.findall(r"\b(?:CASE|END)\b", statement[body.end() :].upper())
+    return words.count("END") <= words.count("CASE")
 
 
 @lru_cache(maxsize=128)
 def needs_own_transaction(statement: str) -> bool:
     """Returns whether a statement cannot run inside a transaction block, or controls transactions itself."""
-    return _OWN_TRANSACTION.match(without_comments(statement)) is not None
+    plain = "".join(" " if part is Part.COMMENT else text for part, text in scan(statement))
+    return _OWN_TRANSACTION.match(plain) is not None
 
 
 def bind(statement: str, params: Mapping[str, Any] | Sequence[Any]) -> BoundStatement:
     """Replaces ``:name`` (mapping) or ``$n`` (list) by ``$1..$n`` of this statement alone.
 
-    A ``:name`` that is no key of the mapping stays as it is, so that array slices ``a[1:n]`` work.
-
-    Raises:
-        KeyError: for a ``$n`` beyond the list; its argument is ``$n``.
+    A ``:name`` that is no key of the mapping stays as it is, so that array slices ``a[1:n]`` work. A ``$n`` beyond the
+    list is a ``KeyError`` with that argument.
     """
     if not params:
         return BoundStatement(statement)
     text, names = _placed(statement, frozenset(params) if isinstance(params, Mapping) else None)
     if isinstance(params, Mapping):
         return BoundStatement(text, tuple(params[name] for name in names))
-    values: list[Any] = []
-    for name in names:
-        index = int(name) - 1
-        if index >= len(params):
-            raise KeyError(f"${name}")
-        values.append(params[index])
-    return BoundStatement(text, tuple(values))
+    missing = next((name for name in names if int(name) > len(params)), None)
+    if missing is not None:
+        raise KeyError(f"${missing}")
+    return BoundStatement(text, tuple(params[int(name) - 1] for name in names))
 
 
 @lru_cache(maxsize=128)
@@ -279,8 +267,9 @@ async def is_repeatable(connection: asyncpg.Connection, text: str) -> bool:
 
     Names are compared as words, so a column with the name of a volatile function counts too.
     """
-    plain = "".join(part.lower() for kind, part in scan(text) if kind in (Part.TEXT, Part.NUMBERED))
-    quoted = "".join(part for kind, part in scan(text) if kind is Part.QUOTED and part.startswith('"'))
+    parts = list(scan(text))
+    plain = "".join(part.lower() for kind, part in parts if kind in (Part.TEXT, Part.NUMBERED))
+    quoted = "".join(part for kind, part in parts if kind is Part.QUOTED and part.startswith('"'))
     words = {*_NAME.findall(plain), *_NAME.findall(quoted)}
     if not _READS.match(plain) or words & _CHANGES:
         return False
@@ -293,9 +282,7 @@ def lists_rows(text: str) -> bool:
 
     A statement that calls a function may return more, as with ``VALUES (unnest($1))``.
     """
-    parts = (
-        "x" if kind is Part.QUOTED else " " if kind is Part.COMMENT else part for kind, part in scan(text)
-    )
-    plain = "".join(parts)
+    shown = {Part.QUOTED: "x", Part.COMMENT: " "}
+    plain = "".join(shown.get(kind, part) for kind, part in scan(text))
     found = _LISTS.match(plain)
     return found is not None and not _CALL.search(_CONFLICT.sub("", plain[found.end() :]))

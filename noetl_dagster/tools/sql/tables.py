@@ -65,18 +65,19 @@ def write_mode(text: str) -> WriteMode:
 
 
 async def describe_table(connection: asyncpg.Connection, name: str) -> SqlTable:
-    """Looks a table up; ``name`` may have a schema before a dot.
-
-    Raises:
-        ToolError: there is no such table.
-    """
-    quoted = sql_identifier(name)
-    columns = await connection.fetch(SELECT_COLUMNS, quoted)
+    """Looks a table up, whose name may have a schema before a dot; raises ``ToolError`` if there is none."""
+    identifier = sql_identifier(name)
+    columns = await connection.fetch(SELECT_COLUMNS, identifier)
     if not columns:
-        raise ToolError(f"table {name} does not exist; create it before writing to it", kind="schema",
-                        code="42P01", details={"pg": {"sqlstate": "42P01", "code": "42P01"}})  # fmt: skip
+        state = "42P01"
+        raise ToolError(
+            f"table {name} does not exist; create it before writing to it",
+            kind="schema",
+            code=state,
+            details={"pg": {"sqlstate": state, "code": state}},
+        )
     return SqlTable(
-        quoted,
+        identifier,
         {column["name"]: column["type"] for column in columns},
         tuple(column["name"] for column in columns if column["in_key"]),
     )
@@ -90,18 +91,12 @@ async def write_rows(
     mode: WriteMode,
     key: Sequence[str] = (),
 ) -> int:
-    """Inserts or upserts rows; ``REPLACE`` inserts too, after :func:`delete_rows` by the caller.
+    """Inserts or upserts rows and returns their number; for ``REPLACE`` the caller has deleted others before.
 
     A missing column of a row is null. The last of several rows with the same key wins.
 
     Args:
         columns: filled by these rows, and by those of other calls for the same result; see :func:`known_columns`.
-
-    Returns:
-        The number of rows written.
-
-    Raises:
-        ToolError: for an upsert without a key.
     """
     statement = INSERT_ROWS.format(table=table.name, columns=listed(columns))
     if mode is WriteMode.UPSERT:
@@ -120,16 +115,12 @@ async def delete_rows(connection: asyncpg.Connection, table: SqlTable, identity:
     if not own:
         await connection.execute(DELETE_ALL_ROWS.format(table=table.name))
         return
-    same = " AND ".join(f"target.{quoted} = own.{quoted}" for quoted in map(_column, own))
+    same = " AND ".join(f"target.{name} = own.{name}" for name in map(quoted, own))
     await connection.execute(DELETE_OWN_ROWS.format(table=table.name, same=same), to_jsonable(own))
 
 
 def known_columns(names: Iterable[str], table: SqlTable) -> list[str]:
-    """Returns the columns that rows fill, each once.
-
-    Raises:
-        ToolError: the table lacks one of them.
-    """
+    """Returns the columns that rows fill, each once; raises ``ToolError`` if the table lacks one."""
     names = dict.fromkeys(names)
     unknown = [name for name in names if name not in table.columns]
     if unknown:
@@ -143,11 +134,7 @@ def known_columns(names: Iterable[str], table: SqlTable) -> list[str]:
 
 
 def upsert_key(table: SqlTable, key: Sequence[str]) -> Sequence[str]:
-    """Returns the unique columns of an upsert: the given ones, else the primary key.
-
-    Raises:
-        ToolError: there is neither.
-    """
+    """Returns the unique columns of an upsert, by default the primary key; raises ``ToolError`` without any."""
     keys = key or table.primary_key
     if not keys:
         raise ToolError(
@@ -162,15 +149,15 @@ def conflict_clause(keys: Sequence[str], columns: Sequence[str]) -> str:
     changed = [name for name in columns if name not in keys]
     if not changed:
         return f" ON CONFLICT ({listed(keys)}) DO NOTHING"
-    updates = ", ".join(f"{_column(name)} = EXCLUDED.{_column(name)}" for name in changed)
+    updates = ", ".join(f"{quoted(name)} = EXCLUDED.{quoted(name)}" for name in changed)
     return f" ON CONFLICT ({listed(keys)}) DO UPDATE SET {updates}"
 
 
 def listed(columns: Iterable[str]) -> str:
     """Returns quoted column names, separated by commas."""
-    return ", ".join(map(_column, columns))
+    return ", ".join(map(quoted, columns))
 
 
-def _column(name: str) -> str:
-    """Returns a quoted column name; a dot in it is part of the name."""
+def quoted(name: str) -> str:
+    """Returns a name as a quoted identifier; a dot in it is part of the name."""
     return '"' + name.replace('"', '""') + '"'

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import duckdb
 import pyarrow as pa
@@ -18,17 +19,15 @@ from noetl_dagster.errors import NoetlError
 from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage import locations
-from noetl_dagster.storage.codec import dump_json
+from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.reading import ResultReader
 from noetl_dagster.tools.base import as_result_ref
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
+from noetl_dagster.tools.sql.tables import listed, quoted
 
 if TYPE_CHECKING:
     from noetl_dagster.storage.store import ResultStore
-
-PARQUET = "application/vnd.apache.parquet"
 
 
 class NoRowsError(NoetlError):
@@ -65,10 +64,9 @@ async def source_of(value: Any, results: ResultStore, name: str, folder: Path) -
 
 
 def _in_place(ref: ResultRef) -> bool:
-    files = ref.physical_uri.startswith(("/", "file://", "s3://", "gs://"))
     return (
-        files
-        and ref.content_type == PARQUET
+        ref.physical_uri.startswith(("/", "file://", "s3://", "gs://"))
+        and ref.content_type == codec.PARQUET
         and ref.compression == "none"
         and ref.kind is not RefKind.MANIFEST
     )
@@ -99,7 +97,7 @@ def _column(values: list[Any]) -> pa.Array:
         return pa.array(values)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         texts = (
-            value if value is None or isinstance(value, str) else dump_json(value).decode()
+            value if value is None or isinstance(value, str) else codec.dump_json(value).decode()
             for value in values
         )
         return pa.array(list(texts), pa.string())
@@ -147,14 +145,10 @@ def mount_object_storage(connection: duckdb.DuckDBPyConnection, settings: Settin
 def create_view(
     connection: duckdb.DuckDBPyConnection, settings: Settings, name: str, source: RowsSource
 ) -> None:
-    """Creates a view.
-
-    Raises:
-        NoetlError: the files of a reference are missing.
-    """
-    quoted = _quoted(name)
+    """Creates a view; raises ``NoetlError`` if the files of a reference are missing."""
+    view = f"CREATE TEMP VIEW {quoted(name)} AS"
     if isinstance(source, RowFiles):
-        connection.execute(f"CREATE TEMP VIEW {quoted} AS {source.select}")
+        connection.execute(f"{view} {source.select}")
         return
     if not isinstance(source, ResultRef):
         connection.register(name, source)
@@ -163,11 +157,14 @@ def create_view(
     scheme, bucket, _ = locations.split_uri(source.physical_uri)
     # Arrow finds the credentials of the AWS or Google environment
     if scheme == "gs" or (scheme == "s3" and bucket != settings.minio_bucket):
-        connection.register(name, _arrow_dataset(settings, uris))
+        from pyarrow import dataset
+
+        filesystem, _ = locations.arrow_filesystem(settings, uris[0])
+        keys = [locations.arrow_filesystem_path(settings, uri) for uri in uris]
+        connection.register(name, dataset.dataset(keys, format="parquet", filesystem=filesystem))
         return
     paths = [str(locations.local_path(settings, uri) or uri) for uri in uris]
-    listed = ", ".join(map(sql_literal, paths))
-    connection.execute(f"CREATE TEMP VIEW {quoted} AS SELECT * FROM read_parquet([{listed}])")
+    connection.execute(f"{view} SELECT * FROM read_parquet([{', '.join(map(sql_literal, paths))}])")
 
 
 def _files(settings: Settings, ref: ResultRef) -> list[str]:
@@ -182,26 +179,10 @@ def _files(settings: Settings, ref: ResultRef) -> list[str]:
     return found
 
 
-def _arrow_dataset(settings: Settings, uris: Sequence[str]) -> Any:
-    from pyarrow import dataset as arrow_dataset
-
-    filesystem, _ = locations.arrow_filesystem(settings, uris[0])
-    paths = [locations.arrow_filesystem_path(settings, uri) for uri in uris]
-    return arrow_dataset.dataset(paths, format="parquet", filesystem=filesystem)
-
-
-FILE_ROWS = 20_000
-"""Rows of a Parquet file that is made of JSON."""
-
-LINES_BYTES = 3 * 512 * 1024
-"""Bytes of a file of JSON lines, about: each thread of DuckDB holds the file that it reads."""
-
-LINE_BYTES = 16 * 1024**2
-"""Minimum room for a line of JSON. DuckDB reserves no less, and uses as much as the file has."""
-
-_SEARCH_BYTES = 64 * 1024
-"""Bytes that are searched for the end of a line at a time."""
-
+FILE_ROWS = 20_000  # of a Parquet file that is made of JSON
+LINES_BYTES = 3 * 512 * 1024  # of a file of JSON lines, about: each thread of DuckDB holds one
+LINE_BYTES = 16 * 1024**2  # room for a line of JSON: DuckDB reserves no less, and uses as much as a file has
+_SEARCH_BYTES = 64 * 1024  # that are searched for the end of a line at a time
 TYPES = {
     **dict.fromkeys(("int2", "int4", "int8", "oid"), "BIGINT"),
     **dict.fromkeys(("float4", "float8"), "DOUBLE"),
@@ -218,7 +199,7 @@ MakeTable = Callable[[list[Any]], pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class RowFiles:
-    """RowFiles of rows on this machine.
+    """Files of rows on this machine.
 
     Attributes:
         columns: in order; with the types of DuckDB if the files are JSON lines, None if they are Parquet.
@@ -232,12 +213,12 @@ class RowFiles:
     @property
     def select(self) -> str:
         """The statement that returns their rows."""
-        paths = "[" + ", ".join(str(sql_literal(str(path))) for path in self.paths) + "]"
-        names = ", ".join(map(_quoted, self.columns))
+        paths = f"[{', '.join(sql_literal(str(path)) for path in self.paths)}]"
+        names = listed(self.columns)
         types = {name: kind for name, kind in self.columns.items() if kind is not None}
         if not types:
             return f"SELECT {names} FROM read_parquet({paths}, union_by_name = true)"
-        fields = ", ".join(f"{_quoted(name)}: {sql_literal(kind)}" for name, kind in types.items())
+        fields = ", ".join(f"{quoted(name)}: {sql_literal(kind)}" for name, kind in types.items())
         options = f"format = 'newline_delimited', maximum_object_size = {max(LINE_BYTES, self.largest)}"
         return f"SELECT {names} FROM read_json({paths}, {options}, columns = {{{fields}}})"
 
@@ -245,11 +226,7 @@ class RowFiles:
 async def write_files(
     results: ResultReader, ref: ResultRef, folder: Path, table: MakeTable
 ) -> RowFiles | None:
-    """Writes the rows of a stored list to files in a folder, one part in memory at a time; None if there are no rows.
-
-    Args:
-        table: makes a table of rows that are JSON values.
-    """
+    """Writes the rows of a stored list to files in a folder, one part in memory at a time; None without rows."""
     types = _types(ref)
     if types is not None:
         return await _lines(results, ref, folder, types)
@@ -260,8 +237,10 @@ async def write_files(
             if columns.get(field.name, pa.null()) == pa.null():
                 columns[field.name] = field.type
         paths.append(folder / f"{ref.ref_id}-{len(paths)}.parquet")
-        known = [field.name for field in found.schema if field.type != pa.null()]
-        await asyncio.to_thread(pq.write_table, _typed(found.select(known)), paths[-1], compression="lz4")
+        found = found.select([field.name for field in found.schema if field.type != pa.null()])
+        if not found.num_columns:  # one column, so that the rows are counted
+            found = pa.table({"": pa.nulls(found.num_rows, pa.int32())})
+        await asyncio.to_thread(pq.write_table, found, paths[-1], compression="lz4")
     empty = {name: pa.array([], pa.int32()) for name, kind in columns.items() if kind == pa.null()}
     if empty:
         paths.append(folder / f"{ref.ref_id}-null.parquet")
@@ -279,7 +258,7 @@ def _types(ref: ResultRef) -> dict[str, str] | None:
 
 async def _lines(results: ResultReader, ref: ResultRef, folder: Path, types: Mapping[str, str]) -> RowFiles:
     """Writes the lines unchanged to files of a new size: a part may be too large for a file, or much smaller."""
-    with _LineFiles(folder, str(ref.ref_id)) as files:
+    with closing(_LineFiles(folder, str(ref.ref_id))) as files:
         async for part in results.parts(ref):
             async for piece in results.stream(part):
                 await asyncio.to_thread(files.write, memoryview(piece))
@@ -287,21 +266,13 @@ async def _lines(results: ResultReader, ref: ResultRef, folder: Path, types: Map
 
 
 class _LineFiles:
-    """RowFiles of whole lines, each ending with the line that fills it."""
+    """Files of whole lines, each ending with the line that fills it."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._folder = folder
-        self._name = name
+        self._folder, self._name = folder, name
         self._file: BinaryIO | None = None
-        self._size = 0
         self.paths: list[Path] = []
         self.largest = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._close()
 
     def write(self, piece: memoryview) -> None:
         """Writes the next bytes, which may begin and end within a line."""
@@ -309,19 +280,18 @@ class _LineFiles:
             if self._file is None:
                 self.paths.append(self._folder / f"{self._name}-{len(self.paths)}.jsonl")
                 self._file = self.paths[-1].open("wb")
-            end = _line_end(piece, LINES_BYTES - self._size)
+            end = _line_end(piece, LINES_BYTES - self._file.tell())
             self._file.write(piece[:end])
-            self._size += len(piece[:end])
-            self.largest = max(self.largest, self._size)
+            self.largest = max(self.largest, self._file.tell())
             if end is None:
                 return
-            self._close()
+            self.close()
             piece = piece[end:]
 
-    def _close(self) -> None:
+    def close(self) -> None:
         if self._file is not None:
             self._file.close()
-        self._file, self._size = None, 0
+            self._file = None
 
 
 def _line_end(piece: memoryview, start: int) -> int | None:
@@ -345,12 +315,3 @@ async def _tables(results: ResultReader, ref: ResultRef, table: MakeTable) -> As
             rows = []
     if rows:
         yield await asyncio.to_thread(table, rows)
-
-
-def _typed(table: pa.Table) -> pa.Table:
-    """Returns a table with at least one column, so that its rows are counted."""
-    return table if table.num_columns else pa.table({"": pa.nulls(table.num_rows, pa.int32())})
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

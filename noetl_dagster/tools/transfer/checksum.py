@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,9 @@ import orjson
 import pyarrow as pa
 
 from noetl_dagster.errors import ErrorKind, ToolError
-from noetl_dagster.tools.rows.files import Row, json_row
+from noetl_dagster.tools.rows.files import Row, is_text, json_row
 from noetl_dagster.tools.rows.formats import RowFormat
-from noetl_dagster.tools.sql.tables import listed
+from noetl_dagster.tools.sql.tables import listed, quoted
 
 _DIGEST = "count(*) || ':' || coalesce(sum(('x' || left(md5({text}), 16))::bit(64)::bigint::numeric), 0)"
 
@@ -59,43 +59,37 @@ def compare_checksums(read: object, written: object, where: str, *, kind: ErrorK
         )
 
 
-def rows_digest(values: Mapping[str, str], types: Mapping[str, str]) -> str:
+def rows_digest(
+    columns: Iterable[str], types: Mapping[str, str], value: Callable[[str], str] = quoted
+) -> str:
     """Returns SQL of the checksum of all rows, from their values that are not null, with column names and lengths.
 
     Args:
-        values: SQL of each column's value, by its name.
         types: the type of each value as in ``pg_type.typname``: 1.50 and 1.5 are one number.
+        value: returns SQL of a column's value.
     """
     parts = []
-    for name, value in sorted(values.items()):
+    for name in sorted(columns):
         label = name.replace("'", "''")
-        text = f"trim_scale({value})::text" if types[name] == "numeric" else f"{value}::text"
+        text = f"trim_scale({value(name)})::text" if types[name] == "numeric" else f"{value(name)}::text"
         parts.append(f"'{label}=' || length({text}) || ':' || {text}")
     return _DIGEST.format(text=f"array_to_string(ARRAY[{', '.join(parts)}]::text[], '')")
 
 
-class TableSums:
-    """Checksums of Arrow tables, which DuckDB computes on a connection. Not for several threads at once."""
+def sum_of_table(connection: duckdb.DuckDBPyConnection, table: pa.Table) -> Checksum:
+    """Returns the checksum of an Arrow table; tables of the same columns, types and rows have the same.
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
-        self._connection = connection
-
-    def of(self, table: pa.Table) -> Checksum:
-        """Returns the checksum of a table; tables of the same columns, types and rows have the same."""
-        columns = listed(sorted(table.column_names))
-        self._connection.register("noetl_rows", table)
-        query = f"SELECT sum(hash({columns})::HUGEINT) FROM noetl_rows"
-        [(total,)] = self._connection.execute(query).fetchall()
-        self._connection.unregister("noetl_rows")
-        return Checksum(len(table), int(total or 0))
+    DuckDB computes it on a connection, which several threads may not share.
+    """
+    connection.register("noetl_rows", table)
+    query = f"SELECT sum(hash({listed(sorted(table.column_names))})::HUGEINT) FROM noetl_rows"
+    [(total,)] = connection.execute(query).fetchall()
+    connection.unregister("noetl_rows")
+    return Checksum(len(table), int(total or 0))
 
 
 def as_read(stored: pa.Table, read: pa.Table, where: str) -> tuple[pa.Table, pa.Table]:
-    """Casts the stored rows and the rows that were read to the types in which they were read.
-
-    Raises:
-        ToolError: a column cannot be cast.
-    """
+    """Casts the stored rows and those that were read to the types in which they were read, or raises ``ToolError``."""
     columns, others = [], []
     for field in read.schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
@@ -103,7 +97,7 @@ def as_read(stored: pa.Table, read: pa.Table, where: str) -> tuple[pa.Table, pa.
         if pa.types.is_null(kind):
             kind, given = kept.type, given.cast(kept.type)
         try:
-            if _is_text(kind) and not _is_text(kept.type):
+            if is_text(kind) and not is_text(kept.type):
                 raise pa.ArrowNotImplementedError
             columns.append(kept.cast(kind))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -117,18 +111,20 @@ def as_read(stored: pa.Table, read: pa.Table, where: str) -> tuple[pa.Table, pa.
     return pa.table(columns, names=names), pa.table(others, names=names)
 
 
-def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
 def sum_of_given(rows: Iterable[Row], format: RowFormat) -> Checksum:
     """Returns the checksum of rows that are written as text; a value that the format cannot hold equals nothing."""
-    plain = []
-    for row in rows:
-        values = json_row(row)
-        values |= {name: _LOST for name, value in row.items() if _not_a_number(value)}
-        plain.append(_csv_values(values) if format is RowFormat.CSV else values)
-    return _sum(plain)
+    return _sum(_text_values(row, format) for row in rows)
+
+
+def _text_values(row: Row, format: RowFormat) -> Row:
+    values = json_row(row) | {name: _LOST for name, value in row.items() if _is_no_number(value)}
+    if format is not RowFormat.CSV:
+        return values
+    for name, value in values.items():
+        if value is not _LOST and value is not None:
+            text = json.dumps(value) if isinstance(value, dict | list) else str(value)
+            values[name] = text or _LOST  # empty text is read as null
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def sum_of_kept(rows: Iterable[Row], format: RowFormat) -> Checksum:
@@ -147,23 +143,9 @@ def _sum(rows: Iterable[Row]) -> Checksum:
     return Checksum(count, total)
 
 
-def _csv_values(row: Row) -> dict[str, Any]:
-    """Returns values as CSV holds them: text that is never empty."""
-    return {
-        name: value if value is _LOST else _csv_text(value)
-        for name, value in row.items()
-        if value is not None
-    }
-
-
-def _csv_text(value: Any) -> Any:
-    text = json.dumps(value) if isinstance(value, dict | list) else str(value)
-    return text or _LOST
-
-
-def _not_a_number(value: Any) -> bool:
+def _is_no_number(value: Any) -> bool:
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, dict):
-        return any(map(_not_a_number, value.values()))
-    return isinstance(value, list | tuple) and any(map(_not_a_number, value))
+        return any(map(_is_no_number, value.values()))
+    return isinstance(value, list | tuple) and any(map(_is_no_number, value))

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
+import orjson
 import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.rows.files import Row, arrow_rows
-from noetl_dagster.tools.transfer.options import OnDrift, TransferEnd, TransferOptions
+from noetl_dagster.tools.rows.files import Row
+from noetl_dagster.tools.transfer.options import OnDrift, Resumable, TransferEnd, TransferOptions
 
 T = TypeVar("T")
 Put = Callable[[T], Awaitable[None]]
@@ -36,11 +40,7 @@ class TransferChunk:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that the rows fill.
-
-        Raises:
-            ToolError: a table has a column twice.
-        """
+        """The columns that the rows fill; raises ``ToolError`` if a table has one twice."""
         if isinstance(self.data, pa.Table):
             names = tuple(self.data.column_names)
             if len(set(names)) < len(names):
@@ -51,16 +51,10 @@ class TransferChunk:
 
     def as_rows(self) -> list[Row]:
         """Returns the rows as mappings."""
+        if isinstance(self.data, pa.Table):
+            return self.data.to_pylist() if self.columns else []
         rows: list[Row] = self.data
-        if isinstance(self.data, pa.Table) and self.columns:
-            rows = self.data.to_pylist()
         return rows
-
-    def as_table(self, schema: pa.Schema | None = None) -> pa.Table:
-        """Returns an Arrow table of the given schema, or of the schema that the values show."""
-        if not isinstance(self.data, pa.Table):
-            return arrow_rows(self.data, schema)
-        return self.data if schema is None else _fitted(self.data, schema)
 
     def only(self, columns: Sequence[str]) -> TransferChunk:
         """Returns the rows without any other columns than these."""
@@ -71,18 +65,7 @@ class TransferChunk:
         return TransferChunk(rows, self.after)
 
 
-def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Casts a table to the columns and types of a schema; missing columns are null."""
-    columns = [
-        table.column(field.name).cast(field.type)
-        if field.name in table.column_names
-        else pa.nulls(len(table), field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)
-
-
-class TransferSource(Protocol):
+class TransferSource(ABC):
     """The source of a transfer.
 
     Attributes:
@@ -90,26 +73,28 @@ class TransferSource(Protocol):
         bytes: an estimate of its size; 0 if unknown.
     """
 
-    seeks: bool
-    bytes: int
+    seeks = True
+    bytes = 0
 
     async def identity(self) -> str:
         """Returns a text that changes when the source does; empty if that cannot be determined."""
-        ...
+        return ""
 
+    async def rows_until(self, after: Any) -> int | None:
+        """Returns the number of rows up to a position; None if the identity shows whether they have changed."""
+        return None
+
+    @abstractmethod
     def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
         """Yields the rows, from the beginning or from the ``after`` of an earlier chunk."""
-        ...
 
 
-Watch = Callable[[AsyncIterator[TransferChunk]], AsyncIterator[TransferChunk]]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Transfer:
     """One transfer: its source, target and options, and the call that asks for it.
 
-    ``watch`` passes chunks on and reports progress.
+    Attributes:
+        chunk_count: chunks of rows so far; bytes of COPY are not counted.
     """
 
     source: TransferSource
@@ -117,11 +102,26 @@ class Transfer:
     options: TransferOptions
     call: ToolCall
     box: Toolbox
-    watch: Watch
+    chunk_count: int = 0
+    _rows: int = 0
+    _bytes: int = 0
 
     def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
-        """Yields the rows of the source and reports progress."""
+        """Yields the rows of the source, watched."""
         return self.watch(self.source.chunks(after))
+
+    async def watch(self, chunks: AsyncIterator[TransferChunk]) -> AsyncIterator[TransferChunk]:
+        """Yields chunks and reports progress to the worker, so that a long transfer keeps its claim."""
+        async with aclosing(cast(Any, chunks)) as stream:
+            async for chunk in stream:
+                yield chunk
+                if isinstance(chunk.data, bytes):
+                    self._bytes += len(chunk.data)
+                    self.box.progress(self.call, f"{self._bytes >> 20} MB transferred")
+                else:
+                    self.chunk_count += 1
+                    self._rows += chunk.rows
+                    self.box.progress(self.call, f"{self._rows} rows transferred")
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class TransferOutcome:
     resumed: int | None = None
 
 
-class StagedTarget(Protocol):
+class StagedTarget(ABC):
     """A target that has each row once, however often its command is killed and runs again.
 
     Rows are staged where no reader looks, with the position of the source after them; publishing shows all of them at
@@ -144,23 +144,63 @@ class StagedTarget(Protocol):
     the same order with the parts of :class:`~noetl_dagster.tools.sinks.place.PartTarget`.
     """
 
+    def __init__(self, transfer: Transfer) -> None:
+        self._transfer, self._source = transfer, transfer.source
+        self._options, self._call = transfer.options, transfer.call
+        self._resumed: int | None = None
+
+    async def run(self) -> TransferOutcome:
+        """Stages and publishes the rows, unless an earlier process has done so."""
+        async with self.begun() as outcome:
+            if outcome is not None:
+                return outcome
+            await self.stage()
+            return await self.publish()
+
+    @abstractmethod
+    def begun(self) -> AbstractAsyncContextManager[TransferOutcome | None]:
+        """Finds or creates the staging; yields the outcome if an earlier process has published this call."""
+
+    @abstractmethod
     async def stage(self) -> None:
-        """Stages the rows that are not staged yet.
+        """Stages the rows after the position; may be killed anywhere and run again. The target is unchanged."""
 
-        Raises:
-            ToolError: the rows cannot be read or written; the target is unchanged.
-        """
-
+    @abstractmethod
     async def publish(self) -> TransferOutcome:
         """Shows all staged rows to readers, and records the outcome for a command that runs again."""
-        ...
 
+    @abstractmethod
     async def discard(self) -> None:
-        """Removes the staging.
+        """Removes the staging; raises ``ToolError`` if the store is unavailable or refuses it."""
 
-        Raises:
-            ToolError: the store is unavailable or refuses it.
-        """
+    async def _is_unchanged(self, identity: str, after: Any, rows: int) -> bool:
+        """Returns whether the source is the one of which ``rows`` rows were staged, up to the position ``after``."""
+        if identity != await self._source.identity() or (rows and after is None):
+            return False
+        counted = None if after is None else await self._source.rows_until(after)
+        return counted is None or counted == rows  # else the rows have changed, or the key is not unique
+
+
+def can_resume(transfer: Transfer, *, seeks: bool, columns: str = "") -> bool:
+    """Returns whether rows may be staged for a later run of the command.
+
+    Args:
+        seeks: the source can resume at the positions that the target records; else ``resumable: true`` is an error.
+        columns: the columns by which the source can do so, for the error.
+    """
+    if transfer.options.resumable is Resumable.TRUE and not seeks:
+        raise transfer.call.error(
+            "resumable: true needs a source that can go on in the middle; name unique columns in source.order_by"
+            f"{columns}, or of http write source.paging"
+        )
+    lasts = bool(transfer.call.command_id) and transfer.box.after is not None
+    return seeks and lasts and transfer.options.resumable is not Resumable.FALSE
+
+
+def digest_of(words: list[Any]) -> str:
+    """Returns a digest of JSON values, for the name of a staging."""
+    text = orjson.dumps(words, default=str, option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 async def sliced(rows: list[Row] | pa.Table, size: int, after: Any = None) -> AsyncIterator[TransferChunk]:
@@ -205,28 +245,28 @@ class Drift:
     """Applies ``on_drift`` to columns that the target lacks.
 
     Attributes:
-        columns: those of the target.
+        columns: those of the target; None: those of the first chunk.
         added: new columns with their types.
         ignored: columns that are left out.
     """
 
-    def __init__(self, on_drift: OnDrift, target: str, columns: Iterable[str]) -> None:
+    def __init__(self, on_drift: OnDrift, target: str, columns: Iterable[str] | None = None) -> None:
         self._on_drift, self._target = on_drift, target
-        self.columns = list(columns)
+        self.columns = None if columns is None else list(columns)
         self.added: dict[str, str] = {}
         self.ignored: list[str] = []
 
     def sort(self, columns: Sequence[str], type_of: Callable[[str], str]) -> tuple[list[str], dict[str, str]]:
         """Returns the columns to write, and the types of those that the target does not have yet.
 
-        Raises:
-            ToolError: the target lacks columns, and ``on_drift`` is ``error``.
+        Raises ``ToolError`` if the target lacks columns, and ``on_drift`` is ``error``.
         """
-        new = [name for name in columns if name not in self.columns]
+        known = self.columns = list(columns) if self.columns is None else self.columns
+        new = [name for name in columns if name not in known]
         if new and self._on_drift is OnDrift.ERROR:
             raise ToolError(
-                f"{self._target} has no column {', '.join(map(str, new))}; its columns: "
-                f"{', '.join(self.columns)}. Write on_drift: add or ignore, or name the columns to read",
+                f"{self._target} has no column {', '.join(map(str, new))}; its columns: {', '.join(known)}. Write "
+                "on_drift: add or ignore, or name the columns to read",
                 kind="schema",
                 code="42703",
             )
@@ -234,9 +274,14 @@ class Drift:
             self.ignored += [name for name in new if name not in self.ignored]
             return [name for name in columns if name not in new], {}
         types = {name: type_of(name) for name in new}
-        self.columns += new
+        known += new
         self.added |= types
         return list(columns), types
+
+    def without_new(self, chunk: TransferChunk) -> TransferChunk:
+        """Returns a chunk for a file, which takes no new columns."""
+        columns, _ = self.sort(chunk.columns, str)
+        return chunk.only(columns)
 
     def report(self) -> dict[str, list[str]]:
         """Returns the added and ignored columns for the result, if there are any."""

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, cast
 
 import asyncpg
-import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.rows.copy_csv import csv_of_rows, csv_of_table
-from noetl_dagster.tools.sql.tables import SqlTable, conflict_clause, listed
-from noetl_dagster.tools.transfer.checksum import Checksum, rows_digest
-from noetl_dagster.tools.transfer.chunks import Drift, Transfer, TransferChunk, ahead, postgres_type
+from noetl_dagster.tools.rows.copy_csv import encode_csv
+from noetl_dagster.tools.sql.tables import SqlTable, WriteMode, conflict_clause, listed, quoted, upsert_key
+from noetl_dagster.tools.transfer.checksum import Checksum, compare_checksums, rows_digest
+from noetl_dagster.tools.transfer.chunks import (
+    Drift,
+    Transfer,
+    TransferChunk,
+    TransferOutcome,
+    ahead,
+    postgres_type,
+)
 from noetl_dagster.tools.transfer.options import Verify
 from noetl_dagster.tools.transfer.postgres_source import PostgresSource
 
@@ -53,8 +61,7 @@ _SAME_BYTES = """
 """.split()  # noqa: SIM905
 """Types whose binary form is the same in every server."""
 
-CHECKED_BYTES = 16 << 20
-"""Bytes of rows that are kept in memory to be copied a second time, for their checksum."""
+CHECKED_BYTES = 16 << 20  # of rows that are kept to be copied a second time, for their checksum
 
 
 class Copier:
@@ -71,25 +78,26 @@ class Copier:
     ) -> None:
         self._connection, self._into, self._drift, self._transfer = connection, into, drift, transfer
         self._source = transfer.source
-        self._checked = transfer.options.verify is Verify.CHECKSUM and not isinstance(
-            self._source, PostgresSource
-        )
+        is_checked = transfer.options.verify is Verify.CHECKSUM
+        self._checked = is_checked and not isinstance(self._source, PostgresSource)
         self._resumable = False
-        self.checksum = Checksum()
         self._fixed: list[str] | None = None
         self._format = "csv"
-        self._chunks: AsyncIterator[TransferChunk] | None = None
+        self._chunks: AsyncIterator[TransferChunk]
         self._next: TransferChunk | None = None
         self.read = self.written = 0
         self.columns: dict[str, None] = {}
+        self.checksum = Checksum()
 
     async def start(self, *, after: Any = None, resumable: bool = False) -> None:
         """Determines the columns if the source knows them, and begins to read after a position."""
         source, self._resumable = self._source, resumable
         if isinstance(source, PostgresSource):
-            self._fixed = await self._sorted(list(source.columns), lambda name: source.columns[name].type)
+            self._fixed = await self._sorted(list(source.types), source.types.__getitem__)
             same = all(
-                _same_bytes(source.columns[name].type, self._into.columns[name]) for name in self._fixed
+                source.types[name] == self._into.columns[name]
+                and source.types[name].removeprefix("_") in _SAME_BYTES
+                for name in self._fixed
             )
             self._format = "binary" if same and not resumable else "text"
             chunks = source.copy(self._fixed, self._format, after)
@@ -99,32 +107,30 @@ class Copier:
 
     async def ready(self) -> bool:
         """Waits for the next chunk; returns False after the last one."""
-        if self._next is None and self._chunks is not None:
+        if self._next is None:
             self._next = await anext(self._chunks, None)
         return self._next is not None
 
     async def step(self, seconds: float = math.inf) -> Any:
         """Runs one COPY, which ends when the columns change or after ``seconds``; returns the position after it."""
         assert self._next is not None
-        columns = self._fixed or await self._columns_of(self._next)
+        columns = self._fixed or await self._sorted(self._next.columns, partial(postgres_type, self._next))
         fixed, due, after, given = self._fixed is not None, time.monotonic() + seconds, None, 0
         names = frozenset() if fixed else frozenset(self._next.columns)
-        kept: list[bytes] = []
-        size = 0
+        kept = io.BytesIO()
 
         async def blocks() -> AsyncIterator[bytes]:
-            nonlocal after, given, size
+            nonlocal after, given
             while (chunk := self._next) is not None and (fixed or frozenset(chunk.columns) == names):
                 block = await self._encoded(chunk, columns)
                 yield block
                 if self._checked:
-                    kept.append(block)
-                    size += len(block)
+                    kept.write(block)
                 given += chunk.rows
                 after, self._next = chunk.after, None
                 if after is not None and time.monotonic() >= due:
                     break
-                if size >= CHECKED_BYTES and (after is not None or not self._resumable):
+                if kept.tell() >= CHECKED_BYTES and (after is not None or not self._resumable):
                     break
                 await self.ready()
 
@@ -139,35 +145,28 @@ class Copier:
         if self._format == "binary":  # whose rows only the server can count
             given = cast(PostgresSource, self._source).copied or 0
         self.read += given
-        self.written += int(tag.rpartition(" ")[2])
+        self.written += _count(tag)
         self.columns |= dict.fromkeys(columns)
         return after
 
     async def _encoded(self, chunk: TransferChunk, columns: Sequence[str]) -> bytes:
         if isinstance(chunk.data, bytes):
             return chunk.data
-        encode = csv_of_table if isinstance(chunk.data, pa.Table) else csv_of_rows
         return await asyncio.to_thread(
-            encode, chunk.data, columns, self._into.columns, keep_nul=self._checked
+            encode_csv, chunk.data, columns, self._into.columns, keep_nul=self._checked
         )
 
-    async def _checksum(self, blocks: Sequence[bytes], columns: Sequence[str]) -> Checksum:
+    async def _checksum(self, text: io.BytesIO, columns: Sequence[str]) -> Checksum:
         """Returns the checksum of rows as they were read: the server casts their text to the columns' types."""
-        texts = ", ".join(f"{listed([name])} text" for name in columns)
+        texts = ", ".join(f"{quoted(name)} text" for name in columns)
         await self._connection.execute(CREATE_READ.format(read=READ_AS_TEXT, columns=texts))
-        await self._connection.copy_to_table(
-            READ_AS_TEXT, source=_each(blocks), columns=columns, format=self._format
-        )
-        types = await base_types(self._connection, self._into.name)
-        digest = rows_digest(
-            {name: f"{listed([name])}::{types[name]}" for name in columns}, self._into.columns
-        )
+        text.seek(0)
+        await self._connection.copy_to_table(READ_AS_TEXT, source=text, columns=columns, format=self._format)
+        types = await self._base_types()
+        digest = rows_digest(columns, self._into.columns, lambda name: f"{quoted(name)}::{types[name]}")
         found = await self._connection.fetchval(f"SELECT {digest} FROM {READ_AS_TEXT}")
         await self._connection.execute(DROP_READ.format(read=READ_AS_TEXT))
         return Checksum.of_text(found)
-
-    async def _columns_of(self, chunk: TransferChunk) -> list[str]:
-        return await self._sorted(chunk.columns, lambda name: postgres_type(chunk, name))
 
     async def _sorted(self, names: Sequence[str], type_of: Any) -> list[str]:
         columns, new = self._drift.sort(names, type_of)
@@ -176,58 +175,68 @@ class Copier:
         await add_columns(self._connection, self._into, new)
         return columns
 
+    async def move(self, table: SqlTable) -> TransferOutcome:
+        """Moves the rows from the stage to their table; raises ``ToolError`` if that did not take them as they were."""
+        connection, stage, options = self._connection, self._into, self._transfer.options
+        outcome, columns = TransferOutcome(self.read, self.written), list(self.columns)
+        if options.verify is not Verify.NONE:
+            compare_counts(self.read, self.written, stage)
+        await add_columns(connection, table, dict(self._drift.added))
+        names = {"stage": stage.name, "table": table.name, "columns": listed(columns), "ordinal": ORDINAL}
+        keys = upsert_keys(self._transfer, table)
+        if keys:
+            move = MERGE.format(**names, key=listed(keys)) + conflict_clause(keys, columns)
+        else:
+            move = MOVE.format(**names)
+        if options.verify is Verify.CHECKSUM and columns:
+            read = await self._checksum_read(columns)
+            digest = rows_digest(columns, (stage if keys else table).columns)
+            # without keys the rows are compared as the table's triggers left them
+            query = (
+                f"SELECT {digest} FROM {stage.name}"
+                if keys
+                else DIGEST_MOVED.format(move=move, columns=names["columns"], digest=digest)
+            )
+            kept = Checksum.of_text(await connection.fetchval(query))
+            compare_checksums(read, kept, f"table {table.name}", kind="db")
+            outcome.checksum, outcome.written = str(kept), kept.rows
+        if columns and (keys or outcome.checksum is None):
+            outcome.written = _count(await connection.execute(move))
+        if options.verify is not Verify.NONE and not keys:
+            compare_counts(self.read, outcome.written, table)
+        outcome.drift = self._drift.report()
+        return outcome
 
-async def base_types(connection: asyncpg.Connection, table: str) -> dict[str, str]:
-    """Returns the types of a table's columns, quoted and without their lengths and scales."""
-    return dict(await connection.fetch(BASE_TYPES, table))
+    async def _checksum_read(self, columns: Sequence[str]) -> object:
+        """Returns the checksum of the rows that were read, with their values in the types of the table."""
+        source, stage = self._source, self._into
+        if not isinstance(source, PostgresSource):
+            return self.checksum
+        for name, setting in (await source.settings()).items():
+            await self._connection.execute("SELECT set_config($1, $2, true)", name, setting)
+        types = await self._base_types()
 
+        def value(name: str) -> str:
+            cast = "" if source.types[name] == stage.columns[name] else f"::text::{types[name]}"
+            return f"{quoted(name)}{cast}"
 
-async def _each(blocks: Sequence[bytes]) -> AsyncIterator[bytes]:
-    for block in blocks:
-        yield block
+        return await source.checksum(rows_digest(columns, stage.columns, value))
+
+    async def _base_types(self) -> dict[str, str]:
+        """Returns the types of the columns, quoted and without their lengths and scales."""
+        return dict(await self._connection.fetch(BASE_TYPES, self._into.name))
 
 
 async def add_columns(connection: asyncpg.Connection, table: SqlTable, columns: dict[str, str]) -> None:
     """Adds columns, by name and type, to a table and to its description."""
     for name, type_name in columns.items():
-        await connection.execute(ADD_COLUMN.format(table=table.name, column=listed([name]), type=type_name))
+        await connection.execute(ADD_COLUMN.format(table=table.name, column=quoted(name), type=type_name))
         table.columns[name] = await connection.fetchval(TYPE_NAME, table.name, name)
 
 
-async def merge(
-    connection: asyncpg.Connection,
-    stage: str,
-    table: SqlTable,
-    columns: Sequence[str],
-    keys: Sequence[str],
-) -> int:
-    """Moves a stage's rows into the table; returns how many it took.
-
-    Args:
-        keys: of an upsert, where the last of several rows with the same key wins; empty to insert every row.
-    """
-    names = {"stage": stage, "table": table.name, "columns": listed(columns), "ordinal": ORDINAL}
-    statement = MOVE.format(**names)
-    if keys:
-        statement = MERGE.format(**names, key=listed(keys)) + conflict_clause(keys, columns)
-    tag = await connection.execute(statement)
-    return int(tag.rpartition(" ")[2])
-
-
-async def checksum_of(connection: asyncpg.Connection, table: SqlTable, columns: Sequence[str]) -> Checksum:
-    """Returns the checksum of the rows of a table."""
-    digest = rows_digest({name: listed([name]) for name in columns}, table.columns)
-    return Checksum.of_text(await connection.fetchval(f"SELECT {digest} FROM {table.name}"))
-
-
-async def move_checked(
-    connection: asyncpg.Connection, stage: str, table: SqlTable, columns: Sequence[str]
-) -> Checksum:
-    """Moves a stage's rows into the table; returns their checksum there, after its triggers."""
-    move = MOVE.format(stage=stage, table=table.name, columns=listed(columns))
-    digest = rows_digest({name: listed([name]) for name in columns}, table.columns)
-    statement = DIGEST_MOVED.format(move=move, columns=listed(columns), digest=digest)
-    return Checksum.of_text(await connection.fetchval(statement))
+def upsert_keys(transfer: Transfer, table: SqlTable) -> Sequence[str]:
+    """Returns the unique columns of an upsert, where the last of several rows with the same key wins; else nothing."""
+    return upsert_key(table, transfer.target.key) if transfer.options.mode is WriteMode.UPSERT else ()
 
 
 def compare_counts(read: int, written: int, table: SqlTable) -> None:
@@ -240,5 +249,6 @@ def compare_counts(read: int, written: int, table: SqlTable) -> None:
         )
 
 
-def _same_bytes(one: str, other: str) -> bool:
-    return one == other and one.removeprefix("_") in _SAME_BYTES
+def _count(tag: str) -> int:
+    """Returns the number of rows in the server's message."""
+    return int(tag.rpartition(" ")[2])

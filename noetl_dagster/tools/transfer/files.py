@@ -23,33 +23,40 @@ from pyarrow import csv as arrow_csv
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.rows.batches import rows_of
 from noetl_dagster.tools.rows.cutters import RECORD_BYTES, cutter_for
-from noetl_dagster.tools.rows.files import Row, RowWriter, row_writer
-from noetl_dagster.tools.rows.formats import RowFormat
-from noetl_dagster.tools.rows.parsing import BlockOrigin, check_columns, csv_rows, unnamed_columns
+from noetl_dagster.tools.rows.files import ParquetRows, row_writer
+from noetl_dagster.tools.rows.formats import BlockOrigin, RowFormat, check_columns, csv_rows, unnamed_columns
 from noetl_dagster.tools.rows.reader import BLOCK_BYTES, RowFile, cut, read_written, threaded
 from noetl_dagster.tools.sql.tables import WriteMode
 from noetl_dagster.tools.transfer.checksum import (
     Checksum,
-    TableSums,
     compare_checksums,
     sum_of_given,
     sum_of_kept,
+    sum_of_table,
 )
-from noetl_dagster.tools.transfer.chunks import Drift, Transfer, TransferChunk, TransferOutcome, ahead, sliced
+from noetl_dagster.tools.transfer.chunks import (
+    Drift,
+    Transfer,
+    TransferChunk,
+    TransferOutcome,
+    TransferSource,
+    ahead,
+    sliced,
+)
 from noetl_dagster.tools.transfer.options import ObjectFolder, TransferEnd, Verify, open_object
 
 
-class FileSource:
+class FileSource(TransferSource):
     """A file or an object, read in place."""
-
-    seeks = True
 
     def __init__(self, file: RowFile, end: TransferEnd, size: int) -> None:
         self._file, self._size = file, size
         self._format = end.file_format
         # if the playbook does not name the format, one value of an array may be the whole file
-        self._longest = RECORD_BYTES if end.format else file.size
+        is_one_value = self._format is RowFormat.JSON and not end.format
+        self._longest = file.size if is_one_value else RECORD_BYTES
         self.bytes = file.size
 
     @classmethod
@@ -70,7 +77,7 @@ class FileSource:
                 yield TransferChunk(pa.Table.from_batches([batch]), {"row": row})
         elif self._format is RowFormat.JSON and not position and not await file.is_array():
             whole = b"".join([block async for block in file.blocks()])
-            yield TransferChunk(as_rows([await asyncio.to_thread(orjson.loads, whole)]), _END)
+            yield TransferChunk(rows_of([await asyncio.to_thread(orjson.loads, whole)]), _END)
         else:
             blocks = file.blocks(position.get("offset", 0))
             rows = text_chunks(blocks, self._format, self._size, file.name, position, longest=self._longest)
@@ -96,21 +103,16 @@ async def text_chunks(
     Args:
         name: for errors.
         position: where the blocks begin, if not at the beginning of the text.
-        longest: bytes that a value of an array may have.
+        longest: bytes that a record may have.
     """
     if position == _END:
         return
-    cutter = cutter_for(format, BLOCK_BYTES, dict(position), name, longest=longest, parse_csv=csv_table)
+    cutter = cutter_for(format, BLOCK_BYTES, position, name, longest=longest, parse_csv=csv_table)
     async for piece in cut(blocks, cutter):
-        rows = as_rows(piece.rows) if isinstance(piece.rows, list) else piece.rows
+        rows = rows_of(piece.rows) if isinstance(piece.rows, list) else piece.rows
         after = {"offset": piece.offset, "columns": cutter.columns} if piece.full else _END
         async for chunk in sliced(rows, size, after):
             yield chunk
-
-
-def as_rows(values: list[Any]) -> list[Row]:
-    """Returns values as rows; one that is no mapping becomes ``{"value": value}``."""
-    return [value if isinstance(value, dict) else {"value": value} for value in values]
 
 
 def csv_table(
@@ -149,10 +151,8 @@ def _header(block: bytes, origin: BlockOrigin) -> tuple[list[str], int]:
     return names, reader.line_num
 
 
-class FolderSource:
+class FolderSource(TransferSource):
     """The files of a folder one after another, by name, except those whose names begin with ``_`` or ``.``."""
-
-    seeks = True
 
     def __init__(self, files: list[FileSource], identity: str) -> None:
         self._files, self._identity = files, identity
@@ -164,10 +164,9 @@ class FolderSource:
         folder = await ObjectFolder.open(end, call, box)
         names, below = await folder.data_files()
         if below:
-            raise ToolError(
-                f"transfer in step {call.step}: source.path: {end.path} has folders, such as {below[0]}; a folder's "
-                "own files are read: name one of them, or read all with a query of kind duckdb",
-                kind="schema",
+            raise call.error(
+                f"source.path: {end.path} has folders, such as {below[0]}; a folder's own files are read: name one of "
+                "them, or read all with a query of kind duckdb"
             )
         files = [await FileSource.of(end.file(name), call, box, size) for name in names]
         known = [f"{name}:{await file.identity()}" for name, file in zip(names, files, strict=True)]
@@ -187,43 +186,33 @@ class FolderSource:
             inner = None
 
 
-async def parquet_schema(end: TransferEnd, call: ToolCall, box: Toolbox) -> pa.Schema:
-    """Returns the schema of a Parquet file."""
-    file = await RowFile.of(end.path, *await open_object(end, call, box))
-    return (await asyncio.to_thread(file.parquet_schema)).remove_metadata()
-
-
 async def write_file(transfer: Transfer) -> TransferOutcome:
     """Writes a local file, then moves or uploads it as a whole: readers never see a part of it."""
     target, options = transfer.target, transfer.options
     if options.mode is not WriteMode.REPLACE:
         raise ToolError("transfer: an object can only be replaced; write mode: replace", kind="schema")
     store, key = await open_object(target, transfer.call, transfer.box)
-    local = await asyncio.to_thread(new_file, None if store is not None else Path(key).parent)
-    count, drift = 0, None
+    folder = None if store is not None else Path(key).parent
+    file = await asyncio.to_thread(ChunkFile, folder, target.file_format, options.verify)
+    drift = Drift(options.on_drift, f"the file {target.path}")
     try:
-        checked = options.verify is Verify.CHECKSUM
-        writer = chunk_writer(local, target.file_format, checked)
-        with contextlib.closing(writer):
+        with contextlib.closing(file):
             async for chunk in ahead(transfer.chunks()):
-                if drift is None:
-                    drift = Drift(options.on_drift, f"the file {target.path}", chunk.columns)
-                columns, _ = drift.sort(chunk.columns, str)
-                await asyncio.to_thread(writer.write, chunk.only(columns))
-                count += chunk.rows
-        outcome = await asyncio.to_thread(_described, local, target.file_format, count, options.verify)
-        if checked:
-            kept = await asyncio.to_thread(writer.kept, options.size)
-            compare_checksums(writer.read, kept, f"the file {target.path}", kind="storage")
+                await asyncio.to_thread(file.write, drift.without_new(chunk))
+        outcome = TransferOutcome(file.rows, file.rows, drift=drift.report())
+        size = await asyncio.to_thread(file.check_rows, file.path)
+        if size is not None:
+            outcome.verified["bytes"] = size
+            outcome.checksum = f"sha256:{await asyncio.to_thread(file.sha256)}"
+        if options.verify is Verify.CHECKSUM:
+            kept = await asyncio.to_thread(file.check_values, options.size, f"the file {target.path}")
             outcome.verified["sha256"], outcome.checksum = outcome.checksum, str(kept)
         if store is None:
-            await asyncio.to_thread(local.replace, key)
+            await asyncio.to_thread(file.path.replace, key)
         else:
-            size = outcome.verified.get("bytes") if options.verify is not Verify.NONE else None
-            await upload(store, key, local, target.path, size)
+            await upload(store, key, file.path, target.path, size)
     finally:
-        await asyncio.to_thread(local.unlink, missing_ok=True)
-    outcome.drift = {} if drift is None else drift.report()
+        await asyncio.to_thread(file.path.unlink, missing_ok=True)
     return outcome
 
 
@@ -231,141 +220,84 @@ async def upload(store: Any, key: str, path: Path, name: str, size: int | None) 
     """Uploads a file, and compares the size of the object if one is given."""
     await obstore.put_async(store, key, path)
     if size is not None:
-        compare("bytes", size, (await obstore.head_async(store, key))["size"], name)
+        _compare("bytes", size, (await obstore.head_async(store, key))["size"], name)
 
 
-def _described(path: Path, format: RowFormat, count: int, verify: Verify) -> TransferOutcome:
-    """Returns the rows, bytes and hash of a file; Parquet reports its own number of rows."""
-    outcome = TransferOutcome(count, count)
-    if verify is Verify.NONE:
-        return outcome
-    if format is RowFormat.PARQUET:
-        outcome.written = pq.read_metadata(path).num_rows
-        compare("rows", count, outcome.written, path)
-    with path.open("rb") as file:
-        outcome.checksum = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-    outcome.verified["bytes"] = path.stat().st_size
-    return outcome
-
-
-def compare(unit: str, given: int, found: int, name: Any) -> None:
+def _compare(unit: str, given: int, found: int, name: Any) -> None:
     """Raises ``ToolError`` if a file does not hold as much as was written."""
     if given != found:
         raise ToolError(f"transfer: {given} {unit} were written to {name}, which has {found}", kind="storage")
 
 
-def chunk_writer(
-    path: Path, format: RowFormat, checked: bool, schema: pa.Schema | None = None
-) -> ParquetTables | TextRows:
-    """Returns a writer of chunks to a file; ``schema``: of Parquet, see :class:`ParquetTables`."""
-    if format is RowFormat.PARQUET:
-        return ParquetTables(path, checked, schema)
-    return TextRows(path, format, checked)
+ROWS_OF_A_GROUP = 100_000  # smaller groups make Parquet large and slow; a resumed transfer skips whole ones
 
 
-class TextRows:
-    """Chunks as text of a format.
+class ChunkFile:
+    """A new file of chunks that other workers can read: in a folder, or among the temporary files.
 
     Attributes:
-        read: if ``checked``, the checksum of the rows.
+        rows: number of the rows in it.
     """
 
-    def __init__(self, path: Path, format: RowFormat, checked: bool) -> None:
-        self._path, self._format, self._checked = path, format, checked
-        self._writer: RowWriter = row_writer(path, format)
-        self.read = Checksum()
+    def __init__(
+        self, folder: Path | None, format: RowFormat, verify: Verify, schema: pa.Schema | None = None
+    ) -> None:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=".noetl-transfer-", dir=folder)
+        os.fchmod(handle, 0o644)
+        os.close(handle)
+        self.path, self.rows = Path(name), 0
+        self._format, self._verify = format, verify
+        self._writer = row_writer(self.path, format, schema, ROWS_OF_A_GROUP)
+        self._read = Checksum()
+        checks_tables = verify is Verify.CHECKSUM and format is RowFormat.PARQUET
+        self._duckdb = duckdb.connect() if checks_tables else None
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The schema of Parquet; None before the first chunk."""
+        return self._writer.schema if isinstance(self._writer, ParquetRows) else None
 
     def write(self, chunk: TransferChunk) -> None:
         """Writes the rows of a chunk."""
-        rows = chunk.as_rows()
-        self._writer.write(rows)
-        if self._checked:
-            self.read += sum_of_given(rows, self._format)
+        if isinstance(self._writer, ParquetRows):
+            table = self._writer.write(chunk.data)
+            if self._duckdb is not None:
+                self._read += sum_of_table(self._duckdb, table)
+        else:
+            rows = chunk.as_rows()
+            self._writer.write(rows)
+            if self._verify is Verify.CHECKSUM:
+                self._read += sum_of_given(rows, self._format)
+        self.rows += chunk.rows
 
     def close(self) -> None:
         """Completes the file."""
         self._writer.close()
 
-    def kept(self, size: int) -> Checksum:
-        """Returns the checksum of the rows in the file."""
-        parts = read_written(self._path, self._format)
-        return sum((sum_of_kept(rows, self._format) for rows in parts), Checksum())
+    def check_rows(self, name: object) -> int | None:
+        """Returns the bytes of the file, whose rows are counted if it is Parquet; None if it is not to be verified."""
+        if self._verify is Verify.NONE:
+            return None
+        if self._format is RowFormat.PARQUET:
+            _compare("rows", self.rows, pq.read_metadata(self.path).num_rows, name)
+        return self.path.stat().st_size
 
-
-class ParquetTables:
-    """Parquet with the given schema, else that of the first chunk; columns that are null there become text.
-
-    Attributes:
-        read: as of :class:`TextRows`.
-        schema: None before the first chunk.
-    """
-
-    def __init__(self, path: Path, checked: bool, schema: pa.Schema | None = None) -> None:
-        self._path, self._checked = path, checked
-        self._writer: pq.ParquetWriter | None = None
-        self.schema = schema
-        self._waiting: list[pa.Table] = []
-        self._rows = 0
-        self._sums = TableSums(duckdb.connect()) if checked else None
-        self.read = Checksum()
-
-    def write(self, chunk: TransferChunk) -> None:
-        """Writes the rows of a chunk, as soon as they are enough for a row group."""
-        try:
-            table = chunk.as_table(self.schema)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise ToolError(
-                f"rows of different types in one column: {error}; convert the column in the source",
-                kind="schema",
-            ) from None
-        if self._writer is None:
-            fields = [
-                item.with_type(pa.string()) if pa.types.is_null(item.type) else item for item in table.schema
-            ]
-            self.schema = pa.schema(fields)
-            table = table.cast(self.schema)
-            texts = [item.name for item in self.schema if pa.types.is_string(item.type)]
-            # a dictionary of numbers or times costs more than it saves
-            self._writer = pq.ParquetWriter(
-                self._path, self.schema, compression="zstd", use_dictionary=texts or False
-            )
-        if self._sums is not None:
-            self.read += self._sums.of(table)
-        self._waiting.append(table)
-        self._rows += len(table)
-        if self._rows >= ROWS_OF_A_GROUP:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._waiting and self._writer is not None:
-            self._writer.write_table(pa.concat_tables(self._waiting))
-        self._waiting, self._rows = [], 0
-
-    def close(self) -> None:
-        """Completes the file."""
-        if self._writer is None:
-            pq.write_table(pa.table({}), self._path)
+    def check_values(self, size: int, where: str) -> Checksum:
+        """Compares the checksum of the rows that were written with that of the file, and returns it."""
+        kept = Checksum()
+        if self._duckdb is not None:
+            with pq.ParquetFile(self.path) as file:
+                for batch in file.iter_batches(batch_size=size):
+                    kept += sum_of_table(self._duckdb, pa.Table.from_batches([batch]))
         else:
-            self._flush()
-            self._writer.close()
+            for rows in read_written(self.path, self._format):
+                kept += sum_of_kept(rows, self._format)
+        compare_checksums(self._read, kept, where, kind="storage")
+        return kept
 
-    def kept(self, size: int) -> Checksum:
-        """Returns the checksum of the rows in the file."""
-        assert self._sums is not None
-        with pq.ParquetFile(self._path) as file:
-            tables = (pa.Table.from_batches([batch]) for batch in file.iter_batches(batch_size=size))
-            return sum(map(self._sums.of, tables), Checksum())
-
-
-ROWS_OF_A_GROUP = 100_000
-"""Small row groups make Parquet large and slow to read; a transfer that resumes skips whole ones."""
-
-
-def new_file(folder: Path | None) -> Path:
-    """Creates an empty file that other workers can read: in a folder, or among the temporary files."""
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".noetl-transfer-", dir=folder)
-    os.fchmod(handle, 0o644)
-    os.close(handle)
-    return Path(name)
+    def sha256(self) -> str:
+        """Returns the hash of the bytes."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()

@@ -17,7 +17,13 @@ from noetl_dagster.tools.rows.batches import rows_of
 from noetl_dagster.tools.rows.cutters import begins_array
 from noetl_dagster.tools.rows.files import Row, json_row
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
-from noetl_dagster.tools.transfer.chunks import Transfer, TransferChunk, TransferOutcome, sliced
+from noetl_dagster.tools.transfer.chunks import (
+    Transfer,
+    TransferChunk,
+    TransferOutcome,
+    TransferSource,
+    sliced,
+)
 from noetl_dagster.tools.transfer.files import text_chunks
 from noetl_dagster.tools.transfer.options import Paging, TransferEnd
 
@@ -25,30 +31,22 @@ Page = dict[str, Any]
 """The address of a page: ``{"url": ...}`` or ``{"param": value}``; empty for the first one."""
 
 
-_EXCERPT = 80
-
-
-class HttpSource:
+class HttpSource(TransferSource):
     """The rows of a response. With ``paging``, each page is one or more chunks, and is requested when it is needed."""
 
     def __init__(self, end: TransferEnd, call: ToolCall, box: Toolbox, size: int) -> None:
         self._end, self._call, self._box, self._size = end, call, box, size
         self.seeks = end.paging is not None
-        self.bytes = 0
-
-    async def identity(self) -> str:
-        """Returns nothing: pages have no version."""
-        return ""
 
     async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
         """Yields the rows of the response, or of the pages from a position on."""
         paging = self._end.paging
         if paging is None:
-            answer = await self._ask({})
-            async for chunk in self._of_body(answer):
+            async for chunk in await self._of_body(await self._ask({})):
                 yield chunk
             return
-        page: Page | None = after["page"] if after is not None else _first_page(paging)
+        first = {paging.param: paging.start} if paging.param and not paging.next else {}
+        page: Page | None = first if after is None else after["page"]
         while page is not None:
             answer = await self._ask(page)
             rows = self._rows(answer)
@@ -77,7 +75,7 @@ class HttpSource:
             )
         for name in filter(None, self._end.rows.split(".")):
             if not isinstance(body, dict) or name not in body:
-                found = f"text: {body[:_EXCERPT]!r}" if isinstance(body, str) else "another value"
+                found = f"text: {body[:80]!r}" if isinstance(body, str) else "another value"
                 raise ToolError(
                     f"transfer: {answer['url']} has no {self._end.rows!r}; "
                     f"where {name!r} should be is {'a mapping without it' if isinstance(body, dict) else found}",
@@ -87,17 +85,15 @@ class HttpSource:
         return rows_of(body)
 
     async def _of_body(self, answer: Any) -> AsyncIterator[TransferChunk]:
-        format = row_format(self._end.format or "jsonl", "")
-        stored = answer.get("encoding") == "reference"
-        streamed = format in (RowFormat.JSONL, RowFormat.CSV) and not self._end.rows
-        if streamed and (isinstance(answer["data"], str) or (stored and self._end.format)):
-            chunks = text_chunks(self._blocks(answer["data"]), format, self._size, answer["url"])
-        elif stored and not self._end.rows and await self._is_array(answer["data"]):
-            chunks = text_chunks(self._blocks(answer["data"]), RowFormat.JSON, self._size, answer["url"])
-        else:
-            chunks = sliced(self._rows(answer), self._size)
-        async for chunk in chunks:
-            yield chunk
+        format, body, size = row_format(self._end.format or "jsonl", ""), answer["data"], self._size
+        is_stored = answer.get("encoding") == "reference"
+        if not self._end.rows:
+            is_text = isinstance(body, str) or (is_stored and self._end.format)
+            if is_text and format in (RowFormat.JSONL, RowFormat.CSV):
+                return text_chunks(self._blocks(body), format, size, answer["url"])
+            if is_stored and await self._is_array(body):
+                return text_chunks(self._blocks(body), RowFormat.JSON, size, answer["url"])
+        return sliced(self._rows(answer), size)
 
     async def _is_array(self, body: Any) -> bool:
         async with aclosing(cast(Any, self._blocks(body))) as blocks:
@@ -113,15 +109,10 @@ class HttpSource:
             yield bytes(block)
 
 
-def _first_page(paging: Paging) -> Page:
-    return {paging.param: paging.start} if paging.param and not paging.next else {}
-
-
 def _next_page(paging: Paging, page: Page, answer: Any, rows: list[Row]) -> Page | None:
     """Returns the page after a page; None after the last one.
 
-    Raises:
-        ToolError: a page leads to itself, or to another server, which must not get the credentials of this one.
+    A page may not lead to another server, which must not get the credentials of this one.
     """
     if not paging.next:
         step = len(rows) if paging.step == "rows" else int(paging.step)

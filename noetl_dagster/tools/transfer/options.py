@@ -131,13 +131,9 @@ class TransferEnd(BaseModel):
 
 
 def read_end(value: Any, end: str, call: ToolCall) -> TransferEnd:
-    """Parses ``source`` or ``target``.
-
-    Raises:
-        ToolError: names the end and the field.
-    """
+    """Parses ``source`` or ``target``; raises ``ToolError`` with the name of the end and the field."""
     if not isinstance(value, Mapping):
-        raise ToolError(f"transfer in step {call.step}: {end} must be a mapping with 'kind'", kind="schema")
+        raise call.error(f"{end} must be a mapping with 'kind'")
     fields = {str(name): item for name, item in value.items() if item is not None}
     kind = str(fields.pop("kind", fields.pop("type", "")) or likely_place(fields)).lower()
     fields["kind"] = PLACE_KINDS.get(kind, kind)
@@ -155,8 +151,7 @@ def read_end(value: Any, end: str, call: ToolCall) -> TransferEnd:
     try:
         return TransferEnd.model_validate(fields)
     except ValidationError as error:
-        message = _field_error(end, error.errors()[0])
-        raise ToolError(f"transfer in step {call.step}: {message}", kind="schema") from None
+        raise call.error(_field_error(end, error.errors()[0])) from None
 
 
 def _field_error(end: str, detail: ErrorDetails) -> str:
@@ -175,7 +170,7 @@ async def open_object(end: TransferEnd, call: ToolCall, box: Toolbox) -> tuple[A
     parts = urlsplit(end.path)
     if parts.scheme in ("", "file"):
         if not parts.path:
-            raise ToolError(f"transfer in step {call.step}: an object needs 'path'", kind="schema")
+            raise call.error("an object needs 'path'")
         return None, str(Path(call.folder, parts.path))
     kind = {"s3": "s3", "minio": "s3", "gs": "gcs", "gcs": "gcs"}.get(parts.scheme)
     if kind is None:
@@ -184,8 +179,7 @@ async def open_object(end: TransferEnd, call: ToolCall, box: Toolbox) -> tuple[A
         credential = await box.credentials.resolve(end.auth, CredentialType(kind))
         return open_bucket(box.settings, kind, parts.netloc, credential), parts.path.lstrip("/")
     except CredentialError as error:
-        message = f"transfer in step {call.step}: {error}"
-        raise ToolError(message, kind="credential", retryable=error.retryable) from None
+        raise call.error(str(error), "credential", retryable=error.retryable) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,11 +254,7 @@ class TransferOptions:
 
 
 def read_options(call: ToolCall, target: TransferEnd) -> TransferOptions:
-    """Parses the options of a call.
-
-    Raises:
-        ToolError: for an unknown word, and for an option that the target does not support.
-    """
+    """Parses the options of a call; raises ``ToolError`` for one that is unknown, or not of the target."""
     config = call.config
     mode = config.get("mode") or target.mode
     if mode is None:
@@ -274,32 +264,27 @@ def read_options(call: ToolCall, target: TransferEnd) -> TransferOptions:
         write_mode(str(mode)),
         size or DEFAULT_CHUNK,
         size or DEFAULT_PART,
-        _word(Verify, "verify", config.get("verify"), Verify.ROWS, call),
-        _word(OnDrift, "on_drift", config.get("on_drift"), OnDrift.ERROR, call),
-        _word(Resumable, "resumable", config.get("resumable"), Resumable.AUTO, call),
+        _word("verify", Verify.ROWS, call),
+        _word("on_drift", OnDrift.ERROR, call),
+        _word("resumable", Resumable.AUTO, call),
     )
-    where = f"transfer in step {call.step}"
     if options.verify is Verify.CHECKSUM and target.kind is EndKind.HTTP:
-        raise ToolError(
-            f"{where}: verify: checksum reads the target back, which target.kind: http cannot; write verify: rows",
-            kind="schema",
+        raise call.error(
+            "verify: checksum reads the target back, which target.kind: http cannot; write verify: rows"
         )
     if options.on_drift is OnDrift.ADD and target.kind not in (EndKind.POSTGRES, EndKind.DUCKDB):
-        raise ToolError(f"{where}: on_drift: add is for tables; write error or ignore", kind="schema")
+        raise call.error("on_drift: add is for tables; write error or ignore")
     if options.resumable is Resumable.TRUE and target.kind is not EndKind.POSTGRES and not target.is_folder:
-        raise ToolError(
-            f"{where}: resumable: true is for postgres targets, and folders (target.path: s3://lake/rows/); "
-            "leave it out",
-            kind="schema",
+        raise call.error(
+            "resumable: true is for postgres targets, and folders (target.path: s3://lake/rows/); leave it out"
         )
     return options
 
 
-def _word(words: type[Word], field: str, given: Any, default: Word, call: ToolCall) -> Word:
+def _word(field: str, default: Word, call: ToolCall) -> Word:
+    """Returns the value of a field among the words of its default's kind."""
+    given, words = call.config.get(field), type(default)
     text = str(default if given is None else given).strip().lower()
-    if text in [word.value for word in words]:
+    if text in list(words):
         return words(text)
-    known = ", ".join(words)
-    raise ToolError(
-        f"transfer in step {call.step}: {field}: {text!r} is unknown; write {known}", kind="schema"
-    )
+    raise call.error(f"{field}: {text!r} is unknown; write {', '.join(words)}")

@@ -6,7 +6,7 @@ import asyncio
 import io
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import asyncpg
@@ -14,21 +14,16 @@ import orjson
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.rows.values import parameter
 from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
 from noetl_dagster.tools.sql.statements import split_statements
-from noetl_dagster.tools.sql.tables import listed
-from noetl_dagster.tools.transfer.chunks import Put, TransferChunk, piped, sliced
+from noetl_dagster.tools.sql.tables import listed, quoted
+from noetl_dagster.tools.transfer.chunks import Put, TransferChunk, TransferSource, piped, sliced
 from noetl_dagster.tools.transfer.options import TransferEnd
 
-COPY_BLOCK = 128 << 10
-"""Bytes of COPY that are passed on at a time; a message of COPY has some kilobytes."""
-
-CSV_BLOCK = 4 << 20
-"""Bytes of CSV that become one Arrow table."""
-
+COPY_BLOCK = 128 << 10  # bytes of COPY that are passed on at a time; its messages have some kilobytes
+CSV_BLOCK = 4 << 20  # bytes of CSV that become one Arrow table
 BLOCKS_AHEAD = 2
 
 _ARROW: Mapping[str, Any] = {
@@ -43,26 +38,17 @@ _ARROW: Mapping[str, Any] = {
 }
 """Arrow types in which CSV of COPY is parsed, by the server's types; rows with another type are read as values."""
 
-_JSON = frozenset({"json", "jsonb"})
 _KEYS = frozenset({"int2", "int4", "int8", "text", "varchar", "uuid", "date", "timestamp", "timestamptz"})
 """Types whose values in Python and Arrow have a text that the server parses as the same value."""
 
 _DECIMAL = {"numeric": ("float8", "numeric"), "_numeric": ("float8[]", "numeric[]")}
 
 
-@dataclass(frozen=True, slots=True)
-class SourceColumn:
-    """A column of a query: the server's type by name and number."""
-
-    type: str
-    oid: int
-
-
-class PostgresSource:
+class PostgresSource(TransferSource):
     """A table or query. Reading can resume if ``order_by`` names unique columns.
 
     Attributes:
-        columns: of its rows, in order.
+        types: the server's type of each column, in order.
         seeks_by_row: its chunks, not only those of COPY, have positions.
         copied: rows of the last COPY by its own account; None before its end.
     """
@@ -70,27 +56,21 @@ class PostgresSource:
     def __init__(
         self,
         connection: asyncpg.Connection,
-        end: TransferEnd,
+        order_by: Sequence[str],
         query: str,
         values: Sequence[Any],
-        columns: Mapping[str, SourceColumn],
+        types: Mapping[str, str],
         size: int,
         *,
         tables: bool,
     ) -> None:
-        self._tables_wanted = tables
         self._connection, self._query, self._values, self._size = connection, query, values, size
-        self.order_by = end.order_by
-        self.columns = columns
-        self.seeks = bool(end.order_by)
-        self.seeks_by_row = self.seeks and all(columns[name].type in _KEYS for name in end.order_by)
+        self._order_by, self.types = order_by, types
+        self._as_tables = tables and all(kind in _ARROW for kind in types.values())
+        self.seeks = bool(order_by)
+        self.seeks_by_row = self.seeks and all(types[name] in _KEYS for name in order_by)
         self.copied: int | None = None
-        self.bytes = 0
         self._copying: asyncio.Task[Any] | None = None
-
-    async def identity(self) -> str:
-        """Returns nothing: whether the rows have changed is checked by their count."""
-        return ""
 
     async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
         """Yields rows of Python values, or Arrow tables if they are wanted and have a type for every column."""
@@ -98,10 +78,12 @@ class PostgresSource:
         if after is not None:
             query = f"SELECT * FROM ({query}\n) AS source WHERE {self._compared('>')}"
             values += after
-        if self.order_by:
-            query = f"SELECT * FROM ({query}\n) AS source ORDER BY {listed(self.order_by)}"
-        if self._tables_wanted and all(column.type in _ARROW for column in self.columns.values()):
-            async for table in self._tables(query, values):
+        if self._order_by:
+            query = f"SELECT * FROM ({query}\n) AS source ORDER BY {listed(self._order_by)}"
+        if self._as_tables:
+            known: dict[str, Any] = {}
+            async for block in self._out(query, values, "csv", CSV_BLOCK):
+                table = await asyncio.to_thread(self._table, block, known)
                 async for chunk in sliced(table, self._size):
                     yield TransferChunk(chunk.data, self._key_of(chunk.data.slice(len(chunk.data) - 1)))
             return
@@ -114,7 +96,7 @@ class PostgresSource:
         if not self.seeks_by_row:
             return None
         [row] = last.to_pylist() if isinstance(last, pa.Table) else last
-        values = [row[name] for name in self.order_by]
+        values = [row[name] for name in self._order_by]
         return None if None in values else [str(value) for value in values]
 
     async def copy(
@@ -122,45 +104,42 @@ class PostgresSource:
     ) -> AsyncIterator[TransferChunk]:
         """Yields bytes of COPY; in the text format from the row after a key on, in the order of ``order_by``."""
         query, values = self._query, list(self._values)
-        if tuple(columns) != tuple(self.columns) or self.order_by:
+        if tuple(columns) != tuple(self.types) or self._order_by:
             query = f"SELECT {listed(columns)} FROM ({query}\n) AS source"
         if after is not None:
             query += f" WHERE {self._compared('>')}"
             values += after
-        if self.order_by:
-            query += f" ORDER BY {listed(self.order_by)}"
-        places = [columns.index(name) for name in self.order_by]
+        if self._order_by:
+            query += f" ORDER BY {listed(self._order_by)}"
+        places = [columns.index(name) for name in self._order_by]
         async for block in self._out(query, values, format, COPY_BLOCK):
             yield TransferChunk(block, _last_key(block, places) if places and format == "text" else None)
 
-    async def count_until(self, after: Sequence[str]) -> int:
+    async def rows_until(self, after: Sequence[str]) -> int:
         """Returns the number of rows up to a key."""
         query = f"SELECT count(*) FROM ({self._query}\n) AS source WHERE {self._compared('<=')}"
         return int(await self._connection.fetchval(query, *self._values, *after))
 
     def _compared(self, sign: str) -> str:
         """Returns a condition on the key; its values are the parameters after those of the query."""
-        numbered = enumerate(self.order_by, len(self._values) + 1)
-        places = (f"${number}::text::{self.columns[name].type}" for number, name in numbered)
-        return f"({listed(self.order_by)}) {sign} ({', '.join(places)})"
+        numbered = enumerate(self._order_by, len(self._values) + 1)
+        places = (f"${number}::text::{self.types[name]}" for number, name in numbered)
+        return f"({listed(self._order_by)}) {sign} ({', '.join(places)})"
 
     async def checksum(self, digest: str) -> str:
         """Returns the value of an aggregate, given as SQL, over all rows."""
-        return str(
-            await self._connection.fetchval(
-                f"SELECT {digest} FROM ({self._query}\n) AS source", *self._values
-            )
-        )
+        query = f"SELECT {digest} FROM ({self._query}\n) AS source"
+        return str(await self._connection.fetchval(query, *self._values))
 
     async def inexact(self) -> list[str]:
         """Returns the columns with decimal numbers that change as doubles, which Arrow tables have for them."""
-        columns = [name for name, column in self.columns.items() if column.type in _DECIMAL]
+        columns = [name for name, kind in self.types.items() if kind in _DECIMAL]
+        if not columns:
+            return []
         tests = []
         for name in columns:
-            quoted, (double, own) = listed([name]), _DECIMAL[self.columns[name].type]
-            tests.append(f"coalesce(bool_or({quoted} <> {quoted}::text::{double}::text::{own}), false)")
-        if not tests:
-            return []
+            column, (double, own) = quoted(name), _DECIMAL[self.types[name]]
+            tests.append(f"coalesce(bool_or({column} <> {column}::text::{double}::text::{own}), false)")
         query = f"SELECT {', '.join(tests)} FROM ({self._query}\n) AS source"
         row = await self._connection.fetchrow(query, *self._values)
         return [name for name, changed in zip(columns, row, strict=True) if changed]
@@ -199,13 +178,9 @@ class PostgresSource:
             async for block in blocks:
                 yield block
 
-    async def _tables(self, query: str, values: Sequence[Any]) -> AsyncIterator[pa.Table]:
-        known: dict[str, Any] = {}
-        async for block in self._out(query, values, "csv", CSV_BLOCK):
-            yield await asyncio.to_thread(self._table, block, known)
-
     def _table(self, block: bytes, known: dict[str, Any]) -> pa.Table:
-        types = {name: _ARROW[column.type] for name, column in self.columns.items()}
+        """Parses CSV of COPY; ``known`` are the types of JSON columns in earlier blocks."""
+        types = {name: _ARROW[kind] for name, kind in self.types.items()}
         table = arrow_csv.read_csv(
             io.BytesIO(block),
             read_options=arrow_csv.ReadOptions(column_names=list(types), use_threads=False),
@@ -219,10 +194,10 @@ class PostgresSource:
                 quoted_strings_can_be_null=False,
             ),
         )
-        for index, (name, column) in enumerate(self.columns.items()):
-            if column.type == "float4":
+        for index, (name, kind) in enumerate(self.types.items()):
+            if kind == "float4":
                 table = table.set_column(index, name, table.column(index).cast(pa.float64()))
-            elif column.type in _JSON:
+            elif kind in ("json", "jsonb"):
                 values = [None if text is None else orjson.loads(text) for text in table[name].to_pylist()]
                 array = pa.array(values, known.get(name))
                 if not pa.types.is_null(array.type):
@@ -254,16 +229,11 @@ async def open_postgres(
     Args:
         tables: its chunks are Arrow tables if they have a type for every column.
         snapshot: it is read more than once, with the same rows each time.
-
-    Raises:
-        ToolError: the server refuses a statement.
     """
     own, statement = replace(call, auth=end.auth), end.statement()
     statements = split_statements(statement.text)
     if len(statements) != 1:
-        raise ToolError(
-            f"transfer in step {call.step}: source.query must be one statement that gives rows", kind="schema"
-        )
+        raise call.error("source.query must be one statement that gives rows")
     isolation = "repeatable_read" if snapshot or end.order_by else None
     with postgres_errors(own, box):
         pool = await open_pool(own, box)
@@ -273,25 +243,26 @@ async def open_postgres(
         ):
             await connection.execute("SET LOCAL datestyle = 'ISO'; SET LOCAL intervalstyle = 'postgres'")
             prepared = await connection.prepare(statements[0])
-            types = [item.name for item in prepared.get_parameters()]
-            values = [parameter(value, name) for value, name in zip(statement.values, types, strict=True)]
-            columns: dict[str, SourceColumn] = {}
+            values = [
+                parameter(value, item.name)
+                for value, item in zip(statement.values, prepared.get_parameters(), strict=True)
+            ]
+            types: dict[str, str] = {}
             for attribute in prepared.get_attributes():
-                if attribute.name in columns:
-                    raise ToolError(
-                        f"transfer in step {call.step}: source.query gives two columns {attribute.name}; "
-                        "name one of them otherwise",
-                        kind="schema",
+                if attribute.name in types:
+                    raise call.error(
+                        f"source.query gives two columns {attribute.name}; name one of them otherwise"
                     )
-                columns[attribute.name] = SourceColumn(_type_name(attribute.type), attribute.type.oid)
-            missing = [name for name in end.order_by if name not in columns]
+                types[attribute.name] = _type_name(attribute.type)
+            missing = [name for name in end.order_by if name not in types]
             if missing:
-                raise ToolError(
-                    f"transfer in step {call.step}: source.order_by names {', '.join(missing)}, which the "
-                    f"source does not give; it gives {', '.join(columns)}",
-                    kind="schema",
+                raise call.error(
+                    f"source.order_by names {', '.join(missing)}, which the source does not give; it gives "
+                    f"{', '.join(types)}"
                 )
-            source = PostgresSource(connection, end, statements[0], values, columns, size, tables=tables)
+            source = PostgresSource(
+                connection, end.order_by, statements[0], values, types, size, tables=tables
+            )
             if end.order_by:
                 source.bytes = await _estimate(connection, statements[0], values)
             try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import duckdb
 import obstore
@@ -21,14 +21,7 @@ from noetl_dagster.tools.transfer.duckdb import DuckdbSource, write_duckdb
 from noetl_dagster.tools.transfer.files import FileSource, FolderSource, write_file
 from noetl_dagster.tools.transfer.folders import write_folder
 from noetl_dagster.tools.transfer.http import HttpSource, write_http
-from noetl_dagster.tools.transfer.options import (
-    EndKind,
-    TransferEnd,
-    TransferOptions,
-    Verify,
-    read_end,
-    read_options,
-)
+from noetl_dagster.tools.transfer.options import EndKind, TransferEnd, Verify, read_end, read_options
 from noetl_dagster.tools.transfer.postgres_source import PostgresSource, open_postgres
 from noetl_dagster.tools.transfer.postgres_target import write_postgres
 
@@ -60,31 +53,49 @@ class TransferTool(Tool):
             key = call.config["key"]
             target = target.model_copy(update={"key": (key,) if isinstance(key, str) else tuple(key)})
         options = read_options(call, target)
-        progress = _Progress(call, box)
         checked = options.verify is Verify.CHECKSUM
         try:
             async with _open_source(
                 source, call, box, options.size, tables=target.takes_tables, snapshot=checked
             ) as opened:
+                inexact: list[str] = []
                 if checked and target.takes_tables and isinstance(opened, PostgresSource):
-                    await _refuse_inexact(opened, call)
-                outcome = await _write(Transfer(opened, target, options, call, box, progress.watch))
+                    inexact = await opened.inexact()
+                if inexact:
+                    raise call.error(
+                        f"numbers of column {', '.join(inexact)} have more digits than a double, as which the target "
+                        "would have them. Read them as text or double precision with source.query, or write "
+                        "verify: rows"
+                    )
+                transfer = Transfer(opened, target, options, call, box)
+                outcome = await _write(transfer)
         except (duckdb.Error, obstore.exceptions.BaseError, StorageError, OSError, ValueError) as error:
-            text = f"transfer in step {call.step}: {type(error).__name__}: {error}"
             kind = "parse" if isinstance(error, ValueError) else kind_of_duckdb(error)
-            raise ToolError(box.credentials.redact(text), kind=kind) from None
-        return ToolResult(data=_data(outcome, progress.chunks, options, source, target))
+            text = box.credentials.redact(f"{type(error).__name__}: {error}")
+            raise call.error(text, kind) from None
+        verified: dict[str, Any] = {"by": options.verify.value}
+        if options.verify is not Verify.NONE:
+            verified |= {"read": outcome.rows, "written": outcome.written, **outcome.verified}
+        data = {
+            "rows": outcome.rows,
+            "chunks": transfer.chunk_count or -(-outcome.rows // options.size),
+            "mode": options.mode.value,
+            "source": source.kind.value,
+            "target": target.kind.value,
+            "checksum": outcome.checksum,
+            "verified": verified,
+            **outcome.drift,
+        }
+        return ToolResult(data=data if outcome.resumed is None else {**data, "resumed": outcome.resumed})
 
 
 @asynccontextmanager
 async def _open_source(
     end: TransferEnd, call: ToolCall, box: Toolbox, size: int, *, tables: bool, snapshot: bool
 ) -> AsyncIterator[TransferSource]:
-    """Opens a source, which yields chunks of at most ``size`` rows.
+    """Opens a source, which yields chunks of at most ``size`` rows: Arrow tables if the target takes these.
 
-    Args:
-        tables: the target is written from Arrow tables.
-        snapshot: the source is read more than once.
+    ``snapshot``: it is read more than once.
     """
     match end.kind:
         case EndKind.POSTGRES:
@@ -123,68 +134,8 @@ async def _write(transfer: Transfer) -> TransferOutcome:
             raise ToolError("transfer: a result is no target; use the artifact tool", kind="schema")
 
 
-async def _refuse_inexact(source: PostgresSource, call: ToolCall) -> None:
-    if columns := await source.inexact():
-        raise ToolError(
-            f"transfer in step {call.step}: numbers of column {', '.join(columns)} have more digits than a double, as "
-            "which the target would have them. Read them as text or double precision with source.query, or write "
-            "verify: rows",
-            kind="schema",
-        )
-
-
-def _data(
-    outcome: TransferOutcome, chunks: int, options: TransferOptions, source: TransferEnd, target: TransferEnd
-) -> dict[str, Any]:
-    verified: dict[str, Any] = {"by": options.verify.value}
-    if options.verify is not Verify.NONE:
-        verified |= {"read": outcome.rows, "written": outcome.written, **outcome.verified}
-    data = {
-        "rows": outcome.rows,
-        "chunks": chunks or -(-outcome.rows // options.size),
-        "mode": options.mode.value,
-        "source": source.kind.value,
-        "target": target.kind.value,
-        "checksum": outcome.checksum,
-        "verified": verified,
-        **outcome.drift,
-    }
-    return data if outcome.resumed is None else {**data, "resumed": outcome.resumed}
-
-
-class _Progress:
-    """Counts chunks and reports progress to the worker, so that a long transfer keeps its claim.
-
-    Attributes:
-        chunks: of rows; bytes of COPY are not counted.
-    """
-
-    def __init__(self, call: ToolCall, box: Toolbox) -> None:
-        self._call = call
-        self._box = box
-        self._rows = self._bytes = self.chunks = 0
-
-    async def watch(self, chunks: AsyncIterator[TransferChunk]) -> AsyncIterator[TransferChunk]:
-        async with aclosing(cast(Any, chunks)) as stream:
-            async for chunk in stream:
-                yield chunk
-                self._count(chunk)
-
-    def _count(self, chunk: TransferChunk) -> None:
-        if isinstance(chunk.data, bytes):
-            self._bytes += len(chunk.data)
-            self._box.progress(self._call, f"{self._bytes >> 20} MB transferred")
-            return
-        self.chunks += 1
-        self._rows += chunk.rows
-        self._box.progress(self._call, f"{self._rows} rows transferred")
-
-
-class ResultSource:
+class ResultSource(TransferSource):
     """The items of a stored result, always in the same order."""
-
-    seeks = True
-    bytes = 0
 
     def __init__(self, end: TransferEnd, box: Toolbox, size: int) -> None:
         self._end, self._box, self._size = end, box, size

@@ -10,8 +10,8 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import TransportError
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.tools.control import NoopTool
-from noetl_dagster.tools.sinks.postgres import SinkWriter
+from noetl_dagster.tools.registry import NoopTool
+from noetl_dagster.worker import runner
 from tests.engine.conftest import Run
 from tests.playbooks import playbook
 
@@ -91,7 +91,7 @@ async def test_the_text_of_a_defect_has_no_secrets(
 
 
 async def test_a_defect_of_a_sink_fails_its_task(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SinkWriter, "write", raising(KeyError("lost")))
+    monkeypatch.setattr(runner, "write_sink", raising(KeyError("lost")))
     state = await run(ONE + "    sink: {tool: postgres, table: t}\n")
     assert state.status is ExecutionStatus.FAILED
     message = "sink postgres in step start: KeyError: 'lost'"

@@ -256,13 +256,13 @@ async def test_a_database_that_another_process_holds_is_waited_for(
     file = tmp_path / "rows.duckdb"
     waited = asyncio.Event()
     loop = asyncio.get_running_loop()
-    is_held = duckdb_parts._is_held
+    is_held = duckdb_parts.is_held
 
     def noted(error: duckdb.Error) -> bool:
         loop.call_soon_threadsafe(waited.set)
         return is_held(error)
 
-    monkeypatch.setattr(duckdb_parts, "_is_held", noted)
+    monkeypatch.setattr(duckdb_parts, "is_held", noted)
     holder = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HOLDER, str(file), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )

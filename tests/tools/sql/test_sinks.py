@@ -14,7 +14,7 @@ from noetl_dagster.playbook.models import Sink
 from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.rows.batches import StoredResult, rows_of
-from noetl_dagster.tools.sinks.postgres import SinkWriter, is_event_log, write_sink
+from noetl_dagster.tools.sinks.postgres import is_event_log, write_result, write_sink
 
 TABLE = """
 create table out (
@@ -32,7 +32,7 @@ async def table(pool: asyncpg.Pool) -> asyncpg.Pool:
 
 async def test_server_converts_json_to_its_types(table: asyncpg.Pool) -> None:
     async with table.acquire() as connection:
-        count = await write_sink(
+        count = await write_result(
             connection, Sink(table="public.out"), [ROW], {"iter_index": 4, "shard_id": "s"}
         )
 
@@ -45,31 +45,31 @@ async def test_server_converts_json_to_its_types(table: asyncpg.Pool) -> None:
 
 async def test_modes(table: asyncpg.Pool) -> None:
     async with table.acquire() as connection:
-        await write_sink(connection, Sink(table="out"), [ROW], {"iter_index": 1})
+        await write_result(connection, Sink(table="out"), [ROW], {"iter_index": 1})
         with pytest.raises(asyncpg.UniqueViolationError):
-            await write_sink(connection, Sink(table="out"), [ROW], {})
+            await write_result(connection, Sink(table="out"), [ROW], {})
         twice = [{"id": 1, "name": "b"}, {"id": 1, "name": "c"}, {"id": 2, "name": "d"}]
-        assert await write_sink(connection, Sink(table="out", mode="upsert"), twice, {"iter_index": 2}) == 2
+        assert await write_result(connection, Sink(table="out", mode="upsert"), twice, {"iter_index": 2}) == 2
         assert await connection.fetchval("select name from out where id = 1") == "c"
-        await write_sink(connection, Sink(table="out", mode="replace"), [{"id": 9}], {"iter_index": 2})
+        await write_result(connection, Sink(table="out", mode="replace"), [{"id": 9}], {"iter_index": 2})
         assert [row["id"] for row in await connection.fetch("select id from out")] == [9]
 
 
 async def test_unknown_columns_and_missing_keys_are_errors(table: asyncpg.Pool) -> None:
     async with table.acquire() as connection:
         with pytest.raises(ToolError, match="no column nope"):
-            await write_sink(connection, Sink(table="out"), [{"id": 1, "nope": 2}], {})
+            await write_result(connection, Sink(table="out"), [{"id": 1, "nope": 2}], {})
         await connection.execute("create table bare (id int)")
         with pytest.raises(ToolError, match="needs 'key'"):
-            await write_sink(connection, Sink(table="bare", mode="upsert"), [{"id": 1}], {})
+            await write_result(connection, Sink(table="bare", mode="upsert"), [{"id": 1}], {})
         with pytest.raises(ToolError, match="does not exist"):
-            await write_sink(connection, Sink(table="missing"), [{"id": 1}], {})
+            await write_result(connection, Sink(table="missing"), [{"id": 1}], {})
 
 
 async def test_whole_rows_in_a_json_column(table: asyncpg.Pool) -> None:
     async with table.acquire() as connection:
         await connection.execute("create table raw (at timestamptz default now(), data jsonb)")
-        await write_sink(connection, Sink(table="raw"), [{"any": 1}, {"thing": 2}], {})
+        await write_result(connection, Sink(table="raw"), [{"any": 1}, {"thing": 2}], {})
         assert await connection.fetchval("select data from raw where data ? 'thing'") == {"thing": 2}
 
 
@@ -79,7 +79,7 @@ async def test_command_with_arguments(table: asyncpg.Pool) -> None:
         args={"id": "5", "name": 7},
     )
     async with table.acquire() as connection:
-        assert await write_sink(connection, sink, None, {"iter_index": 3}) == 1
+        assert await write_result(connection, sink, None, {"iter_index": 3}) == 1
 
     assert dict(await table.fetchrow("select id, name, iter_index from out")) == {
         "id": 5,
@@ -107,7 +107,7 @@ async def test_a_stored_result_may_take_long_to_read(
         await asyncio.sleep(0.6)
         return rows
 
-    written = await SinkWriter(box).write(Sink(auth="main", **fields), StoredResult(parts, whole), {})
+    written = await write_sink(box, Sink(auth="main", **fields), StoredResult(parts, whole), {})
 
     assert written.rows == 2
     assert [row["id"] for row in await table.fetch("select id from out order by id")] == [1, 2]
@@ -124,10 +124,10 @@ async def test_sink_and_completion_are_one_transaction(table: asyncpg.Pool, box:
         await connection.execute("insert into out (id) values (100)")
 
     with pytest.raises(ToolError):
-        await SinkWriter(box).write(sink, {"id": 3}, scope, complete=fail)
+        await write_sink(box, sink, {"id": 3}, scope, complete=fail)
     assert await table.fetchval("select count(*) from out") == 0
 
-    written = await SinkWriter(box).write(sink, {"id": 3}, scope, complete=complete)
+    written = await write_sink(box, sink, {"id": 3}, scope, complete=complete)
 
     assert (written.rows, written.completed) == (1, True)
     assert [row["id"] for row in await table.fetch("select id from out order by id")] == [3, 100]
