@@ -70,24 +70,21 @@ class Settings(BaseSettings):
     home: Path = Field(Path(".noetl"), description="State folder of the embedded services and of Dagster")
     playbooks_path: Path = Field(Path("playbooks"), description="Folder whose playbooks become jobs")
     log_level: str = Field("WARNING", description="Level of the noetl_dagster loggers")
-    log_format: LogFormat = Field(
-        LogFormat.TEXT, description="text, or json: a JSON object a line on standard error"
-    )
+    log_format: LogFormat = Field(LogFormat.TEXT, description="text, or json: one JSON object per line")
 
     tracing_endpoint: str | None = Field(
-        None,
-        description="Collector of traces, OTLP over HTTP: http://collector:4318; empty: none are sent",
+        None, description="Collector of traces, OTLP over HTTP: http://collector:4318; empty: no traces"
     )
     tracing_sampling: float = Field(
-        1.0, ge=0, le=1, description="Share of the executions whose traces are sent, 0 to 1"
+        1.0, ge=0, le=1, description="Share of executions that are traced, 0 to 1"
     )
 
     db_url: str | None = Field(None, description="Event log, postgresql://...; empty: embedded PostgreSQL")
-    db_pool_size: int = Field(8, ge=2, description="Connections a process keeps to the event log")
+    db_pool_size: int = Field(8, ge=2, description="Connections of a process to the event log")
     schema_apply: bool = Field(
         True,
-        description="Apply schema/*.sql when a process of the control plane starts; "
-        "false: wait until 'noetl-dagster provision' has done so",
+        description="Apply schema/*.sql when a process of the control plane starts; false: wait until "
+        "'noetl-dagster provision' has done so",
     )
     dagster_db_url: str | None = Field(None, description="Dagster's own storage; empty: embedded PostgreSQL")
 
@@ -101,18 +98,12 @@ class Settings(BaseSettings):
     health_host: str = Field("127.0.0.1", description="Address that /health, /ready and /metrics listen on")
 
     nats_url: str | None = Field(None, description="NATS server, nats://... or tls://...; empty: embedded")
-    nats_ca: Path | None = Field(
-        None, description="CA certificate of the NATS server, PEM; empty: the system's"
-    )
-    nats_connect_seconds: float = Field(
-        10, gt=0, description="How long a NATS server may be out of reach before that is an error"
-    )
+    nats_ca: Path | None = Field(None, description="CA certificate of NATS, PEM; empty: the system's")
+    nats_connect_seconds: float = Field(10, gt=0, description="Outage of NATS after which connecting fails")
     nats_namespace: str = Field("noetl", description="Prefix of our streams, subjects and KV buckets")
     event_transport: EventTransport = Field(EventTransport.DIRECT, description="direct, http or nats")
     event_nats_subject_prefix: str = Field("noetl.events", description="Subject prefix of worker events")
-    nats_replicas: int = Field(
-        1, ge=1, description="Replicas of our streams: 1 on one server, 3 in a cluster"
-    )
+    nats_replicas: int = Field(1, ge=1, description="Replicas of streams: 1 on one server, 3 in a cluster")
 
     server_url: str = Field("http://127.0.0.1:8700", description="HTTP API that workers claim commands from")
     server_token: SecretStr | None = Field(None, description="Bearer token that workers send to the HTTP API")
@@ -127,46 +118,42 @@ class Settings(BaseSettings):
     )
     service_tls_cert: Path | None = Field(None, description="Certificate of the HTTP API, PEM")
     service_tls_key: Path | None = Field(None, description="Key of the certificate, PEM")
-    service_tls_terminated: bool = Field(False, description="A proxy before the HTTP API does TLS")
+    service_tls_terminated: bool = Field(False, description="A proxy in front of the HTTP API does TLS")
     service_body_bytes: int = Field(8 * 1024**2, description="Largest request body of the HTTP API")
-    service_rate: float = Field(2000.0, gt=0, description="Requests a second of one client, at most")
+    service_rate: float = Field(2000.0, gt=0, description="Maximum of requests per second of one client")
 
     run_processes: int = Field(
         0,
         ge=0,
-        description="Processes that work on one run's loops and fan-outs, the driving one included; "
-        "0: one a core of the container's limit, and 512 MiB of its memory, once a loop keeps the first one busy",
+        description="Processes that work on the loops of one run, including the driver; 0: one per core and 512 MiB "
+        "of the container's limits, once a loop keeps the driver busy",
     )
 
     worker_pool: str = Field(
-        DEFAULT_POOL, pattern=POOL_NAME, description="Pool whose commands a worker takes: spec.pool of steps"
+        DEFAULT_POOL, pattern=POOL_NAME, description="Pool that a worker serves: spec.pool of steps"
     )
     worker_slots: int = Field(16, ge=1, description="Commands that a worker process runs at once")
     worker_tool_pools: dict[str, int] = Field(
         default_factory=dict, description='Commands at once by tool kind, JSON: {"postgres": 4, "spark": 1}'
     )
     worker_heartbeat_seconds: float = Field(15.0, gt=0, description="Interval of a worker's capacity reports")
-    worker_drain_seconds: float = Field(60.0, description="How long a stopping worker lets its commands end")
+    worker_drain_seconds: float = Field(60.0, description="Time that a stopping worker gives its commands")
 
     minio_endpoint: str | None = Field(None, description="S3 endpoint of the minio tier; empty: embedded")
     minio_access_key: str = Field("noetl", description="Access key of the minio tier")
     minio_secret_key: SecretStr = Field(SecretStr("noetl-secret"), description="Secret key of the minio tier")
-    minio_bucket: str = Field("noetl-results", description="Bucket of the minio tier, created when missing")
+    minio_bucket: str = Field("noetl-results", description="Bucket of the minio tier, created if missing")
     minio_region: str = Field("us-east-1", description="Region sent to the minio tier")
-    minio_session_token: SecretStr = Field(
-        SecretStr(""), description="Session token of the minio tier, of keys that expire"
-    )
+    minio_session_token: SecretStr = Field(SecretStr(""), description="Session token of keys that expire")
     minio_verify: bool = Field(True, description="Check the certificate of the minio tier's endpoint")
-    minio_retries: int = Field(3, ge=0, description="Times that a request to the minio tier is tried again")
-    s3_bucket: str | None = Field(
-        None, description="Bucket of the s3 tier; credentials from the AWS environment"
-    )
+    minio_retries: int = Field(3, ge=0, description="Retries of a request to the minio tier")
+    s3_bucket: str | None = Field(None, description="Bucket of the s3 tier; credentials: the AWS environment")
     gcs_bucket: str | None = Field(None, description="Bucket of the gcs tier")
     gcs_endpoint: str | None = Field(None, description="Endpoint of the gcs tier, for emulators")
     stores_shared: bool = Field(
         True,
-        description="Other event logs keep results in the same stores; "
-        "false: maintenance also removes objects of executions that this log does not know",
+        description="Other event logs use the same stores; false: maintenance also removes objects of executions "
+        "that this log does not know",
     )
 
     default_store_tier: StoreTier = Field(
@@ -176,70 +163,57 @@ class Settings(BaseSettings):
         None, description="Mount of the pvc tier; embedded: a folder in the home"
     )
     pvc_tier_threshold_bytes: int = Field(
-        10 * 1024**2, description="Results above go to pvc when it is mounted"
+        10 * 1024**2, description="Larger results go to pvc if it is mounted"
     )
     http_body_bytes: int = Field(
-        32 * 1024**2,
-        ge=1024,
-        description="Largest body of an http answer that is held in memory; larger ones are stored as they come",
+        32 * 1024**2, ge=1024, description="Larger responses of the http tool are stored while they arrive"
     )
     chunks_ahead: int = Field(
-        4,
-        ge=0,
-        description="Chunks of a step that may wait for one that takes them, beside those it works on",
+        4, ge=0, description="Chunks of a step that may wait until another step takes them"
     )
     inline_result_bytes: int = Field(8 * 1024, description="Results up to this size stay in the event itself")
     chunk_bytes: int = Field(
         8 * 1024**2,
         ge=1024,
-        description="Bytes of a chunk of a large result, which is stored while the next is made",
+        description="Size of the chunks of a large result, stored while the next is made",
     )
-    result_preview_bytes: int = Field(1024, description="Preview kept beside a reference, at most")
-    loop_collection_threshold: int = Field(1000, description="Loop collections above are stored by reference")
+    result_preview_bytes: int = Field(1024, description="Largest preview stored with a reference")
+    loop_collection_threshold: int = Field(
+        1000, description="Larger loop collections are stored by reference"
+    )
 
     command_heartbeat_seconds: float = Field(15.0, description="Interval of a running command's heartbeats")
     command_heartbeat_timeout_seconds: float = Field(
-        300.0, description="A claim without heartbeat expires after"
+        300.0, description="Lifetime of a claim without heartbeat"
     )
-    event_buffer_size: int = Field(1000, ge=1, description="Events per group commit, at most")
-    event_buffer_milliseconds: float = Field(
-        5.0, description="Longest time an event waits for its group commit"
-    )
+    event_buffer_size: int = Field(1000, ge=1, description="Maximum of events in a group commit")
+    event_buffer_milliseconds: float = Field(5.0, description="Longest wait of an event for its group commit")
 
     retention_days: int | None = Field(
-        None,
-        ge=1,
-        description="Months of events older than this are dropped, with their executions; empty: never",
+        None, ge=1, description="Age of months of events that are dropped with their executions; empty: never"
     )
     replaced_asset_seconds: float = Field(
         24 * 3600.0,
         ge=0,
-        description="What an IO manager kept of an asset stays so long after it was replaced, for who reads it yet",
+        description="Time for which an IO manager keeps a replaced asset, for current readers",
     )
-    recovery_attempts: int = Field(5, ge=0, description="Times an execution is resumed whose process is gone")
+    recovery_attempts: int = Field(5, ge=0, description="Resumptions of an execution whose process is gone")
     recovery_backoff_seconds: float = Field(
-        30.0, gt=0, description="Pause before it is resumed, doubled each time"
+        30.0, gt=0, description="Pause before a resumption, doubled each time"
     )
 
     runs_at_once: int | None = Field(
-        None,
-        ge=1,
-        description="Runs that this machine drives at once, the others wait; empty: four for each core, 16 at most",
+        None, ge=1, description="Runs that this machine drives at once; empty: four per core, 16 at most"
     )
 
     run_launcher: RunLauncher = Field(
         RunLauncher.WARM,
         description="Runs of executions that the HTTP API accepts: warm, in processes of its machine; dagster, "
-        "through Dagster's run coordinator and launcher, which makes pods in a cluster",
+        "through Dagster's run coordinator and launcher, which creates pods in a cluster",
     )
-    workspace: Path = Field(
-        Path("workspace.yaml"), description="Workspace file whose code locations have the jobs of such runs"
-    )
+    workspace: Path = Field(Path("workspace.yaml"), description="Workspace file for run_launcher dagster")
 
-    warm_commands: bool = Field(
-        False,
-        description="Runs of the command line too are driven by the run server, which the first of them starts",
-    )
+    warm_commands: bool = Field(False, description="The run server also drives the runs of the command line")
 
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
     credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential and keychain")
@@ -257,8 +231,8 @@ class Settings(BaseSettings):
 
     duckdb_memory: str = Field(
         "",
-        description="Memory of a duckdb call, which writes to disk what is more: 4GB; empty: half of the container's "
-        "limit, DuckDB's own choice without one",
+        description="Memory of a duckdb call, which spills to disk beyond: 4GB; empty: half of the container's limit, "
+        "or DuckDB's own choice",
     )
 
     spark_master: str = Field("local[*]", description="Spark master: local[*], spark://, k8s://")
@@ -267,20 +241,19 @@ class Settings(BaseSettings):
         "", description="Further JVM options of a local driver, for example -XX:+UseSerialGC"
     )
     spark_start_ahead: bool = Field(
-        True, description="Start the session of a run while the steps before its first spark step run"
+        True, description="Start a run's session during the steps before spark steps"
     )
     spark_staging: bool = Field(
         True,
-        description="Local masters read and write objects as files, in the state folder while a call runs; "
-        "false: through Python data sources, as clusters do",
+        description="Local masters read and write objects as files in the state folder; false: through Python data "
+        "sources, as clusters do",
     )
     spark_class_archive: bool = Field(
         True,
-        description="Keep what a driver's JVM has read of Spark's classes in the state folder, 200 MB, for the next",
+        description="Keep Spark's classes as a driver's JVM has loaded them, 200 MB, for the next driver",
     )
     spark_driver_memory: str = Field(
-        "",
-        description="Memory of the Spark driver in local mode; empty: half of the container's limit, 2g without one",
+        "", description="Memory of a local Spark driver; empty: half of the container's limit, or 2g"
     )
     spark_config: dict[str, str] = Field(
         default_factory=dict, description='Further Spark configuration, JSON: {"spark.executor.memory": "4g"}'
@@ -288,11 +261,9 @@ class Settings(BaseSettings):
 
     embedded: bool = Field(True, description="Start embedded services for the addresses that are not set")
     records_api_port: int = Field(0, description="Port of the embedded records API; 0: any free port")
-    records_api_seed: int = Field(
-        7, description="What the records and faults of the records API are made from"
-    )
+    records_api_seed: int = Field(7, description="Seed of the records and faults of the records API")
     records_api_faults: float = Field(
-        0.05, ge=0, le=1, description="Share of requests to the embedded records API that fail at first"
+        0.05, ge=0, le=1, description="Share of faulty responses of the records API"
     )
 
     @field_validator("health_port", mode="before")

@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 
@@ -18,13 +18,10 @@ from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.launcher.address import Address
 from noetl_dagster.launcher.executions import WarmLauncher
-
-if TYPE_CHECKING:
-    from noetl_dagster.launcher.workspace import WorkspaceLauncher
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.app import create_app
-from noetl_dagster.service.plane import Plane
+from noetl_dagster.service.plane import Launcher, Plane
 from noetl_dagster.settings import METRICS_FOLDER, RunLauncher, Settings
 
 GRACE_SECONDS = 10
@@ -41,18 +38,14 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
     environment = embedded.environment(settings)
     if "DAGSTER_HOME" not in os.environ:
         environment["DAGSTER_HOME"] = str(embedded.dagster_home(settings))
-    launcher_of = _through_dagster if settings.run_launcher is RunLauncher.DAGSTER else _warm
+    open_launcher = _through_dagster if settings.run_launcher is RunLauncher.DAGSTER else _warm
 
     @asynccontextmanager
     async def plane() -> AsyncIterator[Plane]:
-        launchers: list[WarmLauncher | WorkspaceLauncher] = []
-
-        def launcher(engine: Engine) -> WarmLauncher | WorkspaceLauncher:
-            launchers.append(launcher_of(engine, settings, environment))
-            return launchers[0]
-
-        opened = await Plane.open(settings, launcher, choose_partition)
-        warming = asyncio.create_task(launchers[0].connect())  # ready for the first execution
+        opened = await Plane.open(
+            settings, lambda engine: open_launcher(engine, settings, environment), choose_partition
+        )
+        warming = asyncio.create_task(opened.launcher.connect())  # ready for the first execution
         listener.listen(config.backlog)  # callers of ready() may send requests at once
         ready()
         gc.freeze()  # loaded modules stay: no garbage collection visits them while requests wait
@@ -82,7 +75,7 @@ def choose_partition(playbook: Playbook, workload: Mapping[str, Any], key: str |
     return PlaybookPartitions(playbook).choose(workload, key)
 
 
-def _warm(engine: Engine, settings: Settings, environment: dict[str, str]) -> WarmLauncher:
+def _warm(engine: Engine, settings: Settings, environment: dict[str, str]) -> Launcher:
     # runs count nothing
     inherited = {name: text for name, text in os.environ.items() if name != METRICS_FOLDER}
     folder = embedded.run_server_folder(settings)
@@ -90,9 +83,9 @@ def _warm(engine: Engine, settings: Settings, environment: dict[str, str]) -> Wa
     return WarmLauncher(engine, address, environment)
 
 
-def _through_dagster(engine: Engine, settings: Settings, environment: dict[str, str]) -> WorkspaceLauncher:
-    """Dagster, which takes seconds to import, reads its instance and code locations from the environment."""
-    from dagster import DagsterInstance
+def _through_dagster(engine: Engine, settings: Settings, environment: dict[str, str]) -> Launcher:
+    """Sets the environment, from which Dagster reads its instance and code locations."""
+    from dagster import DagsterInstance  # takes seconds to import
 
     from noetl_dagster.launcher.workspace import WorkspaceLauncher
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from importlib import import_module
-from typing import Annotated, Any, ClassVar, NamedTuple
+from inspect import iscoroutinefunction
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -20,29 +22,66 @@ from noetl_dagster.errors import NoetlError
 from noetl_dagster.process import logs
 from noetl_dagster.settings import LogFormat, get_settings
 
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("run:run", "Run a playbook as its Dagster job; exit code 0 if it completes, else 1."),
+    "resume": ("run:resume", "Resume an execution that failed or lost its process, without repeating work."),
+    "status": ("executions:status", "Show the state of an execution: its steps, loops and pool commands."),
+    "events": ("executions:events", "Print every event of an execution, oldest first."),
+    "cancel": ("executions:cancel", "Cancel an execution: no new commands, and running ones are notified."),
+    "executions": ("executions:listing", "List the newest executions."),
+    "state": ("state:app", "Show or set how far the steps of a playbook have loaded their sources."),
+    "check": ("check:check", "Find mistakes in playbooks without running them; exit code 1 on errors."),
+    "migrate": ("authoring:migrate", "Rewrite playbooks in the current syntax, and print what changes."),
+    "register": ("catalog:register", "Register playbooks as versions, which then run without their files."),
+    "schema": ("check:schema", "Print the JSON Schema of the playbook language, for editors."),
+    "init": ("authoring:init", "Create a working project: a playbook, its Definitions and a test."),
+    "new": ("authoring:app", "Write a commented template of a playbook, or of a step in one."),
+    "demo": ("demo:demo", "Run the patient flow on a simulated records API with faults."),
+    "serve": ("serve:serve", "Serve the HTTP API, and move worker events from NATS into the event log."),
+    "worker": ("worker:worker", "Run commands of steps with ``dispatch: workers`` until interrupted."),
+    "ingest": ("ingest:ingest", "Move worker events from NATS into the event log until interrupted."),
+    "project": ("upkeep:project", "Keep noetl.execution up to date until interrupted."),
+    "replay": ("upkeep:replay", "Rebuild noetl.execution from the event log alone."),
+    "reap": ("upkeep:reap", "Requeue the commands of silent workers until interrupted."),
+    "maintain": ("upkeep:maintain", "Create and drop monthly partitions, and delete expired results."),
+    "provision": (
+        "provision:provision",
+        "Create what a deployment needs: schema, streams, buckets, storage.",
+    ),
+    "missing": ("upkeep:missing", "List results whose bytes are gone; exit code 1 if there are any."),
+    "settings": ("settings:settings", "Show the settings of this process; secrets are hidden."),
+    "doctor": ("settings:doctor", "Try every address, credential, folder and program of the settings."),
+    "services": ("services:app", "Manage the embedded PostgreSQL, NATS and object store."),
+    "records-api": (
+        "noetl_dagster.embedded.records_api.__main__:serve",
+        "Serve simulated clinical records until interrupted.",
+    ),
+}
+"""Where each command is defined (in ``cli/commands`` unless the module has its full name), and its overview line."""
 
-class CommandPlace(NamedTuple):
-    """The definition of a command, as ``module:function`` or ``module:app``, and its line in the overview."""
-
-    target: str
-    help: str
+COLLECT_AFTER = 20_000
+"""Objects until the collector looks for garbage: imports make hundreds of thousands and leave none."""
 
 
 class LazyCommand(TyperCommand):
-    """Represents a command in its group's overview, and loads the real one when it is called."""
+    """Represents a command in the overview, and imports the real one when it is called."""
 
-    def __init__(self, name: str, place: CommandPlace) -> None:
-        super().__init__(name, help=place.help)
-        self._target = place.target
+    def __init__(self, name: str, target: str, help: str) -> None:
+        super().__init__(name, help=help)
+        self._target = target
 
     def load(self) -> Any:
-        """The command itself, a ``TyperCommand`` or a ``TyperGroup``."""
+        """Imports the command itself, a ``TyperCommand`` or a ``TyperGroup``."""
         module, _, attribute = self._target.partition(":")
+        if "." not in module:
+            module = f"noetl_dagster.cli.commands.{module}"
         defined = getattr(import_module(module), attribute)
         if isinstance(defined, typer.Typer):
-            return get_command(defined)
+            group = get_command(defined)
+            group.help = self.help
+            return group
         app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        app.command(self.name)(defined)
+        app.command(self.name)(_run_to_end(defined) if iscoroutinefunction(defined) else defined)
         return get_command(app)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -50,130 +89,23 @@ class LazyCommand(TyperCommand):
         return self.load().make_context(info_name, args, parent, **extra)
 
 
-class LazyGroup(TyperGroup):
-    """A group of lazy commands, in the order of :attr:`places`."""
+def _run_to_end(command: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    import asyncio  # which ``--help`` does not need
 
-    places: ClassVar[Mapping[str, CommandPlace]] = {}
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        asyncio.run(command(**arguments))
+
+    return run
+
+
+class Commands(TyperGroup):
+    """The commands of ``noetl-dagster``."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for name, place in self.places.items():
-            self.add_command(LazyCommand(name, place))
-
-
-COLLECT_AFTER = 20_000
-"""Objects until the collector looks for garbage: imports make hundreds of thousands and leave none."""
-
-
-class Commands(LazyGroup):
-    """The commands of ``noetl-dagster``."""
-
-    places: ClassVar[Mapping[str, CommandPlace]] = {
-        "run": CommandPlace(
-            "noetl_dagster.cli.commands.run:run",
-            "Run a playbook as its Dagster job; exit code 0 when it completes, 1 when it does not.",
-        ),
-        "resume": CommandPlace(
-            "noetl_dagster.cli.commands.run:resume",
-            "Go on with an execution that failed or whose process is gone; nothing that is done runs again.",
-        ),
-        "status": CommandPlace(
-            "noetl_dagster.cli.commands.executions:status",
-            "Show how an execution stands: its steps, the counts of its loops, and how the pool does.",
-        ),
-        "events": CommandPlace(
-            "noetl_dagster.cli.commands.executions:events", "Print every event of an execution, oldest first."
-        ),
-        "cancel": CommandPlace(
-            "noetl_dagster.cli.commands.executions:cancel",
-            "Stop an execution: nothing more is issued, and running commands are told.",
-        ),
-        "executions": CommandPlace(
-            "noetl_dagster.cli.commands.executions:listing", "List the newest executions."
-        ),
-        "state": CommandPlace(
-            "noetl_dagster.cli.commands.state:app",
-            "How far the steps of a playbook have loaded their sources (state), and where they go on.",
-        ),
-        "check": CommandPlace(
-            "noetl_dagster.cli.commands.check:check",
-            "Find the mistakes of playbooks without running them; exit code 1 when there are errors.",
-        ),
-        "migrate": CommandPlace(
-            "noetl_dagster.cli.commands.authoring:migrate",
-            "Rewrite playbooks in the words of today; prints what changes, and keeps comments, order and styles.",
-        ),
-        "register": CommandPlace(
-            "noetl_dagster.cli.commands.catalog:register",
-            "Register playbooks as versions of their paths, which then run without their files.",
-        ),
-        "schema": CommandPlace(
-            "noetl_dagster.cli.commands.check:schema",
-            "Print the JSON Schema of the playbook language, for editors.",
-        ),
-        "init": CommandPlace(
-            "noetl_dagster.cli.commands.authoring:init",
-            "Make a project that works: a playbook, the Definitions that load it, and a test that runs it.",
-        ),
-        "new": CommandPlace(
-            "noetl_dagster.cli.commands.authoring:app",
-            "Write a commented start of a playbook, or of a step in one.",
-        ),
-        "demo": CommandPlace(
-            "noetl_dagster.cli.commands.demo:demo",
-            "Run the patient flow against the local records API, faults included, and show what came out.",
-        ),
-        "serve": CommandPlace(
-            "noetl_dagster.cli.commands.serve:serve",
-            "Serve the HTTP API that workers claim from, and take worker events from NATS, until interrupted.",
-        ),
-        "worker": CommandPlace(
-            "noetl_dagster.cli.commands.worker:worker",
-            "Run commands of steps with ``dispatch: workers`` until interrupted; ends what runs before it goes.",
-        ),
-        "ingest": CommandPlace(
-            "noetl_dagster.cli.commands.ingest:ingest",
-            "Move worker events from NATS into the event log until interrupted. Any number may run at once.",
-        ),
-        "project": CommandPlace(
-            "noetl_dagster.cli.commands.upkeep:project",
-            "Keep noetl.execution up to date until interrupted. Any number may run at once.",
-        ),
-        "replay": CommandPlace(
-            "noetl_dagster.cli.commands.upkeep:replay", "Rebuild noetl.execution from the event log alone."
-        ),
-        "reap": CommandPlace(
-            "noetl_dagster.cli.commands.upkeep:reap",
-            "Give the commands of silent workers to others, until interrupted. Any number may run at once.",
-        ),
-        "maintain": CommandPlace(
-            "noetl_dagster.cli.commands.upkeep:maintain",
-            "Make the coming months' partitions, drop old ones (NOETL_RETENTION_DAYS), delete expired results.",
-        ),
-        "provision": CommandPlace(
-            "noetl_dagster.cli.commands.provision:provision",
-            "Make what a deployment needs: schema, partitions, streams, buckets, Dagster's storage. Safe twice.",
-        ),
-        "missing": CommandPlace(
-            "noetl_dagster.cli.commands.upkeep:missing",
-            "List results that the log knows and whose bytes are gone; exit code 1 when there are any.",
-        ),
-        "settings": CommandPlace(
-            "noetl_dagster.cli.commands.settings:settings",
-            "Show the settings of this process; secrets are hidden.",
-        ),
-        "doctor": CommandPlace(
-            "noetl_dagster.cli.commands.settings:doctor",
-            "Try every address, credential, folder and program of the settings; exit code 1 when something is wrong.",
-        ),
-        "services": CommandPlace(
-            "noetl_dagster.cli.commands.services:app", "The embedded PostgreSQL, NATS and object store."
-        ),
-        "records-api": CommandPlace(
-            "noetl_dagster.embedded.records_api.__main__:serve",
-            "Serve simulated clinical records until interrupted.",
-        ),
-    }
+        for name, (target, help) in COMMANDS.items():
+            self.add_command(LazyCommand(name, target, help))
 
 
 app = typer.Typer(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import orjson
 import typer
 from pydantic import BaseModel
 from rich.console import Console
+
+from noetl_dagster.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +25,8 @@ console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 notes = Console(stderr=True)
 """Progress and remarks, on standard error, so that ``--json`` stays clean."""
 
+Json = Annotated[bool, typer.Option("--json", help="output for programs")]
+
 
 class _Records(io.StringIO):
     """Takes the place of standard error where that holds JSON lines: each line of text becomes a record."""
@@ -34,29 +38,42 @@ class _Records(io.StringIO):
 
 
 def notes_become_records() -> None:
-    """Standard error belongs to the log from now on: remarks are warnings of it, and progress is information."""
+    """Makes every remark a record of the log, with its level; progress has the level INFO."""
     notes.file = _Records()
     notes.width = 1_000_000  # one remark, one line
 
 
-def warn(message: str) -> None:
-    """Prints a remark on standard error that the user should see."""
+def note(message: str, *, style: str | None = None, level: int = logging.INFO) -> None:
+    """Prints a remark on standard error; ``level`` counts if the log takes it instead."""
     if isinstance(notes.file, _Records):
-        logger.warning("%s", message)
+        logger.log(level, "%s", message)
     else:
-        notes.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        notes.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def warn(message: str) -> None:
+    """Prints a warning on standard error."""
+    note(message, style="yellow", level=logging.WARNING)
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    """Prints a message on standard error and ends the program."""
-    if isinstance(notes.file, _Records):
-        logger.error("%s", message)
-    else:
-        notes.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    """Prints an error on standard error and ends the program."""
+    note(message, style="red", level=logging.ERROR)
     raise SystemExit(code)
 
 
 def print_json(model: BaseModel | dict[str, object] | list[object]) -> None:
-    """One JSON document on standard output."""
+    """Prints one JSON document on standard output."""
     plain = model.model_dump(mode="json") if isinstance(model, BaseModel) else model
     typer.echo(orjson.dumps(plain, option=orjson.OPT_INDENT_2, default=str).decode())
+
+
+async def warn_of_stores(settings: Settings) -> None:
+    """Creates missing buckets where that is allowed, and warns of stores that cannot be used.
+
+    A service starts nevertheless: it stores results elsewhere, or fails with the same message.
+    """
+    from noetl_dagster.storage.readiness import unready  # obstore, which most commands do not need
+
+    for line in await unready(settings):
+        warn(f"warning: {line}")

@@ -1,12 +1,13 @@
 """``/health``, ``/ready`` and ``/metrics`` of processes that serve nothing else.
 
-A thread answers, so that a process whose event loop stands still can say so. What it answers is what the loop has
-noted: every two seconds it looks whether PostgreSQL and NATS answer, and whoever works in it notes each turn.
+A thread answers, so that a process with a blocked event loop can report that. It answers what the loop has recorded:
+every two seconds the loop checks whether PostgreSQL and NATS answer, and the work records its turns.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -36,7 +37,7 @@ ANSWER_SECONDS = 3.0
 AGAIN_SECONDS = 1.0
 
 STUCK_SECONDS = 60.0
-"""A loop that stands still for so long, while PostgreSQL and NATS answer, goes on no more."""
+"""A loop without a turn for this long, while PostgreSQL and NATS answer, is stuck."""
 
 _SCHEMA = "SELECT to_regnamespace('noetl') IS NOT NULL"
 
@@ -45,12 +46,12 @@ class Health(Collector):
     """The health of a process: its event loop records it, and a thread reports it.
 
     Args:
-        stuck_after: seconds without a turn after which it counts as stuck.
+        stuck_after: seconds without a turn after which the process counts as stuck.
 
     Attributes:
-        client: the connection to NATS that has to answer, where the process has one.
-        working: it has all that it needs; its services are looked at.
-        trouble: says what has ended that must not; None: nothing.
+        metrics: None without a health port.
+        client: the connection to NATS that must answer, if the process has one.
+        trouble: returns what has ended although it must not; None if there is nothing.
         active_at: when the work last progressed, monotonic; None if unknown.
     """
 
@@ -61,29 +62,53 @@ class Health(Collector):
         self._unready: str | None = "starting"
         self._draining = False
         self._connection: asyncpg.Connection | None = None
+        self.metrics: Metrics | None = None
         self.client: NatsClient | None = None
         self.trouble: Callable[[], str | None] = lambda: None
         self.active_at: Callable[[], float] | None = None
-        self.working = False
-        self.metrics = Metrics()
+        self._working = False
 
-    def drain(self) -> None:
-        """The process takes nothing more."""
-        self._draining = True
+    async def open(self, open_: Callable[[], Awaitable[T]]) -> T:
+        """Opens what the process needs. With a health port it waits, not ready, for unavailable services.
 
-    def starts(self, why: str) -> None:
-        """It cannot begin yet."""
-        self._unready = why
+        Raises:
+            ServiceError: a service is unavailable, and there is no health port.
+            VersionError: the schema refuses this version.
+        """
+        reported = ""
+        while True:
+            try:
+                return await open_()
+            except ServiceError as error:
+                if self._settings.health_port is None or isinstance(error, VersionError):
+                    raise
+                self._unready = str(error)
+                if self._unready != reported:
+                    reported = self._unready
+                    warn(f"not ready: {reported}")
+                await asyncio.sleep(AGAIN_SECONDS)
 
     def begins(self) -> None:
-        """It has all that it needs; from now on its services are looked at."""
-        self.working = True
+        """Records that the process has all that it needs; from now on its services are checked."""
+        self._working = True
+
+    def stop_on_signals(self) -> asyncio.Event:
+        """Returns an event that SIGTERM and Ctrl-C set; from then on the process is not ready."""
+        stop = asyncio.Event()
+
+        def on_signal() -> None:
+            stop.set()
+            self._draining = True
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, on_signal)
+        return stop
 
     def stuck(self) -> str | None:
-        """Why the process should be started again; None: it lives. Services that are away are no reason."""
+        """Returns why the process must be restarted, None if it lives. Unavailable services are no reason."""
         now = time.monotonic()
         if now - self._looked > self._stuck_after:
-            return f"the event loop has stood still for {now - self._looked:.0f} s"
+            return f"the event loop has not run for {now - self._looked:.0f} s"
         if self._draining:
             return None
         if (trouble := self.trouble()) is not None:
@@ -91,19 +116,19 @@ class Health(Collector):
         if self.active_at is not None and self._unready is None:
             still = now - max(self.active_at(), self._answered)
             if still > self._stuck_after:
-                return f"the work has not gone on for {still:.0f} s"
+                return f"the work has not progressed for {still:.0f} s"
         return None
 
     def unready(self) -> str | None:
-        """Why it cannot do its work now; None: it can."""
+        """Returns why the process cannot work now, None if it can."""
         if self._draining:
             return "draining"
         if time.monotonic() - self._looked > 3 * (LOOK_SECONDS + ANSWER_SECONDS):
-            return "the event loop stands still"
+            return "the event loop does not run"
         return self._unready
 
     async def watch(self) -> None:
-        """Looks at the services every two seconds, and is the turn of the event loop."""
+        """Checks the services every two seconds, which also records the turns of the event loop."""
         try:
             while True:
                 await self.look()
@@ -115,12 +140,12 @@ class Health(Collector):
     async def look(self) -> None:
         """Checks that PostgreSQL and NATS answer and that the schema exists."""
         self._looked = time.monotonic()
-        if not self.working:
+        if not self._working:
             return
         why = await self._away()
         self._looked = time.monotonic()
         if self._unready is not None or why is not None:
-            self._answered = self._looked  # the work may have waited till now
+            self._answered = self._looked  # the work may have waited until now
         self._unready = why
 
     async def _away(self) -> str | None:
@@ -148,40 +173,19 @@ class Health(Collector):
         """Yields the metrics of this process."""
         ready, live = self.unready() is None, self.stuck() is None
         yield GaugeMetricFamily("noetl_process_ready", "Whether the process can do its work", value=ready)
-        yield GaugeMetricFamily("noetl_process_live", "Whether its loops go on", value=live)
-
-
-async def opened(health: Health | None, open_: Callable[[], Awaitable[T]]) -> T:
-    """Opens what a process needs. With a health port it waits, not ready, for services that are away.
-
-    Raises:
-        ServiceError: a service is unavailable, and there is no health port.
-        VersionError: the schema refuses this version.
-    """
-    told = ""
-    while True:
-        try:
-            return await open_()
-        except ServiceError as error:
-            if health is None or isinstance(error, VersionError):
-                raise
-            health.starts(str(error))
-            if str(error) != told:
-                told = str(error)
-                warn(f"not ready: {told}")
-            await asyncio.sleep(AGAIN_SECONDS)
+        yield GaugeMetricFamily("noetl_process_live", "Whether its loops progress", value=live)
 
 
 @asynccontextmanager
-async def healthy(settings: Settings) -> AsyncIterator[Health | None]:
-    """Answers on NOETL_HEALTH_PORT until the block ends; None where it is not set."""
-    if settings.health_port is None:
-        yield None
-        return
+async def healthy(settings: Settings) -> AsyncIterator[Health]:
+    """Yields the health of this process; answers on NOETL_HEALTH_PORT, if that is set, until the block ends."""
     health = Health(settings)
-    server = _listening(settings.health_host, settings.health_port, health)
-    thread = threading.Thread(target=server.serve_forever, name="noetl-health", daemon=True)
-    thread.start()
+    if settings.health_port is None:
+        yield health
+        return
+    health.metrics = Metrics()
+    server = _listening(settings.health_host, settings.health_port, health, health.metrics)
+    threading.Thread(target=server.serve_forever, name="noetl-health", daemon=True).start()
     typer.echo(f"health on http://{settings.health_host}:{server.server_address[1]}")
     watching = asyncio.create_task(health.watch())
     try:
@@ -192,20 +196,20 @@ async def healthy(settings: Settings) -> AsyncIterator[Health | None]:
         server.server_close()
 
 
-def _listening(host: str, port: int, health: Health) -> ThreadingHTTPServer:
+def _listening(host: str, port: int, health: Health, metrics: Metrics) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             match self.path.partition("?")[0]:
                 case "/health":
-                    self._say(health.stuck())
+                    self._report(health.stuck())
                 case "/ready":
-                    self._say(health.unready())
+                    self._report(health.unready())
                 case "/metrics":
-                    self._answer(200, health.metrics.text(health), CONTENT_TYPE_PLAIN_0_0_4)
+                    self._answer(200, metrics.text(health), CONTENT_TYPE_PLAIN_0_0_4)
                 case _:
                     self._answer(404, b"/health, /ready or /metrics\n")
 
-        def _say(self, why: str | None) -> None:
+        def _report(self, why: str | None) -> None:
             self._answer(200 if why is None else 503, f"{why or 'ok'}\n".encode())
 
         def _answer(self, status: int, content: bytes, kind: str = "text/plain; charset=utf-8") -> None:
@@ -217,12 +221,9 @@ def _listening(host: str, port: int, health: Health) -> ThreadingHTTPServer:
                 self.wfile.write(content)
 
         def log_message(self, *arguments: object) -> None:
-            """Probes are no news."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
+            """Logs no probes."""
 
     try:
-        return Server((host, port), Handler)
+        return ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
         fail(f"the health port cannot listen on {host}:{port}: {error}; set NOETL_HEALTH_PORT to a free one")

@@ -1,8 +1,8 @@
-"""``python -m noetl_dagster.cli.probe``: whether a container is healthy, for engines that ask by a command.
+"""``python -m noetl_dagster.cli.probe``: checks the health of a container, for engines that run a command for it.
 
-What its first process runs says whom to ask: ``serve`` at the address of the HTTP API, over TLS where it speaks that;
-``worker``, ``ingest``, ``project`` and ``reap`` at their health port. What answers nowhere is healthy while it runs.
-Exit code 1, and why, where an answer is missing or is none of health.
+The command line of its first process determines the address: for ``serve`` that of the HTTP API, with TLS if it is
+used; for ``worker``, ``ingest``, ``project`` and ``reap`` their health port. Other processes are healthy while they
+run. The exit code is 1, with the reason, if there is no answer or the process is not healthy.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def address_of(words: Sequence[str], environment: Mapping[str, str]) -> str | No
     """Returns the address at which a command serves ``/health``; None without one, or with a port chosen by the system.
 
     Args:
-        words: of the process, what starts it (``tini --``, ``sh -c``) before them.
+        words: the command line, which may begin with another program (``tini --``, ``sh -c``).
     """
-    words = " ".join(words).split()  # a shell has them in one
+    words = " ".join(words).split()  # a shell has them in one word
     programs = [number for number, word in enumerate(words) if word.rpartition("/")[2] in PROGRAMS]
     command = next(iter(words[programs[0] + 1 :]), None) if programs else None
     if command not in ("serve", *WATCHED):
@@ -49,7 +49,7 @@ def address_of(words: Sequence[str], environment: Mapping[str, str]) -> str | No
 def complaint_of(address: str) -> str | None:
     """Returns the problem at the address; None if the process reports that it is healthy.
 
-    The certificate is not looked at: it is for the names that others call, and this is the own machine.
+    The certificate is not checked: it is for the names that others use, and this is the same machine.
     """
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
@@ -65,16 +65,16 @@ def complaint_of(address: str) -> str | None:
 
 
 def probe(process: str) -> int:
-    """The exit code; ``process`` is the id of the one to ask about."""
+    """Checks the process with this id, prints the outcome, and returns the exit code."""
     words = Path(f"/proc/{process}/cmdline").read_text(errors="replace").split("\0")
     address = address_of(words, os.environ)
     complaint = None if address is None else complaint_of(address)
-    print(complaint or ("runs, and answers nowhere" if address is None else f"{address} answers"))
+    print(complaint or ("runs without a health port" if address is None else f"{address} answers"))
     return 0 if complaint is None else 1
 
 
 def _option(words: Sequence[str], name: str) -> str | None:
-    """The value of ``--name value`` or ``--name=value``; the last one counts."""
+    """Returns the value of ``--name value`` or ``--name=value``; the last one counts."""
     found = None
     for word, after in zip(words, (*words[1:], None), strict=True):
         if word == name:

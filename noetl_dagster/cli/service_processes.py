@@ -1,9 +1,9 @@
 """Several processes that serve one address: a parent starts, restarts and ends them together.
 
 Parent and child share a socket. The parent sends its listening socket over it, and the child reports on it that it is
-ready; when one of them ends, however it does, the other one's read returns. uvicorn's own supervisor does not replace
-this: with it, children survive a killed parent, an error at the start is reported by each process, processes that fail
-again are restarted without a pause, and one that does not end is never killed.
+ready; if one of them ends in any way, the other one's read returns. uvicorn's own supervisor does not replace this:
+children survive a killed parent, each process reports an error at the start, processes that keep failing are restarted
+without a pause, and a process that does not end is never killed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 logger = logging.getLogger(__name__)
 
@@ -30,40 +31,31 @@ END_SECONDS = 20.0
 """A process that still runs this long after SIGTERM is killed."""
 
 
+@dataclass(slots=True)
 class ServiceProcesses:
     """The parent's side. It keeps the listening socket open, so that no request is refused while processes start.
 
-    The first process starts alone: a problem (a setting, an unavailable database) would affect all. It is reported
-    once, and ends the parent too.
+    The first process starts alone, since a problem (a setting, an unavailable database) would affect all. The problem
+    is reported once, and ends the parent too.
 
-    Args:
-        command: that of one process; the number of the descriptor of its socket is appended.
+    Attributes:
+        command: of one process; the number of the descriptor of its socket is appended.
         count: number of processes.
         listener: bound, not listening yet.
         ready: called once, when the first process accepts requests.
         ended: called with the id of every process that has ended.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        count: int,
-        listener: socket.socket,
-        *,
-        environment: Mapping[str, str],
-        ready: Callable[[], None],
-        ended: Callable[[int], None],
-    ) -> None:
-        self._command = command
-        self._count = count
-        self._listener = listener
-        self._environment = environment
-        self._ready = ready
-        self._ended = ended
-        self._running: set[asyncio.subprocess.Process] = set()
-        self._begun = asyncio.Event()
-        self._ending = asyncio.Event()
-        self._code = 0
+    command: Sequence[str]
+    count: int
+    listener: socket.socket
+    environment: Mapping[str, str]
+    ready: Callable[[], None]
+    ended: Callable[[int], None]
+    _running: set[asyncio.subprocess.Process] = field(default_factory=set)
+    _begun: asyncio.Event = field(default_factory=asyncio.Event)
+    _ending: asyncio.Event = field(default_factory=asyncio.Event)
+    _code: int = 0
 
     async def run(self) -> int:
         """Runs until SIGTERM or SIGINT, or until the first process fails to start; returns the exit code."""
@@ -72,18 +64,17 @@ class ServiceProcesses:
             loop.add_signal_handler(number, self._end)
         keepers = [asyncio.create_task(self._keep_running())]
         await self._begun.wait()
-        keepers += [asyncio.create_task(self._keep_running()) for _ in range(1, self._count)]
+        keepers += [asyncio.create_task(self._keep_running()) for _ in range(1, self.count)]
         await self._ending.wait()
         self._send(signal.SIGTERM)
         _, late = await asyncio.wait(keepers, timeout=END_SECONDS)
         if late:
-            logger.warning("%d processes do not end; they are killed", len(late))
+            logger.warning("%d processes do not end and are killed", len(late))
             self._send(signal.SIGKILL)
         await asyncio.gather(*keepers)
         return self._code
 
     async def _keep_running(self) -> None:
-        """Runs one process, and restarts it when it ends."""
         pause = SHORTEST_PAUSE
         while not self._ending.is_set():
             began = time.monotonic()
@@ -106,8 +97,8 @@ class ServiceProcesses:
         with ours:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    *(*self._command, str(theirs.fileno())),
-                    env=self._environment,
+                    *(*self.command, str(theirs.fileno())),
+                    env=self.environment,
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                 )
@@ -115,14 +106,14 @@ class ServiceProcesses:
             if self._ending.is_set():
                 self._send(signal.SIGTERM)
             with contextlib.suppress(OSError):  # it has ended already
-                socket.send_fds(ours, [b"l"], [self._listener.fileno()])
+                socket.send_fds(ours, [b"l"], [self.listener.fileno()])
                 ours.setblocking(False)
                 if await asyncio.get_running_loop().sock_recv(ours, 1) and not self._begun.is_set():
                     self._begun.set()
-                    self._ready()
+                    self.ready()
             code = await process.wait()
         self._running.discard(process)
-        self._ended(process.pid)
+        self.ended(process.pid)
         return code
 
     def _end(self) -> None:
@@ -139,7 +130,7 @@ class ParentProcess:
     """The child's side.
 
     Args:
-        descriptor: that of the socket that it shares with its parent.
+        descriptor: of the socket that it shares with its parent.
 
     Attributes:
         listener: the parent's listening socket.
@@ -162,7 +153,7 @@ class ParentProcess:
             self._socket.send(b"r")
 
     def end_with_it(self) -> None:
-        """Ends this process like SIGTERM, after pending requests, when the parent ends for any reason."""
+        """Ends this process after pending requests, as SIGTERM does, when the parent ends for any reason."""
 
         def wait() -> None:
             with contextlib.suppress(OSError):

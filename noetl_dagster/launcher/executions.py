@@ -159,10 +159,8 @@ class WarmLauncher:
         await self._engine.liveness.release(execution_id)
         if not error:
             return
-        execution = await self._engine.runtime.load(execution_id)
-        if execution.state.is_running and execution.state.run_id is None:
+        if await self._engine.lifecycle.fail_unstarted(execution_id, f"the run did not start: {error}"):
             logger.error("execution %d did not start: %s", execution_id, error)
-            await self._engine.lifecycle.fail(execution, f"the run did not start: {error}")
 
     def _start_task(self, work: Any) -> None:
         task = asyncio.create_task(work)

@@ -19,19 +19,14 @@ T = TypeVar("T")
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _thread: threading.Thread | None = None
-_owner_pid: int | None = None
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """Returns the event loop of this process and starts it on first use.
-
-    A forked child gets its own loop, since threads do not survive ``fork``.
-    """
-    global _loop, _thread, _owner_pid
+    """Returns the event loop of this process and starts it on first use."""
+    global _loop, _thread
     with _lock:
-        if _loop is None or _owner_pid != os.getpid() or _thread is None or not _thread.is_alive():
+        if _loop is None or _thread is None or not _thread.is_alive():
             _loop = asyncio.new_event_loop()
-            _owner_pid = os.getpid()
             _thread = threading.Thread(target=_serve, args=(_loop,), name="noetl-loop", daemon=True)
             _thread.start()
         return _loop
@@ -82,10 +77,9 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _forget_after_fork() -> None:
-    """Replaces the lock: one that another thread holds during the fork is never released in the child."""
-    global _lock, _loop, _thread, _owner_pid
-    _lock = threading.Lock()
-    _loop, _thread, _owner_pid = None, None, None
+    """Gives a forked child its own loop, since threads do not survive ``fork``; they may have held the lock."""
+    global _lock, _loop, _thread
+    _lock, _loop, _thread = threading.Lock(), None, None
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

@@ -19,7 +19,7 @@ from noetl_dagster.errors import ServiceError
 from noetl_dagster.service.problems import ApiProblem, problem_response
 
 FEWEST_SWEPT = 1_000
-"""Fewer clients than this are kept without a check for idle ones."""
+"""Number of clients from which on idle ones are removed."""
 
 
 class TokenScope(StrEnum):
@@ -31,7 +31,7 @@ class TokenScope(StrEnum):
 
 
 class Tokens:
-    """The tokens of the service, stored as digests. Without any, every request is allowed."""
+    """The tokens of the service, stored as digests. Without any, all requests are allowed."""
 
     def __init__(self, scopes: dict[str, frozenset[TokenScope]]) -> None:
         self._scopes = {_digest(token): granted for token, granted in scopes.items()}
@@ -75,20 +75,18 @@ class Requires:
         self._allowed = frozenset(allowed)
         self._names = " or ".join(allowed)
 
-    async def __call__(
-        self, request: Request, bearer: Bearer
-    ) -> None:  # async, so that FastAPI needs no thread
-        """Checks the token of a request."""
-        tokens: Tokens = request.app.state.tokens
-        if tokens.required:
-            self.check(tokens, bearer.credentials if bearer is not None else None)
+    async def __call__(self, request: Request, bearer: Bearer) -> None:
+        """Checks the token of a request; async, so that FastAPI needs no thread."""
+        self.check(request.app.state.tokens, bearer.credentials if bearer is not None else None)
 
     def check(self, tokens: Tokens, token: str | None) -> None:
-        """Checks a token.
+        """Checks a token, if the service has any.
 
         Raises:
             ApiProblem: 401 for no token or an unknown one, 403 for one without the scope.
         """
+        if not tokens.required:
+            return
         scopes = tokens.scopes_of(token) if token is not None else None
         if scopes is None:
             raise ApiProblem(
@@ -109,7 +107,7 @@ class Limits:
 
     Args:
         body_bytes: largest request body.
-        rate: requests a second of one client, by token or address; a second's may come at once.
+        rate: requests per second of one client, by token or address.
     """
 
     def __init__(self, app: ASGIApp, *, body_bytes: int, rate: float) -> None:
@@ -139,7 +137,7 @@ class Limits:
             await self._app(scope, receive, send)
 
     async def _count_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a body on while it is within the limit; otherwise 413 replaces any answer."""
+        """Passes a body on while it is within the limit; beyond, 413 replaces an answer that has not begun."""
         taken = 0
         answered = False
 
@@ -166,9 +164,9 @@ class Limits:
 
 
 class ClientRates:
-    """Limits the requests of each client: a second's requests may come at once, and the allowance refills steadily.
+    """Limits the requests of each client: those of one second may come at once, and the allowance refills steadily.
 
-    Generic cell rate algorithm: it keeps, for each client, the time at which the rate has covered its requests so far.
+    The generic cell rate algorithm stores for each client the time at which the rate covers its requests so far.
     """
 
     def __init__(self, rate: float) -> None:

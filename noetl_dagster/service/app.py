@@ -18,7 +18,7 @@ from noetl_dagster.service.plane import Plane
 from noetl_dagster.service.problems import handle_problems
 from noetl_dagster.settings import Settings
 
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+LOOPBACK = ["127.0.0.1", "localhost", "[::1]", "::1"]
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
 """Methods that may become labels of metrics; clients can invent others."""
 
@@ -53,13 +53,11 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
     handle_problems(app)
     for router in (commands.hot.declared, *(module.router for module in MODULES)):
         app.include_router(router)
-    # each one wraps those before it
-    app.add_middleware(HotRoutes, service=app, routers=[commands.hot])
+    # each one wraps the previous ones
+    app.add_middleware(HotRoutes, service=app, router=commands.hot)
     app.add_middleware(Limits, body_bytes=settings.service_body_bytes, rate=settings.service_rate)
-    if (
-        not tokens.required
-    ):  # without tokens a page in a browser must not reach the API under another host name
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK))
+    if not tokens.required:  # a page in a browser must not reach the API under another host name
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
     app.add_middleware(Counting, service=app)
     return app
 

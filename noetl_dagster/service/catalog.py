@@ -18,8 +18,7 @@ from noetl_dagster.service.problems import RESPONSES, ApiProblem
 router = APIRouter(prefix="/api/catalog", tags=["catalog"], responses=RESPONSES)
 
 CatalogPath = Annotated[
-    str,
-    Path(max_length=512, description="catalog path; with @2 or @latest that version alone, with its content"),
+    Name, Path(description="catalog path; with @2 or @latest that version alone, with its content")
 ]
 
 
@@ -85,8 +84,6 @@ async def list_versions(
     after: Annotated[int, Query(ge=0, lt=2**31, description="only versions with a larger number")] = 0,
 ) -> Versions:
     """Lists versions of a playbook, the newest first."""
-    if "\x00" in path:
-        raise ApiProblem(404, "no playbook has such a path")
     registered = plane.engine.runtime.registered
     if names_version(path):
         one = await registered.find(path)

@@ -9,7 +9,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from noetl_dagster.engine.executions.overview import Overview, full_overview, newest_executions
+from noetl_dagster.engine.executions.overview import (
+    STATUS_AFTER,
+    Overview,
+    full_overview,
+    newest_executions,
+)
 from noetl_dagster.errors import LaunchError, NotDeployedError, WorkloadError
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import EVENTS
@@ -25,13 +30,6 @@ from noetl_dagster.service.problems import RESPONSES, ApiProblem
 router = APIRouter(prefix="/api/executions", tags=["executions"], responses=RESPONSES)
 
 ExecutionId = Annotated[Id, Path(description="as it was returned when the execution started")]
-_STATUS = {
-    None: "RUNNING",
-    "execution.resumed": "RUNNING",
-    "playbook.completed": "COMPLETED",
-    "playbook.failed": "FAILED",
-    "execution.cancelled": "CANCELLED",
-}
 
 
 class ExecutionSummary(BaseModel):
@@ -115,7 +113,7 @@ async def list_executions(
                 execution_id=str(row["execution_id"]),
                 playbook=row["playbook"],
                 partition=row["partition"],
-                status=_STATUS[row["ended"]],
+                status=STATUS_AFTER[row["ended"]],
                 started_at=row["started_at"],
                 ended_at=row["ended_at"],
             )

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from fastapi import APIRouter, FastAPI, params
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from noetl_dagster.service.access import Requires, Tokens
+from noetl_dagster.service.access import Requires
 from noetl_dagster.service.problems import EXPECTED, ApiProblem, malformed, problem_of
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Any]])
@@ -26,50 +25,13 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Any]])
 _JSON = re.compile(rb"\s*application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class HotRoute:
-    """An endpoint for POSTs to a fixed path.
-
-    Attributes:
-        endpoint: takes the body's model and the plane; returns a model, or its JSON as ``bytes``.
-    """
+class HotRoute(NamedTuple):
+    """An endpoint for POSTs to a fixed path. It takes the body's model and the plane."""
 
     path: str
     endpoint: Callable[..., Awaitable[Any]]
     model: type[BaseModel]
     status: int
-    needs: Requires
-
-    async def respond(self, app: FastAPI, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request; a refused one with a problem document."""
-        headers = dict(scope["headers"])
-        try:
-            content = await self._answer(app, headers, Request(scope, receive))
-        except EXPECTED as error:
-            await problem_of(error, f"{scope['method']} {scope['path']}")(scope, receive, send)
-            return
-        except ClientDisconnect:
-            return
-        length = str(len(content)).encode()
-        sent = [(b"content-length", length), (b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": self.status, "headers": sent})
-        await send({"type": "http.response.body", "body": content})
-
-    async def _answer(self, app: FastAPI, headers: dict[bytes, bytes], request: Request) -> bytes:
-        tokens: Tokens = app.state.tokens
-        if tokens.required:
-            self.needs.check(tokens, _bearer(headers.get(b"authorization", b"")))
-        content = await request.body()
-        if not _JSON.match(
-            headers.get(b"content-type", b"")
-        ):  # a form on another site's page cannot send JSON
-            raise ApiProblem(422, "body: JSON is needed, with content-type: application/json")
-        try:
-            body = self.model.model_validate_json(content)
-        except ValidationError as error:
-            raise malformed("body", error) from None
-        found = await self.endpoint(body, app.state.plane)
-        return found if isinstance(found, bytes) else found.model_dump_json().encode()
 
 
 class HotRouter:
@@ -82,15 +44,14 @@ class HotRouter:
 
     def __init__(self, *, prefix: str, needs: params.Depends, **options: Any) -> None:
         assert isinstance(needs.dependency, Requires)
-        self._prefix = prefix
-        self._needs = needs.dependency
-        self.routes: list[HotRoute] = []
+        self.needs = needs.dependency
+        self.routes: dict[str, HotRoute] = {}
         self.declared = APIRouter(prefix=prefix, dependencies=[needs], **options)
 
     def post(
         self, path: str, *, status_code: int = 200, returns: type[BaseModel] | None = None
     ) -> Callable[[Endpoint], Endpoint]:
-        """Registers an endpoint for POSTs, whose parameters are the body's model and the plane.
+        """Registers an endpoint for POSTs, which returns a model, or its JSON as ``bytes``.
 
         Args:
             returns: the model of the answer, for the document, if the endpoint returns ``bytes``.
@@ -99,11 +60,11 @@ class HotRouter:
         def add(endpoint: Endpoint) -> Endpoint:
             hints = get_type_hints(endpoint)
             model = hints[next(iter(inspect.signature(endpoint).parameters))]
-            self.routes.append(HotRoute(self._prefix + path, endpoint, model, status_code, self._needs))
-            declare = self.declared.post(
-                path, status_code=status_code, response_model=returns or hints["return"]
+            whole = self.declared.prefix + path
+            self.routes[whole] = HotRoute(whole, endpoint, model, status_code)
+            self.declared.post(path, status_code=status_code, response_model=returns or hints["return"])(
+                endpoint
             )
-            declare(endpoint)
             return endpoint
 
         return add
@@ -112,21 +73,42 @@ class HotRouter:
 class HotRoutes:
     """ASGI middleware: answers the hot routes, and passes everything else on."""
 
-    def __init__(self, app: ASGIApp, *, service: FastAPI, routers: Iterable[HotRouter]) -> None:
+    def __init__(self, app: ASGIApp, *, service: FastAPI, router: HotRouter) -> None:
         self._app = app
         self._service = service
-        self._routes = {route.path: route for router in routers for route in router.routes}
+        self._router = router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection."""
-        route = self._routes.get(scope["path"]) if scope["type"] == "http" else None
+        """Handles one connection; a refused request gets a problem document."""
+        route = self._router.routes.get(scope["path"]) if scope["type"] == "http" else None
         if route is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         scope["route"] = route
-        await route.respond(self._service, scope, receive, send)
+        try:
+            content = await self._answer(route, dict(scope["headers"]), Request(scope, receive))
+        except EXPECTED as error:
+            await problem_of(error, f"{scope['method']} {scope['path']}")(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        length = str(len(content)).encode()
+        sent = [(b"content-length", length), (b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": route.status, "headers": sent})
+        await send({"type": "http.response.body", "body": content})
 
-
-def _bearer(authorization: bytes) -> str | None:
-    scheme, _, token = authorization.decode("latin-1").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else None
+    async def _answer(self, route: HotRoute, headers: dict[bytes, bytes], request: Request) -> bytes:
+        scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        self._router.needs.check(
+            self._service.state.tokens, token.strip() if scheme.lower() == "bearer" else None
+        )
+        content = await request.body()
+        # a form on another site's page cannot send JSON
+        if not _JSON.match(headers.get(b"content-type", b"")):
+            raise ApiProblem(422, "body: JSON is needed, with content-type: application/json")
+        try:
+            body = route.model.model_validate_json(content)
+        except ValidationError as error:
+            raise malformed("body", error) from None
+        found = await route.endpoint(body, self._service.state.plane)
+        return found if isinstance(found, bytes) else found.model_dump_json().encode()

@@ -1,4 +1,4 @@
-"""Starts executions as Dagster runs in processes of their own."""
+"""Starts executions as Dagster runs in processes of their own, if there is no run server."""
 
 from __future__ import annotations
 
@@ -34,16 +34,8 @@ class ProcessLauncher:
         self._environment = dict(environment)
         self._watching: set[asyncio.Task[None]] = set()
 
-    async def check(self, playbook: Playbook) -> None:
-        """Accepts every playbook."""
-
-    async def cancelled(self, playbook: str, execution_id: int) -> None:
-        """Does nothing: the process that drives the execution reads the cancellation in the log."""
-
-    async def launch(
-        self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
-    ) -> None:
-        """Starts the process at once, whatever the priority."""
+    async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any]) -> None:
+        """Starts the process, and returns without waiting for it."""
         with tempfile.NamedTemporaryFile(
             prefix=f"noetl-{execution_id}-", suffix=".json", delete=False
         ) as payload:
@@ -80,7 +72,5 @@ class ProcessLauncher:
             file.unlink(missing_ok=True)
         if code == 0:
             return
-        execution = await self._engine.runtime.load(execution_id)
-        if execution.state.is_running and execution.state.run_id is None:
+        if await self._engine.lifecycle.fail_unstarted(execution_id, f"the run did not start: {output_tail}"):
             logger.error("execution %d did not start: %s", execution_id, output_tail)
-            await self._engine.lifecycle.fail(execution, f"the run did not start: {output_tail}")

@@ -1,10 +1,11 @@
-"""The metrics of ``/metrics``, with ``prometheus_client``."""
+"""The metrics of ``/metrics``."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ SIZES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 10_0
 """Upper bounds of batch sizes."""
 
 MOST_STEPS = 200
-"""Steps with series of their own, about thirty lines of a scrape each; later ones share one."""
+"""Steps with series of their own, each about thirty lines of a scrape; later steps share a series."""
 
 OTHERS = "other"
 """The label of steps without series of their own."""
@@ -46,7 +47,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """The counts of one application, in a registry of its own; a scrape reads the rest.
+    """The counts of one application, in a separate registry; a scrape reads the rest.
 
     With ``PROMETHEUS_MULTIPROC_DIR`` a scrape of any process shows the counts of all of them, without the metrics of
     a single process (memory, processor time, garbage collection).
@@ -60,46 +61,26 @@ class Metrics:
         shared = os.environ.get(METRICS_FOLDER)
         if shared and not Path(shared).is_dir():
             raise ServiceError(
-                f"{METRICS_FOLDER}={shared} is no folder; make it, empty, before the first start"
+                f"{METRICS_FOLDER}={shared} is no folder; create it, empty, before the first start"
             )
         own = None if shared else self._registry
-        self.events = Counter(
-            "noetl_ingested_events_total", "Events taken from NATS by this process", registry=own
+        counter, histogram = partial(Counter, registry=own), partial(Histogram, registry=own)
+        of_step = ["tool_kind", "step"]
+        self.events = counter("noetl_ingested_events_total", "Events taken from NATS by this process")
+        self.duplicates = counter("noetl_ingest_duplicates_total", "Events that the log had already")
+        self.latency = histogram(
+            "noetl_ingest_latency_seconds", "From the arrival of events to their commit", buckets=BOUNDS
         )
-        self.duplicates = Counter(
-            "noetl_ingest_duplicates_total", "Events that the log had already", registry=own
+        self.requests = counter(
+            "noetl_http_requests_total", "Requests by method, route and status", ["method", "route", "status"]
         )
-        self.latency = Histogram(
-            "noetl_ingest_latency_seconds",
-            "From the arrival of events to their commit",
-            buckets=BOUNDS,
-            registry=own,
+        self.commits = histogram("noetl_ingest_batch_size", "Events per commit", buckets=SIZES)
+        self.claims = counter("noetl_claims_total", "Claimed commands", ["tool_kind"])
+        self.claim_sizes = histogram("noetl_claim_batch_size", "Commands per claim", buckets=SIZES)
+        self.waits = histogram(
+            "noetl_queue_seconds", "From the queueing of a command to its claim", of_step, buckets=SPANS
         )
-        self.requests = Counter(
-            "noetl_http_requests_total",
-            "Requests by method, route and status",
-            ["method", "route", "status"],
-            registry=own,
-        )
-        self.commits = Histogram("noetl_ingest_batch_size", "Events a commit", buckets=SIZES, registry=own)
-        self.claims = Counter("noetl_claims_total", "Commands claimed", ["tool_kind"], registry=own)
-        self.claim_sizes = Histogram(
-            "noetl_claim_batch_size", "Commands that a claim got", buckets=SIZES, registry=own
-        )
-        self.waits = Histogram(
-            "noetl_queue_seconds",
-            "From the queueing of a command to its claim",
-            ["tool_kind", "step"],
-            buckets=SPANS,
-            registry=own,
-        )
-        self.runs = Histogram(
-            "noetl_run_seconds",
-            "How long a command ran that has ended",
-            ["tool_kind", "step"],
-            buckets=SPANS,
-            registry=own,
-        )
+        self.runs = histogram("noetl_run_seconds", "Duration of ended commands", of_step, buckets=SPANS)
         self._steps: set[tuple[str, str]] = set()
         if shared:
             MultiProcessCollector(self._registry, shared)  # type: ignore[no-untyped-call]
@@ -121,10 +102,6 @@ class Metrics:
         self.latency.observe(seconds)
         if size:
             self.commits.observe(size)
-
-    def count_claims(self, size: int) -> None:
-        """Counts a claim of so many commands."""
-        self.claim_sizes.observe(size)
 
     def count_waited(self, step: str, tool_kind: str, waits: Sequence[float]) -> None:
         """Counts claimed commands of a step, with the seconds that each was in the queue."""
@@ -154,13 +131,13 @@ class Metrics:
 
 
 class QueuedCommands(NamedTuple):
-    """Commands of one pool and tool kind; ``oldest`` in seconds."""
+    """Commands of one pool and tool kind; ``oldest``: seconds for which the oldest queued one has waited."""
 
     pool: str
     tool_kind: str
-    waiting: int
+    queued: int
     active: int
-    oldest: float
+    oldest: float | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # a registry asks for its hash
@@ -168,8 +145,6 @@ class CurrentMetrics(Collector):
     """Metrics that a scrape reads from the database, from NATS and from the workers' reports.
 
     Attributes:
-        queue: numbers of waiting and claimed commands by pool and tool kind, and the seconds for which the oldest
-            one has waited.
         lag: worker events in NATS; None if NATS does not answer.
         projection_lag: age in seconds of the oldest event that ``noetl.execution`` does not have.
     """
@@ -181,56 +156,42 @@ class CurrentMetrics(Collector):
     projection_lag: float = 0.0
 
     def collect(self) -> Iterable[Metric]:
-        """Yields the metrics."""
-        yield from self._queues()
-        yield _gauge("noetl_dead_letters", "Messages in noetl.dead_letter", self.dead_letters)
-        if self.lag is not None:
-            yield _gauge("noetl_ingest_lag_messages", "Worker events in NATS, not in the log yet", self.lag)
-        workers = GaugeMetricFamily("noetl_workers", "Workers that report", labels=["pool"])
-        for pool in self._pools():
-            workers.add_metric([pool], sum(one.pool == pool for one in self.workers))
-        yield workers
-        yield _gauge(
-            "noetl_projection_lag_seconds",
-            "Age of the oldest event that noetl.execution does not have",
-            self.projection_lag,
-        )
-        slots = _by_worker("noetl_worker_slots", "Commands that a worker runs at once")
-        tasks = _by_worker("noetl_worker_active_tasks", "Commands that a worker runs now")
-        use = _by_worker("noetl_worker_utilisation", "Share of a worker's slots in use")
-        for one in self.workers:
-            labels = [one.pool, one.worker_id]
-            slots.add_metric(labels, one.slots)
-            tasks.add_metric(labels, one.active_tasks)
-            use.add_metric(labels, one.active_tasks / one.slots if one.slots else 0.0)
-        yield from (slots, tasks, use)
-
-    def _queues(self) -> Iterable[Metric]:
-        depth = _by_pool("noetl_queue_depth", "Commands that wait for a worker")
-        active = _by_pool("noetl_queue_active", "Commands that workers have claimed")
-        oldest = _by_pool("noetl_queue_oldest_seconds", "Age of the command that has waited longest")
-        waiting = _by_pool("noetl_queue_waiting", "Commands that wait for a worker", "tool_kind")
-        for pool in self._pools():
+        """Yields the metrics; the default pool has series even if nothing uses it."""
+        depth = _gauge("noetl_queue_depth", "Commands that wait for a worker", "pool")
+        active = _gauge("noetl_queue_active", "Commands that workers have claimed", "pool")
+        oldest = _gauge("noetl_queue_oldest_seconds", "Age of the command that has waited longest", "pool")
+        waiting = _gauge("noetl_queue_waiting", "Commands that wait for a worker", "pool", "tool_kind")
+        workers = _gauge("noetl_workers", "Workers that report", "pool")
+        used = {one.pool for one in self.queue} | {one.pool for one in self.workers}
+        for pool in sorted({DEFAULT_POOL, *used}):
             queued = [one for one in self.queue if one.pool == pool]
-            depth.add_metric([pool], sum(one.waiting for one in queued))
+            depth.add_metric([pool], sum(one.queued for one in queued))
             active.add_metric([pool], sum(one.active for one in queued))
-            oldest.add_metric([pool], max((one.oldest for one in queued), default=0.0))
+            oldest.add_metric([pool], max((one.oldest or 0.0 for one in queued), default=0.0))
             for one in queued:
-                waiting.add_metric([pool, one.tool_kind], one.waiting)
-        yield from (depth, active, oldest, waiting)
+                waiting.add_metric([pool, one.tool_kind], one.queued)
+            workers.add_metric([pool], sum(one.pool == pool for one in self.workers))
+        slots = _gauge("noetl_worker_slots", "Commands that a worker may run at once", "pool", "worker_id")
+        tasks = _gauge("noetl_worker_active_tasks", "Commands that a worker runs now", "pool", "worker_id")
+        use = _gauge("noetl_worker_utilisation", "Share of a worker's slots in use", "pool", "worker_id")
+        for worker in self.workers:
+            labels = [worker.pool, worker.worker_id]
+            slots.add_metric(labels, worker.slots)
+            tasks.add_metric(labels, worker.active_tasks)
+            use.add_metric(labels, worker.active_tasks / worker.slots if worker.slots else 0.0)
+        yield from (depth, active, oldest, waiting, workers, slots, tasks, use)
+        for name, meaning, value in (
+            ("noetl_dead_letters", "Messages in noetl.dead_letter", self.dead_letters),
+            ("noetl_ingest_lag_messages", "Worker events in NATS that are not in the log yet", self.lag),
+            (
+                "noetl_projection_lag_seconds",
+                "Age of the oldest event that is not projected",
+                self.projection_lag,
+            ),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(name, meaning, value=value)
 
-    def _pools(self) -> list[str]:
-        """Returns the default pool and those that have commands or workers."""
-        return sorted({DEFAULT_POOL, *(one.pool for one in self.queue), *(one.pool for one in self.workers)})
 
-
-def _gauge(name: str, meaning: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, meaning, value=value)
-
-
-def _by_pool(name: str, meaning: str, *further: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, meaning, labels=["pool", *further])
-
-
-def _by_worker(name: str, meaning: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, meaning, labels=["pool", "worker_id"])
+def _gauge(name: str, meaning: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, meaning, labels=labels)

@@ -29,6 +29,10 @@ ChoosePartition = Callable[[Playbook, Mapping[str, Any], str | None], Partition 
 class Launcher(Protocol):
     """Starts the Dagster run that drives an execution of the log."""
 
+    async def connect(self) -> None:
+        """Prepares for the first execution."""
+        ...
+
     async def check(self, playbook: Playbook) -> None:
         """Checks that it can launch a playbook, before there is an execution.
 

@@ -14,6 +14,7 @@ from starlette.responses import StreamingResponse
 
 from noetl_dagster.events.queries import NEXT_NODE
 from noetl_dagster.events.transport.capacity import WorkerReport, publish_report, put_worker
+from noetl_dagster.events.transport.wire import Text
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.service.access import FOR_ALL, FOR_READERS, FOR_WORKERS
 from noetl_dagster.service.plane import ThePlane
@@ -21,7 +22,7 @@ from noetl_dagster.service.problems import RESPONSES, ApiProblem
 
 router = APIRouter(prefix="/api", responses=RESPONSES)
 
-Ref = Annotated[str, Query(max_length=2_000, description="noetl://execution/<id>/result/<step>/<ref id>")]
+Ref = Annotated[Text, Query(max_length=2_000, description="noetl://execution/<id>/result/<step>/<ref id>")]
 
 
 class WorkerRegistration(BaseModel):
@@ -69,14 +70,14 @@ async def list_workers(plane: ThePlane) -> WorkerListing:
 @router.get("/results/resolve", dependencies=[FOR_ALL], tags=["results"])
 async def resolve_result(ref: Ref, plane: ThePlane) -> ResultRef:
     """Returns the place, size, encoding and checksum of a stored result."""
-    return await plane.engine.runtime.results.find(_clean(ref))
+    return await plane.engine.runtime.results.find(ref)
 
 
 @router.get("/results/content", dependencies=[FOR_ALL], tags=["results"], response_class=StreamingResponse)
 async def result_content(ref: Ref, plane: ThePlane) -> StreamingResponse:
     """Streams the decompressed bytes of a stored object, in constant memory; of the whole value if it has parts."""
     results = plane.engine.runtime.results
-    found = await results.find(_clean(ref))
+    found = await results.find(ref)
     if found.kind is RefKind.DATASET:
         raise ApiProblem(409, f"{ref[:200]} is a {found.kind}; resolve it and read its files")
 
@@ -85,9 +86,3 @@ async def result_content(ref: Ref, plane: ThePlane) -> StreamingResponse:
             yield bytes(chunk)
 
     return StreamingResponse(content(), media_type=await results.content_type(found))
-
-
-def _clean(ref: str) -> str:
-    if "\x00" in ref:
-        raise ApiProblem(404, "no result has such a name")
-    return ref

@@ -34,7 +34,6 @@ async def watched(
 ) -> AsyncIterator[tuple[Health, str]]:
     """A process's health and its address."""
     async with healthy(settings.model_copy(update={"health_port": 0})) as health:
-        assert health is not None
         yield health, capsys.readouterr().out.split()[-1]
 
 
@@ -59,7 +58,7 @@ async def test_a_process_that_begins(watched: tuple[Health, str]) -> None:
     assert "noetl_process_ready 1.0" in text
     assert "noetl_process_live 1.0" in text
     assert (await ask(f"{url}/elsewhere"))[0] == 404
-    health.drain()
+    health._draining = True
     assert await ask(f"{url}/ready") == (503, "draining\n")
     assert (await ask(f"{url}/health"))[0] == 200
 
@@ -69,12 +68,11 @@ async def test_a_schema_that_refuses_this_version_is_not_waited_for(watched: tup
         raise VersionError("update this process")
 
     with pytest.raises(VersionError):
-        await asyncio.wait_for(module.opened(watched[0], refused), PROCESS_SECONDS)
+        await asyncio.wait_for(watched[0].open(refused), PROCESS_SECONDS)
 
 
 async def test_a_loop_that_stands_still(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     async with healthy(settings.model_copy(update={"health_port": 0})) as health:
-        assert health is not None
         health._stuck_after = 0.5
         url = capsys.readouterr().out.split()[-1]
         script = (
@@ -90,12 +88,12 @@ async def test_a_loop_that_stands_still(settings: Settings, capsys: pytest.Captu
 
 async def test_work_that_stands_still(settings: Settings) -> None:
     health = Health(settings, stuck_after=0.2)
-    health.working = True
+    health.begins()
     await health.look()
     stands = time.monotonic()
     health.active_at = lambda: stands
     await asyncio.sleep(0)
-    await until(lambda: "work has not gone on" in str(health.stuck()) or time.monotonic() < stands + 0.1)
+    await until(lambda: "work has not progressed" in str(health.stuck()) or time.monotonic() < stands + 0.1)
     health._looked = time.monotonic()
     await until(lambda: health.stuck() is not None)
     health.active_at = None

@@ -10,17 +10,17 @@ from importlib.metadata import version
 import pytest
 from typer.testing import CliRunner
 
-from noetl_dagster.cli.app import Commands, LazyCommand, app
+from noetl_dagster.cli.app import COMMANDS, LazyCommand, app
 
 HEAVY = {"dagster", "fastapi", "pyarrow", "pyspark", "nats", "asyncpg"}
 
 
-@pytest.mark.parametrize("name", Commands.places)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_overview_says_what_the_command_says(name: str) -> None:
-    place = Commands.places[name]
-    command = LazyCommand(name, place).load()
+    target, help = COMMANDS[name]
+    command = LazyCommand(name, target, help).load()
 
-    assert inspect.cleandoc(command.help).partition("\n\n")[0].replace("\n", " ") == place.help
+    assert inspect.cleandoc(command.help).partition("\n\n")[0].replace("\n", " ") == help
     assert CliRunner().invoke(app, [name, "--help"]).exit_code == 0
 
 
@@ -28,7 +28,7 @@ def test_the_overview_lists_every_command() -> None:
     shown = CliRunner().invoke(app, ["--help"])
 
     assert shown.exit_code == 0
-    assert all(f" {name} " in shown.output for name in Commands.places)
+    assert all(f" {name} " in shown.output for name in COMMANDS)
 
 
 def test_the_version_is_told() -> None:

@@ -47,7 +47,6 @@ def test_whom_it_asks(line: str, environment: dict[str, str], address: str | Non
 
 async def test_what_it_says_of_answers(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     async with healthy(settings.model_copy(update={"health_port": 0})) as health:
-        assert health is not None
         address = f"{capsys.readouterr().out.split()[-1]}/health"
         assert await asyncio.to_thread(complaint_of, address) is None
         health.trouble = lambda: "a task has ended"

@@ -38,7 +38,7 @@ def test_how_far_it_is(cli: Cli, tmp_path: Path) -> None:
     assert (found["name"], found["value"], found["previous"]) == ("load", 2, 0)
     assert found["execution_id"] is not None
 
-    assert "load goes on from 7; it was 2" in cli("state", "set", "tests/numbers", "load", "7").stdout
+    assert "load continues from 7; it was 2" in cli("state", "set", "tests/numbers", "load", "7").stdout
     assert "hand" in cli("state", "show", "tests/numbers").stdout
     wrong = cli("state", "set", "tests/numbers", "load", "2026-01-01")
     assert (wrong.returncode, "cannot be compared" in wrong.stderr) == (1, True), wrong.stderr
@@ -46,7 +46,7 @@ def test_how_far_it_is(cli: Cli, tmp_path: Path) -> None:
     (step,) = json.loads(ran.stdout)["steps"]
     assert (step["data"], step["watermark"]) == ([{"n": 8}], {"value": 8, "previous": 7})
 
-    assert "load begins anew; it was 8" in cli("state", "reset", "tests/numbers", "load").stdout
+    assert "load starts again; it was 8" in cli("state", "reset", "tests/numbers", "load").stdout
     ran = cli("run", str(file), "--json")
     (step,) = json.loads(ran.stdout)["steps"]
     assert (step["data"], step["watermark"]) == ([{"n": 1}, {"n": 2}], {"value": 2, "previous": 0})
@@ -57,9 +57,9 @@ def test_a_name_that_the_playbook_does_not_have(cli: Cli, tmp_path: Path) -> Non
     file.write_text(NUMBERS)
     early = cli("state", "set", "tests/numbers", "lod", "1")
     assert (early.returncode, "is not registered and has not run" in early.stderr) == (0, True), early.stderr
-    assert "load begins anew" not in cli("state", "reset", "tests/numbers", "lod").stdout
+    assert "load starts again" not in cli("state", "reset", "tests/numbers", "lod").stdout
     cli("run", str(file))
     refused = cli("state", "set", "tests/numbers", "laod", "7")
     assert refused.returncode == 1
     assert "playbook tests/numbers keeps no state as 'laod'; what it keeps: load" in refused.stderr
-    assert "load goes on from 7" in cli("state", "set", "tests/numbers", "load", "7").stdout
+    assert "load continues from 7" in cli("state", "set", "tests/numbers", "load", "7").stdout

@@ -14,7 +14,7 @@ import pytest
 from noetl_dagster import embedded
 from noetl_dagster.embedded import ServiceName, processes
 from noetl_dagster.embedded.servers import program
-from noetl_dagster.embedded.state import read_state
+from noetl_dagster.embedded.supervisor import read_state
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 from tests.embedded.peers import PEERS, Peer

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from noetl_dagster.cli.health import Health
+from noetl_dagster.service.metrics import Metrics
 from noetl_dagster.settings import Settings
 from tests.helm.chart import MINIMAL, NAMESPACE, manifests, of_kind, overlaid
 from tests.service.test_dashboards import DASHBOARDS, TARGET, counted, series_of
@@ -100,7 +101,7 @@ def _metrics(node: Any) -> set[str]:
 async def test_queries_ask_for_what_there_is(scraped: Series) -> None:
     """After a run in the pool; what only mishaps count is taken from a registry in which all was counted once."""
     health = Health(Settings())  # of processes without an API
-    processes = series_of(health.metrics.text(health).decode())
+    processes = series_of(Metrics().text(health).decode())
     known = {
         name: labels | counted().get(name, set()) | TARGET
         for name, labels in (processes | scraped | OF_OTHERS).items()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-import typer
 import yaml
+from typer.core import TyperGroup
 
-from noetl_dagster.cli.app import Commands
+from noetl_dagster.cli.app import COMMANDS, LazyCommand
 from noetl_dagster.settings import Settings
 from tests.operations.test_alerts import _sections
 
@@ -189,20 +188,13 @@ def command_problem(words: list[str]) -> str | None:
 
 def _problem_of_ours(words: list[str]) -> str | None:
     name, *rest = words
-    if name not in Commands.places:
+    if name not in COMMANDS:
         return f"there is no command {name}"
-    module, _, attribute = Commands.places[name].target.partition(":")
-    target = getattr(import_module(module), attribute)
-    if isinstance(target, typer.Typer):
-        group: Any = typer.main.get_command(target)
-        own = getattr(group, "commands", {})
-        if not rest or rest[0] not in own:
+    command = LazyCommand(name, *COMMANDS[name]).load()
+    if isinstance(command, TyperGroup):
+        if not rest or rest[0] not in command.commands:
             return f"{name} has no command {rest[0] if rest else ''}"
-        command, rest = own[rest[0]], rest[1:]
-    else:
-        alone = typer.Typer()
-        alone.command()(target)
-        command = typer.main.get_command(alone)
+        command, rest = command.commands[rest[0]], rest[1:]
     known = {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"--help"}
     for option in (word.partition("=")[0] for word in rest if re.match(r"--\w", word)):
         if option not in known:

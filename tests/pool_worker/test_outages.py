@@ -14,7 +14,7 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.embedded import ServiceName
-from noetl_dagster.embedded.state import read_state
+from noetl_dagster.embedded.supervisor import read_state
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool import link
 from noetl_dagster.events.schema import apply_schema

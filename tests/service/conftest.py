@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.api import choose_partition
+from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.app import create_app
 from noetl_dagster.service.launching import ProcessLauncher
 from noetl_dagster.service.plane import Plane
@@ -42,6 +43,19 @@ class Service:
 Wrap = Callable[[ASGIApp], ASGIApp]
 
 
+class SimpleLauncher(ProcessLauncher):
+    """A process for each execution, without a run server."""
+
+    async def connect(self) -> None: ...
+    async def check(self, playbook: Playbook) -> None: ...
+    async def cancelled(self, playbook: str, execution_id: int) -> None: ...
+
+    async def launch(  # type: ignore[override]
+        self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
+    ) -> None:
+        await super().launch(playbook, execution_id, workload)
+
+
 @asynccontextmanager
 async def serving(settings: Settings, wrap: Wrap | None = None, **changes: Any) -> AsyncIterator[Service]:
     """Serves until the block ends; the settings then name the service's address.
@@ -56,7 +70,7 @@ async def serving(settings: Settings, wrap: Wrap | None = None, **changes: Any) 
     @asynccontextmanager
     async def plane() -> AsyncIterator[Plane]:
         opened.append(
-            await Plane.open(own, lambda engine: ProcessLauncher(engine, environment), choose_partition)
+            await Plane.open(own, lambda engine: SimpleLauncher(engine, environment), choose_partition)
         )
         yield opened[0]
         await opened[0].close()

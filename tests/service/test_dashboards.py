@@ -78,7 +78,7 @@ async def scraped(settings: Settings) -> dict[str, set[str]]:
 def counted() -> dict[str, set[str]]:
     """The labels of everything that is counted, each counted once."""
     metrics = Metrics()
-    metrics.count_claims(1)
+    metrics.claim_sizes.observe(1)
     metrics.count_waited("step", "noop", [0.1])
     metrics.count_ran("step", "noop", [0.1])
     metrics.count_ingested(1, 1, [0.1])

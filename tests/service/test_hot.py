@@ -52,7 +52,7 @@ def application(tokens: str | None = None) -> ASGIApp:
     app.state.tokens = Tokens.parse(SecretStr(tokens) if tokens else None)
     handle_problems(app)
     app.include_router(hot.declared)
-    app.add_middleware(HotRoutes, service=app, routers=[hot])
+    app.add_middleware(HotRoutes, service=app, router=hot)
     return app
 
 

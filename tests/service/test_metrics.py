@@ -149,11 +149,11 @@ def test_names_types_and_buckets_stay() -> None:
 
 def test_claims_and_waits() -> None:
     counted = Metrics()
-    counted.count_claims(3)
+    counted.claim_sizes.observe(3)
     counted.count_waited("fetch", "http", [0.003, -0.1])  # a clock was set back
     counted.count_waited("load", "postgres", [7.0])
     counted.count_waited("fetch", "http", [])
-    counted.count_claims(0)
+    counted.claim_sizes.observe(0)
     found = samples(counted.text(QUIET).decode())
     assert found["noetl_claims_total", ("tool_kind", "http")] == 2
     assert found["noetl_claims_total", ("tool_kind", "postgres")] == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance
 
-from noetl_dagster.cli.progress import _ProgressLines, _refresh
+from noetl_dagster.cli.progress import _ProgressLines
 from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler import drive
 from noetl_dagster.compiler.runs import EXECUTION_TAG
@@ -64,7 +64,7 @@ async def test_stages_and_tasks_reach_the_runs_log_and_the_command_line(
         assert tags()[drive.PROGRESS_TAG].startswith("start: spark stage ")
         engine, execution_id = noetl.engine(), int(tags()[EXECUTION_TAG])
         capsys.readouterr()
-        await asyncio.to_thread(_refresh, engine, execution_id, _ProgressLines())
+        await asyncio.to_thread(_ProgressLines().refresh, engine, execution_id)
         assert "start: running spark stage" in capsys.readouterr().err
         (tmp_path / "go").touch()
         assert (await running).success

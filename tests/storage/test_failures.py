@@ -12,7 +12,8 @@ import pytest
 from pydantic import SecretStr
 
 from noetl_dagster import embedded
-from noetl_dagster.embedded.state import ServiceName, read_state
+from noetl_dagster.embedded.servers import ServiceName
+from noetl_dagster.embedded.supervisor import read_state
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import placement

@@ -1,4 +1,4 @@
-"""``migrate``, ``init`` and ``new``: playbooks rewritten in today's words, and commented starts of new ones."""
+"""``migrate``, ``init`` and ``new``: playbooks rewritten in the current syntax, and templates of new ones."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from noetl_dagster.playbook.migration.rewriting import migrate as migrated
 def migrate(
     paths: Annotated[list[Path], typer.Argument(help="playbook files, or folders of them")],
     check: Annotated[
-        bool, typer.Option("--check", help="write nothing; exit code 1 when something would change")
+        bool, typer.Option("--check", help="write nothing; exit code 1 if something would change")
     ] = False,
 ) -> None:
-    """Rewrite playbooks in the words of today; prints what changes, and keeps comments, order and styles."""
+    """Rewrite playbooks in the current syntax, and print what changes.
+
+    Comments, order and styles stay.
+    """
     changed = stuck = 0
     for path in paths:
         for file in playbook_files(path):
@@ -36,14 +39,16 @@ def migrate(
             if migration.text == text:
                 continue
             changed += 1
-            typer.echo(_difference(text, migration.text, file), nl=False)
+            before, after = text.splitlines(), migration.text.splitlines()
+            for line in unified_diff(before, after, str(file), str(file), lineterm=""):
+                typer.echo(line)
             if not check:
                 _write(file, migration.text)
     raise typer.Exit(1 if stuck or (check and changed) else 0)
 
 
 def _read(file: Path) -> str:
-    """The text with the ends of its lines as they are."""
+    """Reads a file without translating the ends of its lines."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
             return opened.read()
@@ -51,13 +56,8 @@ def _read(file: Path) -> str:
         fail(f"{file}: cannot be read: {error}")
 
 
-def _difference(before: str, after: str, file: Path) -> str:
-    lines = unified_diff(before.splitlines(), after.splitlines(), str(file), str(file), lineterm="")
-    return "".join(f"{line}\n" for line in lines)
-
-
 def _write(file: Path, text: str) -> None:
-    """All of the text or nothing, whatever ends the process."""
+    """Replaces a file atomically and durably, and keeps its mode."""
     handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     fresh = Path(name)
     try:
@@ -73,40 +73,32 @@ def _write(file: Path, text: str) -> None:
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
-app = typer.Typer(
-    name="new", no_args_is_help=True, help="Write a commented start of a playbook, or of a step in one."
-)
+app = typer.Typer(no_args_is_help=True)
 
 
-def init(folder: Annotated[Path, typer.Argument(help="of the new project")]) -> None:
-    """Make a project that works: a playbook, the Definitions that load it, and a test that runs it."""
+def init(folder: Annotated[Path, typer.Argument(help="folder of the new project")]) -> None:
+    """Create a working project: a playbook, its Definitions and a test."""
     for path in new_project(folder, __version__):
         typer.echo(str(path))
-    typer.echo(f"\nGo on with {folder / 'README.md'}")
+    typer.echo(f"\nContinue with {folder / 'README.md'}")
 
 
 @app.command()
 def playbook(
     name: Name,
-    folder: Annotated[Path, typer.Option(help="where it is written")] = Path("playbooks"),
+    folder: Annotated[Path, typer.Option(help="folder of the file")] = Path("playbooks"),
 ) -> None:
-    """Write a playbook of two steps, which runs as it is."""
+    """Write a playbook of two steps that can run at once."""
     if not name.replace("-", "_").isidentifier():
-        fail(f"{name!r} is no name for a playbook: letters, digits, - and _", code=2)
+        fail(f"{name!r} is no name for a playbook: use letters, digits, - and _", code=2)
     file = folder / f"{name}.yaml"
     if file.exists():
-        fail(f"{file} is there already; give another name")
+        fail(f"{file} is there already; choose another name")
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(
-        new_playbook(name, path=f"{_project_of(folder)}/{name}", file=str(file)), encoding="utf-8"
-    )
+    place = folder.resolve()
+    project = place.parent.name if place.name == "playbooks" else place.name
+    file.write_text(new_playbook(name, path=f"{project}/{name}", file=str(file)), encoding="utf-8")
     typer.echo(str(file))
-
-
-def _project_of(folder: Path) -> str:
-    """Returns the key prefix of a folder's playbooks: its name, or that of the project above ``playbooks``."""
-    folder = folder.resolve()
-    return folder.parent.name if folder.name == "playbooks" else folder.name
 
 
 @app.command()
@@ -116,14 +108,14 @@ def step(
     ],
     name: Name,
     kind: Annotated[
-        str, typer.Option(help="of its tool: python, http, postgres, duckdb, spark, ...")
+        str, typer.Option(help="tool kind: python, http, postgres, duckdb, spark, ...")
     ] = "python",
 ) -> None:
-    """Write a step at the end of a playbook's workflow; let an arc of another lead to it."""
+    """Append a step to a playbook's workflow; then add an arc that leads to it."""
     if not name.isidentifier():
-        fail(f"{name!r} is no name for a step that templates can say: letters, digits and _", code=2)
+        fail(f"{name!r} is no name for a step that templates can use: use letters, digits and _", code=2)
     text = file.read_text(encoding="utf-8")
     if any(one.name == name for one in parse_playbook(text, file=str(file)).steps):
-        fail(f"{file} has a step {name} already; give another name")
+        fail(f"{file} has a step {name} already; choose another name")
     file.write_text(with_step(text, new_step(name, kind), str(file)), encoding="utf-8")
     typer.echo(f"{file}: {name}; lead to it with next: [{name}]")

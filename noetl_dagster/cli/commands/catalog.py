@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from noetl_dagster.cli.commands.executions import Json
-from noetl_dagster.cli.console import fail, notes, print_json
+from noetl_dagster.cli.commands.check import playbook_files
+from noetl_dagster.cli.console import Json, fail, note, print_json
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.events.catalog import PlaybookDraft, draft_of
-from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.process.event_loop import run_sync
 
 
@@ -20,12 +20,17 @@ def register(
     paths: Annotated[list[Path], typer.Argument(help="playbook files, or folders of them")],
     as_json: Json = False,
 ) -> None:
-    """Register playbooks as versions of their paths, which then run without their files.
+    """Register playbooks as versions, which then run without their files.
 
-    A content that is not the latest of its path becomes the next version. Broken ones are refused with their
-    problems, and exit code 1; the others are registered all the same.
+    Content that differs from the latest version of its path becomes the next version. Invalid playbooks are refused
+    with their problems and exit code 1; the others are registered nevertheless.
     """
-    files = [file for path in paths for file in _files(path)]
+    files: list[Path] = []
+    for path in paths:
+        found = playbook_files(path, code=2)
+        if not found:
+            fail(f"{path}: no playbooks in it (YAML with 'kind: Playbook')", code=2)
+        files += found
     drafts, refused = _drafts(files)
     done = []
     if drafts:
@@ -45,25 +50,15 @@ def register(
         print_json({"registered": rows, "refused": refused})
     else:
         for file, one in done:
-            typer.echo(
-                f"{one.version.reference}  {'registered' if one.new else 'is the latest already'}  {file}"
-            )
+            state = "registered" if one.new else "is the latest already"
+            typer.echo(f"{one.version.reference}  {state}  {file}")
     for problem in refused:
-        notes.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
+        note(problem, style="red", level=logging.ERROR)
     raise typer.Exit(1 if refused else 0)
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.exists():
-        fail(f"{path}: no such file or folder", code=2)
-    found = find_playbooks(path) if path.is_dir() else [path]
-    if not found:
-        fail(f"{path}: no playbooks in it (YAML with 'kind: Playbook')", code=2)
-    return found
-
-
 def _drafts(files: list[Path]) -> tuple[dict[Path, PlaybookDraft], list[str]]:
-    """By file what may be registered, and what is wrong with the others."""
+    """Returns the valid playbooks by file, and the problems of the others."""
     drafts: dict[Path, PlaybookDraft] = {}
     refused: list[str] = []
     for file in dict.fromkeys(files):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -20,7 +22,7 @@ from noetl_dagster.playbook.loader import load_report
 from noetl_dagster.playbook.schema import language_schema
 
 Findings = Mapping[str, Sequence[Problem]]
-"""Every file that was checked, with what was found in it."""
+"""The problems of each file that was checked."""
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -35,11 +37,12 @@ class ReportFormat(StrEnum):
 
 
 def report(findings: Findings, format: ReportFormat) -> str:
-    """Everything found, as one text without a last newline."""
+    """Returns all findings as one text, without a newline at the end."""
     problems = [problem for found in findings.values() for problem in found]
     match format:
         case ReportFormat.TEXT:
-            return "\n".join((*_lines(findings), *_summary(findings)))
+            texts = (map(str, found) if found else [f"{file}: ok"] for file, found in findings.items())
+            return "\n".join((*chain.from_iterable(texts), *_summary(findings)))
         case ReportFormat.GITHUB:
             return "\n".join((*map(_workflow_command, problems), *_summary(findings)))
         case ReportFormat.JSON:
@@ -48,41 +51,27 @@ def report(findings: Findings, format: ReportFormat) -> str:
             return _json(_sarif(problems))
 
 
-def _lines(findings: Findings) -> Iterable[str]:
-    for file, problems in findings.items():
-        yield from map(str, problems)
-        if not problems:
-            yield f"{file}: ok"
-
-
 def _summary(findings: Findings) -> Iterable[str]:
-    """Returns the numbers of valid and invalid playbooks; empty for a single playbook."""
+    """Yields the numbers of valid and invalid playbooks; nothing for a single playbook."""
     if len(findings) == 1:
         return
-    worst = Counter(_worst(problems) for problems in findings.values())
+    # "error" comes before "warning" in the alphabet
+    worst = Counter(min((one.severity for one in found), default="right") for found in findings.values())
     yield (
         f"{len(findings)} playbooks: {worst['right']} right, {worst['warning']} with warnings, "
         f"{worst['error']} with errors"
     )
     for severity in ("error", "warning"):
         kinds = Counter(
-            problem.kind.value
-            for problems in findings.values()
-            for problem in problems
-            if problem.severity == severity
+            one.kind.value for found in findings.values() for one in found if one.severity == severity
         )
         if kinds:
             counts = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
             yield f"{severity}s: {counts}"
 
 
-def _worst(problems: Sequence[Problem]) -> str:
-    severities = {problem.severity for problem in problems}
-    return next((severity for severity in ("error", "warning") if severity in severities), "right")
-
-
 def _workflow_command(problem: Problem) -> str:
-    """A command that GitHub Actions turns into an annotation of the file."""
+    """Returns a command that GitHub Actions turns into an annotation of the file."""
     place = problem.place
     properties = {"file": place.file, "line": place.line, "col": place.column, "title": problem.kind.value}
     given = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items())
@@ -96,19 +85,12 @@ def _escaped(text: str, also: str = "") -> str:
 
 
 def _record(problem: Problem) -> dict[str, Any]:
-    place = problem.place
-    return {
-        "file": place.file,
-        "line": place.line,
-        "column": place.column,
-        "severity": problem.severity,
-        "kind": problem.kind.value,
-        "message": problem.message,
-    }
+    said = {"severity": problem.severity, "kind": problem.kind.value, "message": problem.message}
+    return {**asdict(problem.place), **said}
 
 
 def _sarif(problems: Iterable[Problem]) -> dict[str, Any]:
-    """A log of the Static Analysis Results Interchange Format, version 2.1.0."""
+    """Returns a log of the Static Analysis Results Interchange Format, version 2.1.0."""
     rules = [
         {"id": kind.value, "shortDescription": {"text": kind.value.replace("-", " ")}} for kind in ProblemKind
     ]
@@ -134,7 +116,7 @@ def _result(problem: Problem) -> dict[str, Any]:
 
 
 def _uri(file: str) -> str:
-    """Relative to the working folder where the file stands below it, as viewers of a repository want it."""
+    """Returns a path below the working folder relative to it, as viewers of a repository expect."""
     path, here = Path(file).resolve(), Path.cwd()
     return quote(path.relative_to(here).as_posix()) if path.is_relative_to(here) else path.as_uri()
 
@@ -156,7 +138,7 @@ def check(
         ),
     ] = ReportFormat.TEXT,
 ) -> None:
-    """Find the mistakes of playbooks without running them; exit code 1 when there are errors."""
+    """Find mistakes in playbooks without running them; exit code 1 on errors."""
     findings = {
         str(file): load_report(file, lenient=lenient, code=True)[1]
         for path in paths
@@ -167,13 +149,13 @@ def check(
     raise typer.Exit(1 if errors else 0)
 
 
-def playbook_files(path: Path) -> list[Path]:
-    """A file itself, or the playbooks of a folder; ends the program where there is neither."""
+def playbook_files(path: Path, *, code: int = 1) -> list[Path]:
+    """Returns the file, or the playbooks of the folder; without either, ends the program with ``code``."""
     if not path.exists():
-        fail(f"{path}: no such file or folder")
+        fail(f"{path}: no such file or folder", code)
     return find_playbooks(path) if path.is_dir() else [path]
 
 
 def schema() -> None:
     """Print the JSON Schema of the playbook language, for editors."""
-    typer.echo(orjson.dumps(language_schema(), option=orjson.OPT_INDENT_2).decode())
+    typer.echo(_json(language_schema()))

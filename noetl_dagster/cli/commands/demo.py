@@ -1,4 +1,4 @@
-"""``demo``: the patient flow on real parts, and what came out of it."""
+"""``demo``: the patient flow on real services, and its results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from noetl_dagster import embedded
 from noetl_dagster.cli.commands.executions import check_table
 from noetl_dagster.cli.commands.run import run_playbook
-from noetl_dagster.cli.console import console, fail, notes
+from noetl_dagster.cli.console import console, fail, note
 from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.engine.executions.overview import Overview
 from noetl_dagster.events.state import ExecutionStatus
@@ -41,13 +41,15 @@ GROUP BY source_step, store_tier ORDER BY min(ref_id)
 
 
 def demo(
-    size: Annotated[str, typer.Option(help=f"{', '.join(SIZES)}")] = "medium",
-    playbook: Annotated[Path, typer.Option(help="the patient flow")] = Path("playbooks/patient_flow.yaml"),
+    size: Annotated[str, typer.Option(help=", ".join(SIZES))] = "medium",
+    playbook: Annotated[Path, typer.Option(help="file of the patient flow")] = Path(
+        "playbooks/patient_flow.yaml"
+    ),
 ) -> None:
-    """Run the patient flow against the local records API, faults included, and show what came out."""
+    """Run the patient flow on a simulated records API with faults."""
     if size not in SIZES:
         fail(f"--size {size}: choose one of {', '.join(SIZES)}", code=2)
-    notes.print("starting PostgreSQL, NATS, the object store and the records API ...")
+    note("starting PostgreSQL, NATS, the object store and the records API ...")
     for name, value in embedded.demo_environment(get_settings()).items():
         os.environ.setdefault(name, value)
     get_settings.cache_clear()
@@ -56,20 +58,17 @@ def demo(
         pool, execution_id = session.engine.runtime.pool, int(found.execution_id)
         validation = run_sync(pool.fetch(VALIDATION, execution_id))
         results = run_sync(pool.fetch(RESULTS, execution_id))
-        _show(session, found, [dict(row) for row in validation], [dict(row) for row in results])
+        _show(session, found, validation, results)
     raise typer.Exit(0 if found.status == ExecutionStatus.COMPLETED else 1)
 
 
-def _show(
-    session: Session, found: Overview, validation: list[dict[str, Any]], results: list[dict[str, Any]]
-) -> None:
+def _show(session: Session, found: Overview, validation: list[Any], results: list[Any]) -> None:
     right = [Column(name.replace("_", " "), justify="right") for name in (*DATA_TYPES, "records")]
     table = Table("facility", *right, "complete", title="patients per facility and data type")
     for row in validation:
         counts = [f"{row[name]}/{row['seeded']}" for name in DATA_TYPES]
-        table.add_row(
-            str(row["facility_id"]), *counts, str(row["records"]), "yes" if row["complete"] else "NO"
-        )
+        complete = "yes" if row["complete"] else "NO"
+        table.add_row(str(row["facility_id"]), *counts, str(row["records"]), complete)
     console.print(table)
     right = [Column("results", justify="right"), Column("size", justify="right")]
     where = Table("step", "tier", *right, Column("in", overflow="fold"), title="where the large results are")

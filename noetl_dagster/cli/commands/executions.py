@@ -10,10 +10,11 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from noetl_dagster.cli.console import console, notes, print_json
+from noetl_dagster.cli.console import Json, console, note, print_json
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import (
+    STATUS_AFTER,
     ChunksView,
     LoopView,
     Overview,
@@ -29,8 +30,7 @@ from noetl_dagster.events.transport.queries import no_worker
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.process.event_loop import run_sync
 
-ExecutionId = Annotated[int, typer.Argument(help="as 'run' printed it", metavar="EXECUTION_ID")]
-Json = Annotated[bool, typer.Option("--json", help="for programs")]
+ExecutionId = Annotated[int, typer.Argument(help="the id that 'run' printed", metavar="EXECUTION_ID")]
 
 RESULT_CHARACTERS = 70
 
@@ -38,7 +38,7 @@ COLOURS = {"COMPLETED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNIN
 
 
 def status(execution_id: ExecutionId, as_json: Json = False) -> None:
-    """Show how an execution stands: its steps, the counts of its loops, and how the pool does."""
+    """Show the state of an execution: its steps, loops and pool commands."""
     with open_session(quickly=True) as session:
         found = run_sync(full_overview(session.engine.runtime, execution_id))
         if as_json:
@@ -46,8 +46,7 @@ def status(execution_id: ExecutionId, as_json: Json = False) -> None:
         else:
             show(session.engine, found)
             if found.status == "RUNNING" and not run_sync(session.engine.liveness.is_driven(execution_id)):
-                remark = f"no process drives it now; if its run has died: noetl-dagster resume {execution_id}"
-                notes.print(remark, highlight=False, soft_wrap=True)
+                note(f"no process drives it now; if its run has died: noetl-dagster resume {execution_id}")
 
 
 def events(
@@ -57,15 +56,15 @@ def events(
 ) -> None:
     """Print every event of an execution, oldest first."""
     with open_session(quickly=True) as session:
-        count = run_sync(_print_events(session.engine, execution_id, after, as_json))
-    if count == 0 and after == 0:
+        found = run_sync(_print_events(session.engine, execution_id, after, as_json))
+    if not found and after == 0:
         raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
 
 
 def listing(
     limit: Annotated[int, typer.Option(min=1)] = 20,
     partition: Annotated[str | None, typer.Option(help="only those of this partition")] = None,
-    asset: Annotated[str | None, typer.Option(help="only those that made this asset, as a/b")] = None,
+    asset: Annotated[str | None, typer.Option(help="only those that produced this asset, as a/b")] = None,
     as_json: Json = False,
 ) -> None:
     """List the newest executions."""
@@ -78,25 +77,25 @@ def listing(
     parted = any(row["partition"] for row in rows)
     table = Table("execution", "playbook", *(["partition"] if parted else []), "started", "state", box=None)
     for row in rows:
-        state = _state_after(row["ended"])
         started = f"{row['started_at']:%Y-%m-%d %H:%M:%S}"
         own = [row["partition"] or ""] if parted else []
-        table.add_row(str(row["execution_id"]), row["playbook"], *own, started, _coloured(state))
+        status = _coloured(STATUS_AFTER[row["ended"]])
+        table.add_row(str(row["execution_id"]), row["playbook"], *own, started, status)
     console.print(table)
 
 
 def cancel(
     execution_id: ExecutionId,
-    reason: Annotated[str, typer.Option(help="kept in the log")] = "cancelled on request",
+    reason: Annotated[str, typer.Option(help="recorded in the log")] = "cancelled on request",
 ) -> None:
-    """Stop an execution: nothing more is issued, and running commands are told."""
+    """Cancel an execution: no new commands, and running ones are notified."""
     with open_session(quickly=True) as session:
         done = run_sync(session.engine.lifecycle.cancel(execution_id, reason))
     typer.echo(f"execution {execution_id} " + ("is cancelled" if done else "had ended already"))
 
 
 def show(engine: Engine, found: Overview) -> None:
-    """An execution as a table."""
+    """Prints an execution as a table."""
     small = run_sync(small_results(engine.runtime, int(found.execution_id), RESULT_CHARACTERS + 1))
     epochs = f", epoch {found.epoch}" if found.epoch > 1 else ""
     console.print(
@@ -139,7 +138,7 @@ def check_table(found: Overview) -> Table:
 
 
 def _pool_table(found: Overview) -> Table:
-    """Builds the table of the worker pool's steps. The times are those of the latest commands."""
+    """Builds the table of the pool's steps. The times are those of the latest commands."""
     table = Table("pool", "waiting", "running", "ended", "queue p50", "p99", "run p50", "p99", box=None)
     for step in found.steps:
         if step.pool is not None:
@@ -186,22 +185,12 @@ def _coloured(state: str) -> str:
     return f"[{colour}]{state}[/]" if colour else state
 
 
-def _state_after(event_type: str | None) -> str:
-    return {
-        None: "RUNNING",
-        "execution.resumed": "RUNNING",
-        "playbook.completed": "COMPLETED",
-        "playbook.failed": "FAILED",
-        "execution.cancelled": "CANCELLED",
-    }[event_type]
-
-
-async def _print_events(engine: Engine, execution_id: int, after: int, as_json: bool) -> int:
-    count = 0
+async def _print_events(engine: Engine, execution_id: int, after: int, as_json: bool) -> bool:
+    found = False
     async for event in engine.runtime.log.events(execution_id, after=after):
         typer.echo(_as_line(event, as_json))
-        count += 1
-    return count
+        found = True
+    return found
 
 
 def _as_line(event: Event, as_json: bool) -> str:

@@ -1,4 +1,4 @@
-"""``provision``: everything that a deployment needs before its processes start, made where it is missing."""
+"""``provision``: creates what a deployment needs before its processes start."""
 
 from __future__ import annotations
 
@@ -16,20 +16,14 @@ import nats.errors
 import nats.js.errors
 import typer
 import yaml
-from nats.js import JetStreamContext
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.console import fail
-from noetl_dagster.cli.doctor.finding import place_of
+from noetl_dagster.cli.doctor.finding import DAGSTER_REMEDY, place_of
 from noetl_dagster.errors import NoetlError, ServiceError, StorageError
 from noetl_dagster.events.connection import check_certificates
 from noetl_dagster.events.schema import apply_schema
-from noetl_dagster.events.transport.nats import (
-    check_stream,
-    connect,
-    ensure_ingest_consumer,
-    ensure_stream,
-)
+from noetl_dagster.events.transport.nats import check_stream, connect, ensure_ingest_consumer, ensure_stream
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import Settings, StoreTier, get_settings
 from noetl_dagster.storage.readiness import configured
@@ -43,7 +37,8 @@ LOCK = 7_306_002
 
 CONNECT_SECONDS = 2.0
 
-_DAGSTER = "check NOETL_DAGSTER_DB_URL, or dagster.yaml in DAGSTER_HOME"
+DATABASE_ERRORS = (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError)
+"""Failures to connect that may end while provisioning waits."""
 
 
 class ProvisionState(StrEnum):
@@ -57,7 +52,7 @@ class ProvisionState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Provided:
-    """A thing that a deployment needs; ``more`` says what it is like, or why it is refused and the remedy."""
+    """A thing that a deployment needs; ``more`` describes it, or contains the reason of a refusal and its remedy."""
 
     thing: str
     state: ProvisionState
@@ -67,25 +62,21 @@ class Provided:
         return f"{self.state:<8} {self.thing}" + (f": {self.more}" if self.more else "")
 
 
-def provision(
+async def provision(
     wait: Annotated[
-        float, typer.Option(min=0, help="seconds to wait for services that are not up yet")
+        float, typer.Option(min=0, help="seconds to wait for services that do not run yet")
     ] = 60.0,
 ) -> None:
-    """Make what a deployment needs: schema, partitions, streams, buckets, Dagster's storage. Safe twice."""
-    settings = embedded.ensure(get_settings())
-    if not asyncio.run(_provision(settings, time.monotonic() + wait)):
-        fail("something is refused; see above, then run 'noetl-dagster provision' again")
+    """Create what a deployment needs: schema, streams, buckets, storage.
 
-
-async def _provision(settings: Settings, deadline: float) -> bool:
-    """Prints a line for each thing as it is provided; reports whether none was refused."""
-    well = True
+    The command can be repeated safely.
+    """
+    settings, deadline, well = embedded.ensure(get_settings()), time.monotonic() + wait, True
     for thing, remedy, work in (
         ("event log", "check NOETL_DB_URL, and that its user may create in the database", _event_log),
         ("NATS", "check that JetStream is on", _nats),
-        ("stores", "check the settings of the tier, and that the bucket is there", _stores),
-        ("Dagster's storage", _DAGSTER, _dagster),
+        ("stores", "check the settings of the tier, and that the bucket exists", _stores),
+        ("Dagster's storage", DAGSTER_REMEDY, _dagster),
     ):
         try:
             async for one in work(settings, deadline):
@@ -98,26 +89,20 @@ async def _provision(settings: Settings, deadline: float) -> bool:
             nats.errors.Error,
             OSError,
         ) as error:
-            more = _words(error) if isinstance(error, NoetlError) else f"{_words(error)}; {remedy}"
+            more = _text_of(error) if isinstance(error, NoetlError) else f"{_text_of(error)}; {remedy}"
             typer.echo(str(Provided(thing, ProvisionState.REFUSED, more)))
             well = False
-    return well
+    if not well:
+        fail("something is refused; see above, then run 'noetl-dagster provision' again")
 
 
 async def _event_log(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
     if settings.db_url is None:
         raise ServiceError("no database is set; set NOETL_DB_URL, or NOETL_EMBEDDED=true")
-    url = settings.db_url
-    async with _locked(url, deadline) as connection:
-        had = await connection.fetchval("SELECT to_regnamespace('noetl') IS NOT NULL")
-    applied = await apply_schema(url)
-    state = (
-        ProvisionState.THERE
-        if not applied.changed
-        else ProvisionState.CHANGED
-        if had
-        else ProvisionState.MADE
-    )
+    async with _locked(settings.db_url, deadline) as connection:
+        existed = await connection.fetchval("SELECT to_regnamespace('noetl') IS NOT NULL")
+    applied = await apply_schema(settings.db_url)
+    state = ProvisionState.CHANGED if existed and applied.changed else _made(applied.changed)
     yield Provided("schema noetl", state, f"version {applied.schema.number}")
     for name in applied.partitions:
         yield Provided(f"partition noetl.{name}", ProvisionState.MADE)
@@ -127,28 +112,30 @@ async def _event_log(settings: Settings, deadline: float) -> AsyncIterator[Provi
 
 async def _nats(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
     impatient = settings.model_copy(update={"nats_connect_seconds": CONNECT_SECONDS})
-    client = await _until(deadline, lambda: connect(impatient, "provision"), (ServiceError,))
+    client = await _until(deadline, lambda: connect(impatient, "provision"), ServiceError)
     names = client.names
     try:
         stream = client.jetstream(timeout=max(CONNECT_SECONDS, deadline - time.monotonic()))
-        # a cluster that has just come up elects its leaders yet
-        exists, differences = await _until(
-            deadline, lambda: check_stream(stream, names), (nats.errors.Error,)
-        )
-        await _until(deadline, lambda: ensure_stream(stream, names), (nats.errors.Error,))
-        state = ProvisionState.THERE if exists else ProvisionState.MADE
-        yield Provided(f"stream {names.event_stream}", state, "; ".join(differences))
-        there = await _has_consumer(stream, names.event_stream, names.ingest_consumer)
+        # a cluster that has just started still elects its leaders
+        exists, differences = await _until(deadline, lambda: check_stream(stream, names), nats.errors.Error)
+        await _until(deadline, lambda: ensure_stream(stream, names), nats.errors.Error)
+        yield Provided(f"stream {names.event_stream}", _made(not exists), "; ".join(differences))
+        exists = await _exists(stream.consumer_info(names.event_stream, names.ingest_consumer))
         await ensure_ingest_consumer(stream, names)
-        state = ProvisionState.THERE if there else ProvisionState.MADE
-        yield Provided(f"consumer {names.ingest_consumer} of {names.event_stream}", state)
+        yield Provided(f"consumer {names.ingest_consumer} of {names.event_stream}", _made(not exists))
         bucket = f"{settings.nats_namespace}_results"
-        there = await _has_bucket(stream, bucket)
+        exists = await _exists(stream.key_value(bucket))
     finally:
         await client.close()
-    yield await _store(
-        StoreTier.KV, settings, deadline, ProvisionState.THERE if there else ProvisionState.MADE, bucket
-    )
+    yield await _store(StoreTier.KV, settings, deadline, bucket, made=not exists)
+
+
+async def _exists(request: Awaitable[object]) -> bool:
+    try:
+        await request
+    except nats.js.errors.NotFoundError:  # BucketNotFoundError too
+        return False
+    return True
 
 
 async def _stores(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
@@ -159,21 +146,21 @@ async def _stores(settings: Settings, deadline: float) -> AsyncIterator[Provided
         StoreTier.PVC: str(settings.pvc_mount_path),
     }
     for tier in configured(settings):
-        yield await _store(tier, settings, deadline, ProvisionState.THERE, buckets[tier] or "")
+        yield await _store(tier, settings, deadline, buckets[tier] or "")
 
 
 async def _store(
-    tier: StoreTier, settings: Settings, deadline: float, state: ProvisionState, place: str
+    tier: StoreTier, settings: Settings, deadline: float, place: str, *, made: bool = False
 ) -> Provided:
     opened = open_tier(tier, settings, None)
     try:
-        await _until(deadline, opened.ready, (TierUnavailableError, OSError))
+        await _until(deadline, opened.ready, TierUnavailableError, OSError)
     except StorageError as error:
-        return Provided(f"store {tier}", ProvisionState.REFUSED, _words(error))
+        return Provided(f"store {tier}", ProvisionState.REFUSED, _text_of(error))
     finally:
         await opened.close()
-    made = isinstance(opened, MakesBuckets) and opened.made_bucket
-    return Provided(f"store {tier}", ProvisionState.MADE if made else state, place)
+    made = made or (isinstance(opened, MakesBuckets) and opened.made_bucket)
+    return Provided(f"store {tier}", _made(made), place)
 
 
 async def _dagster(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
@@ -184,92 +171,76 @@ async def _dagster(settings: Settings, deadline: float) -> AsyncIterator[Provide
         os.environ["DAGSTER_HOME"] = str(embedded.dagster_home(settings))
     assert settings.db_url is not None
     async with _locked(settings.db_url, deadline):
-        made = settings.dagster_db_url is not None and not await _has_runs(settings.dagster_db_url, deadline)
-        changed = await _until(deadline, lambda: asyncio.to_thread(_upgrade), (_NotYetError,))
-    state = ProvisionState.MADE if made else ProvisionState.CHANGED if changed else ProvisionState.THERE
+        made = False
+        if settings.dagster_db_url is not None:
+            async with _connected(settings.dagster_db_url, deadline) as connection:
+                made = await connection.fetchval("SELECT to_regclass('runs') IS NULL")
+        changed = await _until(deadline, lambda: asyncio.to_thread(_upgrade), _NotYetError)
+    state = ProvisionState.CHANGED if changed and not made else _made(made)
     yield Provided("Dagster's storage", state, changed)
-
-
-def _upgrade() -> str:
-    """Makes Dagster's tables and brings them up to its version; says what was behind."""
-    from dagster import DagsterInstance  # much to import
-    from sqlalchemy.exc import DBAPIError
-
-    try:
-        with DagsterInstance.get() as instance:
-            assert instance.get_runs_count() >= 0  # each storage makes its tables when it is first used
-            assert instance.event_log_storage
-            assert instance.schedule_storage
-            behind = [
-                name
-                for name, found in (yaml.safe_load(instance.schema_str()) or {}).get("schema", {}).items()
-                if found and found["current"] != found["latest"]
-            ]
-            if behind:
-                instance.upgrade()
-            return ", ".join(behind)
-    except DBAPIError as error:
-        raise _NotYetError(f"{error.orig}; {_DAGSTER}") from error
 
 
 class _NotYetError(ServiceError):
     """Dagster's storage does not answer yet."""
 
 
-async def _has_runs(url: str, deadline: float) -> bool:
-    connection = await _connected(url, deadline)
+def _upgrade() -> str:
+    """Creates Dagster's tables, upgrades them to its version, and returns the storages that were outdated."""
+    from dagster import DagsterInstance  # takes long to import
+    from sqlalchemy.exc import DBAPIError
+
     try:
-        return bool(await connection.fetchval("SELECT to_regclass('runs') IS NOT NULL"))
-    finally:
-        await connection.close()
+        with DagsterInstance.get() as instance:
+            assert instance.get_runs_count() >= 0  # each storage creates its tables on first use
+            assert instance.event_log_storage
+            assert instance.schedule_storage
+            outdated = [
+                name
+                for name, found in (yaml.safe_load(instance.schema_str()) or {}).get("schema", {}).items()
+                if found and found["current"] != found["latest"]
+            ]
+            if outdated:
+                instance.upgrade()
+            return ", ".join(outdated)
+    except DBAPIError as error:
+        raise _NotYetError(f"{error.orig}; {DAGSTER_REMEDY}") from error
 
 
 @asynccontextmanager
 async def _locked(url: str, deadline: float) -> AsyncIterator[asyncpg.Connection]:
-    """A connection that one provisioning at a time has."""
-    connection = await _connected(url, deadline)
-    try:
+    """Yields a connection with the lock that one provisioning process at a time holds."""
+    async with _connected(url, deadline) as connection:
         await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
+        yield connection
+
+
+@asynccontextmanager
+async def _connected(url: str, deadline: float) -> AsyncIterator[asyncpg.Connection]:
+    check_certificates(url)
+    try:
+        connection = await _until(
+            deadline, lambda: asyncpg.connect(url, timeout=CONNECT_SECONDS), *DATABASE_ERRORS
+        )
+    except DATABASE_ERRORS as error:
+        raise ServiceError(
+            f"nobody answers at {place_of(url)}: {_text_of(error)}; check host and port, and that this machine may "
+            "connect"
+        ) from error
+    try:
         yield connection
     finally:
         await connection.close()
 
 
-async def _connected(url: str, deadline: float) -> asyncpg.Connection:
-    check_certificates(url)
-    failures = (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError)
-    try:
-        return await _until(deadline, lambda: asyncpg.connect(url, timeout=CONNECT_SECONDS), failures)
-    except failures as error:
-        where = place_of(url)
-        raise ServiceError(
-            f"nobody answers at {where}: {_words(error)}; check host and port, and that this machine may connect"
-        ) from error
+async def _until(deadline: float, work: Callable[[], Awaitable[T]], *failures: type[Exception]) -> T:
+    """Repeats work until it succeeds or the time is over."""
+    limits = RetryLimits(failures, seconds=max(deadline - time.monotonic(), 0.0), longest_pause=2.0)
+    return await with_retries(work, limits)
 
 
-async def _until(
-    deadline: float, work: Callable[[], Awaitable[T]], failures: tuple[type[Exception], ...]
-) -> T:
-    """Does work until it succeeds or the time is over."""
-    patience = RetryLimits(failures, seconds=max(deadline - time.monotonic(), 0.0), longest_pause=2.0)
-    return await with_retries(work, patience)
+def _made(made: bool) -> ProvisionState:
+    return ProvisionState.MADE if made else ProvisionState.THERE
 
 
-async def _has_consumer(stream: JetStreamContext, owner: str, name: str) -> bool:
-    try:
-        await stream.consumer_info(owner, name)
-    except nats.js.errors.NotFoundError:
-        return False
-    return True
-
-
-async def _has_bucket(stream: JetStreamContext, bucket: str) -> bool:
-    try:
-        await stream.key_value(bucket)
-    except nats.js.errors.BucketNotFoundError:
-        return False
-    return True
-
-
-def _words(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__

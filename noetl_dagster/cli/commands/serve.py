@@ -8,17 +8,16 @@ import os
 import signal
 import socket
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.console import fail
+from noetl_dagster.cli.console import fail, warn_of_stores
 from noetl_dagster.cli.service_processes import ParentProcess, ServiceProcesses
-from noetl_dagster.cli.stores import look_at_stores
 from noetl_dagster.settings import METRICS_FOLDER, Settings, settings_with
 
 
@@ -30,44 +29,40 @@ def serve(
     ] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Serve the HTTP API that workers claim from, and take worker events from NATS, until interrupted."""
+    """Serve the HTTP API, and move worker events from NATS into the event log."""
     settings = embedded.ensure(
         settings_with(service_host=host, service_port=port, service_processes=processes)
     )
     check_exposure(settings)
     if parent is not None:
-        _serve_as_one_of_several(settings, ParentProcess(parent))
-        return
-    asyncio.run(look_at_stores(settings))
-    listener = _bound(settings.service_host, settings.service_port)
-    scheme = "https" if settings.service_tls_cert is not None else "http"
+        one = ParentProcess(parent)
+        # SIGINT of a terminal reaches the parent too, which ends the others
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+        one.end_with_it()
+        listener, ready = one.listener, one.report_ready
+    else:
+        asyncio.run(warn_of_stores(settings))
+        listener = _bound(settings.service_host, settings.service_port)
+        scheme = "https" if settings.service_tls_cert is not None else "http"
 
-    def ready() -> None:
-        typer.echo(f"HTTP API on {scheme}://{settings.service_host}:{listener.getsockname()[1]}")
+        def ready() -> None:
+            typer.echo(f"HTTP API on {scheme}://{settings.service_host}:{listener.getsockname()[1]}")
 
-    if settings.service_processes > 1:
-        sys.exit(_serve_with_several(settings, listener, ready))
-    from noetl_dagster.cli.api import (
-        serve_api,  # imports much that a parent of several processes does not need
-    )
+        if settings.service_processes > 1:
+            sys.exit(_serve_with_several(settings, listener, ready))
+    from noetl_dagster.cli.api import serve_api  # imports much that the parent of several does not need
 
     serve_api(settings, listener, ready)
-
-
-def _serve_as_one_of_several(settings: Settings, parent: ParentProcess) -> None:
-    from noetl_dagster.cli.api import serve_api
-
-    # SIGINT of a terminal reaches the parent too, which ends the others
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
-    parent.end_with_it()
-    serve_api(settings, parent.listener, parent.report_ready)
 
 
 def _serve_with_several(settings: Settings, listener: socket.socket, ready: Callable[[], None]) -> int:
     """Serves with several processes on the socket; returns the exit code."""
     from prometheus_client.multiprocess import mark_process_dead
 
-    with _metrics_folder() as folder:
+    with ExitStack() as stack:
+        folder = os.environ.get(METRICS_FOLDER)
+        if not folder:
+            folder = stack.enter_context(TemporaryDirectory(prefix="noetl-metrics-"))
         processes = ServiceProcesses(
             (sys.executable, "-m", "noetl_dagster", "serve", "--parent"),
             settings.service_processes,
@@ -77,16 +72,6 @@ def _serve_with_several(settings: Settings, listener: socket.socket, ready: Call
             ended=lambda pid: mark_process_dead(pid, folder),  # type: ignore[no-untyped-call]
         )
         return asyncio.run(processes.run())
-
-
-@contextmanager
-def _metrics_folder() -> Iterator[str]:
-    """Yields the folder of the processes' metrics: that of the environment, or a temporary one for the block."""
-    if given := os.environ.get(METRICS_FOLDER):
-        yield given
-        return
-    with tempfile.TemporaryDirectory(prefix="noetl-metrics-") as folder:
-        yield folder
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -104,25 +89,19 @@ def _bound(host: str, port: int) -> socket.socket:
 
 def check_exposure(settings: Settings) -> None:
     """Refuses to listen beyond this machine without tokens, or with tokens in clear text."""
-    if is_loopback(settings.service_host):
-        return
+    host = settings.service_host
+    with suppress(ValueError):  # another name
+        if host == "localhost" or ipaddress.ip_address(host).is_loopback:
+            return
     if settings.service_tokens is None:
         fail(
-            f"the HTTP API would listen on {settings.service_host} without tokens; "
+            f"the HTTP API would listen on {host} without tokens; "
             "set NOETL_SERVICE_TOKENS, or listen on 127.0.0.1",
             code=2,
         )
     if settings.service_tls_cert is None and not settings.service_tls_terminated:
         fail(
-            f"the HTTP API would listen on {settings.service_host} without TLS; set NOETL_SERVICE_TLS_CERT and "
-            "NOETL_SERVICE_TLS_KEY, or NOETL_SERVICE_TLS_TERMINATED=true where a proxy before it does TLS",
+            f"the HTTP API would listen on {host} without TLS; set NOETL_SERVICE_TLS_CERT and NOETL_SERVICE_TLS_KEY, "
+            "or NOETL_SERVICE_TLS_TERMINATED=true if a proxy in front of it does TLS",
             code=2,
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether an address is one of this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from pydantic import SecretStr
@@ -13,15 +12,10 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.console import console, print_json
-from noetl_dagster.cli.doctor.finding import Check, Finding, FindingState, ok, wrong
+from noetl_dagster.cli.console import Json, console, print_json
+from noetl_dagster.cli.doctor.finding import Finding, FindingState, ok, wrong
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings, get_settings
-
-if TYPE_CHECKING:
-    from noetl_dagster.tools.access.credentials import Credentials
-
-Json = Annotated[bool, typer.Option("--json", help="for programs")]
 
 COLOURS = {
     FindingState.OK: "green",
@@ -32,41 +26,39 @@ COLOURS = {
 
 
 def doctor(as_json: Json = False) -> None:
-    """Try every address, credential, folder and program of the settings; exit code 1 when something is wrong."""
+    """Try every address, credential, folder and program of the settings.
+
+    The exit code is 1 if something is wrong.
+    """
     settings, services = _with_services(get_settings())
     found = [*services, *asyncio.run(examine(settings))]
     healthy = all(one.state is not FindingState.WRONG for _, one in found)
     if as_json:
-        print_json({"ok": healthy, "checks": [_as_json(name, one) for name, one in found]})
+        checks = [
+            {"check": name, "state": one.state, "what": one.what, "remedy": one.remedy or None}
+            for name, one in found
+        ]
+        print_json({"ok": healthy, "checks": checks})
     else:
-        console.print(_table(found))
+        table = Table("", "check", Column("found", overflow="fold"), box=None)
+        for name, one in found:
+            text = f"{one.what}; {one.remedy}" if one.remedy else one.what
+            table.add_row(f"[{COLOURS[one.state]}]{one.state}[/]", escape(name), escape(text))
+        console.print(table)
     raise typer.Exit(0 if healthy else 1)
 
 
 def _with_services(settings: Settings) -> tuple[Settings, list[tuple[str, Finding]]]:
-    """The settings as every command gets them: embedded services take the place of addresses that are not set."""
+    """Starts embedded services for addresses that are not set, as every command does."""
     try:
         filled = embedded.ensure(settings)
     except ServiceError as error:
         what = " ".join(str(error).split())
-        return settings, [
-            ("embedded services", wrong(what, "see the logs of 'noetl-dagster services status --json'"))
-        ]
+        found = wrong(what, "see the logs of 'noetl-dagster services status --json'")
+        return settings, [("embedded services", found)]
     if filled is settings:
         return settings, []
     return filled, [("embedded services", ok(f"run in {filled.home}"))]
-
-
-def _table(found: list[tuple[str, Finding]]) -> Table:
-    table = Table("", "check", Column("found", overflow="fold"), box=None)
-    for name, one in found:
-        said = f"{one.what}; {one.remedy}" if one.remedy else one.what
-        table.add_row(f"[{COLOURS[one.state]}]{one.state}[/]", escape(name), escape(said))
-    return table
-
-
-def _as_json(name: str, one: Finding) -> dict[str, object]:
-    return {"check": name, "state": one.state.value, "what": one.what, "remedy": one.remedy or None}
 
 
 HEAD = """# Settings
@@ -85,31 +77,21 @@ def settings(
     if markdown:
         typer.echo(settings_page(), nl=False)
         return
-    table = Table("variable", "value", Column("meaning", overflow="fold"), box=None)
     current = get_settings()
+    table = Table("variable", "value", Column("meaning", overflow="fold"), box=None)
     for name, field in Settings.model_fields.items():
-        table.add_row(variable(name), _shown(getattr(current, name)), field.description or "")
+        table.add_row(f"NOETL_{name.upper()}", _shown(getattr(current, name)), field.description)
     console.print(table)
 
 
 def settings_page() -> str:
-    """``docs/settings.md``, from the settings class."""
-    rows = [
-        f"| `{variable(name)}` | {_default(field.get_default(call_default_factory=True))} "
-        f"| {(field.description or '').replace('|', '/')} |"
-        for name, field in Settings.model_fields.items()
-    ]
-    return HEAD + "\n".join(rows) + "\n"
-
-
-def variable(name: str) -> str:
-    """Returns the environment variable of a setting."""
-    return f"NOETL_{name.upper()}"
-
-
-def _default(value: Any) -> str:
-    shown = _shown(value)
-    return f"`{shown}`" if shown else ""
+    """Returns ``docs/settings.md``, made from the settings class."""
+    page = HEAD
+    for name, field in Settings.model_fields.items():
+        shown = _shown(field.get_default(call_default_factory=True))
+        default = f"`{shown}`" if shown else ""
+        page += f"| `NOETL_{name.upper()}` | {default} | {(field.description or '').replace('|', '/')} |\n"
+    return page
 
 
 def _shown(value: Any) -> str:
@@ -122,7 +104,7 @@ def _shown(value: Any) -> str:
 
 async def examine(settings: Settings) -> list[tuple[str, Finding]]:
     """Runs all examinations and returns their findings in a fixed order. No text contains a secret."""
-    # much to import, which ``settings`` does not need
+    # takes long to import, and ``settings`` does not need it
     from noetl_dagster.cli.doctor.local import program_checks, store_checks
     from noetl_dagster.cli.doctor.secrets import (
         credential_checks,
@@ -130,24 +112,20 @@ async def examine(settings: Settings) -> list[tuple[str, Finding]]:
         opened_credentials,
         provider_checks,
     )
-    from noetl_dagster.cli.doctor.servers import database_checks, server_checks
+    from noetl_dagster.cli.doctor.servers import server_checks
 
     async with opened_credentials(settings) as credentials:
         hide_secrets(credentials, settings)
         checks = [
-            *database_checks(settings),
             *server_checks(settings),
             *store_checks(settings),
             *await credential_checks(settings, credentials),
             *provider_checks(settings),
             *program_checks(settings),
         ]
-        return await _found(checks, credentials)
-
-
-async def _found(checks: Sequence[Check], credentials: Credentials) -> list[tuple[str, Finding]]:
-    findings = await asyncio.gather(*(check.find() for check in checks))
+        findings = await asyncio.gather(*(check.find() for check in checks))
+    redact = credentials.redact
     return [
-        (check.name, replace(one, what=credentials.redact(one.what), remedy=credentials.redact(one.remedy)))
+        (check.name, replace(one, what=redact(one.what), remedy=redact(one.remedy)))
         for check, one in zip(checks, findings, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""``noetl-dagster state``: how far the steps of a playbook have loaded their sources, and where they go on."""
+"""``state``: how far the steps of a playbook have loaded their sources, and from where they continue."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from noetl_dagster.cli.console import console, fail, notes, print_json
+from noetl_dagster.cli.console import Json, console, fail, print_json, warn
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.steps.watermarks import Watermark, set_watermark, watermarks
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.wording import is_template
 from noetl_dagster.process.event_loop import run_sync
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="How far the steps of a playbook have loaded their sources (state), and where they go on.",
-)
+app = typer.Typer(no_args_is_help=True)
 
-Path = Annotated[str, typer.Argument(help="of the playbook, as its metadata has it", metavar="PATH")]
-Step = Annotated[str, typer.Argument(help="the step's name, or the name that its state has", metavar="STEP")]
-Partition = Annotated[str, typer.Option(help="of a playbook with partitions, the key of one")]
-Json = Annotated[bool, typer.Option("--json", help="for programs")]
+Path = Annotated[str, typer.Argument(help="metadata.path of the playbook", metavar="PATH")]
+Step = Annotated[str, typer.Argument(help="name of the step, or of its state", metavar="STEP")]
+Partition = Annotated[str, typer.Option(help="key of a partition, if the playbook has partitions")]
 
 
 @app.command()
@@ -33,7 +29,7 @@ def show(path: Path, as_json: Json = False) -> None:
     with open_session(quickly=True) as session:
         found = run_sync(watermarks(session.engine.runtime.pool, path))
     if as_json:
-        print_json([_as_json(one) for one in found])
+        print_json([asdict(one) | {"execution_id": _shown(one.execution_id, "") or None} for one in found])
         return
     if not found:
         console.print(f"playbook {path} has not loaded anything under a 'state'", markup=False)
@@ -41,13 +37,10 @@ def show(path: Path, as_json: Json = False) -> None:
     parted = any(one.partition for one in found)
     table = Table("step", *(["partition"] if parted else []), "value", "before", "since", "by", box=None)
     for one in found:
+        own = [one.partition] if parted else []
+        values = _shown(one.value, "initial"), _shown(one.previous, "")
         table.add_row(
-            one.name,
-            *([one.partition] if parted else []),
-            _shown(one.value, "initial"),
-            _shown(one.previous, ""),
-            f"{one.at:%Y-%m-%d %H:%M:%S}",
-            "hand" if one.execution_id is None else str(one.execution_id),
+            one.name, *own, *values, f"{one.at:%Y-%m-%d %H:%M:%S}", _shown(one.execution_id, "hand")
         )
     console.print(table)
 
@@ -58,11 +51,13 @@ def set_(
     step: Step,
     value: Annotated[str, typer.Argument(help="a number, a time in ISO 8601, or a text")],
     partition: Partition = "",
-    as_text: Annotated[bool, typer.Option("--text", help="a text, though it looks like a number")] = False,
+    as_text: Annotated[
+        bool, typer.Option("--text", help="store text even if it looks like a number")
+    ] = False,
 ) -> None:
-    """Have the next run of a step go on from a value; executions that have begun move it no more.
+    """Make the next run of a step continue from a value; executions that have begun no longer change it.
 
-    The step is looked up in the playbook where that is registered, or has run.
+    The step must exist in the playbook, if that is registered or has run.
     """
     with open_session(quickly=True) as session:
         runtime = session.engine.runtime
@@ -73,12 +68,12 @@ def set_(
         given = value if as_text or was_text else _number(value)
         run_sync(set_watermark(runtime.log, path, step, given, partition=partition))
     was = "" if before is None else f"; it was {_shown(before.value, 'reset')}"
-    typer.echo(f"{path}: {step} goes on from {given}{was}")
+    typer.echo(f"{path}: {step} continues from {given}{was}")
 
 
 @app.command()
 def reset(path: Path, step: Step, partition: Partition = "") -> None:
-    """Have the next run of a step begin anew, with the state's initial value."""
+    """Make the next run of a step start again from the state's initial value."""
     with open_session(quickly=True) as session:
         runtime = session.engine.runtime
         found = run_sync(watermarks(runtime.pool, path))
@@ -86,18 +81,16 @@ def reset(path: Path, step: Step, partition: Partition = "") -> None:
         if before is not None:
             run_sync(set_watermark(runtime.log, path, step, None, partition=partition))
     if before is None:
-        known = ", ".join(
-            f"{one.name} --partition {one.partition}" if one.partition else one.name for one in found
-        )
-        fail(f"playbook {path} has not loaded anything as {step!r}; what it has loaded: {known or 'nothing'}")
-    typer.echo(f"{path}: {step} begins anew; it was {_shown(before.value, 'reset')}")
+        known = [one.name + (f" --partition {one.partition}" if one.partition else "") for one in found]
+        loaded = ", ".join(known) or "nothing"
+        fail(f"playbook {path} has not loaded anything as {step!r}; what it has loaded: {loaded}")
+    typer.echo(f"{path}: {step} starts again; it was {_shown(before.value, 'reset')}")
 
 
 def _look_up(playbook: Playbook | None, path: str, name: str) -> None:
-    """Refuses a name under which a playbook keeps nothing; of one that is not known a warning says so."""
+    """Refuses a name under which a playbook stores nothing; warns if the playbook is unknown."""
     if playbook is None:
-        warning = f"warning: playbook {path} is not registered and has not run, so {name!r} is taken as it is"
-        notes.print(warning, style="yellow", markup=False, highlight=False)
+        warn(f"warning: playbook {path} is not registered and has not run, so {name!r} is taken as it is")
         return
     kept = [step.state.name or step.name for step in playbook.steps if step.state is not None]
     if name not in kept and not any(map(is_template, kept)):
@@ -109,7 +102,7 @@ def _of(found: list[Watermark], name: str, partition: str) -> Watermark | None:
 
 
 def _number(text: str) -> int | float | str:
-    """The number that a text is, else the text."""
+    """Returns the number that a text represents, else the text."""
     for kind in (int, float):
         try:
             number = kind(text)
@@ -122,8 +115,3 @@ def _number(text: str) -> int | float | str:
 
 def _shown(value: object, missing: str) -> str:
     return missing if value is None else str(value)
-
-
-def _as_json(one: Watermark) -> dict[str, object]:
-    execution_id = None if one.execution_id is None else str(one.execution_id)
-    return asdict(one) | {"execution_id": execution_id, "at": one.at.isoformat()}

@@ -1,4 +1,4 @@
-"""The control plane's upkeep without Dagster's daemon: ``project``, ``replay``, ``reap``, ``maintain``, ``missing``."""
+"""Upkeep without Dagster's daemon: ``project``, ``replay``, ``reap``, ``maintain`` and ``missing``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import orjson
 import typer
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.commands.ingest import stop_on_signals
-from noetl_dagster.cli.console import fail, notes
-from noetl_dagster.cli.health import Health, healthy, opened
+from noetl_dagster.cli.console import fail, note
+from noetl_dagster.cli.health import Health, healthy
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.loops.frames import release_expired
 from noetl_dagster.engine.recovery.reaper import Reaper
@@ -32,71 +31,21 @@ from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.storage.store import ResultStore
 
 LONGEST_REAP_SECONDS = 600.0
-"""Rows that dead drivers held are given back in databases of playbooks, which may be slow."""
+"""Releasing the rows of dead drivers takes place in databases of playbooks, which may be slow."""
 
-Once = Annotated[bool, typer.Option("--once", help="do what is due and end")]
+Once = Annotated[bool, typer.Option("--once", help="do what is due, and end")]
 
 
-def project(
+async def project(
     once: Once = False,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="forget the projection, replay the log")] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="delete the projection and replay the log")
+    ] = False,
 ) -> None:
-    """Keep noetl.execution up to date until interrupted. Any number may run at once."""
-    asyncio.run(_project(once=once, rebuild=rebuild))
+    """Keep noetl.execution up to date until interrupted.
 
-
-def reap(
-    once: Once = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="seconds between two looks")] = 10.0,
-) -> None:
-    """Give the commands of silent workers to others, until interrupted. Any number may run at once."""
-    asyncio.run(_reap(once=once, interval=interval))
-
-
-def maintain() -> None:
-    """Make the coming months' partitions, drop old ones (NOETL_RETENTION_DAYS), delete expired results."""
-    with open_session() as session:
-        typer.echo(str(run_sync(session.engine.maintenance().run())))
-
-
-def missing(
-    execution_id: Annotated[
-        int | None, typer.Argument(help="of this execution alone; default: of all", show_default=False)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="for programs: an object a line")] = False,
-) -> None:
-    """List results that the log knows and whose bytes are gone; exit code 1 when there are any."""
-    raise typer.Exit(int(asyncio.run(_missing(execution_id, as_json=as_json)) > 0))
-
-
-async def _missing(execution_id: int | None, *, as_json: bool) -> int:
-    settings = embedded.ensure(get_settings())
-    assert settings.db_url is not None
-    pool = await open_pool(settings.db_url, size=2, application="noetl missing")
-    found = 0
-    try:
-        async with ResultStore(settings, pool) as store:
-            async for ref in store.missing(execution_id):
-                found += 1
-                place = {
-                    "execution_id": str(ref.execution_id),
-                    "step": ref.source_step,
-                    "name": ref.name,
-                    "physical_uri": ref.physical_uri,
-                }
-                line = "{execution_id} {step} {name}: nothing is at {physical_uri}".format(**place)
-                typer.echo(orjson.dumps(place).decode() if as_json else line)
-    finally:
-        await pool.close()
-    if found:
-        notes.print(
-            f"{found} results are gone: bring their objects back, or run these executions anew; "
-            "one that needs a missing result fails when it is resumed"
-        )
-    return found
-
-
-async def _project(*, once: bool, rebuild: bool) -> None:
+    Any number of these processes may run at once.
+    """
     async with log_pool("noetl project") as (_, pool, health):
         projection = Projection(pool)
         if once or rebuild:
@@ -108,7 +57,14 @@ async def _project(*, once: bool, rebuild: bool) -> None:
         )
 
 
-async def _reap(*, once: bool, interval: float) -> None:
+async def reap(
+    once: Once = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="seconds between two passes")] = 10.0,
+) -> None:
+    """Requeue the commands of silent workers until interrupted.
+
+    Any number of these processes may run at once.
+    """
     async with log_pool("noetl reap") as (settings, pool, health):
         ids = Snowflake(process_node())
         handler = EventHandler(EventLog(pool, ids), settings.command_heartbeat_timeout_seconds)
@@ -134,47 +90,42 @@ async def _reap(*, once: bool, interval: float) -> None:
 
 
 @asynccontextmanager
-async def log_pool(application: str) -> AsyncIterator[tuple[Settings, asyncpg.Pool, Health | None]]:
-    """A few connections to the event log, with its schema applied; with the health port where it is set."""
+async def log_pool(application: str) -> AsyncIterator[tuple[Settings, asyncpg.Pool, Health]]:
+    """Opens a few connections to the event log, with its schema applied, and the health port if it is set."""
     settings = embedded.ensure(get_settings(), only=["postgres"])
     async with healthy(settings) as health:
-        pool = await opened(health, lambda: _connected(settings, application))
+        pool = await health.open(lambda: open_settled_pool(settings, size=2, application=application))
         try:
             yield settings, pool, health
         finally:
             await pool.close()
 
 
-async def _connected(settings: Settings, application: str) -> asyncpg.Pool:
-    return await open_settled_pool(settings, size=2, application=application)
-
-
 async def _repeat(
     doing: str,
     work: Callable[[], Awaitable[Any]],
     interval: float,
-    health: Health | None,
-    further: Callable[[], float] = lambda: 0.0,
+    health: Health,
+    progressed: Callable[[], float] = lambda: 0.0,
     *,
     longest: float = 60.0,
 ) -> None:
-    """Does the work at intervals until a signal; a database that is away is waited for.
+    """Repeats the work at intervals until a signal, also after an outage of the database.
 
     Args:
-        further: when the work itself last went on, monotonic.
-        longest: seconds that it may take without saying so.
+        progressed: returns when the work itself last progressed, monotonic.
+        longest: seconds that one pass may take without progress.
     """
-    stop = stop_on_signals(health)
+    stop = health.stop_on_signals()
     ended = time.monotonic()
-    if health is not None:
-        health.active_at = lambda: max(ended, further()) + interval + longest
-        health.begins()
+    health.active_at = lambda: max(ended, progressed()) + interval + longest
+    health.begins()
     typer.echo(f"{doing}; end with Ctrl-C")
     while not stop.is_set():
         try:
             await work()
         except DATABASE_AWAY as error:
-            typer.echo(f"the event log is away: {error}", err=True)
+            typer.echo(f"the event log is unavailable: {error}", err=True)
         ended = time.monotonic()
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), interval)
@@ -187,7 +138,7 @@ class ReplayEngine(StrEnum):
     SPARK = "spark"
 
 
-def replay(
+async def replay(
     every: Annotated[bool, typer.Option("--all", help="every execution of the log")] = False,
     engine: Annotated[
         ReplayEngine, typer.Option(help="'spark' replays in this process too, which is faster")
@@ -195,12 +146,50 @@ def replay(
 ) -> None:
     """Rebuild noetl.execution from the event log alone."""
     if not every:
-        fail("replay rebuilds the projection of every execution; say so with --all")
+        fail("replay rebuilds the projection of every execution; confirm with --all")
     if engine is ReplayEngine.SPARK:
-        notes.print("replaying in this process, which is faster than on Spark")
-    typer.echo(asyncio.run(_replay()))
-
-
-async def _replay() -> str:
+        note("replaying in this process, which is faster than on Spark")
     async with log_pool("noetl replay") as (_, pool, _):
-        return f"{await Projection(pool).rebuild()} events replayed"
+        typer.echo(f"{await Projection(pool).rebuild()} events replayed")
+
+
+def maintain() -> None:
+    """Create and drop monthly partitions, and delete expired results.
+
+    Partitions are created for the coming months, and dropped after NOETL_RETENTION_DAYS.
+    """
+    with open_session() as session:
+        typer.echo(str(run_sync(session.engine.maintenance().run())))
+
+
+async def missing(
+    execution_id: Annotated[
+        int | None, typer.Argument(help="this execution alone; default: all", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="output for programs: one object per line")] = False,
+) -> None:
+    """List results whose bytes are gone; exit code 1 if there are any."""
+    settings = embedded.ensure(get_settings())
+    assert settings.db_url is not None
+    found = 0
+    pool = await open_pool(settings.db_url, size=2, application="noetl missing")
+    try:
+        async with ResultStore(settings, pool) as store:
+            async for ref in store.missing(execution_id):
+                found += 1
+                place = {
+                    "execution_id": str(ref.execution_id),
+                    "step": ref.source_step,
+                    "name": ref.name,
+                    "physical_uri": ref.physical_uri,
+                }
+                line = "{execution_id} {step} {name}: nothing is at {physical_uri}".format(**place)
+                typer.echo(orjson.dumps(place).decode() if as_json else line)
+    finally:
+        await pool.close()
+    if found:
+        note(
+            f"{found} results are gone: restore their objects, or run these executions again; "
+            "one that needs a missing result fails when it is resumed"
+        )
+        raise typer.Exit(1)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 T = TypeVar("T")
 
 SECONDS = 15.0
-"""How long a check may take, unless it says otherwise."""
+"""Default time limit of a check."""
+
+DAGSTER_REMEDY = "check NOETL_DAGSTER_DB_URL, or dagster.yaml in DAGSTER_HOME"
 
 
 class FindingState(StrEnum):
@@ -27,42 +31,28 @@ class FindingState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was found, and where something is wrong, what to do."""
+    """One line of the report: what was found, and the remedy if something is wrong."""
 
     state: FindingState
     what: str
     remedy: str = ""
 
 
-def ok(what: str) -> Finding:
-    """Returns a finding that is fine."""
-    return Finding(FindingState.OK, what)
-
-
-def warning(what: str, remedy: str) -> Finding:
-    """Returns a warning."""
-    return Finding(FindingState.WARNING, what, remedy)
-
-
-def wrong(what: str, remedy: str) -> Finding:
-    """Returns a finding that makes the command fail."""
-    return Finding(FindingState.WRONG, what, remedy)
-
-
-def not_set(what: str) -> Finding:
-    """Returns the finding for settings that are not set."""
-    return Finding(FindingState.NOT_SET, what)
+ok = partial(Finding, FindingState.OK)
+warning = partial(Finding, FindingState.WARNING)
+wrong = partial(Finding, FindingState.WRONG)
+not_set = partial(Finding, FindingState.NOT_SET)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing to try.
+    """A check of one thing.
 
     Attributes:
         name: of the thing.
-        run: tries it; what it raises is wrong.
-        remedy: what to do about what it raises.
-        seconds: how long it may take.
+        run: raises or returns what it finds.
+        remedy: for what it raises.
+        seconds: its time limit.
     """
 
     name: str
@@ -78,48 +68,36 @@ class Check:
         except Exception as error:
             if limit.expired():
                 return wrong(f"no answer within {self.seconds:g} s", self.remedy)
-            return wrong(_one_line(error), self.remedy)
-
-
-def _one_line(error: Exception) -> str:
-    """Returns an error as one line without its remedy, since the check has its own."""
-    text = " ".join(str(error).split()).partition("; check ")[0]
-    return text or type(error).__name__
+            # without the error's own remedy
+            what = " ".join(str(error).split()).partition("; check ")[0]
+            return wrong(what or type(error).__name__, self.remedy)
 
 
 async def in_background(function: Callable[[], T]) -> T:
-    """Runs a blocking function in a thread that does not keep the process from ending if it never returns."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: Exception | None) -> None:
-        if answer.done():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(result)  # type: ignore[arg-type]
+    """Runs a blocking function in a daemon thread, so that the process can end even if it never returns."""
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()  # a timeout cannot cancel it any more
 
     def work() -> None:
         try:
-            result, failure = function(), None
+            result = function()
         except Exception as error:
-            result, failure = None, error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, failure)
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)
 
     threading.Thread(target=work, name="doctor", daemon=True).start()
-    return await answer
+    return await asyncio.wrap_future(answer)
 
 
 def place_of(url: str) -> str:
-    """Returns the hosts, ports and path of an address, without its secrets."""
+    """Returns the hosts, ports and path of an address without its secrets."""
     parts = urlsplit(url)
     return f"{parts.netloc.rpartition('@')[2] or '?'}{parts.path.rstrip('/')}"
 
 
 async def connects(url: str, default_port: int) -> str:
-    """Opens a connection to the host of an address and closes it; gives the place.
+    """Opens a connection to the host of an address, closes it, and returns host and port.
 
     Raises:
         OSError: nothing listens there.

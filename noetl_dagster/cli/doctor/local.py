@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from noetl_dagster.cli.doctor.finding import (
+    SECONDS,
     Check,
     Finding,
     connects,
@@ -31,16 +32,16 @@ STORES = {
     StoreTier.GCS: "check NOETL_GCS_BUCKET, NOETL_GCS_ENDPOINT and GOOGLE_APPLICATION_CREDENTIALS",
     StoreTier.PVC: "check NOETL_PVC_MOUNT_PATH and who may write there",
 }
-"""What to look at, by tier."""
+"""The remedy of each tier."""
 
 STORE_SECONDS = 30.0
-"""A client tries again for some seconds before it reports that there is no answer."""
+"""A client retries for some seconds before it reports that there is no answer."""
 
 LOW_BYTES, TOO_LOW_BYTES = 2 * 1024**3, 200 * 1024**2
 
 
 def store_checks(settings: Settings) -> Iterator[Check]:
-    """Returns the checks of the stores of results and of the disk."""
+    """Yields the checks of the stores of results and of the disk."""
     for tier, remedy in STORES.items():
         yield Check(f"store {tier}", partial(_store, tier, settings), remedy, STORE_SECONDS)
     yield Check("disk", partial(_disk, settings), "check NOETL_HOME")
@@ -67,15 +68,16 @@ async def _disk(settings: Settings) -> Finding:
 
 
 OLDEST_JAVA = 17
+JAVA_REMEDY = f"install Java {OLDEST_JAVA}, or set JAVA_HOME"
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)[^"]*"')
 
 CONNECT_PORT, MASTER_PORT, API_PORT = 15002, 7077, 443
 
 
 def program_checks(settings: Settings) -> Iterator[Check]:
-    """Returns the checks of Spark, Java and the playbooks."""
+    """Yields the checks of Spark, Java and the playbooks."""
     yield Check("Spark", partial(_spark, settings), "check NOETL_SPARK_MASTER or NOETL_SPARK_REMOTE")
-    yield Check("Java", partial(_java, settings), f"install Java {OLDEST_JAVA}, or set JAVA_HOME")
+    yield Check("Java", partial(_java, settings), JAVA_REMEDY)
     yield Check("playbooks", partial(_playbooks, settings), "check NOETL_PLAYBOOKS_PATH")
 
 
@@ -95,9 +97,8 @@ async def _spark(settings: Settings) -> Finding:
         return ok(f"{own}, master at {await connects(first, MASTER_PORT)} answers")
     if address.startswith("k8s://"):
         url = address.removeprefix("k8s://")
-        return ok(
-            f"{own}, Kubernetes at {await connects(url if '://' in url else f'https://{url}', API_PORT)}"
-        )
+        place = await connects(url if "://" in url else f"https://{url}", API_PORT)
+        return ok(f"{own}, Kubernetes at {place}")
     return ok(f"{own}, {address}")
 
 
@@ -107,25 +108,17 @@ async def _java(settings: Settings) -> Finding:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None or not os.access(java, os.X_OK):
-        remedy = f"install Java {OLDEST_JAVA}, or set JAVA_HOME"
-        return (
-            wrong(f"JAVA_HOME={home} has no bin/java", remedy)
-            if home
-            else warning("no java on the PATH: steps of kind spark cannot run", remedy)
-        )
-    process = await asyncio.create_subprocess_exec(
-        java, "-version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    try:
-        said = (await process.communicate())[0].decode(errors="replace")
-    finally:
-        if process.returncode is None:
-            process.kill()
-    found = _JAVA_VERSION.search(said)
+        if home:
+            return wrong(f"JAVA_HOME={home} has no bin/java", JAVA_REMEDY)
+        return warning("no java on the PATH: steps of kind spark cannot run", JAVA_REMEDY)
+    run = partial(subprocess.run, [java, "-version"], capture_output=True, errors="replace", timeout=SECONDS)
+    done = await in_background(run)
+    text = done.stderr + done.stdout
+    found = _JAVA_VERSION.search(text)
     if found is None:
-        return wrong(f"{java} says no version: {said.strip()[:200]}", f"install Java {OLDEST_JAVA}")
+        return wrong(f"{java} reports no version: {text.strip()[:200]}", JAVA_REMEDY)
     if int(found[1]) < OLDEST_JAVA:
-        return wrong(f"Java {found[1]} at {java} is too old", f"install Java {OLDEST_JAVA}, or set JAVA_HOME")
+        return wrong(f"Java {found[1]} at {java} is too old", JAVA_REMEDY)
     return ok(f"Java {found[1]} at {java}")
 
 

@@ -1,4 +1,4 @@
-"""Credentials by name, and who keeps secrets."""
+"""Checks of credentials and secret managers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import asyncpg
+import obstore
 from pydantic import SecretStr
 
 from noetl_dagster.cli.doctor.finding import Check, Finding, connects, not_set, ok, warning, wrong
@@ -21,6 +22,7 @@ from noetl_dagster.tools.access.credentials import (
     CredentialType,
 )
 from noetl_dagster.tools.access.managers.asking import SecretManagers
+from noetl_dagster.tools.access.objects import open_bucket
 
 CONNECT_SECONDS = 5.0
 
@@ -32,12 +34,12 @@ PROVIDERS = {
     "google": ("NOETL_GOOGLE_SECRETS_ENDPOINT", "GOOGLE_APPLICATION_CREDENTIALS"),
     "kubernetes": ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"),
 }
-"""Secret managers, and the variables one of which leads to each."""
+"""The secret managers, each with the variables of which one makes it available."""
 
 
 @asynccontextmanager
 async def opened_credentials(settings: Settings) -> AsyncIterator[Credentials]:
-    """Credentials by name; those of the table only where the event log answers."""
+    """Yields the credentials; those of the table only if the event log answers."""
     pool = None
     if settings.db_url is not None:
         with suppress(OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError):
@@ -50,7 +52,7 @@ async def opened_credentials(settings: Settings) -> AsyncIterator[Credentials]:
 
 
 def hide_secrets(credentials: Credentials, settings: Settings) -> None:
-    """Has the settings' own secrets hidden in what is printed, those in addresses too."""
+    """Hides the settings' own secrets in the output, including those in addresses."""
     own = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)
@@ -62,7 +64,7 @@ def hide_secrets(credentials: Credentials, settings: Settings) -> None:
 
 
 async def credential_checks(settings: Settings, credentials: Credentials) -> list[Check]:
-    """A check for each credential, and one for where they stand."""
+    """Returns a check of each credential, and one of their sources."""
     path = settings.credentials_file
 
     async def listed() -> Finding:
@@ -72,15 +74,10 @@ async def credential_checks(settings: Settings, credentials: Credentials) -> lis
         return ok(f"{len(names)} known" + (f", file {path} is readable" if path is not None else ""))
 
     checks = [Check("credentials", listed, "check NOETL_CREDENTIALS_FILE")]
-    with suppress(CredentialError, OSError, asyncpg.PostgresError):  # which the check above says
-        checks += [
-            Check(
-                f"credential {name}",
-                partial(_credential, name, settings, credentials),
-                "correct the credential, or see that its server runs",
-            )
-            for name in await credentials.names()
-        ]
+    with suppress(CredentialError, OSError, asyncpg.PostgresError):  # which the check above reports
+        for name in await credentials.names():
+            run = partial(_credential, name, settings, credentials)
+            checks.append(Check(f"credential {name}", run, "correct the credential, or start its server"))
     return checks
 
 
@@ -102,7 +99,9 @@ async def _credential(name: str, settings: Settings, credentials: Credentials) -
                 await clients.close()
             return ok("nats, the server answers")
         case CredentialType.S3 if found.get("bucket") is not None:
-            return await _bucket(settings, found)
+            store = open_bucket(settings, "s3", "", found)
+            await obstore.list_with_delimiter_async(store, prefix=UNKNOWN_SECRET)
+            return ok(f"s3, bucket {found.get('bucket')} can be listed")
     url = found.get("url", "base_url", "endpoint", "endpoint_url")
     if url is not None and (found.type in HTTP_TYPES or found.type is CredentialType.S3):
         place = await connects(str(url), 443 if str(url).startswith("https") else 80)
@@ -110,18 +109,8 @@ async def _credential(name: str, settings: Settings, credentials: Credentials) -
     return ok(f"{found.type}, can be read; it names no server to try")
 
 
-async def _bucket(settings: Settings, found: Credential) -> Finding:
-    import obstore
-
-    from noetl_dagster.tools.access.objects import open_bucket
-
-    store = open_bucket(settings, "s3", "", found)
-    await obstore.list_with_delimiter_async(store, prefix=UNKNOWN_SECRET)
-    return ok(f"s3, bucket {found.get('bucket')} can be listed")
-
-
 def provider_checks(settings: Settings) -> Iterator[Check]:
-    """Returns the checks of the folder of secrets and of the secret managers."""
+    """Yields the checks of the folder of secrets and of the secret managers."""
 
     async def folder() -> Finding:
         path = settings.secrets_path
@@ -135,12 +124,8 @@ def provider_checks(settings: Settings) -> Iterator[Check]:
 
     yield Check("secrets file", folder, "check NOETL_SECRETS_PATH")
     for provider in PROVIDERS:
-        yield Check(
-            f"secrets {provider}",
-            partial(_provider, provider, settings),
-            "see what it says",
-            2 * CONNECT_SECONDS,
-        )
+        run = partial(_provider, provider, settings)
+        yield Check(f"secrets {provider}", run, "see its message", 2 * CONNECT_SECONDS)
 
 
 async def _provider(provider: str, settings: Settings) -> Finding:
@@ -152,8 +137,8 @@ async def _provider(provider: str, settings: Settings) -> Finding:
         await SecretManagers(settings).find(provider, name)
     except CredentialError as error:
         what, _, remedy = str(error).partition("; ")
-        if what.endswith((" is not found", " may not be read")):  # of a secret that is not there
+        if what.endswith((" is not found", " may not be read")):  # of a secret that does not exist
             return ok("answers")
-        # such an environment may be there for something else
-        return warning(what.partition(": ")[2] or what, remedy or "see that it can be reached")
+        # the environment may have these variables for another purpose
+        return warning(what.partition(": ")[2] or what, remedy or "make sure that it can be reached")
     return ok("answers")

@@ -14,6 +14,8 @@ import asyncpg
 from nats.js.errors import APIError, ServiceUnavailableError
 
 from noetl_dagster.cli.doctor.finding import (
+    DAGSTER_REMEDY,
+    SECONDS,
     Check,
     Finding,
     connects,
@@ -33,30 +35,36 @@ from noetl_dagster.process.tracing.exporter import try_collector
 from noetl_dagster.settings import EventTransport, Settings
 
 CONNECT_SECONDS = 5.0
+DATABASE_SECONDS = 10.0
+
+DAGSTER_SECONDS = 60.0
+"""Includes the import of Dagster."""
+
+OLDEST_SERVER = 13
+"""Events are read in commit order by ``xid8``, which PostgreSQL has from this version on."""
 
 ANYBODYS = "/api/executions/0/lifecycle"
-"""A path that tokens of every scope may ask; there is no such execution."""
+"""A path that is open to tokens of every scope; the execution does not exist."""
 
 SERVICE_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-"""Every pod knows the cluster's address; only one with this file may ask it."""
+"""Every pod knows the cluster's address; only a pod with this file may use it."""
 
 
 def server_checks(settings: Settings) -> Iterator[Check]:
-    """Returns the checks of NATS, the HTTP API, the collector of traces and Kubernetes."""
-
-    async def nats() -> Finding:
-        return await _nats(settings)
-
-    async def api() -> Finding:
-        return await _api(settings)
-
-    yield Check("NATS", nats, "check NOETL_NATS_URL (with user and password) and NOETL_NATS_CA")
-    yield Check("HTTP API", api, "check NOETL_SERVER_URL and NOETL_SERVER_CA, or start 'noetl-dagster serve'")
-
-    async def traces() -> Finding:
-        return await _traces(settings)
-
-    yield Check("traces", traces, "check NOETL_TRACING_ENDPOINT and OTEL_EXPORTER_OTLP_*")
+    """Yields the checks of the databases, NATS, the HTTP API, the collector of traces and Kubernetes."""
+    for name, run, remedy, seconds in (
+        ("event log", _event_log, "check NOETL_DB_URL: host, port, user, password and database", SECONDS),
+        ("Dagster's storage", _dagster, DAGSTER_REMEDY, DAGSTER_SECONDS),
+        ("NATS", _nats, "check NOETL_NATS_URL (with user and password) and NOETL_NATS_CA", SECONDS),
+        (
+            "HTTP API",
+            _api,
+            "check NOETL_SERVER_URL and NOETL_SERVER_CA, or start 'noetl-dagster serve'",
+            SECONDS,
+        ),
+        ("traces", _traces, "check NOETL_TRACING_ENDPOINT and OTEL_EXPORTER_OTLP_*", SECONDS),
+    ):
+        yield Check(name, partial(run, settings), remedy, seconds)
     yield Check("Kubernetes", _kubernetes, "check KUBECONFIG, or the service account of the pod")
 
 
@@ -100,7 +108,7 @@ async def _api(settings: Settings) -> Finding:
         return wrong(f"{where} is not ready: {ready.text[:300]}", "see the log of 'noetl-dagster serve'")
     if answer.status in (401, 403):
         return wrong(
-            f"{where} does not accept the token", "set NOETL_SERVER_TOKEN to one of its NOETL_SERVICE_TOKENS"
+            f"{where} does not accept the token", "set NOETL_SERVER_TOKEN to one of NOETL_SERVICE_TOKENS"
         )
     return ok(f"{where} is ready")
 
@@ -148,38 +156,10 @@ def _cluster() -> Finding:
     return ok(f"Kubernetes {version.git_version} at {place_of(configuration.host)}")
 
 
-DATABASE_SECONDS = 10.0
-
-OLDEST_SERVER = 13
-"""Events are read in commit order by ``xid8``, which PostgreSQL has from this version on."""
-
-DAGSTER_SECONDS = 60.0
-"""Importing Dagster is part of it."""
-
-
-def database_checks(settings: Settings) -> Iterator[Check]:
-    """Returns the checks of the event log and of Dagster's storage."""
-
-    async def event_log() -> Finding:
-        return await _event_log(settings)
-
-    async def dagster() -> Finding:
-        return await _dagster(settings)
-
-    yield Check("event log", event_log, "check NOETL_DB_URL: host, port, user, password and database")
-    yield Check(
-        "Dagster's storage",
-        dagster,
-        "check NOETL_DAGSTER_DB_URL, or dagster.yaml in DAGSTER_HOME",
-        DAGSTER_SECONDS,
-    )
-
-
 async def _event_log(settings: Settings) -> Finding:
     if settings.db_url is None:
         return wrong("no database", "set NOETL_DB_URL, or NOETL_EMBEDDED=true")
-    async with _connected(settings.db_url) as connection:
-        server = f"PostgreSQL {_version(connection)} at {place_of(settings.db_url)}"
+    async with _connected(settings.db_url) as (connection, server):
         if connection.get_server_version().major < OLDEST_SERVER:
             return wrong(f"{server} is too old", f"use PostgreSQL {OLDEST_SERVER} or later")
         try:
@@ -205,11 +185,10 @@ async def _event_log(settings: Settings) -> Finding:
 
 async def _dagster(settings: Settings) -> Finding:
     if home := os.environ.get("DAGSTER_HOME"):
-        return await in_background(lambda: _instance(home))
+        return await in_background(partial(_instance, home))
     if settings.dagster_db_url is None:
         return not_set("NOETL_DAGSTER_DB_URL and DAGSTER_HOME")
-    async with _connected(settings.dagster_db_url) as connection:
-        server = f"PostgreSQL {_version(connection)} at {place_of(settings.dagster_db_url)}"
+    async with _connected(settings.dagster_db_url) as (connection, server):
         made = await connection.fetchval("SELECT to_regclass('runs') IS NOT NULL")
     return ok(server if made else f"{server}, empty: the first run makes its tables")
 
@@ -223,15 +202,12 @@ def _instance(home: str) -> Finding:
 
 
 @asynccontextmanager
-async def _connected(url: str) -> AsyncIterator[Any]:
+async def _connected(url: str) -> AsyncIterator[tuple[Any, str]]:
+    """Connects to a database, and yields the connection and the server's version and place."""
     check_certificates(url)
     connection = await asyncpg.connect(url, timeout=DATABASE_SECONDS)
     try:
-        yield connection
+        version = connection.get_server_version()
+        yield connection, f"PostgreSQL {version.major}.{version.minor} at {place_of(url)}"
     finally:
         await connection.close(timeout=DATABASE_SECONDS)
-
-
-def _version(connection: Any) -> str:
-    version = connection.get_server_version()
-    return f"{version.major}.{version.minor}"

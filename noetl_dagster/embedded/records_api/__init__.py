@@ -4,8 +4,7 @@ The service is stateless. Every answer is a function of the seed and the request
 facilities and patients in any order. The demo, the tests and the benchmarks use it.
 """
 
-from noetl_dagster.embedded.records_api.app import create_app
-from noetl_dagster.embedded.records_api.faults import Fault, FaultPlan
+from noetl_dagster.embedded.records_api.app import Fault, FaultPlan, create_app
 from noetl_dagster.embedded.records_api.records import PAGE_SIZE, DataType, RecordBook
 
 __all__ = ["PAGE_SIZE", "DataType", "Fault", "FaultPlan", "RecordBook", "create_app"]

@@ -1,9 +1,15 @@
-"""The ASGI application: routes, paging and faults."""
+"""The ASGI application: routes, paging, and injected faults, which retries overcome.
+
+The fault of an attempt depends on the seed, the request and the attempt number that the client sends as ``X-Attempt``.
+So a run with the same seed meets the same faults.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import orjson
@@ -14,11 +20,21 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from noetl_dagster.embedded.records_api.faults import Fault, FaultPlan
-from noetl_dagster.embedded.records_api.records import PAGE_SIZE, DataType, RecordBook, patient_id
+from noetl_dagster.embedded.records_api.records import (
+    PAGE_SIZE,
+    DataType,
+    RecordBook,
+    mix,
+    number_of,
+    patient_id,
+    share,
+)
 
 MOST_ROWS = 1000
 """Largest page size."""
+
+WORST_STREAK = 3
+"""Maximum number of consecutive faults of one request; attempt ``WORST_STREAK + 1`` always succeeds."""
 
 
 class Json(Response):
@@ -43,6 +59,40 @@ class DroppedConnection(Response):
         )
 
 
+class Fault(StrEnum):
+    """The kinds of faults."""
+
+    THROTTLED = "throttled"  # 429 with Retry-After
+    BROKEN = "broken"  # 500
+    SLOW = "slow"  # the right answer, late
+    DROPPED = "dropped"  # the connection closes within the body
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """Decides which requests fail.
+
+    Attributes:
+        share: share of attempts that fail, 0 to 1; the four kinds are equally frequent.
+        slow_seconds: delay of a slow answer.
+        retry_after: whole seconds that a throttled client should wait.
+    """
+
+    seed: int
+    share: float = 0.0
+    slow_seconds: float = 0.25
+    retry_after: int = 1
+
+    def fault(self, request: str, attempt: int) -> Fault | None:
+        """Returns the fault of attempt ``attempt`` (from 1) of a request (its path and query), or None."""
+        if not self.share or attempt > WORST_STREAK:
+            return None
+        bits = mix(self.seed, number_of(request), attempt)
+        if share(bits) >= self.share:
+            return None
+        return list(Fault)[mix(bits) % len(Fault)]
+
+
 def create_app(
     *, seed: int = 0, faults: float | FaultPlan = 0.0, facilities: int = 5, patients: int = 100
 ) -> Starlette:
@@ -61,32 +111,33 @@ def create_app(
         return Json({"status": "ok", "seed": seed, "faults": plan.share})
 
     async def list_facilities(request: Request) -> Response:
-        listed = [
-            {"facility": number, "facility_id": f"F{number:03d}", "patients": patients}
-            for number in range(1, facilities + 1)
-        ]
-        return Json({"data": listed})
+        numbers = range(1, facilities + 1)
+        return Json(
+            {"data": [{"facility": n, "facility_id": f"F{n:03d}", "patients": patients} for n in numbers]}
+        )
 
     async def expected(request: Request) -> Response:
-        of_facility = _whole(request, "patients", default=patients)
-        return Json(seeded(book, request.path_params["facility"], of_facility))
+        facility = request.path_params["facility"]
+        numbers = range(1, _whole(request, "patients", default=patients) + 1)
+        counts = {
+            data_type.value: sum(book.record_count(facility, patient, data_type) for patient in numbers)
+            for data_type in DataType
+        }
+        listed = [patient_id(facility, patient) for patient in numbers]
+        return Json({"facility": facility, "patients": listed, "records": counts})
 
     async def records(request: Request) -> Response:
         answer = _answer(book, request)
         fault = plan.fault(f"{request.url.path}?{request.url.query}", _attempt(request))
-        if fault is None:
-            return answer
         if fault is Fault.THROTTLED:
-            return Json(
-                {"error": "too many requests"},
-                status_code=429,
-                headers={"retry-after": str(plan.retry_after)},
-            )
+            headers = {"retry-after": str(plan.retry_after)}
+            return Json({"error": "too many requests"}, status_code=429, headers=headers)
         if fault is Fault.BROKEN:
             return Json({"error": "internal error"}, status_code=500)
         if fault is Fault.DROPPED:
             return DroppedConnection(bytes(answer.body))
-        await asyncio.sleep(plan.slow_seconds)
+        if fault is Fault.SLOW:
+            await asyncio.sleep(plan.slow_seconds)
         return answer
 
     routes = [
@@ -96,20 +147,6 @@ def create_app(
         Route("/expected/{facility:int}", expected),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
-
-
-def seeded(book: RecordBook, facility: int, patients: int) -> dict[str, Any]:
-    """Returns the record counts of a facility with patients 1 to ``patients``, after de-duplication."""
-    return {
-        "facility": facility,
-        "patients": [patient_id(facility, patient) for patient in range(1, patients + 1)],
-        "records": {
-            data_type.value: sum(
-                book.record_count(facility, patient, data_type) for patient in range(1, patients + 1)
-            )
-            for data_type in DataType
-        },
-    }
 
 
 def _answer(book: RecordBook, request: Request) -> Json:
@@ -123,7 +160,7 @@ def _answer(book: RecordBook, request: Request) -> Json:
     number = _whole(request, "page", default=1)
     size = min(_whole(request, "pageSize", default=PAGE_SIZE), MOST_ROWS)
     page = book.page(where["facility"], where["patient"], data_type, number, size)
-    if not data_type.is_paged:
+    if data_type is DataType.DEMOGRAPHICS:
         return Json({"data": page.records})
     paging = {"page": number, "pageSize": size, "total": page.total, "hasMore": page.has_more}
     return Json({"data": page.records, "paging": paging})

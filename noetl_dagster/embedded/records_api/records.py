@@ -76,18 +76,13 @@ def number_of(text: str) -> int:
 
 
 class DataType(StrEnum):
-    """The types of records that the service has of a patient."""
+    """The types of records of a patient. All but the demographics come in pages."""
 
     ASSESSMENTS = "assessments"
     CONDITIONS = "conditions"
     MEDICATIONS = "medications"
     VITAL_SIGNS = "vital_signs"
     DEMOGRAPHICS = "demographics"
-
-    @property
-    def is_paged(self) -> bool:
-        """True if the records come in pages."""
-        return self is not DataType.DEMOGRAPHICS
 
 
 _PAGES = {
@@ -118,7 +113,7 @@ class RecordBook:
 
     def row_count(self, facility: int, patient: int, data_type: DataType) -> int:
         """Returns the number of rows over all pages of a patient, including repeated rows."""
-        if not data_type.is_paged:
+        if data_type is DataType.DEMOGRAPHICS:
             return 1
         fewest, most = _PAGES[data_type]
         bits = mix(self.seed, facility, patient, _SALTS[data_type])

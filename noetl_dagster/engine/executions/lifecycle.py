@@ -179,6 +179,14 @@ class Lifecycle:
         event.error = message
         return await self._stop(execution, event)
 
+    async def fail_unstarted(self, execution_id: int, message: str) -> bool:
+        """Fails an execution whose run ended before its first step; returns False if the run had begun."""
+        execution = await self._runtime.load(execution_id)
+        unstarted = execution.state.is_running and execution.state.run_id is None
+        if unstarted:
+            await self.fail(execution, message)
+        return unstarted
+
     async def cancel(self, execution_id: int, reason: str = "cancelled on request") -> bool:
         """Cancels an execution for good. False when it had ended already.
 

@@ -374,6 +374,16 @@ def chunks_made(chunks: ChunksView) -> str:
     return f"{chunks.made} chunks" + ("" if chunks.rows is None else f", {chunks.rows} rows")
 
 
+STATUS_AFTER: Mapping[str | None, str] = {
+    None: "RUNNING",
+    "execution.resumed": "RUNNING",
+    "playbook.completed": "COMPLETED",
+    "playbook.failed": "FAILED",
+    "execution.cancelled": "CANCELLED",
+}
+"""The status of an execution after the type of the event that ended it."""
+
+
 async def newest_executions(
     pool: asyncpg.Pool[Any],
     limit: int,

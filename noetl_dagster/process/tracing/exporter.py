@@ -48,11 +48,7 @@ Send = Callable[[Sequence[Span]], str | None]
 
 
 class Exporter:
-    """Sends spans to one collector. Use :func:`exporter_of`.
-
-    Attributes:
-        dropped: number of spans that were not sent.
-    """
+    """Sends spans to one collector, and counts the spans that it drops. Use :func:`exporter_of`."""
 
     def __init__(self, endpoint: str, *, trusted: bool) -> None:
         self.endpoint = endpoint
@@ -72,7 +68,7 @@ class Exporter:
         self._unavailable = self._disabled = False
 
     def add(self, spans: Sequence[Span]) -> None:
-        """Queues spans, or drops them if too many are waiting."""
+        """Queues spans; drops them if too many are waiting."""
         if self._disabled or len(self._waiting) >= MAX_WAITING:
             self.dropped += len(spans)
             return
@@ -135,20 +131,14 @@ class Exporter:
         try:
             with _importing:
                 from noetl_dagster.process.tracing.otlp import open_sender
-        except ImportError as error:
-            self._disabled = True
-            logger.warning(
-                "no traces are sent to %s: %s is not installed; pip install 'noetl-dagster[tracing]'",
-                self._shown,
-                error.name,
-            )
-            return None
-        try:
             return open_sender(_url(self.endpoint), keep=None if self._trusted else _PLAIN_HEADERS)
+        except ImportError as error:
+            why = f"{error.name} is not installed; pip install 'noetl-dagster[tracing]'"
         except Exception as error:  # an invalid OTEL_EXPORTER_OTLP_* variable
-            self._disabled = True
-            logger.warning("no traces are sent to %s: %r; look at OTEL_EXPORTER_OTLP_*", self._shown, error)
-            return None
+            why = f"{error!r}; look at OTEL_EXPORTER_OTLP_*"
+        self._disabled = True
+        logger.warning("no traces are sent to %s: %s", self._shown, why)
+        return None
 
     def _record_outcome(self, error_text: str | None, spans: int) -> None:
         self._unavailable = error_text is not None

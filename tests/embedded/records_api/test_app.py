@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from noetl_dagster.embedded.records_api import DataType, Fault, FaultPlan, RecordBook, create_app
-from noetl_dagster.embedded.records_api.faults import WORST_STREAK
+from noetl_dagster.embedded.records_api.app import WORST_STREAK
 
 
 @contextlib.asynccontextmanager

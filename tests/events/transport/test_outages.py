@@ -11,7 +11,7 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.embedded import ServiceName
-from noetl_dagster.embedded.state import read_state
+from noetl_dagster.embedded.supervisor import read_state
 from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.schema import apply_schema
