@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from noetl_dagster.code_location.component import PlaybooksComponent
     from noetl_dagster.code_location.definitions import load_playbooks
+    from noetl_dagster.code_location.folder import PlaybookStep
     from noetl_dagster.code_location.materialize import MaterializedPlaybook, materialize_playbook
-    from noetl_dagster.code_location.translation import PlaybookStep
     from noetl_dagster.compiler.executors.threaded import threaded_executor
     from noetl_dagster.errors import ExecutionFailedError, NoetlError, PlaybookError, WorkloadError
     from noetl_dagster.io_managers.results import NoetlResultIOManager
@@ -56,7 +56,7 @@ _HOMES = {
     "code_location.component": ("PlaybooksComponent",),
     "code_location.definitions": ("load_playbooks",),
     "code_location.materialize": ("MaterializedPlaybook", "materialize_playbook"),
-    "code_location.translation": ("PlaybookStep",),
+    "code_location.folder": ("PlaybookStep",),
     "errors": ("ExecutionFailedError", "NoetlError", "PlaybookError", "WorkloadError"),
     "compiler.executors.threaded": ("threaded_executor",),
     "io_managers.results": ("NoetlResultIOManager",),

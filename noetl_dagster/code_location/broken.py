@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dagster import (
     AssetCheckEvaluation,
@@ -38,7 +39,7 @@ class BrokenPlaybook:
 
     Attributes:
         file: relative to the folder of the playbooks.
-        meant: the assets that it would make, as far as its text says.
+        meant: the assets that it would make, as far as its text shows.
     """
 
     file: Path
@@ -49,6 +50,16 @@ class BrokenPlaybook:
     def key(self) -> AssetKey:
         """The asset that stands for the playbook in the UI."""
         return AssetKey([GROUP, *(re.sub(r"[^A-Za-z0-9_.-]+", "_", part) for part in self.file.parts)])
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """The outcome of its check."""
+        return {
+            "passed": False,
+            "severity": AssetCheckSeverity.ERROR,
+            "description": self.why,
+            "metadata": {"file": str(self.file)},
+        }
 
 
 def meant_by(file: Path) -> tuple[AssetKey, ...]:
@@ -65,8 +76,7 @@ def meant_by(file: Path) -> tuple[AssetKey, ...]:
     path = str(metadata.get("path") or metadata.get("name") or "").strip("/")
     found = []
     for step in steps:
-        asset = step.get("asset") if isinstance(step, dict) else False
-        name = step.get("step") if isinstance(step, dict) else None
+        asset, name = (step.get("asset"), step.get("step")) if isinstance(step, dict) else (False, None)
         if asset is False or not isinstance(name, str) or not path:
             continue
         key = asset.get("key") if isinstance(asset, dict) else None
@@ -110,12 +120,7 @@ def definitions_of_broken(
 def _check(one: BrokenPlaybook) -> AssetChecksDefinition:
     @asset_check(asset=one.key, name=CHECK, description="The playbook can be loaded.")
     def loads() -> AssetCheckResult:
-        return AssetCheckResult(
-            passed=False,
-            severity=AssetCheckSeverity.ERROR,
-            description=one.why,
-            metadata={"file": str(one.file)},
-        )
+        return AssetCheckResult(**one.outcome)
 
     return loads
 
@@ -130,20 +135,10 @@ def _sensor(broken: Sequence[BrokenPlaybook], among: str) -> SensorDefinition:
         default_status=DefaultSensorStatus.RUNNING,
     )
     def noetl_playbooks(context: SensorEvaluationContext) -> SensorResult:
-        said = f"{len(broken)} playbooks cannot be loaded"
+        reason = f"{len(broken)} playbooks cannot be loaded"
         if context.cursor == now:
-            return SensorResult(cursor=now, skip_reason=said)
-        events = [
-            AssetCheckEvaluation(
-                asset_key=one.key,
-                check_name=CHECK,
-                passed=False,
-                severity=AssetCheckSeverity.ERROR,
-                description=one.why,
-                metadata={"file": str(one.file)},
-            )
-            for one in broken
-        ]
-        return SensorResult(asset_events=events, cursor=now, skip_reason=said)
+            return SensorResult(cursor=now, skip_reason=reason)
+        events = [AssetCheckEvaluation(asset_key=one.key, check_name=CHECK, **one.outcome) for one in broken]
+        return SensorResult(asset_events=events, cursor=now, skip_reason=reason)
 
     return noetl_playbooks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from json import dumps, loads
 from pathlib import Path
@@ -25,9 +24,9 @@ from dagster.components.utils.translation import TranslationFn, TranslationFnRes
 from pydantic import BaseModel, Field
 
 from noetl_dagster.code_location.definitions import load_playbooks
+from noetl_dagster.code_location.folder import PlaybookStep
 from noetl_dagster.code_location.scaffold import new_playbook
-from noetl_dagster.code_location.translation import PlaybookStep
-from noetl_dagster.compiler.session import NOETL
+from noetl_dagster.compiler.names import NOETL
 from noetl_dagster.resources.noetl import NoetlResource
 
 
@@ -57,10 +56,6 @@ class PlaybooksScaffolder(Scaffolder[PlaybooksScaffoldParams]):
         scaffold_component(request, {"path": request.params.path})
 
 
-def _template_names(data: PlaybookStep) -> Mapping[str, Any]:
-    return {"playbook": data.playbook, "step": data.step, "kinds": data.kinds}
-
-
 @scaffold_with(PlaybooksScaffolder)
 class PlaybooksComponent(Component, Resolvable, Model):
     """NoETL playbooks: a job for each, the results of its steps as assets with their checks.
@@ -79,31 +74,29 @@ class PlaybooksComponent(Component, Resolvable, Model):
                 tags: {tools: "{{ kinds | join('-') }}"}
     """
 
-    path: Annotated[
-        str, Field(description="Folder of the playbooks: absolute, or below the component's own folder")
-    ] = "playbooks"
-    include: Annotated[
-        list[str], Field(default_factory=list, description="Patterns of files below it; none: every playbook")
-    ]
-    exclude: Annotated[
-        list[str], Field(default_factory=list, description="Patterns of what is left out of these")
-    ]
-    noetl: Annotated[
-        dict[str, Any],
-        Field(
-            default_factory=dict,
-            description="Settings, by the fields of NoetlResource; {env: NAME} stands for a variable. "
-            "All components of a project say the same",
-        ),
-    ]
-    control: Annotated[
-        bool,
-        Field(description="With upkeep and projection, which a project has once"),
-    ] = True
+    path: str = Field(
+        "playbooks", description="Folder of the playbooks: absolute, or below the component's own folder"
+    )
+    include: list[str] = Field(
+        default_factory=list, description="Patterns of files below it; none: every playbook"
+    )
+    exclude: list[str] = Field(default_factory=list, description="Patterns of files to leave out")
+    noetl: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings, by the fields of NoetlResource; {env: NAME} stands for a variable. "
+        "All components of a project have the same",
+    )
+    control: bool = Field(True, description="With upkeep and projection, which a project has once")
     translation: (
         Annotated[
             TranslationFn[PlaybookStep],
-            TranslationFnResolver(template_vars_for_translation_fn=_template_names),
+            TranslationFnResolver(
+                template_vars_for_translation_fn=lambda one: {
+                    "playbook": one.playbook,
+                    "step": one.step,
+                    "kinds": one.kinds,
+                }
+            ),
         ]
         | None
     ) = None
@@ -132,16 +125,9 @@ class PlaybooksComponent(Component, Resolvable, Model):
 
 @cache
 def _resource(fields: str) -> NoetlResource:
-    """The same object for the same fields: components of one project share a resource only so.
-
-    Args:
-        fields: as JSON.
-    """
-    return NoetlResource(**{name: _variable_of(value) for name, value in loads(fields).items()})
-
-
-def _variable_of(value: Any) -> Any:
-    """``{env: NAME}``, as Dagster writes it in run config."""
-    if isinstance(value, Mapping) and set(value) == {"env"}:
-        return EnvVar(str(value["env"]))
-    return value
+    """Returns the same object for the same fields, in JSON: components of one project must share a resource."""
+    values = loads(fields)
+    for name, value in values.items():
+        if isinstance(value, dict) and set(value) == {"env"}:  # as Dagster writes it in run config
+            values[name] = EnvVar(str(value["env"]))
+    return NoetlResource(**values)

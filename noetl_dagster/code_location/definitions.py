@@ -12,18 +12,17 @@ from typing import Any
 from dagster import AssetsDefinition, DagsterInvalidDefinitionError, Definitions, SensorDefinition
 
 from noetl_dagster.code_location.broken import definitions_of_broken
-from noetl_dagster.code_location.folder import load_folder
+from noetl_dagster.code_location.folder import Translation, load_folder
 from noetl_dagster.code_location.playbooks import definitions_of_jobs
-from noetl_dagster.code_location.python_assets import definitions_in_python, has_assets_in_python
-from noetl_dagster.code_location.translation import Translation
+from noetl_dagster.code_location.python_assets import PATTERN, definitions_in_python
 from noetl_dagster.compiler.automation import (
     build_automation_sensor,
     build_observation_sensor,
     build_pool_sensor,
 )
 from noetl_dagster.compiler.job import PlaybookJob
-from noetl_dagster.compiler.names import dagster_name
-from noetl_dagster.compiler.session import NOETL
+from noetl_dagster.compiler.names import NOETL, dagster_name
+from noetl_dagster.playbook.catalog import files_below
 from noetl_dagster.playbook.loader import collector_paused
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.resources.noetl import NoetlResource
@@ -36,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 def build_definitions(settings: Settings) -> Definitions:
-    """Every playbook of ``settings.playbooks_path`` that loads, and the assets in ``*_assets.py`` beside them."""
+    """Returns the playbooks of ``settings.playbooks_path`` that load, and the assets in ``*_assets.py`` beside them."""
     folder = settings.playbooks_path
     if not folder.is_dir():
         logger.warning("there are no playbooks: %s is no folder; set NOETL_PLAYBOOKS_PATH", folder.absolute())
         return control_of([], default_resource())
-    with_spark = has_assets_in_python(folder)  # they may ask for the session
+    with_spark = bool(files_below(folder, PATTERN))  # they may ask for the session
     with collector_paused():
         beside = definitions_in_python(folder)
         in_python = [one for one in beside.assets or () if isinstance(one, AssetsDefinition)]
@@ -59,31 +58,30 @@ def load_playbooks(
     spark: bool = False,
     beside: Sequence[AssetsDefinition] = (),
 ) -> Definitions:
-    """The playbooks of a folder as Definitions: a job each, the assets and checks of its steps, schedules, sensors.
+    """Loads the playbooks of a folder as Definitions: their jobs, assets, checks, schedules and sensors.
 
-    A playbook that cannot be loaded takes no other with it: it is a failing check of an asset in its place.
+    A playbook that cannot be loaded does not affect the others. It is shown as an asset with a failing check.
 
     Args:
         path: the folder.
         include: patterns of files below it, such as ``clinical/*.yaml``; none: every playbook.
-        exclude: patterns of what is left out of these.
-        resources: by name, instead of what would be made: ``noetl`` (:class:`NoetlResource`), ``pyspark``
+        exclude: patterns of files to leave out.
+        resources: by name, instead of the default ones: ``noetl`` (:class:`NoetlResource`), ``pyspark``
             (:class:`PySparkResource`); others are passed on.
-        translation: gives what Dagster is to show of an asset (key, description, group, owners, tags, metadata,
-            code version, automation, freshness) from what the playbook says and the step that makes it.
-        control: with upkeep and projection, which a project has once: of several calls, one has them. What acts on
-            the playbooks themselves comes with each call: recovery of executions whose process died, automation,
-            observation, the slots of pools.
-        beside: assets in Python which read playbooks' assets and are read by playbooks: of a circle through them the
-            last playbook is left out.
-        spark: with the resource ``pyspark`` also where no playbook needs it.
+        translation: returns Dagster's description of an asset (key, description, group, owners, tags, metadata, code
+            version, automation, freshness) from the playbook's description and the step that makes the asset.
+        control: with upkeep and projection. Only one call of a project has them. Every call has the sensors of its
+            playbooks: recovery of executions whose process died, automation, observation, the slots of pools.
+        beside: assets in Python that read assets of playbooks and are read by playbooks. If they form a circle, the
+            last playbook in it is left out.
+        spark: with the resource ``pyspark`` even if no playbook needs it.
 
     Returns:
         Definitions, for :meth:`dagster.Definitions.merge`. Those of several calls share their resources.
 
     Raises:
-        DagsterInvalidDefinitionError: there is no such folder, or a translation asks for what only a playbook can
-            say.
+        DagsterInvalidDefinitionError: there is no such folder, or a translation changes something that only the
+            playbook defines.
 
     Examples:
         >>> defs = Definitions.merge(
@@ -112,18 +110,14 @@ def load_playbooks(
     playbooks = definitions_of_jobs(jobs, noetl, spark=spark, resources=given)
     if not jobs and not broken:
         logger.warning("there are no playbooks in %s that include and exclude leave", folder.absolute())
-    among = None if control else _name(folder)
-    made = {key for job in jobs if job.assets is not None for key in job.assets.keys}
-    made |= {key for assets in beside for key in assets.keys}
+    among = None
+    if not control:  # the part of Dagster's names that distinguishes this folder from the project's others
+        digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:6]
+        among = f"{dagster_name(folder.resolve().name)}_{digest}"
+    made = {key for one in (*(job.plan for job in jobs), *beside) for key in one.keys}
     return Definitions.merge(
         playbooks, control_of(jobs, noetl, among), definitions_of_broken(broken, made, among or "")
     )
-
-
-def _name(folder: Path) -> str:
-    """Returns the part of Dagster's names that distinguishes a folder from the project's other folders."""
-    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:6]
-    return f"{dagster_name(folder.resolve().name)}_{digest}"
 
 
 @cache
@@ -135,13 +129,13 @@ def default_resource() -> NoetlResource:
 def control_of(
     playbooks: Sequence[PlaybookJob], noetl: EngineProvider, among: str | None = None
 ) -> Definitions:
-    """Builds the sensors and schedules that keep a deployment going.
+    """Builds the sensors and schedules that keep a deployment running.
 
     These are upkeep and projection, once in a project, and the sensors of given playbooks: recovery of executions whose
     process died, automation, observation and the slots of pools.
 
     Args:
-        among: only what acts on the playbooks, under names that this sets apart from those of others in the project.
+        among: only the sensors of the playbooks, with names that contain this.
     """
     texts = [job.playbook for job in playbooks]
     sensors: list[SensorDefinition | None] = [

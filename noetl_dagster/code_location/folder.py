@@ -1,25 +1,49 @@
-"""The playbooks of a folder, compiled; a broken playbook does not affect the others."""
+"""The playbooks of a folder, compiled, with their assets as a project describes them.
+
+A broken playbook does not affect the others.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from dagster import AssetKey, AssetsDefinition
+from dagster import AssetKey, AssetsDefinition, AssetSpec, DagsterInvalidDefinitionError
 
 from noetl_dagster.code_location.broken import BrokenPlaybook, meant_by
-from noetl_dagster.code_location.translation import Specs, Translation, translated
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.lineage.tables import PlaybookWriters
+from noetl_dagster.compiler.specs import asset_spec
 from noetl_dagster.errors import PlaybookError
+from noetl_dagster.playbook.assets import key_text
 from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.models import Playbook, Step
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaybookStep:
+    """A step whose result is an asset, as a translation sees it."""
+
+    playbook: Playbook
+    step: Step
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of its tools."""
+        return sorted({task.kind for task in self.step.tasks})
+
+
+Translation = Callable[[AssetSpec, PlaybookStep], AssetSpec]
+"""Returns Dagster's description of an asset, from the playbook's description and the step that makes the asset."""
+
+Specs = dict[str, AssetSpec]
+"""Descriptions of assets by step."""
 
 
 def load_folder(
@@ -30,15 +54,12 @@ def load_folder(
     translation: Translation | None = None,
     beside: Sequence[AssetsDefinition] = (),
 ) -> tuple[list[PlaybookJob], list[BrokenPlaybook]]:
-    """The playbooks of a folder, and those that were left out.
+    """Returns the playbooks of a folder, and those that were left out.
 
     Of two with one name, or with one asset, the first stays; of playbooks that read each other in a circle the last
     is left out.
 
     Args:
-        include: patterns of files below the folder; none: all of them.
-        exclude: patterns of what is left out of these.
-        translation: says what Dagster is to show of an asset instead of what its playbook says.
         beside: assets in Python, which may be a part of such a circle.
     """
     broken: list[BrokenPlaybook] = []
@@ -50,8 +71,7 @@ def load_folder(
             broken.append(BrokenPlaybook(path, str(error)))
     specs: dict[str, Specs] = {}
     if translation is not None:
-        playbooks, specs, failed = translated(playbooks, translation)
-        broken += [BrokenPlaybook(Path(file), f"{file}: {why}") for file, why in failed.items()]
+        playbooks, specs = _translated(playbooks, translation, broken)
     jobs: list[PlaybookJob] = []
     made = {
         playbook.asset_key(step.name): playbook.dagster.partitions
@@ -63,9 +83,9 @@ def load_folder(
     for playbook in playbooks:
         try:
             job = compile_playbook(playbook, made, specs.get(playbook.file, {}), writers)
-            job.schedules  # noqa: B018, Dagster looks at them now
+            job.schedules  # noqa: B018, Dagster checks them when they are made
             jobs.append(job)
-        except Exception as error:  # whatever Dagster refuses of this one concerns no other
+        except Exception as error:  # whatever Dagster refuses of this one does not concern the others
             logger.debug("playbook %s", playbook.file, exc_info=True)
             broken.append(_broken(playbook, f"Dagster refuses it: {error}"))
     jobs = _without_cycles(_without_duplicates(jobs, beside, broken), beside, broken)
@@ -78,6 +98,69 @@ def _broken(playbook: Playbook, why: str) -> BrokenPlaybook:
     return BrokenPlaybook(Path(playbook.file), f"{playbook.file}: {why}")
 
 
+def _translated(
+    playbooks: Iterable[Playbook], translation: Translation, broken: list[BrokenPlaybook]
+) -> tuple[list[Playbook], dict[str, Specs]]:
+    """Returns the playbooks with the new keys of their assets and of those that they read, and the descriptions.
+
+    The descriptions are by file and step.
+    """
+    specs: dict[str, Specs] = {}
+    own: dict[str, dict[str, str]] = {}
+    kept = []
+    for playbook in playbooks:
+        try:
+            found = {
+                step.name: _translated_spec(PlaybookStep(playbook, step), translation)
+                for step in playbook.steps
+                if step.is_asset
+            }
+        except DagsterInvalidDefinitionError as error:
+            broken.append(_broken(playbook, str(error)))
+            continue
+        kept.append(playbook)
+        specs[playbook.file] = found
+        keys = {
+            key_text(playbook.asset_key(step)): key_text(tuple(spec.key.path)) for step, spec in found.items()
+        }
+        own[playbook.file] = {before: after for before, after in keys.items() if before != after}
+    shared: dict[str, str] = {}
+    for renamed in own.values():
+        shared = renamed | shared  # of two with one key, other playbooks mean the first
+    return [_renamed(one, shared | own[one.file]) for one in kept], specs
+
+
+def _translated_spec(step: PlaybookStep, translation: Translation) -> AssetSpec:
+    before = asset_spec(step.playbook, step.step)
+    refused: str | None = None
+    try:
+        after = translation(before, step)
+    except Exception as error:  # any exception of a user's function or template
+        raise DagsterInvalidDefinitionError(
+            f"step {step.step.name}: its translation fails: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(after, AssetSpec):
+        refused = f"gives a {type(after).__name__}, not an AssetSpec"
+    elif not any(after.key.path):
+        refused = "gives it an empty key"
+    else:
+        fixed = ("partitions_def", "deps", "skippable")
+        changed = next((name for name in fixed if getattr(after, name) != getattr(before, name)), None)
+        if changed is not None:
+            refused = f"gives it another {changed}, which the playbook itself says"
+    if refused is not None:
+        raise DagsterInvalidDefinitionError(f"step {step.step.name}: its translation {refused}")
+    return after
+
+
+def _renamed(playbook: Playbook, renamed: Mapping[str, str]) -> Playbook:
+    """Returns a playbook with those of the new keys that concern it."""
+    named = {key_text(playbook.asset_key(step.name)) for step in playbook.steps}
+    named |= {key_text(source.asset) for step in playbook.steps for source in step.sources.values()}
+    own = {before: renamed[before] for before in sorted(named & renamed.keys())}
+    return playbook.model_copy(update={"renamed": own}) if own else playbook
+
+
 def _without_duplicates(
     jobs: Iterable[PlaybookJob], beside: Sequence[AssetsDefinition], broken: list[BrokenPlaybook]
 ) -> list[PlaybookJob]:
@@ -85,8 +168,7 @@ def _without_duplicates(
     keys = {key: "an asset in Python" for assets in beside for key in assets.keys}
     kept = []
     for job in jobs:
-        own = set(job.assets.keys) if job.assets is not None else set()
-        twins = sorted(key.to_user_string() for key in own & keys.keys())
+        twins = sorted(key.to_user_string() for key in keys.keys() & set(job.plan.keys))
         if job.plan.name in names:
             broken.append(
                 _broken(job.playbook, f"{names[job.plan.name]} has the name {job.playbook.name!r} already")
@@ -98,7 +180,7 @@ def _without_duplicates(
             )
         else:
             names[job.plan.name] = job.playbook.file
-            keys |= dict.fromkeys(own, job.playbook.file)
+            keys |= dict.fromkeys(job.plan.keys, job.playbook.file)
             kept.append(job)
     return kept
 
@@ -109,7 +191,7 @@ def _without_cycles(
     """Leaves out the last playbook of each circle: Dagster runs a playbook as one, and would refuse them all."""
     upstream = {name: reads for assets in beside for name, reads in _reads_beside(assets).items()}
     while True:
-        maker = {key: job.plan.name for job in jobs if job.assets is not None for key in job.assets.keys}
+        maker = {key: job.plan.name for job in jobs for key in job.plan.keys}
         maker |= {key: name for name, (keys, _) in upstream.items() for key in keys}
         reads = {job.plan.name: {reading.key for reading in job.plan.readings} for job in jobs}
         reads |= {name: found for name, (_, found) in upstream.items()}
@@ -130,7 +212,7 @@ def _without_cycles(
 
 
 def _reads_beside(assets: AssetsDefinition) -> dict[str, tuple[set[AssetKey], set[AssetKey]]]:
-    """By name, what is made as one of a definition in Python, and what it reads."""
+    """Returns, by name, the assets that a definition in Python makes as one, and those that they read."""
     if assets.can_subset:
         return {
             f"asset {key.to_user_string()}": ({key}, set(reads)) for key, reads in assets.asset_deps.items()

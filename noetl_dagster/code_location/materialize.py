@@ -1,4 +1,4 @@
-"""A playbook's assets made now, in this process: for notebooks, tests and scripts."""
+"""Runs a playbook in this process, for notebooks, tests and scripts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dagster import (
 )
 
 from noetl_dagster.code_location.definitions import default_resource
-from noetl_dagster.code_location.launch import FinishedRun, launch, prepare
-from noetl_dagster.compiler.session import NOETL
+from noetl_dagster.code_location.launch import launch, prepare
+from noetl_dagster.compiler.names import NOETL
 from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.engine.executions.results import value_of
 from noetl_dagster.errors import ExecutionFailedError, ExecutionNotFoundError, WorkloadError
@@ -35,8 +35,8 @@ class MaterializedPlaybook:
     """The outcome and the results of an execution of a playbook.
 
     Attributes:
-        error: why it did not complete.
-        events: what Dagster has recorded of its run, in order.
+        error: the reason if it did not complete.
+        events: of its run in Dagster, in order.
     """
 
     playbook: Playbook
@@ -48,7 +48,7 @@ class MaterializedPlaybook:
     noetl: EngineProvider
 
     def asset_value(self, asset: str | Sequence[str] | AssetKey) -> Any:
-        """The result of a step: mappings, lists, numbers and text as they are, tables as Arrow, of a loop a list.
+        """Returns the result of a step: mappings, lists, numbers and text as they are, tables as Arrow, loops as lists.
 
         Args:
             asset: the step's name, or its asset's key.
@@ -69,23 +69,26 @@ class MaterializedPlaybook:
         return self.noetl.run(read())
 
     def overview(self) -> Overview:
-        """Steps, iterations, checks and their counts, as ``noetl-dagster status`` shows them."""
+        """Returns steps, iterations, checks and their counts, as ``noetl-dagster status`` shows them."""
         return self.noetl.run(full_overview(self.noetl.engine().runtime, self.execution_id))
 
     @property
     def materializations(self) -> list[AssetMaterialization]:
-        """In the order in which they were made."""
+        """Returns what was materialized, in order."""
         return [
-            event.step_materialization_data.materialization for event in self._of("ASSET_MATERIALIZATION")
+            event.step_materialization_data.materialization
+            for event in self.events
+            if event.event_type is DagsterEventType.ASSET_MATERIALIZATION
         ]
 
     @property
     def check_evaluations(self) -> list[AssetCheckEvaluation]:
         """Returns the evaluations of the steps' checks."""
-        return [event.asset_check_evaluation_data for event in self._of("ASSET_CHECK_EVALUATION")]
-
-    def _of(self, kind: str) -> list[DagsterEvent]:
-        return [event for event in self.events if event.event_type is DagsterEventType(kind)]
+        return [
+            event.asset_check_evaluation_data
+            for event in self.events
+            if event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION
+        ]
 
     def _step(self, asset: str | Sequence[str] | AssetKey) -> str:
         names = {step.name for step in self.playbook.steps}
@@ -114,16 +117,16 @@ def materialize_playbook(
 
     Args:
         playbook: a file, or a playbook that is loaded already.
-        workload: keys that override the playbook's workload; dates and times go as ISO 8601 text.
+        workload: keys that override the playbook's workload; dates and times become ISO 8601 text.
         partition: of a playbook with partitions: ``2026-01-31``, or ``day|place`` of two dimensions.
         resources: ``noetl`` instead of the engine that ``NOETL_*`` variables describe; others by name.
-        instance: where Dagster records the run; default: one that is forgotten at the end. The event log keeps the
-            execution in any case.
+        instance: records the run; default: one that is discarded at the end. The event log keeps the execution in any
+            case.
         tags: of the run.
-        raise_on_error: an execution that does not complete is an error.
+        raise_on_error: raises an error if the execution does not complete.
 
     Raises:
-        PlaybookError: the file has errors; all of them are told.
+        PlaybookError: the file has errors; the message lists all of them.
         WorkloadError: a value of ``workload`` or the partition does not fit the playbook.
         ExecutionFailedError: the execution has not completed.
 
@@ -148,25 +151,15 @@ def materialize_playbook(
         begun = engine.runtime.ids.next()
     with ExitStack() as stack:
         recorded = instance or stack.enter_context(DagsterInstance.ephemeral())
-        ended = launch(
-            prepared,
-            noetl,
-            recorded,
-            execution_id=begun,
-            workload=values,
-            tags=dict(tags or {}),
-        )
+        ended = launch(prepared, noetl, recorded, execution_id=begun, workload=values, tags=dict(tags or {}))
         events = [entry.dagster_event for entry in recorded.all_logs(ended.run_id) if entry.dagster_event]
-    error = None if ended.success else _error_of(noetl, ended)
+    error = None
+    if not ended.success:
+        try:
+            state = noetl.run(engine.runtime.load(begun)).state
+            error = state.error or ended.error or f"it is {state.status}"
+        except ExecutionNotFoundError:
+            error = ended.error or "it did not begin"
     if raise_on_error and error is not None:
         raise ExecutionFailedError(f"{loaded.name}, execution {begun}: {error}")
     return MaterializedPlaybook(loaded, begun, ended.run_id, ended.success, error, events, noetl)
-
-
-def _error_of(noetl: EngineProvider, ended: FinishedRun) -> str:
-    """Why an execution failed; what Dagster says of its run, where it has not even begun."""
-    try:
-        state = noetl.run(noetl.engine().runtime.load(ended.execution_id)).state
-    except ExecutionNotFoundError:
-        return ended.error or "it did not begin"
-    return state.error or ended.error or f"it is {state.status}"

@@ -40,7 +40,15 @@ def definitions_in_python(folder: Path) -> Definitions:
     found = []
     for path in files_below(folder, PATTERN):
         with _left_out_if_broken(path):
-            found.append(_definitions_in(_module(path)))
+            module = _module(path)
+            jobs = [
+                one
+                for one in vars(module).values()
+                if isinstance(one, (JobDefinition, UnresolvedAssetJobDefinition))
+            ]
+            assets = load_assets_from_modules([module])
+            checks = load_asset_checks_from_modules([module])
+            found.append(Definitions(assets=assets, asset_checks=checks, jobs=jobs))
     return Definitions.merge(*found)
 
 
@@ -57,11 +65,6 @@ def checks_in_python(folder: Path, assets: Collection[AssetKey]) -> list[AssetCh
     return [one for one in found if {key.asset_key for key in one.check_keys} <= set(assets)]
 
 
-def has_assets_in_python(folder: Path) -> bool:
-    """Reports whether there is any such file below a folder."""
-    return bool(files_below(folder, PATTERN))
-
-
 @contextmanager
 def _left_out_if_broken(path: Path) -> Iterator[None]:
     try:
@@ -70,19 +73,8 @@ def _left_out_if_broken(path: Path) -> Iterator[None]:
         logger.exception("the assets of %s are left out", path)
 
 
-def _definitions_in(module: ModuleType) -> Definitions:
-    jobs = [
-        one for one in vars(module).values() if isinstance(one, (JobDefinition, UnresolvedAssetJobDefinition))
-    ]
-    return Definitions(
-        assets=load_assets_from_modules([module]),
-        asset_checks=load_asset_checks_from_modules([module]),
-        jobs=jobs,
-    )
-
-
 def _module(path: Path) -> ModuleType:
-    """A file as a module of its own name; the files beside it can be imported."""
+    """Imports a file under its own name; it may import the files beside it."""
     if (folder := str(path.parent.absolute())) not in sys.path:
         sys.path.append(folder)
     if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path.absolute()):

@@ -1,11 +1,10 @@
-"""Commented starts: a project that works, a playbook, and a step."""
+"""Commented templates: a project that works, a playbook, and a step."""
 
 from __future__ import annotations
 
 import re
 import textwrap
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from string import Template
 
@@ -18,18 +17,18 @@ TEMPLATES = files("noetl_dagster.code_location") / "templates"
 
 
 def new_playbook(name: str, *, path: str, file: str | None = None) -> str:
-    """The text of a playbook of two steps, which runs as it is.
+    """Returns the text of a playbook of two steps, which runs as it is.
 
     Args:
         name: of its job.
         path: ``metadata.path``, the first parts of its assets' keys.
-        file: where it will stand; default: ``playbooks/<name>.yaml``.
+        file: that will contain it; default: ``playbooks/<name>.yaml``.
     """
-    return filled(TEMPLATES / "playbook.yaml", name=name, path=path, file=file or f"playbooks/{name}.yaml")
+    return _filled("playbook.yaml", name=name, path=path, file=file or f"playbooks/{name}.yaml")
 
 
 def new_step(name: str, kind: str) -> str:
-    """The text of a step, as an entry of ``workflow`` without indentation.
+    """Returns the text of a step, as an entry of ``workflow`` without indentation.
 
     Raises:
         PlaybookError: there is no such kind of tool.
@@ -39,9 +38,9 @@ def new_step(name: str, kind: str) -> str:
         raise PlaybookError(
             [Problem(Place("--kind", 1), f"there is no tool {kind!r}; the kinds are {known}")]
         )
-    template = TEMPLATES / "steps" / f"{kind}.yaml"
-    if template.is_file():
-        return filled(template, name=name)
+    template = f"steps/{kind}.yaml"
+    if (TEMPLATES / template).is_file():
+        return _filled(template, name=name)
     tool = TOOL_KINDS[kind]
     needs = tool.needs if tool.needs_all else tool.needs[:1]
     fields = [f"    {field}: ... # put in what it is" for field in needs]
@@ -50,10 +49,10 @@ def new_step(name: str, kind: str) -> str:
 
 
 def with_step(text: str, step: str, file: str) -> str:
-    """A playbook's text with a step at the end of its workflow; everything else stays as it is written.
+    """Adds a step to the end of a playbook's workflow, and leaves the rest of the text as it is.
 
     Args:
-        step: as :func:`new_step` gives it.
+        step: from :func:`new_step`.
         file: names the playbook in messages.
 
     Raises:
@@ -79,16 +78,13 @@ def with_step(text: str, step: str, file: str) -> str:
     return "".join([*lines[:end], "\n", entry, *lines[end:]])
 
 
-def filled(template: Traversable, **names: str) -> str:
-    """A template of this package with its ``$names`` filled in."""
-    return Template(template.read_text(encoding="utf-8")).substitute(names)
-
-
-_PROJECT = TEMPLATES / "project"
+def _filled(template: str, **names: str) -> str:
+    """Returns a template of this package with its ``$names`` filled in."""
+    return Template((TEMPLATES / template).read_text(encoding="utf-8")).substitute(names)
 
 
 class ProjectExistsError(NoetlError):
-    """There is something already where a project was to be made."""
+    """The folder of a new project has files of the same names."""
 
 
 def new_project(folder: Path, version: str) -> list[Path]:
@@ -105,26 +101,26 @@ def new_project(folder: Path, version: str) -> list[Path]:
     """
     name = re.sub(r"[^a-z0-9-]+", "-", folder.resolve().name.lower()).strip("-") or "playbooks"
     package = re.sub(r"^(?=\d)", "p_", name.replace("-", "_"))
+
+    def text(template: str, **names: str) -> str:
+        return _filled(f"project/{template}.tmpl", **names)
+
     texts = {
-        "README.md": _text("README.md", name=name, package=package),
-        "pyproject.toml": _text("pyproject.toml", name=name, package=package, version=version),
-        "workspace.yaml": _text("workspace.yaml", package=package),
-        ".gitignore": _text("gitignore"),
+        "README.md": text("README.md", name=name, package=package),
+        "pyproject.toml": text("pyproject.toml", name=name, package=package, version=version),
+        "workspace.yaml": text("workspace.yaml", package=package),
+        ".gitignore": text("gitignore"),
         f"{package}/__init__.py": "",
-        f"{package}/definitions.py": _text("definitions.py"),
+        f"{package}/definitions.py": text("definitions.py"),
         "playbooks/squares.yaml": new_playbook("squares", path=f"{name}/squares"),
-        "conftest.py": _text("conftest.py"),
-        "tests/test_playbooks.py": _text("test_playbooks.py"),
+        "conftest.py": text("conftest.py"),
+        "tests/test_playbooks.py": text("test_playbooks.py"),
     }
-    files = {folder / path: text for path, text in texts.items()}
+    files = {folder / path: content for path, content in texts.items()}
     there = [str(path) for path in files if path.exists()]
     if there:
         raise ProjectExistsError(f"{', '.join(there)} is there already; give a folder without")
-    for path, text in files.items():
+    for path, content in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(content, encoding="utf-8")
     return list(files)
-
-
-def _text(template: str, **names: str) -> str:
-    return filled(_PROJECT / f"{template}.tmpl", **names)

@@ -1,4 +1,7 @@
-"""Sensors for what playbooks declare: automation, observed sources, and the limits of concurrency pools."""
+"""Sensors for what playbooks declare: automation, observed sources, and the limits of concurrency pools.
+
+The parameter ``among`` names the folder of the playbooks if a project has several; each has sensors of its own names.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,12 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dagster import (
     AssetKey,
     AssetObservation,
-    AssetsDefinition,
     AssetSelection,
     AutomationConditionSensorDefinition,
     DagsterInstance,
@@ -28,6 +30,7 @@ from dagster import (
     sensor,
 )
 
+from noetl_dagster.compiler.external_assets import DATA_VERSION
 from noetl_dagster.compiler.names import sensor_name
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
@@ -37,36 +40,19 @@ from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.storage.listing import matching
 from noetl_dagster.tools.access.credentials import CredentialType
 
+if TYPE_CHECKING:
+    from noetl_dagster.compiler.job import PlaybookJob
+
 POOLS_INTERVAL = 60
 
 
-class CompiledPlaybook(Protocol):
-    """A playbook and its assets."""
-
-    @property
-    def playbook(self) -> Playbook:
-        """The playbook."""
-        ...
-
-    @property
-    def assets(self) -> AssetsDefinition | None:
-        """Its assets; None if it has none."""
-        ...
-
-
-def build_automation_sensor(
-    jobs: Sequence[CompiledPlaybook], among: str | None = None
-) -> SensorDefinition | None:
-    """Builds the sensor that requests assets of playbooks with ``automation``. It runs by default.
-
-    Args:
-        among: the jobs are some of the project's.
-    """
+def build_automation_sensor(jobs: Sequence[PlaybookJob], among: str | None = None) -> SensorDefinition | None:
+    """Builds the sensor that requests assets of playbooks with ``automation``."""
     keys = [
         key
         for job in jobs
-        if job.assets is not None and any(spec.automation_condition for spec in job.assets.specs)
-        for key in job.assets.keys
+        if any(one.spec is not None and one.spec.automation_condition for one in job.plan.assets)
+        for key in job.plan.keys
     ]
     if not keys:
         return None
@@ -99,11 +85,7 @@ def set_limits(instance: DagsterInstance, limits: dict[str, int]) -> list[str]:
 
 
 def build_pool_sensor(playbooks: Sequence[Playbook], among: str | None = None) -> SensorDefinition | None:
-    """Builds a sensor that keeps the limits of Dagster's pools as playbooks set them; None if none sets any.
-
-    Args:
-        among: the playbooks are some of the project's.
-    """
+    """Builds a sensor that keeps the limits of Dagster's pools as playbooks set them; None if none sets any."""
     limits = limits_of(playbooks)
     if not limits:
         return None
@@ -123,11 +105,10 @@ def build_pool_sensor(playbooks: Sequence[Playbook], among: str | None = None) -
     return noetl_pools
 
 
-DATA_VERSION = "dagster/data_version"
 LEAST_SECONDS = 5
 _SHOWN = 1_000
 
-# What the statistics know of a table, without reading it: any write counts, so that a change is seen.
+# The statistics of a table, without reading it: any write counts, so that a change is seen.
 TABLE = """
 SELECT greatest(relation.reltuples::bigint, 0) AS rows, relation.relfilenode::text AS file,
        pg_table_size(relation.oid) AS bytes,
@@ -137,11 +118,8 @@ FROM pg_class AS relation WHERE relation.oid = $1::text::regclass
 """
 
 
-class Observed(NamedTuple):
-    """The state of a source; ``version`` changes with its content."""
-
-    version: str
-    metadata: dict[str, Any]
+Observed = tuple[DataVersion, dict[str, Any]]
+"""The version of a source's data, which changes with its content, and metadata."""
 
 
 async def observe(runtime: Runtime, spec: ObservationSpec) -> Observed:
@@ -151,12 +129,12 @@ async def observe(runtime: Runtime, spec: ObservationSpec) -> Observed:
         NoetlError: the source cannot be reached, or does not exist.
     """
     if spec.table is not None:
-        return await _table(runtime, spec, spec.table)
+        return await _observe_table(runtime, spec, spec.table)
     assert spec.object is not None
-    return await asyncio.to_thread(_objects, runtime, spec.object)
+    return await asyncio.to_thread(_observe_objects, runtime, spec.object)
 
 
-def _objects(runtime: Runtime, pattern: str) -> Observed:
+def _observe_objects(runtime: Runtime, pattern: str) -> Observed:
     listed = matching(runtime.settings, pattern)
     digest = hashlib.sha256("\n".join(f"{one.name} {one.version} {one.size}" for one in listed).encode())
     metadata: dict[str, Any] = {
@@ -167,10 +145,10 @@ def _objects(runtime: Runtime, pattern: str) -> Observed:
     }
     if listed:
         metadata["newest"] = MetadataValue.timestamp(max(one.modified for one in listed))
-    return Observed(digest.hexdigest()[:32], metadata)
+    return DataVersion(digest.hexdigest()[:32]), metadata
 
 
-async def _table(runtime: Runtime, spec: ObservationSpec, table: str) -> Observed:
+async def _observe_table(runtime: Runtime, spec: ObservationSpec, table: str) -> Observed:
     box = runtime.box
     credential = await box.credentials.resolve(spec.auth, CredentialType.POSTGRES)
     pool = runtime.pool if credential is None else await box.clients.postgres(credential)
@@ -178,26 +156,34 @@ async def _table(runtime: Runtime, spec: ObservationSpec, table: str) -> Observe
         row = await pool.fetchrow(TABLE, table)
     except Exception as error:
         raise NoetlError(f"table {table} cannot be observed: {box.credentials.redact(str(error))}") from error
-    return Observed(
-        f"{row['file']}-{row['changes']}",
-        {
-            "dagster/relation_identifier": table,
-            "dagster/row_count": row["rows"],
-            "bytes": row["bytes"],
-            "changes": row["changes"],
-        },
-    )
+    return DataVersion(f"{row['file']}-{row['changes']}"), {
+        "dagster/relation_identifier": table,
+        "dagster/row_count": row["rows"],
+        "bytes": row["bytes"],
+        "changes": row["changes"],
+    }
 
 
-def source_assets(playbook: Playbook, noetl: EngineProvider) -> list[SourceAsset]:
-    """Returns the sources of a playbook as observable assets."""
-    return [_source_asset(playbook, spec, noetl) for spec in playbook.dagster.observe]
+def source_assets(
+    playbooks: Iterable[Playbook], noetl: EngineProvider, made: Collection[AssetKey]
+) -> list[SourceAsset]:
+    """Returns the sources that playbooks observe: each once, as an observable asset.
+
+    Args:
+        made: the assets that playbooks make; they are no sources.
+    """
+    found = {
+        AssetKey(spec.asset): _source_asset(playbook, spec, noetl)
+        for playbook in playbooks
+        for spec in playbook.dagster.observe
+    }
+    return [source for key, source in found.items() if key not in made]
 
 
 def _source_asset(playbook: Playbook, spec: ObservationSpec, noetl: EngineProvider) -> SourceAsset:
     def look(_context):  # type: ignore[no-untyped-def]  # Dagster refuses annotations that are text
-        found = noetl.run(observe(noetl.engine().runtime, spec))
-        return ObserveResult(data_version=DataVersion(found.version), metadata=found.metadata)
+        version, metadata = noetl.run(observe(noetl.engine().runtime, spec))
+        return ObserveResult(data_version=version, metadata=metadata)
 
     return SourceAsset(
         key=AssetKey(spec.asset),
@@ -210,11 +196,7 @@ def _source_asset(playbook: Playbook, spec: ObservationSpec, noetl: EngineProvid
 def build_observation_sensor(
     playbooks: Sequence[Playbook], noetl: EngineProvider, among: str | None = None
 ) -> SensorDefinition | None:
-    """Builds a sensor that observes every source when it is due, without a run; None without sources.
-
-    Args:
-        among: the playbooks are some of the project's.
-    """
+    """Builds a sensor that observes every source when it is due, without a run; None without sources."""
     specs = {key_text(spec.asset): spec for playbook in playbooks for spec in playbook.dagster.observe}
     if not specs:
         return None
@@ -234,12 +216,12 @@ def build_observation_sensor(
                 continue
             seen[name] = now
             try:
-                found = noetl.run(observe(noetl.engine().runtime, spec))
+                version, metadata = noetl.run(observe(noetl.engine().runtime, spec))
             except NoetlError as error:
                 problems.append(f"{name}: {error}")
                 continue
-            tags = {DATA_VERSION: found.version}
-            events.append(AssetObservation(AssetKey(spec.asset), metadata=found.metadata, tags=tags))
+            tags = {DATA_VERSION: version.value}
+            events.append(AssetObservation(AssetKey(spec.asset), metadata=metadata, tags=tags))
         for problem in problems:
             context.log.error(problem)
         cursor = json.dumps({name: moment for name, moment in seen.items() if name in specs})

@@ -7,12 +7,13 @@ from typing import Any
 
 from dagster import AssetKey, AssetMaterialization, AssetRecordsFilter, OpExecutionContext
 
-from noetl_dagster.compiler.automation import DATA_VERSION
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import AssetNotFoundError
 from noetl_dagster.events.envelopes import OK, to_result
 from noetl_dagster.playbook.assets import Key, key_text
 from noetl_dagster.result_ref import REF_METADATA, STORED_METADATA, ResultRef
+
+DATA_VERSION = "dagster/data_version"
 
 
 class ExternalAssets:
@@ -35,12 +36,8 @@ class ExternalAssets:
         made = await asyncio.to_thread(self._latest, key, partition)
         if made is None:
             return await asyncio.to_thread(self._observed, key)
-        ref = await self._reference(key, made)
-        return {
-            "asset": key_text(key),
-            "partition": made.partition,
-            "result": to_result({"status": OK, "ref": ref}),
-        }
+        result = to_result({"status": OK, "ref": await self._reference(key, made)})
+        return {"asset": key_text(key), "partition": made.partition, "result": result}
 
     def _observed(self, key: Key) -> dict[str, Any] | None:
         """Returns the latest observation of a source that no run makes: its address and its version."""

@@ -1,4 +1,4 @@
-"""Names that Dagster accepts, for jobs, ops, sensors and tags."""
+"""Names that Dagster accepts, for jobs, ops, sensors and tags, and the names of resources."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ _RESERVED = frozenset({"context", "conf", "config", "meta", "arg_dict", "dict", 
 _NOT_IN_A_TAG = re.compile(r"[^A-Za-z0-9_.-]+")
 
 TAG_NAMESPACE = "noetl_tag"
+
+LOCATION = "noetl_dagster.definitions"
+"""Module and name of the code location in workspace.yaml."""
+
+NOETL = "noetl"
+"""Key of the resource that provides the engine."""
+
+PYSPARK = "pyspark"
+"""Key of the resource that provides the Spark session."""
 
 
 def dagster_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A playbook's partitions as Dagster's, and one of their keys as the partition of an execution."""
+"""A playbook's partitions as Dagster's, and how those of the assets that it reads correspond to them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from itertools import product
 from typing import Any
 
 from dagster import (
+    AllPartitionMapping,
+    AssetKey,
     DagsterInstance,
     DailyPartitionsDefinition,
     DynamicPartitionsDefinition,
     HourlyPartitionsDefinition,
+    LastPartitionMapping,
     MonthlyPartitionsDefinition,
     MultiPartitionKey,
     MultiPartitionsDefinition,
+    PartitionMapping,
     PartitionsDefinition,
+    SpecificPartitionsPartitionMapping,
     StaticPartitionsDefinition,
     TimeWindowPartitionsDefinition,
     WeeklyPartitionsDefinition,
@@ -25,7 +30,15 @@ from dagster import (
 )
 
 from noetl_dagster.errors import WorkloadError
-from noetl_dagster.playbook.assets import Partition, PartitionKey, PartitionKind, PartitionsSpec
+from noetl_dagster.playbook.assets import (
+    Key,
+    Partition,
+    PartitionKey,
+    PartitionKind,
+    PartitionsSpec,
+    ReadPartition,
+    SourceSpec,
+)
 from noetl_dagster.playbook.models import Playbook
 
 PARTITION_TAG = "dagster/partition"
@@ -72,18 +85,17 @@ class PlaybookPartitions:
             raise WorkloadError(
                 f"playbook {self.playbook.name} has no partitions, and {key!r} of it is wanted"
             )
-        if not isinstance(self.definition, MultiPartitionsDefinition):
-            [only] = self.dimensions
-            return Partition(key=key, parts={only.name: self._key_of(only, key, instance)})
-        try:
-            keys = self.definition.get_partition_key_from_str(key).keys_by_dimension
-        except Exception as error:  # Dagster raises many types for text that is no key of two dimensions
-            names = "|".join(sorted(self.by_dimension))
-            raise WorkloadError(
-                f"partition {key!r} of {self.playbook.name} must be written as {names}"
-            ) from error
+        keys: Mapping[str, str] = {self.dimensions[0].name: key}
+        if isinstance(self.definition, MultiPartitionsDefinition):
+            try:
+                keys = self.definition.get_partition_key_from_str(key).keys_by_dimension
+            except Exception as error:  # Dagster raises many types for text that is no key of two dimensions
+                names = "|".join(sorted(self.by_dimension))
+                raise WorkloadError(
+                    f"partition {key!r} of {self.playbook.name} must be written as {names}"
+                ) from error
         parts = {one.name: self._key_of(one, keys[one.name], instance) for one in self.dimensions}
-        return Partition(key=str(MultiPartitionKey(keys)), parts=parts)
+        return Partition(key=_joined(keys), parts=parts)
 
     def choose(self, workload: Mapping[str, Any], key: str | None = None) -> Partition | None:
         """Returns the partition of an execution that is to start; None for a playbook without partitions.
@@ -107,7 +119,7 @@ class PlaybookPartitions:
                     f"playbook {self.playbook.name} has partitions: choose one, as with --partition {self._example()}"
                 )
             keys[one.name] = str(values[one.workload])
-        return self.find(next(iter(keys.values())) if len(keys) == 1 else str(MultiPartitionKey(keys)))
+        return self.find(_joined(keys))
 
     def register(self, partition: Partition, instance: DagsterInstance) -> None:
         """Adds the keys of dynamic dimensions that Dagster does not have yet."""
@@ -123,19 +135,20 @@ class PlaybookPartitions:
         """
         with partition_loading_context(effective_dt=moment, dynamic_partitions_store=instance):
             found = {name: _due(definition) for name, definition in self.by_dimension.items()}
-        if len(found) == 1:
-            return next(iter(found.values()))
-        return [
-            str(MultiPartitionKey(dict(zip(found, keys, strict=True)))) for keys in product(*found.values())
-        ]
+        return [_joined(dict(zip(found, keys, strict=True))) for keys in product(*found.values())]
 
     def _key_of(self, spec: PartitionsSpec, key: str, instance: DagsterInstance | None) -> PartitionKey:
         definition = self.by_dimension[spec.name]
         if isinstance(definition, TimeWindowPartitionsDefinition):
-            if not _has_window(definition, key):
+            try:
+                known = definition.has_partition_key(key)
+            except ValueError:  # text that is no time
+                known = False
+            if not known:
                 first, last = definition.get_first_partition_key(), definition.get_last_partition_key()
-                known = f"they are from {first} to {last}" if first is not None else "none has begun yet"
-                raise self._unknown(key, known)
+                raise self._unknown(
+                    key, f"they are from {first} to {last}" if first is not None else "none has begun yet"
+                )
             window = definition.time_window_for_partition_key(key)
             return PartitionKey(key=key, start=window.start.isoformat(), end=window.end.isoformat())
         keys: Sequence[str] = spec.keys
@@ -143,8 +156,9 @@ class PlaybookPartitions:
             keys = [key] if instance is None else instance.get_dynamic_partitions(spec.dynamic)
         if key not in keys:
             more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-            known = f"there are {', '.join(keys[:_SHOWN])}{more}" if keys else "there are none yet"
-            raise self._unknown(key, known)
+            raise self._unknown(
+                key, f"there are {', '.join(keys[:_SHOWN])}{more}" if keys else "there are none yet"
+            )
         return PartitionKey(key=key)
 
     def _unknown(self, key: str, known: str) -> WorkloadError:
@@ -158,7 +172,12 @@ class PlaybookPartitions:
             is_time = isinstance(definition, TimeWindowPartitionsDefinition)
             key = definition.get_last_partition_key() if is_time else next(iter(one.keys), None)
             found[one.name] = key or "KEY"
-        return next(iter(found.values())) if len(found) == 1 else f"'{MultiPartitionKey(found)}'"
+        return _joined(found) if len(found) == 1 else f"'{_joined(found)}'"
+
+
+def stored_partition(stored: Mapping[str, Any] | None) -> Partition | None:
+    """Returns the partition that the state of an execution has, if any."""
+    return None if stored is None else Partition.model_validate(stored)
 
 
 def partition_tags(partition: Partition | None) -> dict[str, str]:
@@ -169,6 +188,11 @@ def partition_tags(partition: Partition | None) -> dict[str, str]:
     if len(partition.parts) > 1:
         tags |= {f"{PARTITION_TAG}/{name}": part.key for name, part in partition.parts.items()}
     return tags
+
+
+def _joined(keys: Mapping[str, str]) -> str:
+    """Returns the key of a partition from its keys by dimension."""
+    return next(iter(keys.values())) if len(keys) == 1 else str(MultiPartitionKey(keys))
 
 
 def _definition_of(spec: PartitionsSpec) -> PartitionsDefinition:
@@ -196,15 +220,80 @@ def _definition_of(spec: PartitionsSpec) -> PartitionsDefinition:
     return DailyPartitionsDefinition(start, end, minute, hour, zone)
 
 
-def _has_window(definition: TimeWindowPartitionsDefinition, key: str) -> bool:
-    try:
-        return definition.has_partition_key(key)
-    except ValueError:  # text that is no time
-        return False
-
-
 def _due(definition: PartitionsDefinition) -> list[str]:
     if isinstance(definition, TimeWindowPartitionsDefinition):
         last = definition.get_last_partition_key()
         return [] if last is None else [last]
     return list(definition.get_partition_keys())
+
+
+@dataclass(frozen=True, slots=True)
+class AssetReading:
+    """One asset that steps of a playbook read: lineage beyond the playbook.
+
+    Attributes:
+        input: name of the graph's input.
+        steps: the steps that read it.
+        mapping: from the playbook's partitions to those of the asset; None for Dagster's default.
+    """
+
+    key: AssetKey
+    input: str
+    steps: tuple[str, ...]
+    mapping: PartitionMapping | None
+
+
+PartitionsByAsset = Mapping[Key, Sequence[PartitionsSpec]]
+"""The dimensions of the partitions of assets that other playbooks make."""
+
+
+def readings_of(playbook: Playbook, steps: Sequence[str], made: PartitionsByAsset) -> list[AssetReading]:
+    """Returns the assets outside of the playbook that the given steps read, one entry for each asset.
+
+    A step that reads an older result of its own playbook adds nothing, since Dagster allows no cycles.
+    """
+    own = {playbook.asset_key(step.name) for step in playbook.steps if step.is_asset}
+    found: dict[Key, list[tuple[str, SourceSpec]]] = {}
+    for name in steps:
+        for source in playbook.step(name).sources.values():
+            key = playbook.key_of(source.asset)
+            if key not in own:
+                found.setdefault(key, []).append((name, source))
+    readings = []
+    for number, (key, entries) in enumerate(found.items()):
+        partitions = {source.partition for _, source in entries}
+        partition = partitions.pop() if len(partitions) == 1 else ReadPartition.ALL
+        readers = tuple(dict.fromkeys(name for name, _ in entries))
+        mapping = _mapping(partition, playbook.dagster.partitions, made.get(key, ()))
+        readings.append(AssetReading(AssetKey(key), f"reads_{number}", readers, mapping))
+    return readings
+
+
+def _mapping(
+    partition: str, own: Sequence[PartitionsSpec], others: Sequence[PartitionsSpec]
+) -> PartitionMapping | None:
+    match partition:
+        case ReadPartition.SAME if _correspond(own, others):
+            return None
+        case ReadPartition.LATEST:
+            return LastPartitionMapping()
+        case ReadPartition.SAME | ReadPartition.ALL:
+            return AllPartitionMapping()
+    return SpecificPartitionsPartitionMapping([str(partition)])
+
+
+def _correspond(own: Sequence[PartitionsSpec], others: Sequence[PartitionsSpec]) -> bool:
+    """Reports whether Dagster finds the partition of one in those of the other by itself."""
+    if not own or not others:
+        return True
+    if len(own) == len(others):
+        return all(_dimensions_correspond(mine, other) for mine, other in zip(own, others, strict=True))
+    (single,), several = (own, others) if len(own) == 1 else (others, own)
+    same = (single.model_copy(update={"name": one.name, "workload": one.workload}) == one for one in several)
+    return sum(same) == 1
+
+
+def _dimensions_correspond(own: PartitionsSpec, other: PartitionsSpec) -> bool:
+    if own.kind.is_time and other.kind.is_time:
+        return own.name == other.name and own.timezone == other.timezone
+    return own.model_copy(update={"workload": None}) == other.model_copy(update={"workload": None})

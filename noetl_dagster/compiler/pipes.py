@@ -31,8 +31,6 @@ from noetl_dagster.tools.base import JobMessages, Toolbox, ToolCall
 OBJECT_SECONDS = 1.0
 """Seconds between two looks for messages in the object store."""
 
-FOLDER = "pipes"
-
 
 @dataclass(slots=True)
 class PipesMessages:
@@ -95,10 +93,8 @@ def receiving(
         with _lock:
             for name, messages in own.items():
                 messages.ops -= 1
-                empty = not messages.metadata and not messages.events
-                if (
-                    messages.ops == 0 and empty and _messages.get(name) is messages
-                ):  # else until an op takes them
+                kept = messages.ops or messages.metadata or messages.events  # until an op takes them
+                if not kept and _messages.get(name) is messages:
                     del _messages[name]
 
 
@@ -108,43 +104,39 @@ def take_messages(execution_id: int, step: str) -> PipesMessages | None:
         return _messages.pop((execution_id, step), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Pipes:
-    """Opens the Pipes sessions of jobs for the tools of a toolbox."""
+@asynccontextmanager
+async def open_session(
+    box: Toolbox, call: ToolCall, channel: JobMessages
+) -> AsyncIterator[Mapping[str, str]]:
+    """Opens the Pipes session of a job, and yields the variables of the job's environment.
 
-    box: Toolbox
-
-    @asynccontextmanager
-    async def open(self, call: ToolCall, channel: JobMessages) -> AsyncIterator[Mapping[str, str]]:
-        """Yields the variables of a job's environment; none if no op of this process drives the call's step."""
-        messages = _messages.get((call.execution_id, call.step))
-        if messages is None:
-            yield {}
-            return
-        if channel is JobMessages.OBJECTS:
-            await self.box.results.ready(StoreTier.MINIO)
-        with ExitStack() as stack:
-            session = await asyncio.to_thread(
-                stack.enter_context,
-                open_pipes_session(
-                    context=cast(OpExecutionContext, _StepOpContext(messages.context)),
-                    context_injector=_StepContextInjector(messages.asset),
-                    message_reader=self._reader(call, channel),
-                    extras={"execution": str(call.execution_id), "step": call.step, "attempt": call.attempt},
-                ),
-            )
-            try:
-                yield session.get_bootstrap_env_vars()
-            finally:
-                await asyncio.shield(asyncio.to_thread(stack.close))
-                for result in session.get_reported_results():
-                    messages.add(result)
-
-    def _reader(self, call: ToolCall, channel: JobMessages) -> PipesMessageReader:
-        if channel is JobMessages.FILE:
-            return PipesTempFileMessageReader()
-        name = f"{FOLDER}/{call.execution_id}/{call.step}-{call.command_id}-{call.attempt}"
-        return _ObjectMessageReader(self.box.settings, name)
+    There are none if no op of this process drives the call's step.
+    """
+    messages = _messages.get((call.execution_id, call.step))
+    if messages is None:
+        yield {}
+        return
+    reader: PipesMessageReader = PipesTempFileMessageReader()
+    if channel is JobMessages.OBJECTS:
+        await box.results.ready(StoreTier.MINIO)
+        name = f"pipes/{call.execution_id}/{call.step}-{call.command_id}-{call.attempt}"
+        reader = _ObjectMessageReader(box.settings, name)
+    with ExitStack() as stack:
+        session = await asyncio.to_thread(
+            stack.enter_context,
+            open_pipes_session(
+                context=cast(OpExecutionContext, _StepOpContext(messages.context)),
+                context_injector=_StepContextInjector(messages.asset),
+                message_reader=reader,
+                extras={"execution": str(call.execution_id), "step": call.step, "attempt": call.attempt},
+            ),
+        )
+        try:
+            yield session.get_bootstrap_env_vars()
+        finally:
+            await asyncio.shield(asyncio.to_thread(stack.close))
+            for result in session.get_reported_results():
+                messages.add(result)
 
 
 class _StepOpContext:
@@ -186,10 +178,7 @@ class _ObjectMessageReader(PipesBlobStoreMessageReader):
         super().__init__(interval=OBJECT_SECONDS)
         self._settings = settings
         self._name = name
-
-    @property
-    def _uri(self) -> str:
-        return f"s3://{self._settings.minio_bucket}/{self._name}"
+        self._uri = f"s3://{settings.minio_bucket}/{name}"
 
     @contextmanager
     def get_params(self) -> Iterator[Any]:

@@ -1,11 +1,11 @@
 """The plan of a playbook: everything from which its Dagster definitions are built, derived once.
 
-``graph``, ``ops``, ``job`` and the ops at run time only read it.
+``ops``, ``job`` and the ops at run time only read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -14,8 +14,7 @@ from dagster import AssetCheckSpec, AssetKey, AssetSpec
 
 from noetl_dagster.compiler.lineage.tables import PlaybookWriters, Writers
 from noetl_dagster.compiler.names import dagster_name, tag_key, unique_names
-from noetl_dagster.compiler.partitions import PlaybookPartitions
-from noetl_dagster.compiler.readings import AssetReading, PartitionsByAsset, readings_of
+from noetl_dagster.compiler.partitions import AssetReading, PartitionsByAsset, PlaybookPartitions, readings_of
 from noetl_dagster.compiler.specs import asset_spec, check_specs, condition_of
 from noetl_dagster.engine.executions.spark_ahead import uses_spark
 from noetl_dagster.playbook.graph import Region, StepGraph
@@ -25,8 +24,6 @@ PLAYBOOK_TAG = "noetl/playbook"
 """Run tag: ``metadata.path`` of the playbook."""
 
 RESULT = "result"
-GROUP_SUFFIX = "_group"
-FANIN_SUFFIX = "_fanin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +94,12 @@ class RegionPlan:
     @property
     def group_op(self) -> str:
         """Name of the op that runs one group of shards."""
-        return self.op + GROUP_SUFFIX
+        return f"{self.op}_group"
 
     @property
     def routing_op(self) -> str:
         """Name of the op that has the region's results and arcs."""
-        return self.op + FANIN_SUFFIX if self.is_fanout else self.op
+        return f"{self.op}_fanin" if self.is_fanout else self.op
 
     @property
     def assets(self) -> Iterator[StepPlan]:
@@ -143,14 +140,14 @@ class PlaybookPlan:
     writers: Writers
 
     @property
-    def description(self) -> str | None:
-        """The playbook's description; None without one."""
-        return self.playbook.metadata.description or None
-
-    @property
     def assets(self) -> tuple[StepPlan, ...]:
         """The steps whose results are assets."""
         return tuple(one for one in self.steps if one.spec is not None)
+
+    @property
+    def keys(self) -> tuple[AssetKey, ...]:
+        """The keys of its assets."""
+        return tuple(one.key for one in self.assets)
 
     @property
     def entry(self) -> RegionPlan:
@@ -182,7 +179,7 @@ def plan_playbook(
     partitions = PlaybookPartitions(playbook)
     reachable = [step.name for step in playbook.steps if step.name in graph.reachable]
     readings = tuple(readings_of(playbook, reachable, made))
-    steps = _steps(playbook, graph, partitions, specs, _steps_with_automation(playbook, reachable, readings))
+    steps = _steps(playbook, graph, partitions, specs, readings)
     name = dagster_name(playbook.name)
     return PlaybookPlan(
         playbook,
@@ -203,9 +200,13 @@ def _steps(
     graph: StepGraph,
     partitions: PlaybookPartitions,
     specs: Mapping[str, AssetSpec],
-    automated: Collection[str],
+    readings: Iterable[AssetReading],
 ) -> dict[str, StepPlan]:
     names = unique_names(step.name for step in playbook.steps if step.name in graph.reachable)
+    assets = [name for name in names if playbook.step(name).is_asset]
+    # the assets that request a run, which makes all of the playbook's: those that read other assets, or else the first
+    readers = {step for reading in readings for step in reading.steps}
+    automated = [name for name in assets if name in readers] or assets[:1]
     condition = condition_of(playbook.dagster.automation)
     planned = {}
     for name, op_name in names.items():
@@ -213,7 +214,7 @@ def _steps(
         spec = None
         if step.is_asset:
             spec = specs.get(name) or asset_spec(playbook, step)
-            if spec.automation_condition is None and name in automated:
+            if condition is not None and spec.automation_condition is None and name in automated:
                 spec = spec.replace_attributes(automation_condition=condition)
         planned[name] = StepPlan(
             step,
@@ -224,20 +225,6 @@ def _steps(
             tuple(check_specs(playbook, step, partitions.definition)) if step.is_asset else (),
         )
     return planned
-
-
-def _steps_with_automation(
-    playbook: Playbook, reachable: Sequence[str], readings: Iterable[AssetReading]
-) -> list[str]:
-    """Returns the steps whose assets request a run, which makes all of the playbook's assets.
-
-    These are the steps that read other assets, or else the first.
-    """
-    if playbook.dagster.automation is None:
-        return []
-    assets = [name for name in reachable if playbook.step(name).is_asset]
-    readers = {step for reading in readings for step in reading.steps}
-    return [name for name in assets if name in readers] or assets[:1]
 
 
 def _regions(

@@ -40,7 +40,7 @@ def config_of(pod: Pod) -> dict[str, Any]:
     """Returns a pod as ``dagster-k8s`` reads it: parts of a container, of a pod's spec and of its metadata."""
     amounts = {"cpu": pod.cpu, "memory": pod.memory, "ephemeral-storage": pod.ephemeral_storage}
     devices = {name: str(number) for name, number in (pod.gpu or {}).items()}
-    # one that is not said would come from where runs are launched, and may contradict the other
+    # the run launcher would fill in one that is missing, and it may contradict the other
     requests = {name: one.request or one.limit for name, one in amounts.items() if one is not None}
     limits = {name: one.limit or one.request for name, one in amounts.items() if one is not None}
     sources = [{"secret_ref": {"name": name}} for name in pod.env_secrets or ()]
@@ -72,11 +72,7 @@ def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(pod: Pod, place: Place, what: str) -> str:
-    """The tag's text, which ``dagster-k8s`` has read where it is installed.
-
-    Raises:
-        PlaybookError: it does not take it.
-    """
+    """Returns the tag's text; raises PlaybookError if ``dagster-k8s`` is installed and refuses it."""
     text = orjson.dumps(config_of(pod), option=orjson.OPT_SORT_KEYS).decode()
     if find_spec("dagster_k8s") is not None:
         from dagster_k8s.job import get_user_defined_k8s_config

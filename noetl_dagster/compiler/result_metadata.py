@@ -1,4 +1,4 @@
-"""Columns of a step's result and their lineage, as metadata of its asset."""
+"""Metadata of a step's asset and of its checks: counts, columns and their lineage, Spark's figures, the watermark."""
 
 from __future__ import annotations
 
@@ -8,18 +8,26 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from dagster import AssetKey, MetadataValue, TableColumn, TableColumnDep, TableColumnLineage, TableSchema
+from dagster import (
+    AssetKey,
+    MetadataValue,
+    TableColumn,
+    TableColumnDep,
+    TableColumnLineage,
+    TableRecord,
+    TableSchema,
+)
 
-from noetl_dagster.compiler.lineage.tables import SQL_KINDS
-from noetl_dagster.compiler.plan import PlaybookPlan
-from noetl_dagster.events.envelopes import Envelope, from_result
+from noetl_dagster.compiler.lineage.tables import ROWS_LOOKED_AT, columns_of, has_sql
+from noetl_dagster.compiler.plan import PlaybookPlan, StepPlan
+from noetl_dagster.compiler.specs import relation_metadata
+from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.events.state import ExecutionState, StepEnd
+from noetl_dagster.io_managers.metadata import LINEAGE, with_origins
 from noetl_dagster.playbook.models import Step
+from noetl_dagster.worker.execution import Execution
 
 logger = logging.getLogger(__name__)
-
-ROWS_LOOKED_AT = 100
-"""Rows that are read for the columns of a result that is a list of mappings."""
 
 _JSON: Mapping[type, str] = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
 
@@ -33,34 +41,66 @@ def prepare_lineage(step: Step) -> None:
         threading.Thread(target=import_module, args=[_READER], name="noetl-lineage", daemon=True).start()
 
 
-def has_sql(step: Step) -> bool:
-    """Reports whether a task of a step runs SQL from the playbook."""
-    return any(task.kind in SQL_KINDS and task.config.get("command") is not None for task in step.tasks)
+def step_metadata(
+    plan: PlaybookPlan, one: StepPlan, end: StepEnd, execution: Execution, log: logging.Logger
+) -> dict[str, Any]:
+    """Returns the metadata of a step's asset.
+
+    Args:
+        log: of the run; gets a warning if some metadata cannot be determined.
+    """
+    state = execution.state
+    metadata: dict[str, Any] = {"execution": str(execution.id), "visit": MetadataValue.int(end.visit)}
+    for key in ("total", "done", "failed"):
+        if isinstance(end.envelope.get(key), int):
+            metadata[key] = MetadataValue.int(end.envelope[key])
+    spark = end.envelope.get("spark")
+    for name, value in spark.items() if isinstance(spark, dict) else ():
+        if isinstance(value, int | float | str):
+            metadata[f"spark/{name}"] = value  # shuffle, spill and skew
+    metadata |= _watermark_metadata(state.watermarks.get((end.step, end.visit)), end)
+    try:
+        metadata |= _rows_metadata(end.envelope, partitioned=state.partition is not None)
+        metadata |= relation_metadata(plan.playbook, one.step, state.workload)
+        metadata |= _lineage_metadata(plan, one.step, end, state)
+        metadata = with_origins(metadata, metadata.get(LINEAGE))
+    except Exception as error:  # metadata is for people: the step has completed without it
+        log.warning(f"step {end.step}: some metadata is missing: {error!r}")
+    return metadata
 
 
-def lineage_metadata(plan: PlaybookPlan, step: Step, end: StepEnd, state: ExecutionState) -> dict[str, Any]:
+def check_metadata(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the facts of a check as metadata: examples as a table."""
+    found = dict(facts)
+    rows = found.pop("examples", None)
+    if rows:
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        table = [TableRecord({name: _cell(row.get(name)) for name in columns}) for row in rows]
+        found["examples"] = MetadataValue.table(
+            table, schema=TableSchema([TableColumn(name, "string") for name in columns])
+        )
+    return found
+
+
+def _cell(value: Any) -> str | int | float | bool | None:
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def _watermark_metadata(kept: dict[str, Any] | None, end: StepEnd) -> dict[str, Any]:
+    """Returns the step's watermark after a visit, and the one before."""
+    if kept is None:
+        return {}
+    now = kept["value"] if end.watermark is None else end.watermark["value"]
+    shown = {"watermark": now, "previous_watermark": kept["value"]}
+    return {name: value for name, value in shown.items() if value is not None}
+
+
+def _lineage_metadata(plan: PlaybookPlan, step: Step, end: StepEnd, state: ExecutionState) -> dict[str, Any]:
     """Returns ``dagster/column_lineage`` of a step's asset, as far as it is known."""
     if not has_sql(step):
         return {}
-    reader = import_module(_READER)
-
-    def result_columns(name: str, task: str | None = None) -> Sequence[str] | None:
-        ended = end if name == step.name else state.latest.get(name)
-        return None if ended is None else columns_of(ended.envelope, task)
-
-    def read_columns(name: str, read: str) -> Sequence[str] | None:
-        kept = state.reads.get((name, end.visit if name == step.name else 1), {}).get(read)
-        return columns_of(from_result(kept["result"])) if kept is not None and "result" in kept else None
-
-    seen = reader.KnownColumns(
-        workload=state.workload,
-        hidden=frozenset(state.ctx),
-        result_columns=result_columns,
-        read_columns=read_columns,
-        writers=plan.writers,
-    )
     try:
-        found = reader.column_lineage(plan.playbook, step, seen)
+        found = import_module(_READER).column_lineage(plan.playbook, step, end, state, plan.writers)
     except Exception:  # lineage is for people: an error in it must not fail the step
         logger.debug("step %s of %s has no column lineage", step.name, plan.playbook.name, exc_info=True)
         return {}
@@ -72,10 +112,10 @@ def lineage_metadata(plan: PlaybookPlan, step: Step, end: StepEnd, state: Execut
             for column, sources in found.items()
         }
     )
-    return {"dagster/column_lineage": MetadataValue.column_lineage(lineage)}
+    return {LINEAGE: MetadataValue.column_lineage(lineage)}
 
 
-def rows_metadata(envelope: Envelope, *, partitioned: bool) -> dict[str, Any]:
+def _rows_metadata(envelope: Envelope, *, partitioned: bool) -> dict[str, Any]:
     """Returns the number and columns of a result's rows in the log; references have those of other results."""
     data = envelope.get("data")
     rows = data.get("rows") if isinstance(data, Mapping) else None
@@ -94,29 +134,3 @@ def _kind_of(column: str, rows: Sequence[Mapping[str, Any]]) -> str:
     values = (row.get(column) for row in rows[:ROWS_LOOKED_AT])
     kinds = {_JSON.get(type(value), "object") for value in values if value is not None}
     return " or ".join(sorted(kinds)) or "unknown"
-
-
-def columns_of(envelope: Envelope, task: str | None = None) -> Sequence[str] | None:
-    """Returns the columns of a result, if they are known or the result is small enough to be in the log.
-
-    Args:
-        task: one of the step's tasks; default: the whole.
-    """
-    if task is not None:
-        results = envelope.get("results")
-        found = results.get(task) if isinstance(results, Mapping) else None
-        return columns_of(dict(found)) if isinstance(found, Mapping) else None
-    reference = envelope.get("ref")
-    if reference is not None:
-        extra = reference.get("extra") if isinstance(reference, Mapping) else reference.extra
-        columns = (extra or {}).get("columns")
-        return list(columns) if isinstance(columns, Mapping) and columns else None
-    data = envelope.get("data")
-    if isinstance(data, Mapping):
-        columns = data.get("columns")
-        if isinstance(columns, list) and all(isinstance(one, str) for one in columns):
-            return columns
-        data = data.get("rows")
-    if not isinstance(data, list) or not data or not all(isinstance(row, Mapping) for row in data):
-        return None
-    return list(dict.fromkeys(str(name) for row in data[:ROWS_LOOKED_AT] for name in row))

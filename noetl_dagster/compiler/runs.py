@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+from dagster import DagsterInstance, DagsterRun, RunsFilter
 
 from noetl_dagster.compiler.names import dagster_name
 from noetl_dagster.compiler.partitions import PARTITION_TAG
@@ -14,7 +14,6 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import RECOVERY
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.process.tracing.trace import Trace
 from noetl_dagster.worker.execution import Execution
 
@@ -36,7 +35,7 @@ TRACE_TAG = "noetl/trace_id"
 """Run tag that names the trace of the execution, if one is recorded."""
 
 _driven: dict[tuple[str, str], int] = {}
-"""Executions by run and playbook, so that the ops of this process need not read their run again."""
+"""Executions by run and playbook: the later ops of this process do not read their run again."""
 
 _LONGEST = 50
 """Characters of a playbook's name in a tag: Dagster allows 63 after the slash."""
@@ -47,11 +46,7 @@ _FROM_FAILURE_TAG = "dagster/is_resume_retry"
 def execution_tags(
     execution_id: int, run_id: str, suffix: str = "", *, trace: Trace | None = None
 ) -> dict[str, str]:
-    """Returns the tags of a run that drives an execution.
-
-    Args:
-        suffix: from :func:`tag_suffix`; the tags without it are written too.
-    """
+    """Returns the tags of a run that drives an execution: with a suffix from :func:`tag_suffix`, and without."""
     plain = {EXECUTION_TAG: str(execution_id), OWNER_TAG: run_id}
     if trace is not None:
         plain[TRACE_TAG] = f"{trace.trace_id:032x}"
@@ -92,11 +87,7 @@ def is_continuation(run: DagsterRun, *, starts: bool = False) -> bool:
 def execution_id_of(
     instance: DagsterInstance, run: DagsterRun, suffix: str, *, starts: bool = False
 ) -> int | None:
-    """Returns the execution of a playbook that a run drives or resumes; None if it has not started one yet.
-
-    Args:
-        suffix: from :func:`tag_suffix`.
-    """
+    """Returns the execution of a playbook that a run drives or resumes; None if it has not started one yet."""
     known: DagsterRun | None = instance.get_run_by_id(run.run_id) or run
     while known is not None:
         tags = known.tags
@@ -129,110 +120,84 @@ async def attach(
     suffix = tag_suffix(run, plan.playbook.name)
     driven = (run.run_id, plan.playbook.name)
     execution_id = _driven.get(driven) or execution_id_of(instance, run, suffix, starts=workload is not None)
-    if execution_id is not None and (workload is None or await _exists(engine, execution_id)):
-        execution = await _join(engine, instance, run, execution_id, suffix)
+    execution = None
+    if execution_id is not None:
+        try:
+            execution = await engine.runtime.load(execution_id)
+        except ExecutionNotFoundError:
+            if workload is None:
+                raise
+    if execution is not None:
+        execution = await _join(engine, instance, run, execution, suffix)
     elif workload is None:
         raise ExecutionStateError(
             f"run {run.run_id} has no {EXECUTION_TAG} tag; launch the job again from its first step"
         )
     else:
-        origin = {"dagster_run_id": run.run_id}
+        partition = None
+        if plan.partitions.dimensions:
+            if (key := run.tags.get(PARTITION_TAG)) is None:
+                raise ExecutionStateError(
+                    f"playbook {plan.playbook.name} has partitions, and this run is of none; "
+                    "launch it with one of them"
+                )
+            partition = plan.partitions.find(key, instance)
         execution = await engine.lifecycle.create(
             plan.playbook,
             workload,
             execution_id=execution_id,
-            origin=origin,
-            partition=_partition(instance, run, plan),
+            origin={"dagster_run_id": run.run_id},
+            partition=partition,
         )
-        instance.add_run_tags(
-            run.run_id, execution_tags(execution.id, run.run_id, suffix, trace=execution.trace)
-        )
+        _tag(instance, run, execution, suffix)
     await engine.liveness.hold(execution.id)
     _driven[driven] = execution.id
     return execution
 
 
-def _partition(instance: DagsterInstance, run: DagsterRun, plan: PlaybookPlan) -> Partition | None:
-    """Returns the partition of a run; None if the playbook has none."""
-    if not plan.partitions.dimensions:
-        return None
-    key = run.tags.get(PARTITION_TAG)
-    if key is None:
-        raise ExecutionStateError(
-            f"playbook {plan.playbook.name} has partitions, and this run is of none; launch it with one of them"
-        )
-    return plan.partitions.find(key, instance)
+def _tag(instance: DagsterInstance, run: DagsterRun, execution: Execution, suffix: str) -> None:
+    tags = execution_tags(execution.id, run.run_id, suffix, trace=execution.trace)
+    instance.add_run_tags(run.run_id, tags)
 
 
 async def _join(
-    engine: Engine, instance: DagsterInstance, run: DagsterRun, execution_id: int, suffix: str
+    engine: Engine, instance: DagsterInstance, run: DagsterRun, execution: Execution, suffix: str
 ) -> Execution:
-    """Returns an existing execution: the run's own, or one that it takes over in a new epoch."""
-    execution = await engine.runtime.load(execution_id)
+    """Returns the execution if it is the run's own, or takes it over in a new epoch."""
     state = execution.state
     if state.status is ExecutionStatus.CANCELLED:
-        raise ExecutionStateError(f"execution {execution_id} was cancelled: {state.error}")
+        raise ExecutionStateError(f"execution {execution.id} was cancelled: {state.error}")
     if state.run_id == run.run_id:
         return execution
     continues = is_continuation(run)
     has_no_run = state.epoch == 1 and state.run_id is None  # accepted over HTTP
     if has_no_run and not state.is_running and not continues:
         raise ExecutionStateError(
-            f"execution {execution_id} ended before its run began: {state.error}; this run stops"
+            f"execution {execution.id} ended before its run began: {state.error}; this run stops"
         )
     if not has_no_run and not continues:
         raise ExecutionStateError(
-            f"execution {execution_id} was taken over by run {state.run_id}; this run stops"
+            f"execution {execution.id} was taken over by run {state.run_id}; this run stops"
         )
-    _check_epoch(execution, run)
     origin = {"dagster_run_id": run.run_id}
-    if RESUME_EPOCH_TAG in run.tags and run.parent_run_id is None:
-        origin[RECOVERY] = run.tags[RESUME_EPOCH_TAG]
-    execution = await _open_epoch(engine, execution, run, origin)
-    instance.add_run_tags(run.run_id, execution_tags(execution.id, run.run_id, suffix, trace=execution.trace))
-    return execution
-
-
-def _check_epoch(execution: Execution, run: DagsterRun) -> None:
-    """Refuses a requested run if another run has resumed the execution meanwhile."""
-    wanted = run.tags.get(RESUME_EPOCH_TAG) if run.parent_run_id is None else None
-    if wanted is not None and int(wanted) != execution.state.epoch + 1:
-        raise ExecutionStateError(
-            f"execution {execution.id} is in epoch {execution.state.epoch}; "
-            f"this run was to open {wanted} and stops"
-        )
-
-
-async def _exists(engine: Engine, execution_id: int) -> bool:
+    if run.parent_run_id is None and (wanted := run.tags.get(RESUME_EPOCH_TAG)) is not None:
+        if int(wanted) != state.epoch + 1:
+            raise ExecutionStateError(
+                f"execution {execution.id} is in epoch {state.epoch}; this run was to open {wanted} and stops"
+            )
+        origin[RECOVERY] = wanted
     try:
-        await engine.runtime.load(execution_id)
-    except ExecutionNotFoundError:
-        return False
-    return True
-
-
-async def _open_epoch(
-    engine: Engine, execution: Execution, run: DagsterRun, origin: dict[str, Any]
-) -> Execution:
-    """Opens the run's epoch. If several ops start at once, one opens it and the others find it open."""
-    try:
-        return await engine.lifecycle.resume(execution.id, origin=origin, after=execution.state.epoch)
-    except ExecutionStateError:
+        execution = await engine.lifecycle.resume(execution.id, origin=origin, after=state.epoch)
+    except ExecutionStateError:  # another op of the run may just have opened the epoch
         execution = await engine.runtime.load(execution.id)
         if execution.state.run_id != run.run_id:
             raise
-        return execution
-
-
-_ENDED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
+    _tag(instance, run, execution, suffix)
+    return execution
 
 
 def latest_run(instance: DagsterInstance, execution_id: int, playbook: str) -> DagsterRun | None:
-    """Returns the newest run that drove an execution.
-
-    Args:
-        playbook: its name; a run over the assets of several has an execution of each.
-    """
+    """Returns the newest run that drove an execution: a run over the assets of several playbooks drives several."""
     for suffix in ("", _shared_suffix(playbook)):
         wanted = RunsFilter(tags={f"{EXECUTION_TAG}{suffix}": str(execution_id)})
         runs = instance.get_runs(wanted, limit=1)
@@ -244,7 +209,7 @@ def latest_run(instance: DagsterInstance, execution_id: int, playbook: str) -> D
 def report_lost_run(instance: DagsterInstance, run: DagsterRun) -> None:
     """Reports a run whose process is gone as failed, so that Dagster stops waiting for it."""
     current = instance.get_run_by_id(run.run_id)
-    if current is not None and current.status not in _ENDED:
+    if current is not None and not current.is_finished:
         instance.report_run_failed(
             current, "the process of this run ended without a word; its execution goes on in a new run"
         )

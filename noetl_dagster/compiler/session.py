@@ -1,48 +1,67 @@
-"""One op's work on the execution of its run."""
+"""One op's work on the execution of its run: it drives the engine, reports progress, and yields the op's outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
-    AssetKey,
+    DagsterExecutionInterruptedError,
+    DagsterRunStatus,
     Failure,
-    MetadataValue,
     OpExecutionContext,
     Output,
-    TableColumn,
-    TableRecord,
-    TableSchema,
 )
 
-from noetl_dagster.compiler.drive import drive
 from noetl_dagster.compiler.executors.noetl import processes_of, runs_in_one_process
 from noetl_dagster.compiler.external_assets import ExternalAssets
+from noetl_dagster.compiler.names import NOETL, PYSPARK
 from noetl_dagster.compiler.partitions import PlaybookPartitions
-from noetl_dagster.compiler.pipes import Pipes, receiving, take_messages
+from noetl_dagster.compiler.pipes import open_session, receiving, take_messages
 from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan, StepPlan
-from noetl_dagster.compiler.result_metadata import lineage_metadata, rows_metadata
+from noetl_dagster.compiler.result_metadata import check_metadata, step_metadata
 from noetl_dagster.compiler.runs import attach
-from noetl_dagster.compiler.specs import relation_metadata
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.progress import loop_progress
+from noetl_dagster.engine.executions.progress import (
+    LoopProgress,
+    Pace,
+    loop_progress,
+    running_notes,
+    stream_progress,
+)
 from noetl_dagster.engine.executions.results import reference_of
 from noetl_dagster.engine.executions.spark_ahead import prepare_spark
+from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, StepStatus
-from noetl_dagster.io_managers.metadata import LINEAGE, with_origins
 from noetl_dagster.playbook.assets import Severity
 from noetl_dagster.playbook.graph import have_same_steps_and_arcs
-from noetl_dagster.process.event_loop import run_sync
+from noetl_dagster.process.event_loop import background_loop, run_sync
 from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.worker.execution import Execution
 
-NOETL = "noetl"
-PYSPARK = "pyspark"
+WAKE_SECONDS = 0.5
+"""A thread that waits longer does not notice a termination."""
+
+END_SECONDS = 5.0
+"""Seconds in which the tools of a terminated run may remove what they have started outside."""
+
+REPORT_SECONDS = 5.0
+COUNTING_SHARE = 30
+"""Counting takes longer for larger loops: the pause after it is at least this many times as long."""
+
+PROGRESS_TAG = "noetl/progress"
+TAG_CHARACTERS = 200
+_TERMINATED = frozenset({DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +78,36 @@ class OpSession:
     execution: Execution
     plan: PlaybookPlan
     region: RegionPlan
+
+    @classmethod
+    def open(
+        cls,
+        context: OpExecutionContext,
+        plan: PlaybookPlan,
+        region: RegionPlan,
+        workload: dict[str, Any] | None,
+    ) -> OpSession:
+        """Attaches to the execution of the op's run, or starts it.
+
+        Args:
+            workload: overrides from the run config; None for ops that cannot start an execution.
+        """
+        resource: EngineProvider = getattr(context.resources, NOETL)
+        engine = resource.engine()
+        engine.runtime.find_external = ExternalAssets(engine.runtime, context).find
+        engine.runtime.partition_of = lambda playbook, values: PlaybookPartitions(playbook).choose(values)
+        engine.runtime.box.pipes = partial(open_session, engine.runtime.box)
+        pyspark = getattr(context.resources, PYSPARK, None)
+        if pyspark is not None:  # the run's own, with the configuration of this run
+            engine.runtime.box.spark = lambda: pyspark.spark_session
+        with LogContext(run_id=context.run_id):
+            execution = run_sync(attach(engine, context.instance, context.run, plan, workload))
+        processes = processes_of(context.run.run_config)
+        if processes is not None:
+            engine.helpers.set_processes(execution.id, processes)
+        if runs_in_one_process(context):
+            prepare_spark(engine.runtime, execution)
+        return cls(context, engine, execution, plan, region)
 
     @property
     def is_changed(self) -> bool:
@@ -83,60 +132,73 @@ class OpSession:
                 allow_retries=False,
             )
 
-    @classmethod
-    def open(
-        cls,
-        context: OpExecutionContext,
-        plan: PlaybookPlan,
-        region: RegionPlan,
-        workload: dict[str, Any] | None,
-    ) -> OpSession:
-        """Attaches to the execution of the op's run, or starts it.
+    def drive(self, work: Any, step: str, stream: Sequence[str] = ()) -> Any:
+        """Waits for a coroutine of the engine, and reports progress to the run's log and tags meanwhile.
+
+        If the run is terminated, the work is cancelled, and so is the execution.
 
         Args:
-            workload: overrides from the run config; None for ops that cannot start an execution.
+            stream: the steps that are walked side by side, from the source on; progress is that of their chunks.
         """
-        resource: EngineProvider = getattr(context.resources, NOETL)
-        engine = resource.engine()
-        engine.runtime.find_external = ExternalAssets(engine.runtime, context).find
-        engine.runtime.partition_of = lambda playbook, values: PlaybookPartitions(playbook).choose(values)
-        engine.runtime.box.pipes = Pipes(engine.runtime.box).open
-        pyspark = getattr(context.resources, PYSPARK, None)
-        if pyspark is not None:  # the run's own, with the configuration of this run
-            engine.runtime.box.spark = lambda: pyspark.spark_session
-        with LogContext(run_id=context.run_id):
-            execution = run_sync(attach(engine, context.instance, context.run, plan, workload))
-        processes = processes_of(context.run.run_config)
-        if processes is not None:
-            engine.helpers.set_processes(execution.id, processes)
-        if runs_in_one_process(context):
-            prepare_spark(engine.runtime, execution)
-        return cls(context, engine, execution, plan, region)
-
-    def drive(self, work: Any, step: str, stream: Sequence[str] = ()) -> Any:
-        """Waits for a coroutine of the engine, as :func:`noetl_dagster.compiler.drive.drive` does."""
-        work = self.engine.guard(self.execution, work)
-        with (
-            LogContext(execution_id=self.execution.id, step=step, run_id=self.context.run_id),
-            receiving(self.execution.id, self.context, self._pipes_assets),
-        ):
-            return drive(
-                self.context, self.engine, work, execution_id=self.execution.id, step=step, stream=stream
-            )
-
-    @property
-    def _pipes_assets(self) -> dict[str, AssetKey | None]:
-        """The assets of the op's steps whose jobs report over Pipes; None for steps that are no assets."""
-        return {
+        reporting = {
             one.step.name: one.key if one.spec is not None else None
             for one in self.region.steps
             if any(task.config.get("pipes") for task in one.step.tasks)
         }
+        with (
+            LogContext(execution_id=self.execution.id, step=step, run_id=self.context.run_id),
+            receiving(self.execution.id, self.context, reporting),
+        ):
+            future = asyncio.run_coroutine_threadsafe(
+                self.engine.guard(self.execution, work), background_loop()
+            )
+            progress = _ProgressReporter(self, step, stream)
+            try:
+                while True:
+                    try:
+                        result = future.result(WAKE_SECONDS)
+                    except NotYet:
+                        if future.done():  # the work itself timed out
+                            raise
+                        progress.report_when_due()
+                    else:
+                        progress.finish()
+                        return result
+            except ExecutionCancelledError as error:
+                # a run that is being cancelled ends as cancelled, any other interrupted one as failed
+                self.context.instance.report_run_canceling(self.context.run, message=str(error))
+                raise DagsterExecutionInterruptedError(str(error)) from error
+            except CancelledError:
+                raise asyncio.CancelledError from None
+            except BaseException:
+                if not future.done():
+                    try:
+                        if self._cancel_if_terminated():
+                            with suppress(NotYet, CancelledError):
+                                future.exception(END_SECONDS)
+                    finally:
+                        future.cancel()
+                raise
+
+    def _cancel_if_terminated(self) -> bool:
+        """Ends the execution of a terminated run, so that its work finds the reason in the log.
+
+        If the process is merely stopped, the execution can be resumed.
+        """
+        run = self.context.instance.get_run_by_id(self.context.run_id)
+        if run is None or run.status not in _TERMINATED:
+            return False
+        reason = f"Dagster run {self.context.run_id} was terminated"
+        run_sync(self.engine.lifecycle.cancel(self.execution.id, reason))
+        return True
 
     def outputs(
-        self, ends: list[StepEnd], arcs: list[str], metadata: dict[str, Any] | None = None
+        self, ends: Iterable[StepEnd], fired: Iterable[str], metadata: dict[str, Any] | None = None
     ) -> Iterator[Any]:
-        """Yields the results that there are, the outcomes of their checks, and a token for each arc that fired."""
+        """Yields the results that there are, the outcomes of their checks, and a token for each arc that fired.
+
+        Arcs are named by the steps to which they lead; ``metadata`` is added to that of the results.
+        """
         steps = {one.step.name: one for one in self.region.steps}
         for end in ends:
             one = steps[end.step]
@@ -147,15 +209,17 @@ class OpSession:
                 continue
             if end.status is StepStatus.COMPLETED:
                 reference = run_sync(reference_of(self.engine.runtime, self.execution.id, end))
-                shown = self._metadata(one, end) | (metadata or {})
+                shown = step_metadata(self.plan, one, end, self.execution, self.context.log)
+                shown |= metadata or {}
                 shown |= received.metadata if received is not None else {}
                 yield Output(reference, one.result, metadata=shown)
             declared = {check.name for check in one.checks}
             for outcome in self.execution.state.checks_of(end.step, end.visit):
                 if outcome.name in declared:
                     yield self._check_result(one, outcome)
-        for name in arcs:
-            yield Output(None, name)
+        arcs = {target.step.name: target.arc for target in self.region.targets}
+        for name in fired:
+            yield Output(None, arcs[name])
 
     def _check_result(self, one: StepPlan, outcome: CheckOutcome) -> AssetCheckResult:
         return AssetCheckResult(
@@ -166,7 +230,7 @@ class OpSession:
             if outcome.severity == Severity.WARN
             else AssetCheckSeverity.ERROR,
             description=outcome.why or None,
-            metadata={"execution": str(self.execution.id), **_facts(outcome.facts)},
+            metadata={"execution": str(self.execution.id), **check_metadata(outcome.facts)},
         )
 
     def pace(self, step: str) -> dict[str, Any]:
@@ -177,13 +241,14 @@ class OpSession:
             return {}
         return {"seconds": round(found[-1].seconds, 3), "shards a second": round(found[-1].rate, 1)}
 
-    def finish(self, ends: list[StepEnd]) -> None:
+    def finish(self, ends: Iterable[StepEnd]) -> None:
         """Ends the execution if this was its last step, and fails the op if a failure has no arc.
 
         Raises:
             Failure: a step failed and no arc handles its failure.
         """
-        status = run_sync(self._finish())
+        fresh = run_sync(self.engine.runtime.load(self.execution.id))
+        status = run_sync(self.engine.lifecycle.finish_if_over(fresh))
         if status != ExecutionStatus.RUNNING:
             self.context.log.info(f"execution {self.execution.id} is {status}")
         for end in ends:
@@ -196,59 +261,66 @@ class OpSession:
                     allow_retries=False,
                 )
 
-    async def _finish(self) -> str:
-        fresh = await self.engine.runtime.load(self.execution.id)
-        return await self.engine.lifecycle.finish_if_over(fresh)
 
-    def _metadata(self, one: StepPlan, end: StepEnd) -> dict[str, Any]:
-        state = self.execution.state
-        metadata: dict[str, Any] = {
-            "execution": str(self.execution.id),
-            "visit": MetadataValue.int(end.visit),
-        }
-        for key in ("total", "done", "failed"):
-            if isinstance(end.envelope.get(key), int):
-                metadata[key] = MetadataValue.int(end.envelope[key])
-        metadata |= _spark_metadata(end.envelope.get("spark"))
-        metadata |= _watermark_metadata(state.watermarks.get((end.step, end.visit)), end)
-        try:
-            metadata |= rows_metadata(end.envelope, partitioned=state.partition is not None)
-            metadata |= relation_metadata(self.plan.playbook, one.step, state.workload)
-            metadata |= lineage_metadata(self.plan, one.step, end, state)
-            metadata = with_origins(metadata, metadata.get(LINEAGE))
-        except Exception as error:  # metadata is for people: the step has completed without it
-            self.context.log.warning(f"step {end.step}: some metadata is missing: {error!r}")
-        return metadata
+class _ProgressReporter:
+    """Reports the progress of a step, its loop and its tools: in the run's log, and in a tag on the run's page."""
 
+    def __init__(self, session: OpSession, step: str, stream: Sequence[str]) -> None:
+        self._session = session
+        self._step = step
+        self._stream = stream
+        self._pace = Pace()
+        self._started = time.monotonic()
+        self._due = self._started + REPORT_SECONDS
+        self._reported = ""
+        self._warned: str | None = None
 
-def _watermark_metadata(kept: dict[str, Any] | None, end: StepEnd) -> dict[str, Any]:
-    """Returns the step's watermark after a visit, and the one before."""
-    if kept is None:
-        return {}
-    now = kept["value"] if end.watermark is None else end.watermark["value"]
-    shown = {"watermark": now, "previous_watermark": kept["value"]}
-    return {name: value for name, value in shown.items() if value is not None}
+    def report_when_due(self) -> None:
+        if time.monotonic() >= self._due:
+            self._report()
 
+    def finish(self) -> None:
+        """Reports the end if anything was reported before, since the tag outlives the work."""
+        if self._reported or self._stream:
+            self._report()
 
-def _spark_metadata(metrics: Any) -> dict[str, Any]:
-    """Returns the shuffle, spill and skew of a spark task, such as ``spark/shuffle_read_bytes``, as far as known."""
-    if not isinstance(metrics, dict):
-        return {}
-    return {f"spark/{name}": value for name, value in metrics.items() if isinstance(value, int | float | str)}
-
-
-def _facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """Returns the facts of a check as metadata: examples as a table."""
-    found = dict(facts)
-    rows = found.pop("examples", None)
-    if rows:
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        table = [TableRecord({name: _cell(row.get(name)) for name in columns}) for row in rows]
-        found["examples"] = MetadataValue.table(
-            table, schema=TableSchema([TableColumn(name, "string") for name in columns])
+    def _report(self) -> None:
+        context, engine, execution_id = (
+            self._session.context,
+            self._session.engine,
+            self._session.execution.id,
         )
-    return found
+        lonely = engine.dispatcher.unattended(execution_id, self._step)
+        if lonely is not None and lonely != self._warned:
+            context.log.warning(f"step {self._step} waits: {lonely}")
+        self._warned = lonely
+        began = time.monotonic()
+        pool = engine.runtime.pool
+        found = run_sync(loop_progress(pool, execution_id))
+        note = run_sync(running_notes(pool, execution_id)).get(self._step)
+        now = time.monotonic()
+        self._due = now + max(REPORT_SECONDS, COUNTING_SHARE * (now - began))
+        mine = [progress for progress in found if progress.step == self._step]
+        if self._stream:
+            text = run_sync(stream_progress(pool, execution_id, self._stream))
+        else:
+            text = self._describe_loop(mine[-1], now) if mine else f"{self._step}: {note}" if note else ""
+        if not text or text == self._reported:
+            return
+        self._reported = text
+        context.log.info(f"{text} after {now - self._started:.0f} s")
+        tag = _describe_concurrent_loops(found) or text
+        context.instance.add_run_tags(context.run_id, {PROGRESS_TAG: tag[:TAG_CHARACTERS]})
+
+    def _describe_loop(self, progress: LoopProgress, now: float) -> str:
+        self._pace.see(progress.ended, now)
+        pace = self._pace.describe(progress.total) if progress.ended < progress.total else ""
+        return f"{progress}, {pace}" if pace else str(progress)
 
 
-def _cell(value: Any) -> str | int | float | bool | None:
-    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+def _describe_concurrent_loops(found: Sequence[LoopProgress]) -> str:
+    """Describes the progress of loops that run at the same time; empty for one alone, which has more detail."""
+    running = [progress for progress in found if progress.ended < progress.total]
+    if len(running) < 2:
+        return ""
+    return ", ".join(f"{one.step} {100 * one.ended // one.total} %" for one in running)

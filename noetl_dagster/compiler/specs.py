@@ -24,8 +24,7 @@ from dagster import (
 
 from noetl_dagster.compiler.lineage.tables import tables_written
 from noetl_dagster.compiler.names import dagster_name
-from noetl_dagster.errors import Place
-from noetl_dagster.playbook.assets import AutomationKind, AutomationSpec, CheckSpec, FreshnessSpec
+from noetl_dagster.playbook.assets import AutomationKind, AutomationSpec
 from noetl_dagster.playbook.models import Playbook, Step
 
 KIND_PREFIX = "dagster/kind/"
@@ -40,6 +39,7 @@ def asset_spec(playbook: Playbook, step: Step) -> AssetSpec:
     The step's own owners and group take precedence over those of the playbook.
     """
     kinds = step.asset.kinds or tuple(sorted({task.kind for task in step.tasks}))
+    freshness = playbook.dagster.freshness
     return AssetSpec(
         AssetKey(playbook.asset_key(step.name)),
         description=step.asset.description or step.description,
@@ -48,7 +48,12 @@ def asset_spec(playbook: Playbook, step: Step) -> AssetSpec:
         tags=playbook.dagster.tags | step.asset.tags | {f"{KIND_PREFIX}{kind}": "" for kind in kinds},
         metadata=_metadata_of(playbook, step),
         code_version=step.asset.code_version,
-        freshness_policy=_freshness_of(playbook.dagster.freshness),
+        freshness_policy=FreshnessPolicy.time_window(
+            fail_window=timedelta(seconds=freshness.fail_after),
+            warn_window=timedelta(seconds=freshness.warn_after) if freshness.warn_after is not None else None,
+        )
+        if freshness is not None
+        else None,
     )
 
 
@@ -76,7 +81,9 @@ def check_specs(
             AssetCheckSpec(
                 check.name,
                 asset=AssetKey(playbook.asset_key(step.name)),
-                description=check.description or _question_of(check),
+                # such as "unique: id, day"
+                description=check.description
+                or f"{check.kind}: {', '.join(check.asks) if isinstance(check.asks, tuple) else check.asks}",
                 metadata={BLOCKING: check.blocking},
                 partitions_def=partitions,
             )
@@ -102,15 +109,11 @@ def _metadata_of(playbook: Playbook, step: Step) -> dict[str, Any]:
     found: dict[str, Any] = dict(step.asset.metadata)
     place = step.place
     if place is not None and Path(place.file).is_file():
-        found["dagster/code_references"] = _code_reference(place, f"step {step.name}")
+        file, label = str(Path(place.file).absolute()), f"step {step.name}"
+        with _accepted(BetaWarning):
+            line = LocalFileCodeReference(file_path=file, line_number=place.line, label=label)
+            found["dagster/code_references"] = CodeReferencesMetadataValue(code_references=[line])
     return relation_metadata(playbook, step) | found
-
-
-def _code_reference(place: Place, label: str) -> CodeReferencesMetadataValue:
-    path = str(Path(place.file).absolute())
-    with _accepted(BetaWarning):
-        line = LocalFileCodeReference(file_path=path, line_number=place.line, label=label)
-        return CodeReferencesMetadataValue(code_references=[line])
 
 
 @contextmanager
@@ -119,18 +122,3 @@ def _accepted(stage: type[Warning]) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stage)
         yield
-
-
-def _question_of(check: CheckSpec) -> str:
-    """Returns a check in the playbook's words, such as ``unique: id, day``."""
-    asks = check.asks
-    if isinstance(asks, tuple):
-        asks = ", ".join(asks)
-    return f"{check.kind}: {asks}"
-
-
-def _freshness_of(spec: FreshnessSpec | None) -> FreshnessPolicy | None:
-    if spec is None:
-        return None
-    warn = timedelta(seconds=spec.warn_after) if spec.warn_after is not None else None
-    return FreshnessPolicy.time_window(fail_window=timedelta(seconds=spec.fail_after), warn_window=warn)

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.results import EndPosition, finished_outside, reference_of
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.events.state import StepEnd, StepStatus
+from noetl_dagster.events.state import StepStatus
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.io_managers.results import metadata_of
 from noetl_dagster.resources.engines import EngineProvider
@@ -59,17 +59,14 @@ def build_event_sensor(noetl: EngineProvider) -> SensorDefinition:
             taken = f"no events taken: {error}"
         executions, position = noetl.run(finished_outside(engine.runtime, position_of(context.cursor)))
         materialised = [event for execution in executions for event in _materialised(noetl, execution)]
-        finished = [f"execution {execution.id} of {execution.playbook.name}" for execution in executions]
-        for line in finished:
-            context.log.info(f"{line} completed outside of Dagster")
+        for execution in executions:
+            context.log.info(
+                f"execution {execution.id} of {execution.playbook.name} completed outside of Dagster"
+            )
         context.log.info(taken)
-        report = (
-            f"{len(materialised)} assets of {len(executions)} executions reported"
-            if finished
-            else "nothing to report"
-        )
+        report = f"{len(materialised)} assets of {len(executions)} executions reported"
         return SensorResult(
-            skip_reason=f"{taken}; {report}",
+            skip_reason=f"{taken}; {report if executions else 'nothing to report'}",
             cursor=position.model_dump_json(),
             asset_events=materialised,
         )
@@ -79,9 +76,8 @@ def build_event_sensor(noetl: EngineProvider) -> SensorDefinition:
 
 async def drain(engine: Engine) -> IngestReport:
     """Stores the events that are in the stream now."""
-    from noetl_dagster.events.transport.ingest import (
-        Ingestor,  # not before a tick: NATS takes 0.3 s to import
-    )
+    # not before a tick: NATS takes 0.3 s to import
+    from noetl_dagster.events.transport.ingest import Ingestor
     from noetl_dagster.events.transport.nats import connect
 
     runtime = engine.runtime
@@ -108,14 +104,11 @@ def position_of(cursor: str | None) -> EndPosition:
 
 def _materialised(noetl: EngineProvider, execution: Execution) -> Iterator[AssetMaterialization]:
     for end in execution.state.latest.values():
-        if end.status is StepStatus.COMPLETED:
-            yield _materialisation(noetl, execution, end)
-
-
-def _materialisation(noetl: EngineProvider, execution: Execution, end: StepEnd) -> AssetMaterialization:
-    reference = noetl.run(reference_of(noetl.engine().runtime, execution.id, end))
-    return AssetMaterialization(
-        asset_key=AssetKey(execution.playbook.asset_key(end.step)),
-        description=f"step {end.step} of execution {execution.id}, run outside of Dagster",
-        metadata={**metadata_of(reference), "execution_id": MetadataValue.text(str(execution.id))},
-    )
+        if end.status is not StepStatus.COMPLETED:
+            continue
+        reference = noetl.run(reference_of(noetl.engine().runtime, execution.id, end))
+        yield AssetMaterialization(
+            asset_key=AssetKey(execution.playbook.asset_key(end.step)),
+            description=f"step {end.step} of execution {execution.id}, run outside of Dagster",
+            metadata={**metadata_of(reference), "execution_id": MetadataValue.text(str(execution.id))},
+        )

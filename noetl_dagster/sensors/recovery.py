@@ -20,10 +20,9 @@ from dagster import (
 
 from noetl_dagster.compiler.job import PlaybookJob
 from noetl_dagster.compiler.names import sensor_name
-from noetl_dagster.compiler.partitions import partition_tags
+from noetl_dagster.compiler.partitions import partition_tags, stored_partition
 from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG, latest_run, report_lost_run
 from noetl_dagster.engine.recovery.abandoned import Abandoned, ResumeRequest, Verdict, remember, remembered
-from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.resources.engines import EngineProvider
 
 logger = logging.getLogger(__name__)
@@ -87,9 +86,8 @@ def _act(
     if one.verdict is Verdict.GIVE_UP:
         noetl.run(engine.recovery().give_up(one))
         return None, f"given up after {one.attempts} recoveries"
-    if run is not None and _is_pending(
-        instance, run, noetl.run(engine.runtime.load(one.execution_id)).state.run_id
-    ):
+    state = noetl.run(engine.runtime.load(one.execution_id)).state
+    if run is not None and _is_pending(instance, run, state.run_id):
         return None, f"its run {run.run_id} waits to be driven"
     job = jobs.get(one.playbook)
     if job is None or job.playbook.source != one.source:
@@ -99,7 +97,16 @@ def _act(
         )
     if run is not None:
         report_lost_run(instance, run)
-    return _request(one, job, noetl), f"resumed as epoch {one.epoch}"
+    request = RunRequest(
+        run_key=f"noetl-recovery/{one.execution_id}/{one.epoch}/{one.attempts}",
+        job_name=job.plan.name,
+        tags={
+            EXECUTION_TAG: str(one.execution_id),
+            RESUME_EPOCH_TAG: str(one.epoch),
+            **partition_tags(stored_partition(state.partition)),
+        },
+    )
+    return request, f"resumed as epoch {one.epoch}"
 
 
 def _is_pending(instance: DagsterInstance, run: DagsterRun, driver: str | None) -> bool:
@@ -123,19 +130,3 @@ def _is_pending(instance: DagsterInstance, run: DagsterRun, driver: str | None) 
     except Exception as error:  # Dagster's run monitoring ends runs that never start or are lost
         logger.warning("cannot check the process of run %s now: %s", run.run_id, error)
         return True
-
-
-def _request(one: Abandoned, job: PlaybookJob, noetl: EngineProvider) -> RunRequest:
-    partition = None
-    if job.plan.partitions.dimensions:
-        known = noetl.run(noetl.engine().runtime.load(one.execution_id)).state.partition
-        partition = None if known is None else Partition.model_validate(known)
-    return RunRequest(
-        run_key=f"noetl-recovery/{one.execution_id}/{one.epoch}/{one.attempts}",
-        job_name=job.plan.name,
-        tags={
-            EXECUTION_TAG: str(one.execution_id),
-            RESUME_EPOCH_TAG: str(one.epoch),
-            **partition_tags(partition),
-        },
-    )

@@ -19,7 +19,7 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.code_location.materialize import MaterializedPlaybook, materialize_playbook
-from noetl_dagster.compiler.session import NOETL
+from noetl_dagster.compiler.names import NOETL
 from noetl_dagster.embedded.isolation import isolated
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider

@@ -19,7 +19,7 @@ from dagster import (
 )
 
 from noetl_dagster.code_location.definitions import load_playbooks
-from noetl_dagster.code_location.translation import PlaybookStep
+from noetl_dagster.code_location.folder import PlaybookStep
 from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.resources.noetl import NoetlResource

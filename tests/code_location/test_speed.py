@@ -79,10 +79,10 @@ def test_nothing_is_compiled_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     def counted(plan: Any, *rest: Any) -> Any:
         made.append(plan.name)
-        return schedules_of(plan, *rest)
+        return schedule_of(plan, *rest)
 
-    schedules_of = job.schedules_of
-    monkeypatch.setattr(job, "schedules_of", counted)
+    schedule_of = job._schedule
+    monkeypatch.setattr(job, "_schedule", counted)
     build_definitions(Settings(playbooks_path=folder_of(tmp_path / "flows", 3)))
     assert sorted(made) == ["flow_0", "flow_1", "flow_2"]
 

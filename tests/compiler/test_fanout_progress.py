@@ -11,8 +11,8 @@ import pytest
 from dagster import AssetKey, DagsterInstance
 
 from noetl_dagster.cli import progress
-from noetl_dagster.compiler import drive
-from noetl_dagster.compiler.drive import PROGRESS_TAG
+from noetl_dagster.compiler import session
+from noetl_dagster.compiler.session import PROGRESS_TAG
 from noetl_dagster.process.event_loop import background_loop, run_sync
 from noetl_dagster.resources.engines import EngineProvider
 from tests.playbooks import playbook
@@ -42,8 +42,8 @@ workflow:
 def test_a_run_says_how_far_it_is(
     launch: Launch, dagster_instance: DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drive, "REPORT_SECONDS", 0.05)
-    monkeypatch.setattr(drive, "COUNTING_SHARE", 1)
+    monkeypatch.setattr(session, "REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(session, "COUNTING_SHARE", 1)
     gate, said = tmp_path / "gate", []
 
     def told() -> bool:

@@ -10,7 +10,7 @@ from dagster import DagsterInstance
 
 from noetl_dagster.cli.progress import _ProgressLines
 from noetl_dagster.code_location.playbooks import definitions_of
-from noetl_dagster.compiler import drive
+from noetl_dagster.compiler import session
 from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.engine.executions.progress import running_notes
 from noetl_dagster.playbook.loader import parse_playbook
@@ -46,7 +46,7 @@ async def test_stages_and_tasks_reach_the_runs_log_and_the_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     sessions.get()
-    monkeypatch.setattr(drive, "REPORT_SECONDS", 0.2)
+    monkeypatch.setattr(session, "REPORT_SECONDS", 0.2)
     noetl = EngineProvider(settings.model_copy(update={"command_heartbeat_seconds": 0.6}))
     job = definitions_of([parse_playbook(one_step("told", CODE), file="told.yaml")], noetl)
     config = {"ops": {"told_playbook": {"config": {"marker": str(tmp_path / "go")}}}}
@@ -60,8 +60,8 @@ async def test_stages_and_tasks_reach_the_runs_log_and_the_command_line(
                 job.resolve_job_def("told").execute_in_process, run_config=config, instance=dagster_instance
             )
         )
-        await until(lambda: running.done() or "1/2 tasks" in tags().get(drive.PROGRESS_TAG, ""), "a note")
-        assert tags()[drive.PROGRESS_TAG].startswith("start: spark stage ")
+        await until(lambda: running.done() or "1/2 tasks" in tags().get(session.PROGRESS_TAG, ""), "a note")
+        assert tags()[session.PROGRESS_TAG].startswith("start: spark stage ")
         engine, execution_id = noetl.engine(), int(tags()[EXECUTION_TAG])
         capsys.readouterr()
         await asyncio.to_thread(_ProgressLines().refresh, engine, execution_id)

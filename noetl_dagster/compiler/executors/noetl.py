@@ -28,6 +28,7 @@ from noetl_dagster.compiler.executors import threaded_executor
 from noetl_dagster.compiler.executors.pods import POD_TAG
 from noetl_dagster.compiler.executors.storages import keep_connections
 from noetl_dagster.compiler.executors.threaded import ThreadedExecutor
+from noetl_dagster.compiler.names import NOETL
 from noetl_dagster.compiler.runs import execution_id_of, tag_suffix
 from noetl_dagster.dagster_internals import process_config
 from noetl_dagster.resources.engines import EngineProvider
@@ -44,29 +45,26 @@ _CHOICES: dict[str, ExecutorDefinition] = {
 }
 
 
-def _with_processes(choice: ExecutorDefinition) -> Field:
-    """The executor's own config with the number of processes beside it."""
-    fields: dict[str, Any] = choice.config_schema.as_field().config_type.fields  # type: ignore[attr-defined]
-    described = Field(
-        Noneable(Int),
-        default_value=None,
-        description="The number of processes that work on a large loop or fan-out, the run's own included. "
-        "By default NOETL_RUN_PROCESSES, which by default is the number of cores.",
-    )
-    return Field({**fields, PROCESSES: described})
-
-
-def _kubernetes() -> Field:
-    """The config of ``k8s_job_executor``, which reads it when a run chooses it: ``dagster-k8s`` is an extra."""
-    return Field(
-        Permissive({PROCESSES: Field(Noneable(Int), default_value=None)}),
-        description="Each op in a pod of its own, with the config of dagster-k8s' k8s_job_executor: "
-        "max_concurrent, job_namespace, step_k8s_config and so on. Pods are otherwise as the run launcher makes them.",
-    )
+_PROCESSES = Field(
+    Noneable(Int),
+    default_value=None,
+    description="The number of processes that work on a large loop or fan-out, the run's own included. "
+    "By default NOETL_RUN_PROCESSES, which by default is the number of cores.",
+)
+_FIELDS: dict[str, Any] = {
+    name: Field({**choice.config_schema.as_field().config_type.fields, PROCESSES: _PROCESSES})  # type: ignore[attr-defined]
+    for name, choice in _CHOICES.items()
+}
+# k8s_job_executor reads its config when a run chooses it: dagster-k8s is an extra
+_FIELDS[KUBERNETES] = Field(
+    Permissive({PROCESSES: Field(Noneable(Int), default_value=None)}),
+    description="Each op in a pod of its own, with the config of dagster-k8s' k8s_job_executor: "
+    "max_concurrent, job_namespace, step_k8s_config and so on. Pods are otherwise as the run launcher makes them.",
+)
 
 
 def _k8s_job_executor(config: Mapping[str, Any]) -> tuple[ExecutorDefinition, dict[str, Any]]:
-    """The executor for pods, and its config with the defaults.
+    """Returns the executor for pods, and its config with the defaults.
 
     Raises:
         DagsterInvalidConfigError: the config is none of that executor's.
@@ -87,22 +85,21 @@ def _k8s_job_executor(config: Mapping[str, Any]) -> tuple[ExecutorDefinition, di
 
 def processes_of(run_config: Mapping[str, Any]) -> int | None:
     """Returns the number of processes of a run, if its config sets it."""
-    chosen: Mapping[str, Any] = (run_config.get("execution") or {}).get("config") or {}
-    return next((config.get(PROCESSES) for config in chosen.values() if config), None)
+    return next((config.get(PROCESSES) for config in _chosen(run_config).values() if config), None)
+
+
+def _chosen(run_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the config of a run's executor, by the executor's name."""
+    return (run_config.get("execution") or {}).get("config") or {}
 
 
 @executor(
     name="noetl",
-    config_schema=Field(
-        Selector(
-            {name: _with_processes(choice) for name, choice in _CHOICES.items()} | {KUBERNETES: _kubernetes()}
-        ),
-        default_value={"threaded": {}},
-    ),
+    config_schema=Field(Selector(_FIELDS), default_value={"threaded": {}}),
     requirements=[ExecutorRequirement.PERSISTENT_OUTPUTS],
 )
 def noetl_executor(context: InitExecutorContext) -> Executor:
-    """``threaded`` by default: branches run side by side, and an op costs what it costs in process, some 35 ms.
+    """``threaded`` by default: branches run side by side, and an op costs as much as in process, some 35 ms.
 
     In a process of its own it costs 900 ms.
     """
@@ -128,22 +125,17 @@ def runs_in_one_process(context: OpExecutionContext) -> bool:
     name = context.job_def.executor_def.name
     if name != noetl_executor.name:
         return name in (threaded_executor.name, in_process_executor.name)
-    config: dict[str, Any] = dict(context.run.run_config)
-    for key in ("execution", "config"):
-        config = config.get(key) or {}
-    return not {"multiprocess", KUBERNETES} & set(config) and STEP_OF_POD not in os.environ
-
-
-NOETL = "noetl"
+    apart = {"multiprocess", KUBERNETES} & set(_chosen(context.run.run_config))
+    return not apart and STEP_OF_POD not in os.environ
 
 
 def hold_execution(context: Any) -> bool:
     """Marks the execution of a step as driven by this process, since no other process does so between two pods.
 
+    Called again, it restores the mark after an outage of the database.
+
     Args:
         context: of a step that runs in a pod.
-
-    Again for one that is held: its mark comes back after an outage of the database.
 
     Returns:
         False as long as the step's pod has not started the execution.

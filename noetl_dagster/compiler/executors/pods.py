@@ -1,7 +1,7 @@
-"""Steps in pods of their own, where the run's instance launches runs on Kubernetes.
+"""Steps in pods of their own, if the run's instance launches runs on Kubernetes.
 
-``dagster-k8s`` makes a step's pod just as its own executor does; here a thread of the run waits for it, and hands
-on what its process writes into the run's log. ``dagster-k8s`` is imported for a step that asks for a pod, not before.
+``dagster-k8s`` makes a step's pod as its own executor does. Here a thread of the run waits for the pod, and passes on
+the events that its process writes to the run's log. ``dagster-k8s`` is imported for the first step that asks for a pod.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,22 +41,22 @@ POD_TAG = "noetl/pod"
 """Op tag of a step that asks for a pod of its own; the value is the name of its playbook."""
 
 POLL_SECONDS = 1.0
-"""The run's log is read so often, once for all steps that have pods."""
+"""Seconds between two reads of the run's log, for all steps that have pods."""
 
 HEALTH_SECONDS = 5.0
-"""A step's pod is looked at so often: one request to the cluster each time."""
+"""Seconds between two requests to the cluster for the state of a step's pod."""
 
 REQUEST_SECONDS = 30.0
-"""A request that the cluster has not answered after so long has failed."""
+"""Seconds after which a request to the cluster fails."""
 
 BESIDE_SECONDS = 5.0
-"""What goes on beside a pod is done so often once it has succeeded; until then each second."""
+"""Seconds between two calls of ``beside`` that succeeded; others are repeated each second."""
 
 LOST_AT_MOST = 3
 """Pods of one step that may be lost, to a node or an eviction, before the step fails."""
 
 LATE_SECONDS = 20.0
-"""Events get their numbers before they are committed, and one may be seen so much later than its successor."""
+"""Seconds by which an event may be visible later than its successor: it gets its number before it is committed."""
 
 _ENDS = frozenset(
     {
@@ -79,8 +79,8 @@ def pods_of(
     """Returns the maker of pods for the steps of a run, or the reason why there is none.
 
     Args:
-        beside: called with a step's context while its pod runs, again and again, to do what must go on meanwhile;
-            it says whether it did. What it raises is logged, and does not end the step.
+        beside: called repeatedly with a step's context while its pod runs; returns True if it succeeded. Its exceptions
+            are logged, and do not end the step.
     """
     launcher = job_context.instance.run_launcher
     if not any(one.__name__ == "K8sRunLauncher" for one in type(launcher).__mro__):
@@ -126,12 +126,7 @@ class StepPods:
     """The pods of one run's steps."""
 
     def __init__(
-        self,
-        job_context: Any,
-        handler: Any,
-        origin: Any,
-        retries: RetryMode,
-        beside: Callable[[Any], bool],
+        self, job_context: Any, handler: Any, origin: Any, retries: RetryMode, beside: Callable[[Any], bool]
     ) -> None:
         self._job_context = job_context
         self._handler = handler
@@ -143,9 +138,9 @@ class StepPods:
         self._log = _RunLog(job_context.instance, job_context.run_id)
 
     def events(self, context: Any, known_state: Any, stop: threading.Event) -> Iterator[DagsterEvent]:
-        """Runs a step in a pod: what its process says, until it has ended or its pod is lost.
+        """Runs a step in a pod, and yields the events of its process until it has ended or its pod is lost.
 
-        A pod that is lost is a step that is tried again: its op finds in the event log what was done.
+        The step of a lost pod is tried again: its op finds in the event log what was done.
 
         Args:
             stop: set when the run is to end, which deletes the pod.
@@ -170,25 +165,21 @@ class StepPods:
         try:
             list(self._handler.launch_step(pod))
         except Exception:
-            yield DagsterEvent.step_failure_event(context, self._failure(_caught()))
+            yield _failure(context, serializable_error_info_from_exc_info(sys.exc_info()))
             return
         terminated = False
         looked_at, beside_at, succeeded_at = time.monotonic(), -BESIDE_SECONDS, None
         while True:
             for event in self._tried("the run's log", lambda: self._log.of(key), []):
                 if _was_interrupted(event) and not stop.is_set():
-                    if self._is_terminated(
-                        stop
-                    ):  # its own work found out, and this process has not heard of it yet
+                    if self._is_terminated(stop):  # the pod has noticed it before this process
                         yield event
                         raise DagsterExecutionInterruptedError
                     yield self._lost(context, f"the pod of step {key} was told to end")
                     return
                 yield event
                 if event.is_resource_init_failure:
-                    yield DagsterEvent.step_failure_event(
-                        context, self._failure(event.engine_event_data.error)
-                    )
+                    yield _failure(context, event.engine_event_data.error)
                 if event.event_type in _ENDS:
                     return
             if stop.is_set() and not terminated:
@@ -239,7 +230,7 @@ class StepPods:
     def _look(self, context: Any, pod: Any) -> tuple[str | None, bool]:
         """Returns the problem of a step's pod, if any, and True if the pod has succeeded.
 
-        Nothing is wrong where the cluster does not answer: it may, later.
+        There is no problem if the cluster does not answer now.
         """
         key = context.step.key
         what = f"the pod of step {key}"
@@ -252,8 +243,9 @@ class StepPods:
         except Exception:
             if what not in self._away:
                 self._away.add(what)
-                said, data = f"cannot look at {what} just now", EngineEventData(error=_caught())
-                self._tried("the run's log", lambda: DagsterEvent.engine_event(context, said, data))
+                message = f"cannot look at {what} just now"
+                data = EngineEventData(error=serializable_error_info_from_exc_info(sys.exc_info()))
+                self._tried("the run's log", lambda: DagsterEvent.engine_event(context, message, data))
             return None, False
         self._away.discard(what)
         if not status:
@@ -263,16 +255,13 @@ class StepPods:
         return None, bool(status.succeeded)
 
     def _lost(self, context: Any, why: str) -> DagsterEvent:
-        """The step again in another pod, or its failure when that happened too often."""
+        """Tries the step again in another pod, or fails it if that happened too often."""
         key = context.step.key
         self._losses[key] += 1
         error = SerializableErrorInfo(message=why, stack=[], cls_name=None)
         if self._losses[key] <= LOST_AT_MOST and not self._retries.disabled:
             return DagsterEvent.step_retry_event(context, StepRetryData(error=error))
-        return DagsterEvent.step_failure_event(context, self._failure(error))
-
-    def _failure(self, error: Any) -> Any:
-        return StepFailureData(error=error, user_failure_data=None)
+        return _failure(context, error)
 
     def _handler_context(self, context: Any, known_state: Any) -> Any:
         job_context = self._job_context
@@ -287,7 +276,7 @@ class StepPods:
                 instance_ref=job_context.instance.get_ref(),
                 retry_mode=self._retries.for_inner_plan(),
                 known_state=known_state,
-                # not verified: a pod that the cluster starts once more goes on where the log says
+                # not verified: a pod that the cluster starts again continues from the event log
                 should_verify_step=False,
                 print_serialized_events=False,
             ),
@@ -300,19 +289,19 @@ class _Followed:
     """A step whose pod is waited for.
 
     Attributes:
-        cursor: of the run's log when its pod was not there yet.
-        known: numbers of events that earlier pods wrote, and of those that were taken.
+        cursor: of the run's log before its pod existed.
+        known: numbers of events that earlier pods wrote, and of those in ``waiting`` or taken from it.
     """
 
     cursor: str | None
     known: set[int]
-    waiting: deque[DagsterEvent] = field(default_factory=deque)
+    waiting: list[DagsterEvent] = field(default_factory=list)
 
 
 class _RunLog:
     """Reads the new events of a run's log, by step; one read serves all threads that ask.
 
-    A number was seen a while ago when this process saw it, whatever the clock of its writer says.
+    The age of an event counts from when this process saw its number, whatever the clock of its writer says.
     """
 
     def __init__(self, instance: DagsterInstance, run_id: str) -> None:
@@ -340,9 +329,8 @@ class _RunLog:
         with self._lock:
             if time.monotonic() - self._read_at >= POLL_SECONDS:
                 self._read()
-            waiting = self._followed[key].waiting
-            found = list(waiting)
-            waiting.clear()
+            followed = self._followed[key]
+            found, followed.waiting = followed.waiting, []
         return found
 
     def has_more(self, key: str) -> bool:
@@ -352,7 +340,7 @@ class _RunLog:
             return bool(self._followed[key].waiting)
 
     def read_again(self, key: str) -> None:
-        """Reads all that was written since a step was followed: what came later than any event may."""
+        """Reads all that was written since a step was followed: even events that are later than they may be."""
         with self._lock:
             for record in self._records(self._followed[key].cursor):
                 self._hand_on(record, key)
@@ -385,8 +373,8 @@ class _RunLog:
         return self._instance.get_records_for_run(self._run_id, cursor, of_type=set(DagsterEventType)).records
 
 
-def _caught() -> Any:
-    return serializable_error_info_from_exc_info(sys.exc_info())
+def _failure(context: Any, error: Any) -> DagsterEvent:
+    return DagsterEvent.step_failure_event(context, StepFailureData(error=error, user_failure_data=None))
 
 
 def _was_interrupted(event: DagsterEvent) -> bool:

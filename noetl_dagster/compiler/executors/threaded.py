@@ -1,18 +1,18 @@
 """Ready steps side by side, on threads of the run's own process.
 
-For steps that wait: on an API, a database, a Spark job, an event loop of their own. Dagster's in-process
-executor runs them one after another, its multiprocess executor pays a process, with all its imports, for each.
-Here a step costs what it costs in process, and as many as ``max_concurrent`` wait at the same time.
+For steps that wait: on an API, a database, a Spark job, an event loop of their own. Dagster's in-process executor
+runs them one after another, and its multiprocess executor starts a process, with all its imports, for each. Here a
+step costs as much as in process, and up to ``max_concurrent`` steps wait at the same time.
 
-Everything else is as in process: one set of resources, one file of compute logs, retries, hooks, dynamic
-outputs, pools and tag concurrency limits, asset checks, re-execution. Three differences:
+Everything else is as in process: one set of resources, one file of compute logs, retries, hooks, dynamic outputs,
+pools and tag concurrency limits, asset checks, re-execution. Three differences:
 
-- IO managers, resources and hooks are shared by steps that run at the same time, and must be safe for threads.
-- A step with the tag ``noetl/pod`` runs in a pod of its own where the instance launches runs on Kubernetes; its
-  thread waits for it, and its hooks run there.
-- Python cannot end a thread. Termination raises ``DagsterExecutionInterruptedError`` inside each step, again
-  every second, and never where a lock is being taken; a step that is inside a call of C code then ends when that
-  returns, or is left behind after ``GRACE_SECONDS``.
+- IO managers, resources and hooks are shared by steps that run at the same time, and must be thread-safe.
+- A step with the tag ``noetl/pod`` runs in a pod of its own if the instance launches runs on Kubernetes. Its
+  thread waits for the pod, and its hooks run there.
+- Python cannot end a thread. Termination raises ``DagsterExecutionInterruptedError`` inside each step, again every
+  second, and never while a lock is being taken. A step that is inside a call of C code ends when that returns, or is
+  left behind after ``GRACE_SECONDS``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ from dagster import (
     Int,
     Noneable,
     executor,
+    multiprocess_executor,
 )
 
 from noetl_dagster.compiler.executors.pods import StepPods, pods_of, wants_pod
@@ -48,28 +49,29 @@ from noetl_dagster.dagster_internals import (
     PlanExecutionContextManager,
     RetryMode,
     StepDependencyConfig,
+    _handle_compute_log_setup_error,
+    _handle_compute_log_teardown_error,
     _trigger_hook,
     create_compute_log_file_key,
     dagster_event_sequence_for_step,
-    get_retries_config,
-    get_step_dependency_config_field,
-    get_tag_concurrency_limits_config,
-    serializable_error_info_from_exc_info,
 )
 from noetl_dagster.process.interrupts import interrupt, let_arrive
 
 MAX_CONCURRENT = 16
-"""Steps at the same time, where the run's config does not say."""
+"""Steps at the same time, unless the run's config sets it."""
 
 POLL_SECONDS = 0.2
-"""A termination is noticed after so long at the latest."""
+"""Seconds after which a termination is noticed at the latest."""
 
 INTERRUPT_SECONDS = 1.0
 GENTLE_SECONDS = 5.0
-"""For so long no step is interrupted inside of what the whole process shares, as a log."""
+"""Seconds for which no step is interrupted inside code that the whole process shares, such as a log."""
 
 GRACE_SECONDS = 30.0
-"""Steps that do not end so long after a termination are left behind; their threads end with the process."""
+"""Seconds after a termination when steps that have not ended are left behind; their threads end with the process."""
+
+
+_FIELDS: dict[str, Any] = multiprocess_executor.config_schema.as_field().config_type.fields  # type: ignore[attr-defined]
 
 
 @executor(
@@ -81,9 +83,10 @@ GRACE_SECONDS = 30.0
                 default_value=None,
                 description=f"The number of steps that may run at the same time. By default {MAX_CONCURRENT}.",
             ),
-            "tag_concurrency_limits": get_tag_concurrency_limits_config(),
-            "retries": get_retries_config(),
-            "step_dependency_config": get_step_dependency_config_field(),
+            **{
+                name: _FIELDS[name]
+                for name in ("tag_concurrency_limits", "retries", "step_dependency_config")
+            },
         },
         description="Execute ready steps at the same time, on threads of one process.",
     ),
@@ -109,11 +112,7 @@ def threaded_executor(context: InitExecutorContext) -> Executor:
 
 
 class ThreadedExecutor(Executor):
-    """See :func:`threaded_executor`.
-
-    Attributes:
-        beside: called with the context of each step that runs in a pod, again and again while it does.
-    """
+    """See :func:`threaded_executor`. ``beside`` is called repeatedly with the context of a step that runs in a pod."""
 
     def __init__(
         self,
@@ -190,10 +189,19 @@ class ThreadedExecutor(Executor):
             ) as active,
         ):
             keys = [step.key for step in execution_plan.get_steps_to_execute_in_topo_order()]
-            with _ComputeLogs(job_context, keys) as logs:
-                yield from logs.events
+            manager = job_context.instance.compute_log_manager
+            log_key = manager.build_log_key_for_run(job_context.run_id, create_compute_log_file_key())
+            with ExitStack() as capture:  # for all steps in one file; without it, they run all the same
+                try:
+                    captured = capture.enter_context(manager.capture_logs(log_key))
+                    yield DagsterEvent.capture_logs(job_context, keys, log_key, captured)
+                except Exception:
+                    yield from _handle_compute_log_setup_error(job_context, sys.exc_info())
                 yield from _Threads(job_context, active, self._pods(job_context, execution_plan)).run()
-            yield from logs.events
+                try:
+                    capture.close()
+                except Exception:
+                    yield from _handle_compute_log_teardown_error(job_context, sys.exc_info())
 
     def _pods(self, job_context: Any, execution_plan: Any) -> StepPods | None:
         """Returns the maker of the pods that steps ask for; logs a line if there is no cluster."""
@@ -210,23 +218,23 @@ class ThreadedExecutor(Executor):
 
 @dataclass(slots=True)
 class _Step:
-    """A step that runs: on its thread, or in a pod that its thread waits for until ``stop`` is set."""
+    """A step that runs.
+
+    Attributes:
+        pods: makes the pod that its thread waits for, until ``stop`` is set; None if it runs on its thread.
+        thread: while the step may be interrupted.
+        error: of the whole run, known when the thread has ended.
+    """
 
     context: Any
     known_state: Any
-    in_pod: bool = False
+    pods: StepPods | None
     stop: threading.Event = field(default_factory=threading.Event)
     events: list[DagsterEvent] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    thread: int | None = None  # while it may be interrupted
+    thread: int | None = None
     interrupted_at: float = -INTERRUPT_SECONDS
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """The end of a step's thread; ``error`` is the error of the whole run."""
-
-    error: BaseException | None
+    error: BaseException | None = None
 
 
 class _Threads:
@@ -237,7 +245,8 @@ class _Threads:
         self._active = active
         self._pods = pods
         self._running: dict[str, _Step] = {}
-        self._events: queue.SimpleQueue[tuple[_Step, DagsterEvent | _Ended]] = queue.SimpleQueue()
+        # None: the thread has ended
+        self._events: queue.SimpleQueue[tuple[_Step, DagsterEvent | None]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._stopping_since: float | None = None
 
@@ -246,7 +255,14 @@ class _Threads:
         try:
             while self._running or not (self._stopping_since is not None or active.is_complete):
                 if active.check_for_interrupts():
-                    yield self._terminated()
+                    self._error = DagsterExecutionInterruptedError()
+                    active.mark_interrupted()
+                    self._stopping_since = time.monotonic()
+                    yield DagsterEvent.engine_event(
+                        self._job_context,
+                        "Threaded executor: received termination signal - interrupting the steps that run",
+                        EngineEventData.interrupted(list(self._running)),
+                    )
                 if self._stopping_since is None:
                     self._start_ready()
                     yield from active.concurrency_event_iterator(self._job_context)
@@ -257,7 +273,7 @@ class _Threads:
                     yield from active.plan_events_iterator(self._job_context)
         finally:
             if self._stopping_since is None and self._running:  # the reader of the events has stopped
-                self._stop()
+                self._stopping_since = time.monotonic()
                 while self._running and self._wait_on():
                     for _ in self._next_events():
                         pass
@@ -267,8 +283,8 @@ class _Threads:
     def _start_ready(self) -> None:
         for step in self._active.get_steps_to_execute():
             known_state = self._active.get_known_state()
-            in_pod = self._pods is not None and wants_pod(step)
-            started = _Step(self._job_context.for_step(step, known_state), known_state, in_pod)
+            pods = self._pods if wants_pod(step) else None
+            started = _Step(self._job_context.for_step(step, known_state), known_state, pods)
             self._running[step.key] = started
             body = contextvars.copy_context().run
             threading.Thread(
@@ -276,78 +292,61 @@ class _Threads:
             ).start()
 
     def _work(self, step: _Step) -> None:
-        """A step's thread. An interrupt arrives inside ``try``; none comes once the step has no thread."""
-        error: BaseException | None = None
+        """Runs on a step's thread. An interrupt arrives inside ``try``; none comes once the step has no thread."""
         try:
             try:
                 step.thread = threading.get_ident()
-                for event in self._events_of(step):
+                if step.pods is not None:
+                    events = step.pods.events(step.context, step.known_state, step.stop)
+                else:
+                    events = dagster_event_sequence_for_step(step.context)
+                for event in events:
                     self._events.put((step, event))
             except BaseException as raised:
-                error = raised
+                step.error = raised
             with step.lock:
                 step.thread = None
             let_arrive()
         except BaseException as late:
-            error = error or late
+            step.error = step.error or late
             with step.lock:
                 step.thread = None
-        self._events.put((step, _Ended(error)))
-
-    def _events_of(self, step: _Step) -> Iterator[DagsterEvent]:
-        if self._pods is not None and step.in_pod:
-            return self._pods.events(step.context, step.known_state, step.stop)
-        return dagster_event_sequence_for_step(step.context)
+        self._events.put((step, None))
 
     def _next_events(self) -> Iterator[DagsterEvent]:
         """Yields the next event of the threads, if there is one soon."""
         pause = min(POLL_SECONDS, self._active.sleep_interval() or POLL_SECONDS)
         try:
-            step, said = self._events.get(timeout=max(pause, 0.001))
+            step, event = self._events.get(timeout=max(pause, 0.001))
         except queue.Empty:
             return
-        if isinstance(said, _Ended):
-            yield from self._ended(step, said)
+        if event is None:
+            yield from self._ended(step)
             return
-        step.events.append(said)
-        yield said
-        self._active.handle_event(said)
+        step.events.append(event)
+        yield event
+        self._active.handle_event(event)
 
-    def _ended(self, step: _Step, end: _Ended) -> Iterator[DagsterEvent]:
+    def _ended(self, step: _Step) -> Iterator[DagsterEvent]:
         key = step.context.step.key
         if self._running.get(key) is step:  # else it is tried again, and its next try has begun
             del self._running[key]
             self._active.verify_complete(self._job_context, key)
-        if end.error is not None:
-            if self._error is None:
-                self._error = end.error
+        if step.error is not None:
+            self._error = self._error or step.error
             if self._stopping_since is None:
-                self._stop()
-            return
-        if not step.in_pod:  # whose process has run the hooks
+                self._stopping_since = time.monotonic()
+        elif step.pods is None:  # the process of a pod has run the hooks
             yield from _trigger_hook(step.context, step.events)
 
-    def _terminated(self) -> DagsterEvent:
-        self._error = DagsterExecutionInterruptedError()
-        self._active.mark_interrupted()
-        self._stop()
-        return DagsterEvent.engine_event(
-            self._job_context,
-            "Threaded executor: received termination signal - interrupting the steps that run",
-            EngineEventData.interrupted(list(self._running)),
-        )
-
-    def _stop(self) -> None:
-        self._stopping_since = time.monotonic()
-
     def _wait_on(self) -> bool:
-        """Interrupts the steps that still run; false when they have had their time."""
+        """Interrupts the steps that still run; returns False after their grace period."""
         now = time.monotonic()
-        stopping = 0.0 if self._stopping_since is None else now - self._stopping_since
+        stopping = now - (self._stopping_since or now)
         if stopping > GRACE_SECONDS:
             return False
         for step in self._running.values():
-            if step.in_pod:
+            if step.pods is not None:
                 step.stop.set()
                 continue
             with step.lock:
@@ -360,34 +359,3 @@ class _Threads:
                     )
                     step.interrupted_at = now if sent else step.interrupted_at
         return True
-
-
-class _ComputeLogs:
-    """The capture of stdout and stderr, for all steps in one file; a failure to capture is an event, no more."""
-
-    def __init__(self, job_context: Any, step_keys: list[str]) -> None:
-        self._job_context = job_context
-        self._step_keys = step_keys
-        self._stack = ExitStack()
-        self.events: list[DagsterEvent] = []
-
-    def __enter__(self) -> _ComputeLogs:
-        manager = self._job_context.instance.compute_log_manager
-        key = manager.build_log_key_for_run(self._job_context.run_id, create_compute_log_file_key())
-        with self._reported("Exception while setting up compute log capture"):
-            captured = self._stack.enter_context(manager.capture_logs(key))
-            self.events = [DagsterEvent.capture_logs(self._job_context, self._step_keys, key, captured)]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.events = []
-        with self._reported("Exception while cleaning up compute log capture"):
-            self._stack.close()
-
-    @contextmanager
-    def _reported(self, message: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception:
-            data = EngineEventData(error=serializable_error_info_from_exc_info(sys.exc_info()))
-            self.events = [DagsterEvent.engine_event(self._job_context, message, event_specific_data=data)]

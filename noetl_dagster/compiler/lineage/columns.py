@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -17,9 +17,7 @@ from sqlglot.schema import MappingSchema
 
 from noetl_dagster.compiler.lineage.tables import MARK
 
-logging.getLogger("sqlglot").setLevel(
-    logging.CRITICAL
-)  # SQL that it cannot read has no lineage; that is no error
+logging.getLogger("sqlglot").setLevel(logging.CRITICAL)  # SQL that it cannot read has no lineage
 
 TableColumnName = tuple[str, str]
 """A table's name, as its database compares it, and one of its columns."""
@@ -29,8 +27,6 @@ Columns = dict[str, frozenset[TableColumnName]]
 
 LONGEST = 100_000
 """Longer scripts, in characters, are not read: they are data rather than queries."""
-
-KEPT = 256
 
 
 @dataclass(slots=True)
@@ -49,15 +45,12 @@ class Script:
 def script_of(
     sql: str, dialect: str, known: Mapping[str, Sequence[str]], result: Sequence[str] | None = None
 ) -> Script:
-    """Reads a script.
+    """Returns the certain lineage of a script; an empty ``Script`` if sqlglot cannot read it.
 
     Args:
         dialect: ``postgres``, ``duckdb`` or ``spark``.
         known: columns of the tables and views where they are known, by name.
         result: the columns that the script's rows turned out to have.
-
-    Returns:
-        The certain lineage; an empty ``Script`` for what sqlglot cannot read.
     """
     if len(sql) > LONGEST:
         return Script()
@@ -65,13 +58,13 @@ def script_of(
     return _script(sql, dialect, tables, None if result is None else tuple(result))
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=256)
 def _script(
     sql: str, dialect: str, known: tuple[tuple[str, tuple[str, ...]], ...], result: tuple[str, ...] | None
 ) -> Script:
     try:
         statements = [one for one in sqlglot.parse(sql, read=dialect) if one is not None]
-    except Exception:  # a parser's failure, of whatever kind, is no failure of the step
+    except Exception:  # whatever the parser raises must not fail the step
         return Script()
     reader = _ScriptReader(dialect, dict(known))
     selecting = [one for one in statements if isinstance(one, exp.Query)]
@@ -93,9 +86,9 @@ class _Selected:
     """Columns of a query.
 
     Attributes:
-        whole: all of them are there; behind a star of an unknown table are more.
-        placed: they stand in the query's order. Behind a star they do not: which columns a table has may be known,
-            but not in which order.
+        whole: these are all; a star of an unknown table stands for more.
+        placed: they have the query's order. Those of a star do not: the columns of a table may be known, but not their
+            order.
     """
 
     columns: list[tuple[str, frozenset[TableColumnName]]]
@@ -131,15 +124,13 @@ class _ScriptReader:
         if isinstance(statement, exp.Query):
             self.script.result = None
         elif isinstance(statement, exp.Insert | exp.Create):
-            name, _ = self._target(statement)
-            self._made[name] = {}
-            self._keep(name)
+            self._set(self._target(statement)[0], {})
 
     def _insert(self, statement: exp.Insert) -> None:
         name, columns = self._target(statement)
         query = statement.expression
         if not isinstance(query, exp.Query):
-            return  # VALUES: made of no column
+            return  # VALUES: no source columns
         query = query.copy()
         if (above := statement.args.get("with_") or statement.args.get("with")) is not None:
             query.set("with_" if "with_" in statement.arg_types else "with", above.copy())
@@ -160,8 +151,7 @@ class _ScriptReader:
                 self._known[name] = columns
             return
         properties = statement.args.get("properties")
-        temporary = properties is not None and properties.find(exp.TemporaryProperty) is not None
-        if temporary or statement.kind != "TABLE":
+        if statement.kind != "TABLE" or (properties and properties.find(exp.TemporaryProperty)):
             self._passing.add(name)
         selected = self._query(statement.expression.copy(), None)
         if columns and (not selected.placed or len(columns) != len(selected.columns)):
@@ -175,19 +165,18 @@ class _ScriptReader:
             self._known[name] = tuple(filled)
 
     def _fill(self, name: str, columns: Columns) -> None:
-        before = self._made.get(name, {})
-        self._made[name] = {
-            column: before.get(column, frozenset()) | columns.get(column, frozenset())
-            for column in {**before, **columns}
-        }
-        self._keep(name)
+        filled = dict(self._made.get(name, {}))
+        for column, sources in columns.items():
+            filled[column] = filled.get(column, frozenset()) | sources
+        self._set(name, filled)
 
-    def _keep(self, name: str) -> None:
+    def _set(self, name: str, columns: Columns) -> None:
+        self._made[name] = columns
         if name not in self._passing:
-            self.script.tables[name] = self._made[name]
+            self.script.tables[name] = columns
 
     def _target(self, statement: exp.Expr) -> tuple[str, tuple[str, ...]]:
-        """Name and columns of the table that a statement fills."""
+        """Returns the name and the columns of the table that a statement fills."""
         target = normalize_identifiers(statement.this.copy(), dialect=self._dialect)
         columns: tuple[str, ...] = ()
         if isinstance(target, exp.Schema):
@@ -206,7 +195,7 @@ class _ScriptReader:
 class _QueryReader:
     """The columns of one query.
 
-    Tables get names of their own first, so that schemas, quotes and catalogs are one thing to sqlglot.
+    Tables get plain names first, so that schemas, quotes and catalogs make no difference to sqlglot.
 
     Args:
         rows: the columns that the query's rows turned out to have.
@@ -244,7 +233,7 @@ class _QueryReader:
             schema=schema,
             validate_qualify_columns=False,
             allow_partial_qualification=True,
-            expand_alias_refs=self._dialect != "postgres",  # there an alias means nothing to its neighbours
+            expand_alias_refs=self._dialect != "postgres",  # where a select list cannot use its own aliases
             identify=False,
         )
         scope = build_scope(query)
@@ -254,14 +243,13 @@ class _QueryReader:
         for place, select in enumerate(query.selects):
             if not select.is_star:
                 name = select.alias_or_name
-                node = to_node(
-                    place if self._placed else name, scope, self._dialect, schema, trim_selects=False
-                )
+                at = place if self._placed else name
+                node = to_node(at, scope, self._dialect, schema, trim_selects=False)
                 columns.append((name, frozenset(self._sources(node))))
         return _Selected(columns, not query.is_star, self._placed)
 
     def _check_places(self) -> None:
-        """Refuses a star where columns belong together by their place."""
+        """Refuses a star if columns correspond by position."""
         for union in self._query.find_all(exp.SetOperation):
             if union.is_star or union.expression.is_star or union.args.get("by_name"):
                 raise _Unknown
@@ -273,9 +261,9 @@ class _QueryReader:
                 raise _Unknown
 
     def _renamed(self) -> dict[str, str]:
-        """Gives every table outside of the query a name of its own; returns the original names."""
+        """Gives every table outside of the query a plain name; returns the original names by these."""
         if any(not isinstance(one.this, exp.Query) for one in self._query.find_all(exp.CTE)):
-            raise _Unknown  # rows that a changing statement returns
+            raise _Unknown  # rows that an INSERT, UPDATE or DELETE returns
         names: dict[str, str] = {}
         seen: set[int] = set()
         for scope in traverse_scope(self._query):
@@ -299,47 +287,45 @@ class _QueryReader:
         return {own: name for name, own in names.items()}
 
     def _only_star(self) -> str | None:
-        """The one table of a query that selects all of its columns and nothing else."""
+        """Returns the one table of a query that selects all of its columns and nothing else."""
         query = self._query
-        if not isinstance(query, exp.Select) or len(query.expressions) != 1 or query.args.get("joins"):
+        if not isinstance(query, exp.Select) or len(query.expressions) != 1 or not query.is_star:
             return None
         tables = list(query.find_all(exp.Table))
-        if not query.is_star or len(tables) != 1 or query.args.get("laterals"):
+        if len(tables) != 1 or query.args.get("joins") or query.args.get("laterals"):
             return None
         if any(query.expressions[0].find(exp.Star).args.values()):
-            return None  # but some, or others in their place
+            return None  # EXCEPT, REPLACE
         name = tables[0].name
         return name if name in self._tables else None
 
     def _sources(self, node: Node) -> Iterator[TableColumnName]:
-        """The columns of tables at the ends of a graph of lineage."""
+        """Yields the columns of tables at the ends of a graph of lineage."""
         for above, leaf in _ends(node):
             own = leaf.expression.name if isinstance(leaf.expression, exp.Table) else ""
-            if own not in self._tables:
+            if own not in self._tables or MARK in (table := self._tables[own]):
                 continue
             column = _column_of(above, leaf)
             if column is None or MARK in column:
                 continue
             spelled = self._spelled.get(own)
-            if spelled is not None and column not in spelled:
-                continue  # a whole row, or a column that the table has not
-            if spelled is None and self._dialect != "spark" and column == leaf.expression.alias_or_name:
+            if spelled is not None:
+                if column not in spelled:
+                    continue  # a whole row, or a column that the table does not have
+                column = spelled[column]
+            elif self._dialect != "spark" and column == leaf.expression.alias_or_name:
                 continue  # a whole row, most likely
-            yield from self._behind(self._tables[own], column if spelled is None else spelled[column])
-
-    def _behind(self, table: str, column: str) -> Iterable[TableColumnName]:
-        if MARK in table:
-            return ()
-        if table in self._made:
-            return self._made[table].get(column, frozenset())
-        return ((table, column),)
+            if table in self._made:
+                yield from self._made[table].get(column, ())
+            else:
+                yield table, column
 
     def _folded(self, column: str) -> str:
         return column if self._dialect == "postgres" else column.lower()
 
 
 def _ends(node: Node) -> Iterator[tuple[Node, Node]]:
-    """Every node below which there is nothing, with the one above it."""
+    """Yields every node that has none below it, each with the one above."""
     seen: set[tuple[int, int]] = set()
     waiting = [node]
     while waiting:
@@ -355,11 +341,11 @@ def _ends(node: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _column_of(above: Node, leaf: Node) -> str | None:
-    """The column that an end of a graph stands for; None if that is unknown."""
+    """Returns the column that an end of a graph stands for; None if that is unknown."""
     column = exp.to_column(leaf.name) if leaf.name not in ("", "*") else None
     if column is not None and column.name not in ("", "*"):
         return str(column.name)
-    # behind a star: the column has the name by which it was asked for, where one table has it
+    # of a star: the column has the name under which it was selected, if there is one table only
     select = above.source
     only = isinstance(select, exp.Select) and not (select.args.get("joins") or select.args.get("laterals"))
     table = select.find(exp.From) if only else None
@@ -370,13 +356,10 @@ def _column_of(above: Node, leaf: Node) -> str | None:
 
 
 def _named(selected: _Selected, rows: Sequence[str] | None) -> Columns:
-    """Columns by the names that the rows have, where those are known."""
+    """Returns columns by the names that the rows have, if those are known."""
     if rows is None:
-        return {
-            name: found
-            for name, found in selected.columns
-            if MARK not in name and not name.startswith("_col_")
-        }
+        named = [one for one in selected.columns if MARK not in one[0] and not one[0].startswith("_col_")]
+        return dict(named)
     if selected.placed and len(rows) == len(selected.columns):
         return dict(zip(rows, (found for _, found in selected.columns), strict=True))
     spelled = {row.lower(): row for row in rows}

@@ -1,25 +1,26 @@
-"""TableColumnName lineage of a step: of its result, or of the table that it fills, down to the assets that it reads."""
+"""Column lineage of a step: of its result, or of the table that it fills, down to the assets that it reads."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 from noetl_dagster.compiler.lineage.columns import Columns, TableColumnName, script_of
 from noetl_dagster.compiler.lineage.tables import (
     MARK,
     Writers,
     WrittenTable,
+    columns_of,
     folded,
-    no_writers,
     place_of,
     sql_of,
     visible,
     without,
 )
+from noetl_dagster.events.envelopes import from_result
+from noetl_dagster.events.state import ExecutionState, StepEnd
 from noetl_dagster.playbook.assets import Key, ReadPartition, call_name
 from noetl_dagster.playbook.models import Playbook, Step, Task
 
@@ -27,7 +28,7 @@ AssetColumn = tuple[Key, str]
 AssetColumns = dict[str, frozenset[AssetColumn]]
 """The columns of assets that each column was made of."""
 
-# what a template names, as a whole: {{ load }}, {{ load.ref }}, {{ load.rows }}, {{ asset("lake/raw").data.rows }}
+# templates that are one name: {{ load }}, {{ load.ref }}, {{ load.rows }}, {{ asset("lake/raw").data.rows }}
 _WHOLE = re.compile(
     r"""\{\{-?\s*(?:(?P<name>[A-Za-z_]\w*)
         |asset\(\s*(?P<quote>["'])(?P<key>[^"']+)(?P=quote)
@@ -36,29 +37,6 @@ _WHOLE = re.compile(
     re.VERBOSE,
 )
 _ADDRESS = re.compile(r"([A-Za-z_]\w*)(?:\.(?:rows|data|data\.rows))?")
-
-
-def _nothing(*names: str) -> Sequence[str] | None:
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class KnownColumns:
-    """Facts of an execution that the playbook does not contain.
-
-    Attributes:
-        workload: its own.
-        hidden: names that ``ctx`` gives another meaning.
-        result_columns: columns of the result of a step, or of one of its tasks, where they are known.
-        read_columns: of what a step reads of another asset, by step and name.
-        writers: see :data:`noetl_dagster.compiler.lineage.tables.Writers`.
-    """
-
-    workload: Mapping[str, Any]
-    hidden: frozenset[str] = frozenset()
-    result_columns: Callable[..., Sequence[str] | None] = _nothing
-    read_columns: Callable[[str, str], Sequence[str] | None] = _nothing
-    writers: Writers = no_writers
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,59 +61,69 @@ class _Done:
     tables: dict[str, AssetColumns] = field(default_factory=dict)
 
 
-def column_lineage(playbook: Playbook, step: Step, seen: KnownColumns) -> AssetColumns:
-    """Returns the source columns of a step's asset; columns with unknown sources are left out."""
-    found = _StepReader(playbook, seen).asset_columns(step)
+def column_lineage(
+    playbook: Playbook, step: Step, end: StepEnd, state: ExecutionState, writers: Writers
+) -> AssetColumns:
+    """Returns the source columns of the asset of a step that has ended; columns with unknown sources are left out.
+
+    They are those of the one table that the step fills, and of its result.
+    """
+    reader = _StepReader(playbook, end, state, writers)
+    done = reader.done(step)
+    tables = list(done.tables.values())
+    found = {**reader.result(step, done), **(tables[0] if len(tables) == 1 else {})}
     return {column: sources for column, sources in found.items() if sources}
 
 
 class _StepReader:
-    def __init__(self, playbook: Playbook, seen: KnownColumns) -> None:
+    def __init__(self, playbook: Playbook, end: StepEnd, state: ExecutionState, writers: Writers) -> None:
         self._playbook = playbook
-        self._seen = seen
+        self._end = end
+        self._state = state
+        self._writers = writers
         self._names = {step.name for step in playbook.steps}
         self._open: list[str] = []  # steps that are being read: results may pass in circles
 
-    def asset_columns(self, step: Step) -> AssetColumns:
-        """Returns the columns of the one table that a step fills, and of its result."""
-        done = self._done(step)
-        tables = list(done.tables.values())
-        return {**self._result(step, done), **(tables[0] if len(tables) == 1 else {})}
-
-    def _result(self, step: Step, done: _Done) -> AssetColumns:
+    def result(self, step: Step, done: _Done) -> AssetColumns:
         if not step.tasks or step.output is not None:
             return {}
         return done.results.get(step.tasks[-1].name) or {}
 
-    def _done(self, step: Step) -> _Done:
+    def done(self, step: Step) -> _Done:
         done = _Done()
         for task in step.tasks:
             self._read(step, task, done)
         return done
 
     def _read(self, step: Step, task: Task, done: _Done) -> None:
-        names = {
-            name: value
-            for name, value in without(visible(self._playbook, step, self._seen.workload), task.input).items()
-            if name not in self._seen.hidden
-        }
+        names = without(visible(self._playbook, step, self._state.workload), task.input)
+        names = without(names, self._state.ctx)  # which gives its names another meaning
         sql = sql_of(task, names)
         done.results[task.name] = None
         if sql is None:
             return
         views = {} if task.kind == "postgres" else self._views(step, task, done)
         known = {name: view.columns for name, view in views.items() if view.columns is not None}
-        rows = self._columns_of(step, task)
+        rows = None
+        if len(step.tasks) > 1:
+            rows = self._result_columns(step.name, task.name)
+        elif step.output is None:
+            rows = self._result_columns(step.name)
         script = script_of(sql, task.kind, known, rows)
         where = place_of(self._playbook, task, names)
+        own = self._playbook.asset_key(step.name)
+
+        def sources(column: TableColumnName) -> Iterable[AssetColumn]:
+            table, name = column
+            if table in views:
+                return views[table].sources(name)
+            writers = () if where is None else self._writers(WrittenTable(task.kind, where, table))
+            return [(key, name) for key in writers if key != own]
 
         def resolved(columns: Columns) -> AssetColumns:
             return {
-                name: frozenset(chain.from_iterable(map(source, found))) for name, found in columns.items()
+                name: frozenset(chain.from_iterable(map(sources, found))) for name, found in columns.items()
             }
-
-        def source(column: TableColumnName) -> Iterable[AssetColumn]:
-            return self._sources(step, task, views, where, *column)
 
         if script.result is not None and task.output is None:
             done.results[task.name] = resolved(script.result)
@@ -143,23 +131,10 @@ class _StepReader:
             if MARK not in name:
                 done.tables[name] = resolved(columns)
 
-    def _columns_of(self, step: Step, task: Task) -> Sequence[str] | None:
-        if len(step.tasks) > 1:
-            return self._seen.result_columns(step.name, task.name)
-        return None if step.output is not None else self._seen.result_columns(step.name)
-
-    def _sources(
-        self, step: Step, task: Task, views: Mapping[str, _Named], where: str | None, table: str, column: str
-    ) -> Iterable[AssetColumn]:
-        if table in views:
-            return views[table].sources(column)
-        if where is None:
-            return ()
-        own = self._playbook.asset_key(step.name)
-        writers = self._seen.writers(WrittenTable(task.kind, where, table))
-        return [(key, column) for key in writers if key != own]
-
-    # -- names ---------------------------------------------------------------------------------------
+    def _result_columns(self, step: str, task: str | None = None) -> Sequence[str] | None:
+        """Returns the columns of the result of a step, or of one of its tasks, if they are known."""
+        end = self._end if step == self._end.step else self._state.latest.get(step)
+        return None if end is None else columns_of(end.envelope, task)
 
     def _views(self, step: Step, task: Task, done: _Done) -> dict[str, _Named]:
         """Returns the tables of a call that are results, by name. Other names have no lineage."""
@@ -173,9 +148,8 @@ class _StepReader:
             if match is None:
                 found[name] = None
             elif match["key"] is not None:
-                found[name] = self._source(
-                    step, call_name(match["key"], match["partition"] or ReadPartition.SAME)
-                )
+                partition = match["partition"] or ReadPartition.SAME
+                found[name] = self._source(step, call_name(match["key"], partition))
             else:
                 found[name] = self._named(step, task, match["name"], done)
         for name, address in _addresses(task).items():
@@ -187,10 +161,10 @@ class _StepReader:
     def _named(self, step: Step, task: Task, name: str, done: _Done) -> _Named | None:
         """Returns the meaning of a template's bare name, in the order in which templates resolve names."""
         if name in done.results and name != task.name:
-            return _Named(self._seen.result_columns(step.name, name), made=done.results[name] or {})
+            return _Named(self._result_columns(step.name, name), made=done.results[name] or {})
         looping = step.loop is not None and name == step.loop.iterator
         shadowed = isinstance(step.input, Mapping) and name in step.input
-        if looping or shadowed or name in self._seen.hidden or name in self._seen.workload:
+        if looping or shadowed or name in self._state.ctx or name in self._state.workload:
             return None
         return self._source(step, name) or self._step(name)
 
@@ -198,30 +172,30 @@ class _StepReader:
         source = step.sources.get(name)
         if source is None:
             return None
-        return _Named(self._seen.read_columns(step.name, name), asset=self._playbook.key_of(source.asset))
+        visit = self._end.visit if step.name == self._end.step else 1
+        read = self._state.reads.get((step.name, visit), {}).get(name) or {}
+        columns = columns_of(from_result(read["result"])) if "result" in read else None
+        return _Named(columns, asset=self._playbook.key_of(source.asset))
 
     def _step(self, name: str) -> _Named | None:
         if name not in self._names:
             return None
         step = self._playbook.step(name)
-        columns = self._seen.result_columns(name)
+        columns = self._result_columns(name)
         if step.is_asset:
             return _Named(columns, asset=self._playbook.asset_key(name))
         if name in self._open:
             return None
         self._open.append(name)  # no asset: lineage passes through
         try:
-            return _Named(columns, made=self._result(step, self._done(step)))
+            return _Named(columns, made=self.result(step, self.done(step)))
         finally:
             self._open.pop()
 
 
 def _addresses(task: Task) -> dict[str, str]:
-    """``from`` of a spark task: the name of each input, and what it names."""
+    """Returns the inputs of a spark task by name, as its ``from`` addresses them."""
     given = (task.config.get("from") or {}) if task.kind == "spark" else {}
     if isinstance(given, Mapping):
         return {str(name): str(address) for name, address in given.items()}
     return {str(name): str(name) for name in ([given] if isinstance(given, str) else given)}
-
-
-__all__ = ["AssetColumns", "KnownColumns", "column_lineage"]

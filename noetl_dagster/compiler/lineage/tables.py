@@ -1,23 +1,28 @@
-"""The tables that steps write, found without an SQL parser: cheap enough for every playbook of a code location."""
+"""The tables that steps write and the columns of results, found without an SQL parser, which is slow to import."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from noetl_dagster.errors import PlaybookError, TemplateError
+from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.playbook.assets import Key
 from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.playbook.models import Playbook, Sink, Step, Task
+from noetl_dagster.playbook.models import Playbook, Step, Task
 from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.sql.statements import Part, scan, split_statements
 
 SQL_KINDS = frozenset({"postgres", "duckdb", "spark"})
 IN_MEMORY = ":memory:"
+
+ROWS_LOOKED_AT = 100
+"""Rows that are read for the columns of a result that is a list of mappings."""
 
 _NAME = r'(?P<name>(?:"(?:[^"]|"")+"|`[^`]+`|\w+)(?:\s*\.\s*(?:"(?:[^"]|"")+"|`[^`]+`|\w+)){0,2})'
 _INSERT = re.compile(
@@ -32,6 +37,15 @@ _CREATE = re.compile(
 
 _FILLS = re.compile(r"\b(into|overwrite|create)\b|\btable['\"]?\s*:")
 """Matches the lower-case text of playbooks that fill or observe tables."""
+
+MARK = "noetl_value"
+"""Replaces templates whose values are known only at run time; names that contain it have no lineage."""
+
+_TEMPLATE = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}", re.DOTALL)
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+_TEMPLATE_NAME = re.compile(r"(?:workload\.)?([A-Za-z_]\w*)(\s*\|\s*sql_identifier)?")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*){0,2}")
+_PART = re.compile(r'"((?:[^"]|"")+)"|`([^`]+)`|([^".`]+)')
 
 _TEMPORARY = re.compile(
     r"^\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:(?:GLOBAL|LOCAL)\s+)?TEMP(?:ORARY)?\s+TABLE\s+"
@@ -59,18 +73,12 @@ Writers = Callable[[WrittenTable], Iterable[Key]]
 """The assets whose steps write a table."""
 
 
-def no_writers(table: WrittenTable) -> Iterable[Key]:
-    """Returns no assets."""
-    return ()
-
-
 def tables_written(
     playbook: Playbook, step: Step, workload: Mapping[str, Any] | None = None
 ) -> tuple[WrittenTable, ...]:
     """Returns the tables that a step fills, by sinks, ``INSERT``, ``MERGE``, ``CREATE TABLE AS`` and ``transfer``.
 
-    Args:
-        workload: of an execution; default: the playbook's own.
+    Names in templates come from the workload of an execution; default: the playbook's own.
     """
     names = visible(playbook, step, playbook.workload if workload is None else workload)
     found = (table for task in step.tasks for table in _of_task(playbook, task, without(names, task.input)))
@@ -104,6 +112,11 @@ def place_of(playbook: Playbook, task: Task, names: Mapping[str, Any]) -> str | 
     return _credential(task.auth if task.auth is not None else task.config.get("credential"), names)
 
 
+def has_sql(step: Step) -> bool:
+    """Reports whether a task of a step runs SQL from the playbook."""
+    return any(task.kind in SQL_KINDS and task.config.get("command") is not None for task in step.tasks)
+
+
 def sql_of(task: Task, names: Mapping[str, Any]) -> str | None:
     """Returns the SQL of a task as one script; None if it is not in the playbook, or not known yet."""
     if task.kind not in SQL_KINDS or task.config.get("script") is not None:
@@ -122,29 +135,19 @@ def _of_task(playbook: Playbook, task: Task, names: Mapping[str, Any]) -> Iterat
         yield from (WrittenTable(task.kind, where, name) for name in _targets(sql, task.kind))
     for sink in (task.sink, *(rule.sink for rule in task.retry)):
         if sink is not None and sink.tool == "postgres":
-            yield from _of_sink(sink, names)
-    if task.kind == "transfer":
-        yield from _of_transfer(task.config.get("target"), names)
-
-
-def _of_sink(sink: Sink, names: Mapping[str, Any]) -> Iterator[WrittenTable]:
-    where = _credential(sink.auth, names)
-    table = settled_text(sink.table, names)
-    if table:
-        yield WrittenTable("postgres", where, table)  # quoted as it is: a sink keeps the case
-    command = settled_text(sink.command, names)
-    if command is not None:
-        yield from (WrittenTable("postgres", where, name) for name in _targets(command, "postgres"))
-
-
-def _of_transfer(target: Any, names: Mapping[str, Any]) -> Iterator[WrittenTable]:
-    if not isinstance(target, Mapping) or (target.get("kind") or target.get("type")) != "postgres":
-        return
-    table = settled_text(target.get("table"), names)
-    if table:
-        yield WrittenTable(
-            "postgres", _credential(target.get("auth", target.get("credential")), names), table
-        )
+            where = _credential(sink.auth, names)
+            table = settled_text(sink.table, names)
+            if table:
+                yield WrittenTable("postgres", where, table)  # quoted as it is: a sink keeps the case
+            command = settled_text(sink.command, names)
+            for name in _targets(command, "postgres") if command is not None else ():
+                yield WrittenTable("postgres", where, name)
+    target = task.config.get("target") if task.kind == "transfer" else None
+    if isinstance(target, Mapping) and (target.get("kind") or target.get("type")) == "postgres":
+        table = settled_text(target.get("table"), names)
+        if table:
+            auth = target.get("auth", target.get("credential"))
+            yield WrittenTable("postgres", _credential(auth, names), table)
 
 
 def _credential(auth: Any, names: Mapping[str, Any]) -> str | None:
@@ -161,7 +164,7 @@ def _targets(sql: str, kind: str) -> list[str]:
     found: list[str] = []
     temporary: set[str] = set()
     for statement in split_statements(sql):
-        words = "".join(map(_word, *zip(*scan(statement), strict=True)))
+        words = "".join(_word(part, text) for part, text in scan(statement))
         if (made := _TEMPORARY.match(words)) is not None:
             temporary.add(folded(made["name"], kind))
         matches = [_CREATE.match(words), *_INSERT.finditer(words)]
@@ -194,26 +197,22 @@ class PlaybookWriters:
 
 
 class FolderWriters:
-    """Finds the writers of tables in a folder of playbooks, for a run that has loaded only one of them.
+    """Finds the writers of tables in a folder of playbooks, for a run that has loaded only its own.
 
-    A playbook is read when its text has the table's name.
-
-    Args:
-        own: the playbook of the run, which may be outside of the folder.
+    A playbook is read when its text has the table's name. The run's own may be outside of the folder.
     """
 
     def __init__(self, folder: Path, own: Playbook) -> None:
         self._folder = folder
         self._own = PlaybookWriters([own])
-        self._texts: dict[Path, str] | None = None
         self._made: dict[Path, list[tuple[WrittenTable, Key]]] = {}
+
+    @cached_property
+    def _texts(self) -> dict[Path, str]:
+        return {path: path.read_text(encoding="utf-8").lower() for path in find_playbooks(self._folder)}
 
     def __call__(self, table: WrittenTable) -> Iterable[Key]:
         """Returns the assets whose steps write a table."""
-        if self._texts is None:
-            self._texts = {
-                path: path.read_text(encoding="utf-8").lower() for path in find_playbooks(self._folder)
-            }
         name = table.name.rpartition(".")[2].lower()
         files = [path for path, text in self._texts.items() if name in text and _FILLS.search(text)]
         others = (key for path in files for made, key in self._of(path) if made == table)
@@ -239,24 +238,10 @@ def _made(playbook: Playbook) -> Iterator[tuple[WrittenTable, Key]]:
             yield WrittenTable("postgres", where, folded(source.table, "postgres")), source.asset
 
 
-MARK = "noetl_value"
-"""Replaces templates whose values are known only at run time; names that contain it have no lineage."""
-
-_TEMPLATE = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}", re.DOTALL)
-_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
-_TEMPLATE_NAME = re.compile(r"(?:workload\.)?([A-Za-z_]\w*)(\s*\|\s*sql_identifier)?")
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*){0,2}")
-_PART = re.compile(r'"((?:[^"]|"")+)"|`([^`]+)`|([^".`]+)')
-
-
 def settled_text(text: Any, known: Mapping[str, Any]) -> str | None:
     """Fills templates of known identifiers into a text, and :data:`MARK` into all others.
 
-    Args:
-        known: the workload, without what other names hide.
-
-    Returns:
-        None for values that are no text, and for text that template blocks control.
+    Returns None for values that are no text, and for text with template blocks.
     """
     if not isinstance(text, str):
         return None
@@ -288,3 +273,25 @@ def folded(name: str, kind: str) -> str:
         else:
             parts.append((quoted or match[2] or match[3]).strip().lower())
     return ".".join(parts)
+
+
+def columns_of(envelope: Envelope, task: str | None = None) -> Sequence[str] | None:
+    """Returns the columns of a step's or a task's result, if they are known or the result is in the log itself."""
+    if task is not None:
+        results = envelope.get("results")
+        found = results.get(task) if isinstance(results, Mapping) else None
+        return columns_of(dict(found)) if isinstance(found, Mapping) else None
+    reference = envelope.get("ref")
+    if reference is not None:
+        extra = reference.get("extra") if isinstance(reference, Mapping) else reference.extra
+        columns = (extra or {}).get("columns")
+        return list(columns) if isinstance(columns, Mapping) and columns else None
+    data = envelope.get("data")
+    if isinstance(data, Mapping):
+        columns = data.get("columns")
+        if isinstance(columns, list) and all(isinstance(one, str) for one in columns):
+            return columns
+        data = data.get("rows")
+    if not isinstance(data, list) or not data or not all(isinstance(row, Mapping) for row in data):
+        return None
+    return list(dict.fromkeys(str(name) for row in data[:ROWS_LOOKED_AT] for name in row))

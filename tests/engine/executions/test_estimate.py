@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from noetl_dagster.compiler.drive import _describe_concurrent_loops
+from noetl_dagster.compiler.session import _describe_concurrent_loops
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.estimate import Estimate, Past, past_of
 from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, overview
