@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     )
     from dagster._core.storage.compute_log_manager import (
         CapturedLogContext,
-        CapturedLogMetadata,
         CapturedLogSubscription,
         ComputeIOType,
     )
@@ -171,7 +170,7 @@ _PRIVATE = {
     ): {
         "dagster._core.storage.cloud_storage_compute_log_manager": "CloudStorageComputeLogManager "
         "PollingComputeLogSubscriptionManager",
-        "dagster._core.storage.compute_log_manager": "CapturedLogMetadata CapturedLogSubscription",
+        "dagster._core.storage.compute_log_manager": "CapturedLogSubscription",
         "dagster._serdes": "ConfigurableClass",
     },
     (

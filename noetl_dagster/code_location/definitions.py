@@ -114,7 +114,7 @@ def load_playbooks(
     if not control:  # the part of Dagster's names that distinguishes this folder from the project's others
         digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:6]
         among = f"{dagster_name(folder.resolve().name)}_{digest}"
-    made = {key for one in (*(job.plan for job in jobs), *beside) for key in one.keys}
+    made = {key for job in jobs for key in job.plan.keys} | {key for one in beside for key in one.keys}
     return Definitions.merge(
         playbooks, control_of(jobs, noetl, among), definitions_of_broken(broken, made, among or "")
     )

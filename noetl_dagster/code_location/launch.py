@@ -9,16 +9,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dagster import DagsterInstance, DagsterInvalidConfigError, DagsterRun, Definitions, JobDefinition
+from dagster import DagsterInstance, DagsterInvalidConfigError, Definitions, JobDefinition
 
 from noetl_dagster.code_location.playbooks import definitions_of_jobs
 from noetl_dagster.code_location.python_assets import checks_in_python
 from noetl_dagster.compiler.automation import set_limits
 from noetl_dagster.compiler.job import compile_playbook
 from noetl_dagster.compiler.lineage.tables import FolderWriters
-from noetl_dagster.compiler.partitions import partition_tags
+from noetl_dagster.compiler.names import LOCATION
+from noetl_dagster.compiler.partitions import partition_tags, stored_partition
 from noetl_dagster.compiler.plan import PlaybookPlan
-from noetl_dagster.compiler.runs import RESUME_TAG, execution_tags
+from noetl_dagster.compiler.runs import RESUME_TAG, execution_tags, latest_run, report_lost_run
 from noetl_dagster.dagster_internals import (
     InMemoryJob,
     LoadableTargetOrigin,
@@ -28,13 +29,9 @@ from noetl_dagster.dagster_internals import (
     execute_run,
 )
 from noetl_dagster.errors import ExecutionNotFoundError, WorkloadError
-from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
-
-LOCATION = "noetl_dagster.definitions"
-"""Module and name of the code location in workspace.yaml."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,6 @@ class FinishedRun:
     """A run of one playbook's job in this process."""
 
     run_id: str
-    execution_id: int
     success: bool
     error: str | None = None
 
@@ -65,8 +61,8 @@ def prepare(
     folder = noetl.settings.playbooks_path
     compiled = compile_playbook(playbook, writers=FolderWriters(folder, playbook))
     checks = []
-    if compiled.assets is not None and _is_below(playbook.file, folder):
-        checks = checks_in_python(folder, compiled.assets.keys)
+    if compiled.plan.keys and _is_below(playbook.file, folder):
+        checks = checks_in_python(folder, compiled.plan.keys)
     definitions = definitions_of_jobs([compiled], noetl, resources=resources, spark=bool(checks))
     if checks:
         definitions = Definitions.merge(definitions, Definitions(asset_checks=checks))
@@ -80,7 +76,6 @@ def launch(
     *,
     execution_id: int,
     workload: dict[str, Any] | None = None,
-    resumes: DagsterRun | None = None,
     resumed: bool = False,
     quiet: bool = True,
     tags: dict[str, str] | None = None,
@@ -90,9 +85,8 @@ def launch(
 
     Args:
         playbook: or what :func:`prepare` made of it.
-        execution_id: a new id, or with ``resumed`` that of the execution to resume.
         workload: keys that override the playbook's workload.
-        resumes: the run that drove the execution before, shown as the parent.
+        resumed: the execution had a run before, which is shown as the parent. If its process is gone, it has failed.
         run_id: of the new run; default: any.
         quiet: keep Dagster's own log lines off the console; they are in the run's log anyway.
 
@@ -101,9 +95,17 @@ def launch(
             partition of a playbook that has them.
     """
     plan, job = prepare(playbook, noetl) if isinstance(playbook, Playbook) else playbook
+    before = latest_run(instance, execution_id, plan.playbook.name) if resumed else None
+    if before is not None:
+        report_lost_run(instance, before)
     run_id = run_id or str(uuid.uuid4())
     run_config: dict[str, Any] = plan.run_config(workload or {})
-    partition = _partition(plan, noetl, execution_id, workload or {})
+    partition = None
+    if plan.partitions.dimensions:
+        try:
+            partition = stored_partition(noetl.run(noetl.engine().runtime.load(execution_id)).state.partition)
+        except ExecutionNotFoundError:
+            partition = plan.partitions.choose(workload or {})
     if partition is not None:
         plan.partitions.register(partition, instance)
     set_limits(instance, plan.playbook.dagster.pools)
@@ -120,8 +122,8 @@ def launch(
                 **partition_tags(partition),
                 **({RESUME_TAG: run_id} if resumed else {}),
             },
-            parent_run_id=resumes.run_id if resumes is not None else None,
-            root_run_id=(resumes.root_run_id or resumes.run_id) if resumes is not None else None,
+            parent_run_id=before.run_id if before is not None else None,
+            root_run_id=(before.root_run_id or before.run_id) if before is not None else None,
             remote_job_origin=job_origin(plan, noetl.settings),
         )
     except DagsterInvalidConfigError as error:
@@ -129,7 +131,7 @@ def launch(
         raise WorkloadError(f"workload of {plan.playbook.name}: {reasons}") from error
     result = execute_run(InMemoryJob(job), run, instance, raise_on_error=False)
     failures = (event.message for event in result.all_events if event.is_run_failure)
-    return FinishedRun(run_id, execution_id, result.success, next(failures, None))
+    return FinishedRun(run_id, result.success, next(failures, None))
 
 
 def job_origin(plan: PlaybookPlan, settings: Settings) -> RemoteJobOrigin | None:
@@ -147,16 +149,3 @@ def job_origin(plan: PlaybookPlan, settings: Settings) -> RemoteJobOrigin | None
 
 def _is_below(file: str, folder: Path) -> bool:
     return Path(file).resolve().is_relative_to(folder.resolve())
-
-
-def _partition(
-    plan: PlaybookPlan, noetl: EngineProvider, execution_id: int, workload: dict[str, Any]
-) -> Partition | None:
-    """Returns the partition of an execution, or the one that the workload of a new execution selects."""
-    if not plan.partitions.dimensions:
-        return None
-    try:
-        known = noetl.run(noetl.engine().runtime.load(execution_id)).state.partition
-    except ExecutionNotFoundError:
-        return plan.partitions.choose(workload)
-    return None if known is None else Partition.model_validate(known)

@@ -1,6 +1,8 @@
-"""Run servers from the outside: where one listens, how to talk to it, and the run tags that name it.
+"""Run servers and runs from the outside: where a server listens, how to talk to it, and which process drives a run.
 
-There is one run server for each environment, since runs have the environment of their server.
+There is one run server for each environment, since runs have the environment of their server. A run has a file that is
+locked while its process lives. The kernel releases the lock with the process, however that ends, so the driver of a run
+is known even if the run server is gone.
 """
 
 from __future__ import annotations
@@ -8,15 +10,17 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
 
@@ -25,6 +29,26 @@ from noetl_dagster.errors import ServiceError
 Message = dict[str, Any]
 
 READ_BYTES = 1 << 16
+
+LAUNCHER_TAG = "noetl/run_server"
+"""Run tag: the key of the run server that received the run."""
+
+PRIORITY_TAG = "dagster/priority"
+"""Run tag of Dagster's own queue: runs with larger numbers start first."""
+
+START_SECONDS = 60.0
+"""Seconds that a run server may take until it listens."""
+
+LOG_BYTES = 20_000_000
+"""A larger log is truncated."""
+
+LOCK_TRIES = 20
+
+_TERMINAL_VARIABLES = {
+    *("_", "SHLVL", "PWD", "OLDPWD", "TERM", "COLUMNS", "LINES", "COLORTERM", "PS1"),
+    *("SSH_TTY", "SSH_CLIENT", "SSH_CONNECTION", "PYTEST_CURRENT_TEST"),
+}
+_DAGSTER_PREFIX = "DAGSTER_"  # variables that Dagster sets for its child processes
 
 
 class Channel:
@@ -42,11 +66,7 @@ class Channel:
         return self.sock.fileno()
 
     def send(self, message: Message) -> None:
-        """Sends a whole message.
-
-        Raises:
-            OSError: the other side has closed the connection.
-        """
+        """Sends a whole message; raises OSError if the other side has closed the connection."""
         self.sock.sendall(orjson.dumps(message) + b"\n")
 
     def arrived(self) -> list[Message] | None:
@@ -63,25 +83,19 @@ class Channel:
         return [orjson.loads(line) for line in lines]
 
     def receive(self) -> Message | None:
-        """Waits for the next message; None if the other side has closed the connection.
+        """Waits for the next message, one at a time; None if the other side has closed the connection."""
+        while (found := self.arrived()) == []:
+            pass
+        return found[0] if found else None
 
-        For protocols in which one message is under way at a time.
-        """
-        while True:
-            found = self.arrived()
-            if found is None or found:
-                return found[0] if found else None
+    def ask(self, message: Message) -> Message | None:
+        """Sends a message and returns the answer; None if the other side closes the connection meanwhile."""
+        self.send(message)
+        return self.receive()
 
     def close(self) -> None:
         """Closes the connection."""
         self.sock.close()
-
-
-LAUNCHER_TAG = "noetl/run_server"
-"""Run tag: the key of the run server that received the run."""
-
-PRIORITY_TAG = "dagster/priority"
-"""Run tag of Dagster's own queue: runs with larger numbers start first."""
 
 
 def priority_of(tags: Mapping[str, str]) -> int:
@@ -92,17 +106,19 @@ def priority_of(tags: Mapping[str, str]) -> int:
         return 0
 
 
-START_SECONDS = 60.0
-"""Seconds that a run server may take until it listens."""
-
-LOG_BYTES = 20_000_000
-"""A larger log is truncated."""
-
-_TERMINAL_VARIABLES = {
-    *("_", "SHLVL", "PWD", "OLDPWD", "TERM", "COLUMNS", "LINES", "COLORTERM", "PS1"),
-    *("SSH_TTY", "SSH_CLIENT", "SSH_CONNECTION", "PYTEST_CURRENT_TEST"),
-}
-_DAGSTER_PREFIX = "DAGSTER_"  # variables that Dagster sets for its child processes
+def execute_request(
+    file: str, execution_id: int, workload: dict[str, Any], *, priority: int = 0, resumed: bool = False
+) -> Message:
+    """Returns the request to drive an execution that is in the log; a resumed one had a run before."""
+    return {
+        "do": "execute",
+        "id": str(execution_id),
+        "run_id": str(uuid.uuid4()),
+        "file": file,
+        "workload": workload,
+        "priority": priority,
+        "resumed": resumed,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +146,10 @@ class Address:
             if name not in _TERMINAL_VARIABLES
             and (name == "DAGSTER_HOME" or not name.startswith(_DAGSTER_PREFIX))
         }
-        facts = (known, str(Path.cwd()), sys.executable, runs_at_once, _newest_file())
-        return cls(
-            folder, hashlib.sha256(repr(facts).encode()).hexdigest()[:16], dict(environment), runs_at_once
-        )
+        package = stamp_of(Path(__file__).parents[1], ".py")  # runs use what was imported
+        facts = (known, str(Path.cwd()), sys.executable, runs_at_once, package)
+        key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        return cls(folder, key, dict(environment), runs_at_once)
 
     @property
     def log(self) -> Path:
@@ -155,6 +171,15 @@ class Address:
             sock.close()
             return None
         return Channel(sock)
+
+    def ask(self, message: Message) -> Message | None:
+        """Returns the server's answer to a message; None if it does not run."""
+        channel = self.connect()
+        if channel is None:
+            return None
+        with closing(channel), suppress(OSError):
+            return channel.ask(message)
+        return None
 
     def open(self) -> Channel:
         """Returns a connection to the server, which is started if it does not run.
@@ -227,18 +252,90 @@ def stop(folder: Path) -> None:
         channel = Address(folder, path.stem, {}, 0).connect()
         if channel is None:
             continue
-        with suppress(OSError):
+        with closing(channel), suppress(OSError):
             channel.send({"do": "end"})
             while channel.receive() is not None:  # its end closes the connection
                 pass
-        channel.close()
 
 
-def _newest_file() -> int:
-    """Returns the time of the latest change to a module of this package, in nanoseconds: runs use what was imported."""
-    package = Path(__file__).parents[1]
-    newest = 0
-    for path in package.rglob("*.py"):
-        with suppress(OSError):  # a dangling link of an editor, or a file that was just removed
-            newest = max(newest, path.stat().st_mtime_ns)
-    return newest
+def stamp_of(folder: Path, *suffixes: str) -> list[tuple[str, str, int, int]]:
+    """Returns a value that changes with the files below a folder that have one of the suffixes."""
+    found = []
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(suffixes):
+                with suppress(OSError):  # a dangling link of an editor, or a file that was just removed
+                    status = Path(inside, name).stat()
+                    found.append((inside, name, status.st_mtime_ns, status.st_size))
+    return sorted(found)
+
+
+class RunLock:
+    """Marks a run as driven by this process, until :meth:`release`."""
+
+    def __init__(self, folder: Path, run_id: str, file: IO[str]) -> None:
+        self._folder, self._run_id, self._file = folder, run_id, file
+
+    @classmethod
+    def take(cls, folder: Path, run_id: str) -> RunLock | None:
+        """Locks a run; None if a living process drives it already."""
+        folder.mkdir(parents=True, exist_ok=True)
+        file = _path(folder, run_id).open("a+")
+        for _ in range(LOCK_TRIES):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)  # :func:`driver_of` locks it for a moment
+        else:
+            file.close()
+            return None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        return cls(folder, run_id, file)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """True if :func:`interrupt` was called for this run."""
+        return _interrupt_file(self._folder, self._run_id).exists()
+
+    def release(self) -> None:
+        """Gives up the lock and removes the run's files."""
+        _interrupt_file(self._folder, self._run_id).unlink(missing_ok=True)
+        _path(self._folder, self._run_id).unlink(missing_ok=True)
+        self._file.close()
+
+
+def driver_of(folder: Path, run_id: str) -> int | None:
+    """Returns the id of the process that drives a run; None if none does."""
+    try:
+        file = _path(folder, run_id).open("r")
+    except FileNotFoundError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = file.read()
+            return int(text) if text else None
+        return None
+
+
+def interrupt(folder: Path, run_id: str) -> bool:
+    """Interrupts a run and reports whether a process drives it. Later runs of that process are not affected."""
+    pid = driver_of(folder, run_id)
+    if pid is None:
+        return False
+    _interrupt_file(folder, run_id).touch()
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGUSR1)
+    return True
+
+
+def _path(folder: Path, run_id: str) -> Path:
+    return folder / f"{run_id}.run"
+
+
+def _interrupt_file(folder: Path, run_id: str) -> Path:
+    return folder / f"{run_id}.unwanted"

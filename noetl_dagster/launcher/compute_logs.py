@@ -69,8 +69,11 @@ def _captured(stream: IO[str], path: Path) -> Iterator[None]:
 @contextmanager
 def _copied(stream: IO[str], path: Path) -> Iterator[None]:
     """Copies additions to a file to the stream's present target, until the block has ended and all is copied."""
-    descriptor = _descriptor(stream)
-    if not mirrored or descriptor is None:
+    try:
+        descriptor = stream.fileno() if mirrored else None
+    except (AttributeError, OSError, ValueError):
+        descriptor = None
+    if descriptor is None:
         yield
         return
     target = os.dup(descriptor)
@@ -94,10 +97,3 @@ def _copied(stream: IO[str], path: Path) -> Iterator[None]:
         ended.set()
         thread.join()
         os.close(target)
-
-
-def _descriptor(stream: IO[str]) -> int | None:
-    try:
-        return stream.fileno()
-    except (AttributeError, OSError, ValueError):
-        return None

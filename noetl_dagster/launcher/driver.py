@@ -10,17 +10,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import psutil
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from noetl_dagster.code_location.launch import PreparedJob, launch, prepare
 from noetl_dagster.compiler.executors.storages import keep_connections
-from noetl_dagster.compiler.runs import latest_run, report_lost_run
 from noetl_dagster.dagster_internals import (
     InstanceRef,
     _execute_run_command_body,
@@ -29,8 +28,16 @@ from noetl_dagster.dagster_internals import (
 )
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.launcher import compute_logs
-from noetl_dagster.launcher.address import LAUNCHER_TAG, PRIORITY_TAG, Address, Channel, Message, priority_of
-from noetl_dagster.launcher.run_locks import RunLock, driver_of
+from noetl_dagster.launcher.address import (
+    LAUNCHER_TAG,
+    PRIORITY_TAG,
+    Address,
+    Channel,
+    Message,
+    RunLock,
+    driver_of,
+    priority_of,
+)
 from noetl_dagster.playbook.catalog import names_version
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
@@ -73,12 +80,12 @@ class Driver:
     def main(self) -> None:
         """Serves until the end of the process."""
         signal.signal(signal.SIGUSR1, self._on_interrupt)
-        compute_logs.mirrored = (
-            False  # what a run prints goes to its compute log; this process has no terminal
-        )
+        compute_logs.mirrored = False  # this process has no terminal
         try:
-            self._open()
-            self._channel.send({"ready": True})
+            self._noetl.engine()
+            if "DAGSTER_HOME" in os.environ:
+                self._instance("").get_run_by_id("none")
+            self._channel.send({"ready": True})  # with the connections that a run needs
             self._serve()
         except KeyboardInterrupt:
             pass
@@ -87,97 +94,44 @@ class Driver:
             close_engines()
             self._stack.close()
 
-    def _open(self) -> None:
-        """Opens the connections that a run needs, before there is a run."""
-        self._noetl.engine()
-        if "DAGSTER_HOME" in os.environ:
-            self._instance("").get_run_by_id("none")
-
     def _serve(self) -> None:
-        while (message := self._channel.receive()) is not None and message["do"] != "end":
+        while (message := self._channel.receive()) is not None:
+            if message["do"] == "end":
+                return
             if not self._is_fit():
-                self._channel.send({"unfit": message})
+                self._channel.send({"unfit": True})
                 return
             answer = self._answer(message)
             needs_replacement = self._needs_replacement()
             try:
-                self._channel.send(
-                    {"done": message, "answer": answer, "needs_replacement": needs_replacement}
-                )
-            except (
-                OSError
-            ):  # the server was killed; the runs that waited there must not wait for the next launch
+                self._channel.send({"answer": answer, "needs_replacement": needs_replacement})
+            except OSError:
                 break
             if needs_replacement:
                 return
-        else:
-            if message is not None:
-                return
-        self._restart_server()
-
-    def _restart_server(self) -> None:
-        """Starts the server again if it was killed while runs waited; the new server finds them."""
+        # the server was killed: the runs that waited there must not wait for the next launch
         if self._answer({"do": "recover", "id": "recover"}).get("runs"):
             with suppress(NoetlError):
                 self._address.open().close()
 
     def _answer(self, message: Message) -> Message:
-        tasks = {
-            "run": self._run,
-            "execute": self._execute,
-            "report_lost": self._report_lost,
-            "recover": self._recover,
-        }
         try:
-            return tasks[message["do"]](message)
+            match message["do"]:
+                case "run":
+                    return self._locked(message["id"], self._execute_run, message)
+                case "execute":
+                    return self._locked(message["run_id"], self._launch, message)
+                case "report_lost":
+                    return self._report_lost(message)
+                case _:
+                    return self._recover()
         except Exception as error:
             logger.exception("%s", {name: message[name] for name in ("do", "id") if name in message})
             return {"error": f"{type(error).__name__}: {error}"}
         finally:
             self._reset()
 
-    def _run(self, message: Message) -> Message:
-        """Drives a run that Dagster has launched, as ``dagster api execute_run`` does."""
-        return self._with_lock(message["id"], lambda: self._execute_run(message))
-
-    def _execute_run(self, message: Message) -> Message:
-        instance = self._instance(message["instance"])
-        with capture_interrupts():
-            _execute_run_command_body(message["id"], instance, _ignore_event, set_exit_code_on_failure=False)
-        return {}
-
-    def _execute(self, message: Message) -> Message:
-        """Drives an execution that is in the log and has no run yet."""
-        return self._with_lock(message["run_id"], lambda: self._launch(message))
-
-    def _launch(self, message: Message) -> Message:
-        try:
-            prepared = self._prepare(message["file"])
-            tags = {LAUNCHER_TAG: self._address.key}
-            if message["priority"]:
-                tags[PRIORITY_TAG] = str(message["priority"])
-            instance, resumed = self._instance(""), bool(message.get("resumed"))
-            execution_id = int(message["execution_id"])
-            before = latest_run(instance, execution_id, prepared.plan.playbook.name) if resumed else None
-            if before is not None:
-                report_lost_run(instance, before)
-            with capture_interrupts():
-                launched = launch(
-                    prepared,
-                    self._noetl,
-                    instance,
-                    resumes=before,
-                    resumed=resumed,
-                    execution_id=execution_id,
-                    workload=message["workload"],
-                    tags=tags,
-                    run_id=message["run_id"],
-                )
-        except NoetlError as error:
-            return {"error": str(error)}
-        return {"error": launched.error} if launched.error else {}
-
-    def _with_lock(self, run_id: str, work: Any) -> Message:
+    def _locked(self, run_id: str, work: Callable[[Message], Message], message: Message) -> Message:
         lock = RunLock.take(self._folder, run_id)
         if lock is None:
             return {}  # a driver of an earlier server drives it
@@ -185,12 +139,42 @@ class Driver:
             self._lock = lock
             if lock.is_interrupted:  # the signal came before this process held the lock
                 raise KeyboardInterrupt
-            answer: Message = work()
-            return answer
+            return work(message)
         finally:
             self._interrupted = lock.is_interrupted
             self._lock = None
             lock.release()
+
+    def _execute_run(self, message: Message) -> Message:
+        """Drives a run that Dagster has launched, as ``dagster api execute_run`` does."""
+        instance = self._instance(message["instance"])
+        with capture_interrupts():  # the events are in Dagster's log already
+            _execute_run_command_body(
+                message["id"], instance, lambda event: None, set_exit_code_on_failure=False
+            )
+        return {}
+
+    def _launch(self, message: Message) -> Message:
+        """Drives an execution that is in the log and has no run yet."""
+        try:
+            prepared = self._prepare(message["file"])
+            tags = {LAUNCHER_TAG: self._address.key}
+            if message["priority"]:
+                tags[PRIORITY_TAG] = str(message["priority"])
+            with capture_interrupts():
+                launched = launch(
+                    prepared,
+                    self._noetl,
+                    self._instance(""),
+                    execution_id=int(message["id"]),
+                    workload=message["workload"],
+                    resumed=message["resumed"],
+                    tags=tags,
+                    run_id=message["run_id"],
+                )
+        except NoetlError as error:
+            return {"error": str(error)}
+        return {"error": launched.error} if launched.error else {}
 
     def _report_lost(self, message: Message) -> Message:
         """Reports a run whose process ended without a report as failed or canceled."""
@@ -204,7 +188,7 @@ class Driver:
             instance.report_run_failed(run, message["why"])
         return {}
 
-    def _recover(self, message: Message) -> Message:
+    def _recover(self) -> Message:
         """Returns the runs that an earlier server with this key received and that no process has started."""
         if "DAGSTER_HOME" not in os.environ:
             return {"runs": []}
@@ -246,8 +230,7 @@ class Driver:
             os.environ.clear()
             os.environ.update(self._environment)
         os.chdir(self._working_directory)
-        engine = self._noetl.engine()
-        run_sync(engine.liveness.release_all())
+        run_sync(self._noetl.engine().liveness.release_all())
 
     def _is_fit(self) -> bool:
         """Reports whether the connections still work, if they have been idle for a while."""
@@ -271,7 +254,3 @@ class Driver:
         """Interrupts the run if it is still the one that the signal is for."""
         if self._lock is not None and self._lock.is_interrupted:
             signal.raise_signal(signal.SIGINT)
-
-
-def _ignore_event(event: object) -> None:
-    """Does nothing: Dagster's events are in its log already."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ import orjson
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.launcher.address import Address, Message
+from noetl_dagster.launcher.address import Address, Message, execute_request
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.service.launching import ProcessLauncher
@@ -53,15 +52,7 @@ class WarmLauncher:
         self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
     ) -> None:
         """Hands an execution to the run server."""
-        message = {
-            "do": "execute",
-            "id": str(execution_id),
-            "execution_id": str(execution_id),
-            "run_id": str(uuid.uuid4()),
-            "file": playbook.file,
-            "workload": workload,
-            "priority": priority,
-        }
+        message = execute_request(playbook.file, execution_id, workload, priority=priority)
         # while it waits, this process holds it: recovery leaves it alone
         await self._engine.liveness.hold(execution_id)
         self._pending[str(execution_id)] = message, playbook
@@ -75,8 +66,9 @@ class WarmLauncher:
         """The number of executions that were handed over and have not ended."""
         return len(self._pending) + self._fallback.running
 
-    async def connect(self) -> None:
+    async def connect(self, *, after: float = 0.0) -> None:
         """Connects to the run server and submits what is pending; without a server, each execution gets a process."""
+        await asyncio.sleep(after)
         async with self._connecting:
             if self._writer is not None:
                 return
@@ -114,10 +106,8 @@ class WarmLauncher:
                     self._start_task(self._release(int(message["ended"]), message["error"]))
                 elif "refused" in message:
                     refused = message["error"]
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # ValueError: a line that is cut off, or longer than any of ours
+        except (OSError, ValueError) as error:
+            # ValueError: a line that is cut off, or longer than any of ours
             logger.warning("the run server is gone: %s", error)
         if self._writer is not None:
             self._writer.close()
@@ -126,11 +116,7 @@ class WarmLauncher:
             await self._launch_without_server(refused)
         elif self._pending and not self._closing:
             logger.warning("the run server ended with %d executions; another takes them", self.running)
-            self._start_task(self._connect_again())
-
-    async def _connect_again(self) -> None:
-        await asyncio.sleep(RETRY_SECONDS)
-        await self.connect()
+            self._start_task(self.connect(after=RETRY_SECONDS))
 
     async def _launch_without_server(self, why: str) -> None:
         logger.error("executions get processes of their own: %s", why)
@@ -147,10 +133,10 @@ class WarmLauncher:
         try:
             await self._launch_alone(message, playbook)
         except OSError as error:
-            await self._release(int(message["execution_id"]), str(error))
+            await self._release(int(message["id"]), str(error))
 
     async def _launch_alone(self, message: Message, playbook: Playbook) -> None:
-        execution_id = int(message["execution_id"])
+        execution_id = int(message["id"])
         await self._fallback.launch(playbook, execution_id, message["workload"])
         await self._engine.liveness.release(execution_id)
 

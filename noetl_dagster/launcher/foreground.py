@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import select
 import time
-import uuid
-from contextlib import suppress
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 from noetl_dagster import embedded
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.launcher.address import Address, Channel
-from noetl_dagster.launcher.run_locks import driver_of, interrupt
+from noetl_dagster.launcher.address import Address, Channel, driver_of, execute_request, interrupt
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.settings import Settings
 
@@ -38,50 +37,34 @@ def drive(
         ServiceError: there is no run server, or it is busy; nothing was started.
     """
     folder = embedded.run_server_folder(settings)
-    channel = Address.of(folder, os.environ, settings.driven_at_once).open()
-    run_id = str(uuid.uuid4())
+    request = execute_request(playbook.file, execution_id, workload, resumed=resumed)
+    run_id = request["run_id"]
     sent = False
-    try:
-        channel.send({"do": "status"})
-        status = channel.receive()
-        if status is None or len(status["driven"]) + len(status["waiting"]) >= settings.driven_at_once:
-            raise ServiceError("the run server is busy")
-        sent = True
-        channel.send(
-            {
-                "do": "execute",
-                "id": str(execution_id),
-                "execution_id": str(execution_id),
-                "run_id": run_id,
-                "file": playbook.file,
-                "workload": workload,
-                "resumed": resumed,
-                "priority": 0,
-            }
-        )
-        return _wait_for_end(channel, settings, run_id)
-    except OSError as error:
-        raise ServiceError(f"the run server is gone: {error}") from error
-    except KeyboardInterrupt:
-        if sent:
-            # a second interrupt ends the wait
-            with suppress(KeyboardInterrupt, OSError, ServiceError):
-                channel.send({"do": "withdraw", "id": str(execution_id)})
-                _wait_for_end(channel, settings, run_id, interrupting=True)
-        raise
-    finally:
-        channel.close()
+    with closing(Address.of(folder, os.environ, settings.driven_at_once).open()) as channel:
+        try:
+            status = channel.ask({"do": "status"})
+            if status is None or len(status["driven"]) + len(status["waiting"]) >= settings.driven_at_once:
+                raise ServiceError("the run server is busy")
+            sent = True
+            channel.send(request)
+            return _wait_for_end(channel, folder / "runs", run_id)
+        except OSError as error:
+            raise ServiceError(f"the run server is gone: {error}") from error
+        except KeyboardInterrupt:
+            if sent:
+                # a second interrupt ends the wait
+                with suppress(KeyboardInterrupt, OSError, ServiceError):
+                    channel.send({"do": "withdraw", "id": request["id"]})
+                    _wait_for_end(channel, folder / "runs", run_id, interrupting=True)
+            raise
 
 
-def _wait_for_end(
-    channel: Channel, settings: Settings, run_id: str, *, interrupting: bool = False
-) -> str | None:
+def _wait_for_end(channel: Channel, locks: Path, run_id: str, *, interrupting: bool = False) -> str | None:
     """Waits for the end of a run and returns its error. If the server is gone, waits for the driver.
 
     Args:
         interrupting: interrupts the run as soon as a driver has it.
     """
-    locks = embedded.run_server_folder(settings) / "runs"
     while True:
         if interrupting:
             interrupting = not interrupt(locks, run_id)

@@ -8,7 +8,6 @@ where the next server finds them; clients that started executions over HTTP subm
 from __future__ import annotations
 
 import gc
-import heapq
 import itertools
 import logging
 import os
@@ -17,13 +16,13 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
+from bisect import insort
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from noetl_dagster.launcher.address import Address, Channel, Message
+from noetl_dagster.launcher.address import Address, Channel, Message, stamp_of
 from noetl_dagster.process import logs
 from noetl_dagster.settings import get_settings
 
@@ -54,18 +53,26 @@ IMPORTED = (
 )
 
 
-@dataclass(eq=False, slots=True)
+FIRST = 1_000_000
+"""Priority of the server's own requests."""
+
+
+@dataclass(order=True, slots=True)
 class QueuedRequest:
-    """A request that waits, or that a driver handles."""
+    """A request that waits, or that a driver handles.
 
-    message: Message
-    caller: Channel | None = None
-    """Is informed of the start and the end."""
+    Attributes:
+        rank: the negative of its priority: requests are ordered by it.
+        number: of its arrival.
+        id: of the run or execution.
+        caller: is informed of the end.
+    """
 
-    @property
-    def id(self) -> str:
-        """The id of the run or execution."""
-        return str(self.message.get("id", ""))
+    rank: int
+    number: int
+    id: str = field(compare=False)
+    message: Message = field(compare=False)
+    caller: Channel | None = field(compare=False)
 
 
 @dataclass(eq=False, slots=True)
@@ -99,10 +106,10 @@ class RunServer:
         self._listener = address.listen()
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._callers: set[Channel] = set()
         self._drivers: dict[int, DriverProcess] = {}
-        self._waiting: list[tuple[int, int, QueuedRequest]] = []
+        self._waiting: list[QueuedRequest] = []  # sorted
         self._count = itertools.count()
         self._begin_again = 0.0
         self._failed_begins = 0
@@ -117,84 +124,77 @@ class RunServer:
         gc.freeze()  # no collection in a driver writes to, and so copies, memory that it shares with this process
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
-        self._push(QueuedRequest({"do": "recover", "id": "recover", "priority": 1_000_000}))
-        while not (self._ending and not self._waiting and not any(c.item for c in self._drivers.values())):
+        self._add({"do": "recover", "id": "recover", "priority": FIRST})
+        while not (self._ending and not self._waiting and not self._driven()):
             if self._ending:
                 self._stop_listening()
             self._assign()
             for key, _ in self._selector.select(timeout=1.0):
-                self._read(key.fileobj)
+                key.data()
             self._retire()
-        self._close()
-
-    def _read(self, source: Any) -> None:
-        if source is self._listener:
-            self._accept()
-        elif isinstance(source, Channel):
-            messages = source.arrived()
-            driver = next((one for one in self._drivers.values() if one.channel is source), None)
-            if driver is not None:
-                self._handle_driver(driver, messages)
-            else:
-                self._handle_caller(source, messages)
+        self._stop_listening()
+        for driver in self._drivers.values():
+            self._end(driver)
+        for driver in self._drivers.values():
+            os.waitpid(driver.pid, 0)
 
     def _accept(self) -> None:
         accepted, _ = self._listener.accept()
-        channel = Channel(accepted)
-        self._callers.add(channel)
-        self._selector.register(channel, selectors.EVENT_READ)
+        caller = Channel(accepted)
+        self._callers.add(caller)
+        self._selector.register(caller, selectors.EVENT_READ, partial(self._handle_caller, caller))
 
-    def _handle_caller(self, caller: Channel, messages: list[Message] | None) -> None:
+    def _handle_caller(self, caller: Channel) -> None:
+        messages = caller.arrived()
         if messages is None:
             self._forget(caller)
-            return
-        for message in messages:
+        for message in messages or ():
             match message["do"]:
                 case "run" | "execute" if self._ending:
                     self._send(caller, {"refused": message["id"], "error": "the run server is ending"})
                 case "run" | "execute":
-                    self._push(QueuedRequest(message, caller))
-                    self._send(caller, {"accepted": message["id"], "ahead": self._count_ahead(message)})
+                    item = self._add(message, caller)
+                    free = self._address.runs_at_once - len(self._driven())
+                    ahead = max(0, self._waiting.index(item) + 1 - free)
+                    self._send(caller, {"accepted": item.id, "ahead": ahead})
                 case "withdraw":
-                    self._send(caller, {"withdrawn": self._withdraw(message["id"])})
+                    before = len(self._waiting)
+                    self._waiting = [item for item in self._waiting if item.id != message["id"]]
+                    self._send(caller, {"withdrawn": len(self._waiting) < before})
                 case "ask":
-                    known = message["id"] in self._known()
-                    self._send(caller, {"known": known})
+                    self._send(caller, {"known": message["id"] in self._known()})
                 case "status":
-                    self._send(caller, self._status())
+                    status = {
+                        "pid": os.getpid(),
+                        "waiting": [item.id for item in self._waiting],
+                        "driven": [item.id for item in self._driven()],
+                        "drivers": sorted(self._drivers),
+                    }
+                    self._send(caller, status)
                 case "end":
                     self._ending = True
                     self._send(caller, {"ending": os.getpid()})
 
-    def _handle_driver(self, driver: DriverProcess, messages: list[Message] | None) -> None:
+    def _handle_driver(self, driver: DriverProcess) -> None:
+        messages = driver.channel.arrived()
         if messages is None:
             self._on_driver_exit(driver)
-            return
-        for message in messages:
+        for message in messages or ():
             driver.since = time.monotonic()
             if "ready" in message:
                 driver.ready, self._failed_begins = True, 0
             elif "unfit" in message:
                 item, driver.item, driver.ending = driver.item, None, True
                 if item is not None:
-                    self._push(item)
+                    insort(self._waiting, item)
             else:
-                self._done(driver, message)
-
-    def _done(self, driver: DriverProcess, message: Message) -> None:
-        item, driver.item = driver.item, None
-        driver.ending = driver.ending or message["needs_replacement"]
-        answer = message["answer"]
-        if item is None:
-            return
-        if item.message["do"] == "recover":
-            for run_id, priority in answer.get("runs", []):
-                if run_id not in self._known():
-                    self._push(
-                        QueuedRequest({"do": "run", "id": run_id, "instance": "", "priority": priority})
-                    )
-        elif item.caller is not None:
-            self._send(item.caller, {"ended": item.id, "error": answer.get("error")})
+                item, driver.item = driver.item, None
+                driver.ending = driver.ending or message["needs_replacement"]
+                for run_id, priority in message["answer"].get("runs", ()):  # of an earlier server
+                    if run_id not in self._known():
+                        self._add({"do": "run", "id": run_id, "instance": "", "priority": priority})
+                if item is not None and item.caller is not None:
+                    self._send(item.caller, {"ended": item.id, "error": message["answer"].get("error")})
 
     def _on_driver_exit(self, driver: DriverProcess) -> None:
         """Removes a driver that has ended; another driver reports the run that it drove."""
@@ -216,75 +216,63 @@ class RunServer:
         why = f"the process of this run, {driver.pid}, ended {how} without a report"
         logger.error("%s: %s", item.id, why)
         if item.message["do"] == "recover":
-            self._push(item)
+            insort(self._waiting, item)
         elif item.message["do"] in ("run", "execute"):
-            run_id = item.message.get("run_id", item.id)
-            instance = item.message.get("instance", "")
-            report = {"do": "report_lost", "id": run_id, "instance": instance, "why": why}
-            self._push(QueuedRequest({**report, "priority": 1_000_000}))
+            report = {
+                "do": "report_lost",
+                "id": item.message.get("run_id", item.id),
+                "instance": item.message.get("instance", ""),
+                "why": why,
+                "priority": FIRST,
+            }
+            self._add(report)
             if item.caller is not None:
                 self._send(item.caller, {"ended": item.id, "error": why})
 
     def _give_up(self) -> None:
         """Refuses all waiting requests, since no driver starts; the next caller starts a new server."""
         self._ending = True
-        while self._waiting:
-            item = heapq.heappop(self._waiting)[2]
+        for item in self._waiting:
             if item.caller is not None:
                 self._send(
                     item.caller, {"refused": item.id, "error": f"no driver begins; see {self._address.log}"}
                 )
+        self._waiting.clear()
 
-    def _push(self, item: QueuedRequest) -> None:
+    def _add(self, message: Message, caller: Channel | None = None) -> QueuedRequest:
         self._last_request = time.monotonic()
-        heapq.heappush(self._waiting, (-int(item.message.get("priority", 0)), next(self._count), item))
+        rank = -int(message.get("priority", 0))
+        item = QueuedRequest(rank, next(self._count), str(message.get("id", "")), message, caller)
+        insort(self._waiting, item)
+        return item
 
-    def _withdraw(self, run_id: str) -> bool:
-        left = [entry for entry in self._waiting if entry[2].id != run_id]
-        found = len(left) < len(self._waiting)
-        self._waiting = left
-        heapq.heapify(self._waiting)
-        return found
+    def _driven(self) -> list[QueuedRequest]:
+        return [driver.item for driver in self._drivers.values() if driver.item is not None]
 
     def _known(self) -> set[str]:
-        waiting = {entry[2].id for entry in self._waiting}
-        return waiting | {driver.item.id for driver in self._drivers.values() if driver.item is not None}
-
-    def _count_ahead(self, message: Message) -> int:
-        """Counts the requests before the one that has just arrived, beyond those for which a driver is free."""
-        own = -int(message.get("priority", 0))
-        before = sum(1 for priority, _, _ in self._waiting if priority <= own) - 1
-        busy = sum(1 for driver in self._drivers.values() if driver.item is not None)
-        return max(0, before + 1 - (self._address.runs_at_once - busy))
-
-    def _status(self) -> Message:
-        driven = [driver.item.id for driver in self._drivers.values() if driver.item is not None]
-        return {
-            "pid": os.getpid(),
-            "waiting": [entry[2].id for entry in sorted(self._waiting, key=lambda one: one[:2])],
-            "driven": driven,
-            "drivers": sorted(self._drivers),
-        }
+        return {item.id for item in [*self._waiting, *self._driven()]}
 
     def _assign(self) -> None:
         """Hands waiting requests to drivers, and forks as many drivers as there is work for, at least one."""
-        stamp = _stamp(get_settings().playbooks_path) if self._waiting or not self._drivers else None
+        stamp = None
+        if self._waiting or not self._drivers:
+            stamp = stamp_of(get_settings().playbooks_path, ".yaml", ".yml", ".py", ".sql")
         for driver in list(self._drivers.values()):
             if stamp is not None and driver.is_idle and driver.stamp != stamp:
                 self._end(driver)  # it has compiled the earlier playbooks
-        while self._waiting and (free := self._free()) is not None:
-            item = heapq.heappop(self._waiting)[2]
+        while self._waiting and len(self._driven()) < self._address.runs_at_once:
+            free = next((driver for driver in self._drivers.values() if driver.is_idle), None)
+            if free is None:
+                break
+            item = self._waiting.pop(0)
             free.item = item
             self._last_request = free.since = time.monotonic()
             try:
                 free.channel.send(item.message)
             except OSError:
-                free.item = None
-                free.ending = True
-                heapq.heappush(self._waiting, (-1_000_000, next(self._count), item))
-                continue
-            if item.caller is not None:
-                self._send(item.caller, {"begun": item.id})
+                free.item, free.ending = None, True
+                item.rank = -FIRST
+                insort(self._waiting, item)
         alive = [driver for driver in self._drivers.values() if not driver.ending]
         coming = sum(1 for driver in alive if not driver.ready)
         wanted = min(len(self._waiting), self._address.runs_at_once - len(alive) + coming)
@@ -294,12 +282,6 @@ class RunServer:
             for _ in range(wanted - coming):
                 self._fork(stamp)
 
-    def _free(self) -> DriverProcess | None:
-        busy = sum(1 for driver in self._drivers.values() if driver.item is not None)
-        if busy >= self._address.runs_at_once:
-            return None
-        return next((driver for driver in self._drivers.values() if driver.is_idle), None)
-
     def _fork(self, stamp: object) -> None:
         ours, theirs = socket.socketpair()
         pid = os.fork()
@@ -307,9 +289,8 @@ class RunServer:
             ours.close()  # else the driver would not notice the end of this process
             self._become_driver(theirs)
         theirs.close()
-        channel = Channel(ours)
-        self._drivers[pid] = DriverProcess(pid, channel, stamp)
-        self._selector.register(channel, selectors.EVENT_READ)
+        driver = self._drivers[pid] = DriverProcess(pid, Channel(ours), stamp)
+        self._selector.register(driver.channel, selectors.EVENT_READ, partial(self._handle_driver, driver))
 
     def _become_driver(self, sock: socket.socket) -> None:
         """Becomes a driver in the forked process, without the server's sockets. Never returns."""
@@ -375,26 +356,7 @@ class RunServer:
             self._selector.unregister(self._listener)
             (self._address.folder / f"{self._address.key}.sock").unlink(missing_ok=True)
             self._listener.close()
-        self._waiting = [entry for entry in self._waiting if entry[2].message["do"] == "report_lost"]
-        heapq.heapify(self._waiting)
-
-    def _close(self) -> None:
-        self._stop_listening()
-        for driver in self._drivers.values():
-            self._end(driver)
-        for driver in self._drivers.values():
-            os.waitpid(driver.pid, 0)
-
-
-def _stamp(folder: Path) -> object:
-    """Returns a value that changes with the playbooks of a folder and the code next to them."""
-    found = []
-    for path in folder.rglob("*"):
-        if path.suffix in (".yaml", ".yml", ".py", ".sql"):
-            with suppress(OSError):  # a dangling link of an editor, or a file that was just removed
-                status = path.stat()
-                found.append((str(path), status.st_mtime_ns, status.st_size))
-    return sorted(found)
+        self._waiting = [item for item in self._waiting if item.message["do"] == "report_lost"]
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,6 @@ from dagster import Field, Noneable, StringSource
 
 from noetl_dagster.dagster_internals import (
     CapturedLogContext,
-    CapturedLogMetadata,
     CapturedLogSubscription,
     CloudStorageComputeLogManager,
     ComputeIOType,
@@ -32,7 +31,7 @@ from noetl_dagster.dagster_internals import (
 from noetl_dagster.errors import StorageError
 from noetl_dagster.launcher.compute_logs import EXTENSIONS, RunLogs
 from noetl_dagster.process.event_loop import run_sync
-from noetl_dagster.settings import Settings, StoreTier, settings_with
+from noetl_dagster.settings import StoreTier, settings_with
 
 if TYPE_CHECKING:
     from noetl_dagster.storage.tiers.base import Bucket
@@ -40,7 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PREFIX = "compute-logs"
-TIERS = (StoreTier.MINIO, StoreTier.S3, StoreTier.GCS)
+BUCKETS = {StoreTier.MINIO: "minio_bucket", StoreTier.S3: "s3_bucket", StoreTier.GCS: "gcs_bucket"}
+"""The setting of each tier's bucket."""
 
 MOST_VARIABLE = "DAGSTER_TRUNCATE_COMPUTE_LOGS_UPLOAD_BYTES"
 """Dagster's own variable: bytes of a file that are uploaded at most; 0: all."""
@@ -51,7 +51,7 @@ SEND_SECONDS = 30.0
 """Seconds for which an upload is repeated while Google does not answer."""
 
 LOOK_SECONDS = 5.0
-"""Seconds for which a question is repeated while Google does not answer; a page of the UI waits for it."""
+"""Seconds for which a look-up is repeated while Google does not answer; a page of the UI waits for it."""
 
 
 class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
@@ -78,16 +78,22 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
         upload_interval: int | None = None,
         inst_data: ConfigurableClassData | None = None,
     ) -> None:
-        if tier not in TIERS:
-            raise StorageError(f"compute_logs: tier is {tier!r}; use one of {', '.join(TIERS)}")
+        if tier not in BUCKETS:
+            raise StorageError(f"compute_logs: tier is {tier!r}; use one of {', '.join(BUCKETS)}")
         self._tier = StoreTier(tier)
         self._prefix = prefix.strip("/")
         self._inst_data = inst_data
         self._upload_interval = upload_interval
         self._local = RunLogs(base_dir)
-        self._uploads = Uploads(self._send)
+        # one upload after another; the process does not end before everything was uploaded or has failed
+        self._uploads = ThreadPoolExecutor(1, thread_name_prefix="compute-logs-up")
+        self._last_upload: Future[None] | None = None
         self._subscriptions = PollingComputeLogSubscriptionManager(self)
-        self._settings = _settings(self._tier, bucket, endpoint_url)
+        given = {BUCKETS[self._tier]: bucket}
+        if self._tier is StoreTier.MINIO:
+            given["minio_endpoint"] = endpoint_url
+        self._settings = settings_with(**given)
+        self._bucket_name: str = getattr(self._settings, BUCKETS[self._tier]) or ""
 
     @classmethod
     def config_type(cls) -> dict[str, Any]:
@@ -132,10 +138,25 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
             with self._uploaded_at_intervals(log_key), self._local.capture_logs(log_key) as context:
                 yield context
         finally:  # an interrupted run has printed something too
-            self._uploads.add(log_key)
+            self._on_capture_complete(log_key)
 
     def _on_capture_complete(self, log_key: Sequence[str]) -> None:
-        self._uploads.add(log_key)
+        def upload() -> None:
+            try:
+                self._send(log_key)
+            except Exception as error:
+                logger.warning(
+                    "compute logs %s are on this machine only: %s: %s",
+                    "/".join(log_key),
+                    type(error).__name__,
+                    str(error).partition("\n")[0],
+                )
+
+        self._last_upload = self._uploads.submit(upload)
+
+    def _wait_for_uploads(self) -> None:
+        if self._last_upload is not None:
+            self._last_upload.result()
 
     @contextmanager
     def _uploaded_at_intervals(self, log_key: Sequence[str]) -> Iterator[None]:
@@ -145,15 +166,14 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
             return
         ended = threading.Event()
 
-        def send() -> None:
+        def upload_so_far() -> None:
             while not ended.wait(interval):
                 try:
                     self._send(log_key, partial=True)
                 except Exception as error:
                     logger.info("compute logs %s are not in the store yet: %r", "/".join(log_key), error)
 
-        thread = threading.Thread(target=send, name="compute-logs-so-far", daemon=True)
-        thread.start()
+        threading.Thread(target=upload_so_far, name="compute-logs-so-far", daemon=True).start()
         try:
             yield
         finally:
@@ -195,7 +215,7 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
 
     def dispose(self) -> None:
         """Waits for the uploads and releases everything."""
-        self._uploads.wait()
+        self._wait_for_uploads()
         self._local.dispose()
         self._subscriptions.dispose()
 
@@ -213,12 +233,6 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
         from noetl_dagster.storage.tiers.objects import S3Bucket, minio_store, s3_store
 
         return S3Bucket((minio_store if self._tier is StoreTier.MINIO else s3_store)(self._settings))
-
-    @property
-    def _bucket_name(self) -> str:
-        settings = self._settings
-        buckets = {StoreTier.MINIO: settings.minio_bucket, StoreTier.S3: settings.s3_bucket}
-        return buckets.get(self._tier, settings.gcs_bucket) or ""
 
     def is_capture_complete(self, log_key: Sequence[str]) -> bool:
         """Reports whether a capture has ended and its whole output can be read here."""
@@ -248,26 +262,17 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
         if io_type is ComputeIOType.STDERR and not partial:
             Path(self._local.get_captured_local_path(log_key, "complete")).touch()
 
-    def get_log_metadata(self, log_key: Sequence[str]) -> CapturedLogMetadata:
-        """Returns places and addresses of both files. The webserver serves them, so browsers need no store access."""
-        here = self._local.get_log_metadata(log_key)
-        if self.has_local_file(log_key, ComputeIOType.STDERR):
-            return here
-        return CapturedLogMetadata(
-            stdout_location=self.display_path_for_type(log_key, ComputeIOType.STDOUT),
-            stderr_location=self.display_path_for_type(log_key, ComputeIOType.STDERR),
-            stdout_download_url=here.stdout_download_url,
-            stderr_download_url=here.stderr_download_url,
-        )
-
     def display_path_for_type(self, log_key: Sequence[str], io_type: ComputeIOType) -> str:
-        """Returns the URI of an object."""
+        """Returns the path of a file on this machine, else the URI of its object."""
+        if self.has_local_file(log_key, ComputeIOType.STDERR):
+            return str(self._local.get_captured_local_path(log_key, EXTENSIONS[io_type]))
         scheme = "gs" if self._tier is StoreTier.GCS else "s3"
         return f"{scheme}://{self._bucket_name}/{self._key(log_key, io_type)}"
 
-    def download_url_for_type(self, log_key: Sequence[str], io_type: ComputeIOType) -> str | None:
-        """Returns None: the webserver serves the files, see :meth:`get_log_metadata`."""
-        return None
+    def download_url_for_type(self, log_key: Sequence[str], io_type: ComputeIOType) -> str:
+        """Returns the URL under which the webserver serves a file, so browsers need no access to the store."""
+        url: str = self._local.get_captured_log_download_url(log_key, io_type)  # type: ignore[no-untyped-call]
+        return url
 
     def get_log_keys_for_log_key_prefix(
         self, log_key_prefix: Sequence[str], io_type: ComputeIOType
@@ -284,7 +289,7 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
 
     def delete_logs(self, log_key: Sequence[str] | None = None, prefix: Sequence[str] | None = None) -> None:
         """Removes the logs of a key or below a prefix, here and in the store."""
-        self._uploads.wait()  # otherwise a waiting upload would store them again
+        self._wait_for_uploads()  # otherwise a waiting upload would store them again
         self._local.delete_logs(log_key=log_key, prefix=prefix)
         if log_key:
             sides = [(side, partial) for side in EXTENSIONS for partial in (False, True)]
@@ -308,60 +313,3 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
         """Ends a subscription."""
         self._local.leave(subscription)
         self._subscriptions.remove_subscription(subscription)
-
-
-class Uploads:
-    """Uploads compute logs one after another, on a thread that exists while there is something to upload.
-
-    The thread is no daemon: a process does not end before everything was uploaded or has failed.
-
-    Args:
-        send: uploads the files of a log key; its errors become warnings in the log.
-    """
-
-    def __init__(self, send: Callable[[Sequence[str]], None]) -> None:
-        self._send = send
-        self._waiting: deque[Sequence[str]] = deque()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def add(self, key: Sequence[str]) -> None:
-        """Queues the files of a log key."""
-        with self._lock:
-            self._waiting.append(key)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._send_waiting, name="compute-logs-up", daemon=False
-                )
-                self._thread.start()
-
-    def wait(self) -> None:
-        """Returns when everything was uploaded or has failed."""
-        while (thread := self._thread) is not None:
-            thread.join()
-
-    def _send_waiting(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._thread = None
-                    return
-                key = self._waiting.popleft()
-            try:
-                self._send(key)
-            except Exception as error:
-                logger.warning(
-                    "compute logs %s are on this machine only: %s: %s",
-                    "/".join(key),
-                    type(error).__name__,
-                    str(error).partition("\n")[0],
-                )
-
-
-def _settings(tier: StoreTier, bucket: str | None, endpoint: str | None) -> Settings:
-    """Returns the settings with the store that ``dagster.yaml`` specifies."""
-    if tier is StoreTier.MINIO:
-        return settings_with(minio_bucket=bucket, minio_endpoint=endpoint)
-    if tier is StoreTier.GCS:
-        return settings_with(gcs_bucket=bucket)
-    return settings_with(s3_bucket=bucket)

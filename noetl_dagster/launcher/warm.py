@@ -6,11 +6,13 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from dagster import DagsterRun, DagsterRunStatus, DefaultRunLauncher, Field, IntSource, StringSource
 
+from noetl_dagster.compiler.names import LOCATION
 from noetl_dagster.dagster_internals import (
     CheckRunHealthResult,
     ConfigurableClassData,
@@ -19,13 +21,16 @@ from noetl_dagster.dagster_internals import (
     serialize_value,
 )
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.launcher.address import LAUNCHER_TAG, Address, Message, priority_of
-from noetl_dagster.launcher.run_locks import driver_of, interrupt
+from noetl_dagster.launcher.address import (
+    LAUNCHER_TAG,
+    Address,
+    Message,
+    driver_of,
+    interrupt,
+    priority_of,
+)
 
 logger = logging.getLogger(__name__)
-
-LOCATION = "noetl_dagster.definitions"
-"""The code location of the runs that drivers take. Other code may have changed since it was imported."""
 
 BEGIN_SECONDS = 15.0
 """Seconds after which a driver has started a run that it received."""
@@ -80,16 +85,17 @@ class WarmRunLauncher(DefaultRunLauncher):
         address = Address.of(self._folder, os.environ, self._at_once)
         # before the server has it: after a crash, the next server looks for the tag
         self._instance.add_run_tags(run.run_id, {LAUNCHER_TAG: address.key})
+        request = {
+            "do": "run",
+            "id": run.run_id,
+            "instance": serialize_value(self._instance.get_ref()),
+            "priority": priority_of(run.tags),
+        }
         try:
-            answer = self._submit(
-                address,
-                {
-                    "do": "run",
-                    "id": run.run_id,
-                    "instance": serialize_value(self._instance.get_ref()),
-                    "priority": priority_of(run.tags),
-                },
-            )
+            with closing(address.open()) as channel:
+                answer = channel.ask(request)
+            if answer is None or "accepted" not in answer:
+                raise ServiceError(f"the run server does not take the run; see {address.log}")
         except (ServiceError, OSError) as error:
             logger.warning("run %s starts the default way: %s", run.run_id, error)
             self._instance.add_run_tags(run.run_id, {LAUNCHER_TAG: ""})
@@ -113,13 +119,13 @@ class WarmRunLauncher(DefaultRunLauncher):
             terminated: bool = super().terminate(run_id)  # type: ignore[no-untyped-call]
             return terminated
         self._instance.report_run_canceling(run)
-        withdrawn = self._request_from_owner(run, {"do": "withdraw", "id": run_id})
+        withdrawn = self._request_from_owner(run, "withdraw")
         if withdrawn is not None and withdrawn["withdrawn"]:
             self._instance.report_run_canceled(run, message="terminated before it began")
             return True
         deadline = time.monotonic() + BEGIN_SECONDS  # a driver has received it and not started it yet
         while not interrupt(self._locks, run_id):
-            known = self._request_from_owner(run, {"do": "ask", "id": run_id})
+            known = self._request_from_owner(run, "ask")
             if known is None or not known["known"] or time.monotonic() > deadline:
                 return interrupt(self._locks, run_id)
             time.sleep(0.05)
@@ -137,7 +143,7 @@ class WarmRunLauncher(DefaultRunLauncher):
         if not run.tags.get(LAUNCHER_TAG):
             return CheckRunHealthResult(WorkerStatus.UNKNOWN, "the run was launched the default way")
         if run.status is DagsterRunStatus.STARTING:
-            known = self._request_from_owner(run, {"do": "ask", "id": run.run_id})
+            known = self._request_from_owner(run, "ask")
             if known is not None and known["known"]:
                 return CheckRunHealthResult(WorkerStatus.RUNNING, "waits to be driven")
         return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "no process drives the run")
@@ -146,32 +152,13 @@ class WarmRunLauncher(DefaultRunLauncher):
     def _locks(self) -> Path:
         return self._folder / "runs"
 
-    def _request_from_owner(self, run: DagsterRun, message: Message) -> Message | None:
+    def _request_from_owner(self, run: DagsterRun, do: str) -> Message | None:
         """Returns the answer of the server that received a run; None if that server is gone."""
-        channel = Address(self._folder, run.tags[LAUNCHER_TAG], {}, 0).connect()
-        if channel is None:
-            return None
-        try:
-            channel.send(message)
-            return channel.receive()
-        except OSError:
-            return None
-        finally:
-            channel.close()
-
-    def _submit(self, address: Address, message: Message) -> Message:
-        channel = address.open()
-        try:
-            channel.send(message)
-            answer = channel.receive()
-        finally:
-            channel.close()
-        if answer is None or "accepted" not in answer:
-            raise ServiceError(f"the run server does not take the run; see {address.log}")
-        return answer
+        return Address(self._folder, run.tags[LAUNCHER_TAG], {}, 0).ask({"do": do, "id": run.run_id})
 
 
 def _is_of_playbook(run: DagsterRun) -> bool:
+    """Reports whether a run is of our code location. The code of others may have changed since it was imported."""
     origin = run.remote_job_origin
     location = origin.repository_origin.code_location_origin if origin is not None else None
     loaded = getattr(location, "loadable_target_origin", None)

@@ -11,14 +11,13 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+from dagster import DagsterInstance, DagsterRunStatus
 
 from noetl_dagster.compiler.automation import set_limits
-from noetl_dagster.compiler.partitions import partition_tags
+from noetl_dagster.compiler.partitions import partition_tags, stored_partition
 from noetl_dagster.compiler.plan import PLAYBOOK_TAG, PlaybookPlan, plan_playbook
 from noetl_dagster.compiler.runs import execution_tags, latest_run
 from noetl_dagster.dagster_internals import WorkspaceFileTarget, WorkspaceProcessContext
@@ -34,20 +33,22 @@ REFRESH_SECONDS = 5.0
 """Seconds after which a code location that did not load, or lacks the job, is refreshed."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceJob:
-    """A job as its code location describes it."""
+logger = logging.getLogger(__name__)
 
-    location: Any
-    remote: Any
+END_SECONDS = 10.0
+"""Seconds after which the run of a cancelled execution is terminated, if it has not ended by itself."""
+
+POLL_SECONDS = 0.5
+
+_WAITING = frozenset({DagsterRunStatus.NOT_STARTED, DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING})
+
+
+WorkspaceJob = tuple[Any, Any]
+"""A code location and one of its jobs, as Dagster describes them."""
 
 
 class Workspace:
-    """The code locations of a workspace file; connected when they are first needed.
-
-    Args:
-        path: of the file, ``workspace.yaml``.
-    """
+    """The code locations of a workspace file, ``workspace.yaml``; connected when they are first needed."""
 
     def __init__(self, instance: DagsterInstance, path: Path) -> None:
         self._instance = instance
@@ -57,14 +58,25 @@ class Workspace:
         self._refreshing = threading.Lock()
         self._refreshed_at = 0.0
 
-    def connect(self) -> None:
-        """Loads the code locations if they are not loaded.
+    def connect(self) -> Any:
+        """Loads the code locations if they are not loaded, and returns Dagster's context of a request to them.
 
         Raises:
             LaunchError: the workspace cannot be loaded.
         """
         with self._lock:
-            self._open()
+            if self._process is None:
+                if not self._path.is_file():
+                    raise LaunchError(
+                        f"there is no workspace file {self._path}; set NOETL_WORKSPACE to the one that Dagster is "
+                        "started with"
+                    )
+                try:
+                    target = WorkspaceFileTarget([str(self._path)])
+                    self._process = WorkspaceProcessContext(self._instance, target)
+                except Exception as error:
+                    raise LaunchError(f"the workspace {self._path} cannot be loaded: {error}") from error
+            return self._process.create_request_context()
 
     def close(self) -> None:
         """Disconnects from the code locations."""
@@ -79,15 +91,12 @@ class Workspace:
             NotDeployedError: no code location has it.
             LaunchError: the workspace, or a code location that may have it, cannot be loaded just now.
         """
-        with self._lock:
-            self._open()
-            found = self._find(plan)
+        found = self._find(plan)
         if found is None:
             self._refresh()
-            with self._lock:
-                found = self._find(plan)
-                if found is None:
-                    raise self._missing(plan)
+            found = self._find(plan)
+        if found is None:
+            raise self._missing(plan)
         return found
 
     def _refresh(self) -> None:
@@ -95,79 +104,62 @@ class Workspace:
         with self._refreshing:
             if time.monotonic() - self._refreshed_at <= REFRESH_SECONDS:
                 return
-            for name in self._process.create_request_context().code_location_names:
+            for name in self.connect().code_location_names:
                 self._process.refresh_code_location(name)
             self._refreshed_at = time.monotonic()
 
     def submit(
-        self, job: WorkspaceJob, run_id: str, run_config: dict[str, Any], tags: dict[str, str]
-    ) -> DagsterRun:
+        self, found: WorkspaceJob, run_id: str, run_config: dict[str, Any], tags: dict[str, str]
+    ) -> None:
         """Creates a run and gives it to the instance's run coordinator.
 
         Raises:
             Exception: the code location refuses the run, or the launcher cannot start it; the run has failed then.
         """
-        remote = job.remote
-        plan = job.location.get_execution_plan(
-            remote, run_config, step_keys_to_execute=None, known_state=None, instance=self._instance
+        location, job = found
+        planned = location.get_execution_plan(
+            job, run_config, step_keys_to_execute=None, known_state=None, instance=self._instance
         )
-        run: DagsterRun = self._instance.create_run(
-            job_name=remote.name,
+        self._instance.create_run(
+            job_name=job.name,
             run_id=run_id,
             run_config=run_config,
             status=DagsterRunStatus.NOT_STARTED,
-            tags={**(remote.run_tags or {}), **tags},
+            tags={**(job.run_tags or {}), **tags},
             root_run_id=None,
             parent_run_id=None,
             step_keys_to_execute=None,
-            execution_plan_snapshot=plan.execution_plan_snapshot,
-            job_snapshot=remote.job_snapshot,
-            parent_job_snapshot=remote.parent_job_snapshot,
+            execution_plan_snapshot=planned.execution_plan_snapshot,
+            job_snapshot=job.job_snapshot,
+            parent_job_snapshot=job.parent_job_snapshot,
             asset_selection=None,
             asset_check_selection=None,
-            resolved_op_selection=remote.resolved_op_selection,
+            resolved_op_selection=job.resolved_op_selection,
             op_selection=None,
-            remote_job_origin=remote.get_remote_origin(),
-            job_code_origin=remote.get_python_origin(),
-            asset_graph=job.location.get_repository(remote.repository_handle.repository_name).asset_graph,
+            remote_job_origin=job.get_remote_origin(),
+            job_code_origin=job.get_python_origin(),
+            asset_graph=location.get_repository(job.repository_handle.repository_name).asset_graph,
         )
-        with self._lock:
-            request = self._process.create_request_context()
         try:
-            return self._instance.submit_run(run.run_id, request)
+            self._instance.submit_run(run_id, self.connect())
         except Exception as error:  # it may be queued nevertheless
-            now = self._instance.get_run_by_id(run.run_id)
+            now = self._instance.get_run_by_id(run_id)
             if now is not None and not now.is_finished:
                 self._instance.report_run_failed(now, f"not handed over: {type(error).__name__}: {error}")
             raise
 
-    def _open(self) -> None:
-        if self._process is not None:
-            return
-        if not self._path.is_file():
-            raise LaunchError(
-                f"there is no workspace file {self._path}; set NOETL_WORKSPACE to the one that Dagster is started with"
-            )
-        try:
-            self._process = WorkspaceProcessContext(self._instance, WorkspaceFileTarget([str(self._path)]))
-        except Exception as error:
-            raise LaunchError(f"the workspace {self._path} cannot be loaded: {error}") from error
-
     def _find(self, plan: PlaybookPlan) -> WorkspaceJob | None:
-        for entry in self._process.create_request_context().get_code_location_entries().values():
-            location = entry.code_location
-            if location is None:
-                continue
-            for repository in location.get_repositories().values():
+        for entry in self.connect().get_code_location_entries().values():
+            for repository in entry.code_location.get_repositories().values() if entry.code_location else ():
                 if not repository.has_job(plan.name):
                     continue
-                remote = repository.get_full_job(plan.name)
-                if remote.tags.get(PLAYBOOK_TAG) == plan.playbook.metadata.path:
-                    return WorkspaceJob(location, remote)
+                job = repository.get_full_job(plan.name)
+                if job.tags.get(PLAYBOOK_TAG) == plan.playbook.metadata.path:
+                    return entry.code_location, job
         return None
 
     def _missing(self, plan: PlaybookPlan) -> LaunchError | NotDeployedError:
-        entries = self._process.create_request_context().get_code_location_entries()
+        entries = self.connect().get_code_location_entries()
         broken = [
             f"{name}: {entry.load_error.message}" for name, entry in entries.items() if entry.load_error
         ]
@@ -180,24 +172,11 @@ class Workspace:
         )
 
 
-logger = logging.getLogger(__name__)
-
-END_SECONDS = 10.0
-"""Seconds after which the run of a cancelled execution is terminated, if it has not ended by itself."""
-
-POLL_SECONDS = 0.5
-
-_WAITING = frozenset({DagsterRunStatus.NOT_STARTED, DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING})
-
-
 class WorkspaceLauncher:
     """Lets the instance's run coordinator and launcher start a run for each execution that is in the log.
 
     This process holds the execution until the run is handed over. If the process dies before that, the recovery sensor
     finds an execution without a process.
-
-    Args:
-        path: the workspace file.
     """
 
     def __init__(self, engine: Engine, instance: DagsterInstance, path: Path) -> None:
@@ -225,7 +204,7 @@ class WorkspaceLauncher:
         """
         try:
             state = (await self._engine.runtime.load(execution_id)).state
-            partition = None if state.partition is None else Partition.model_validate(state.partition)
+            partition = stored_partition(state.partition)
             await self._engine.liveness.hold(execution_id)
             await asyncio.to_thread(self._submit, playbook, execution_id, workload, partition, priority)
         except NoetlError:

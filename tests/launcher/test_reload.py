@@ -12,7 +12,7 @@ from dagster import AssetKey, DagsterRunStatus
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import ModuleTarget
 
-from noetl_dagster.code_location.launch import LOCATION
+from noetl_dagster.compiler.names import LOCATION
 from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState

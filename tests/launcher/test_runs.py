@@ -15,8 +15,7 @@ from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import Verdict
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.launcher.address import LAUNCHER_TAG
-from noetl_dagster.launcher.server import _stamp
+from noetl_dagster.launcher.address import LAUNCHER_TAG, stamp_of
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
@@ -191,7 +190,7 @@ def test_recovery_leaves_a_run_alone_that_waits(placed: Placed) -> None:
 
 def test_a_file_that_leads_nowhere_stops_no_server(tmp_path: Path) -> None:
     (tmp_path / "flow.yaml").write_text("a: 1")
-    before = _stamp(tmp_path)
+    before = stamp_of(tmp_path, ".yaml")
     (tmp_path / ".#flow.yaml").symlink_to("nobody@nowhere.1")  # as an editor marks what it edits
 
-    assert _stamp(tmp_path) == before
+    assert stamp_of(tmp_path, ".yaml") == before

@@ -264,7 +264,7 @@ def test_a_known_job_is_found_while_the_code_locations_are_asked_again(
             found = threads.submit(workspace.job_of, known).result(PATIENCE_SECONDS / 2)
         finally:
             answered.set()
-        assert found.remote.name == "gated"
+        assert found[1].name == "gated"
         with pytest.raises(NotDeployedError):
             asked.result(PATIENCE_SECONDS)
     workspace.close()

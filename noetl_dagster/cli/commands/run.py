@@ -132,23 +132,17 @@ def _drive_here(
     from dagster import DagsterInstance  # takes two seconds, which a warm process has behind it
 
     from noetl_dagster.code_location.launch import launch
-    from noetl_dagster.compiler.runs import latest_run, report_lost_run
 
-    with DagsterInstance.get() as instance:
-        before = latest_run(instance, execution_id, playbook.name) if resumed else None
-        if before is not None:
-            report_lost_run(instance, before)
-        with showing(session.engine, execution_id, quiet=quiet or verbose):
-            launched = launch(
-                playbook,
-                session.noetl,
-                instance,
-                execution_id=execution_id,
-                workload=workload,
-                resumes=before,
-                resumed=resumed,
-                quiet=not verbose,
-            )
+    with DagsterInstance.get() as instance, showing(session.engine, execution_id, quiet=quiet or verbose):
+        launched = launch(
+            playbook,
+            session.noetl,
+            instance,
+            execution_id=execution_id,
+            workload=workload,
+            resumed=resumed,
+            quiet=not verbose,
+        )
     return f"{launched.run_id}: {launched.error}" if launched.error else None
 
 
