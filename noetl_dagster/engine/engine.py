@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,13 +18,12 @@ from noetl_dagster.engine.recovery.abandoned import Recovery
 from noetl_dagster.engine.recovery.maintenance import Maintenance
 from noetl_dagster.engine.recovery.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.engine.steps.entry import VisitDrivers
 from noetl_dagster.engine.steps.step import Steps
-from noetl_dagster.engine.steps.visits import VisitDrivers
 from noetl_dagster.engine.walker import Children, Walker
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.projection import BackgroundProjection, Projection
 from noetl_dagster.events.state import ExecutionState
-from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.execution import Execution
@@ -37,39 +35,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
 class Engine:
     """Steps, fan-outs and lifecycle over one runtime."""
 
-    runtime: Runtime
-    lifecycle: Lifecycle
-    steps: Steps
-    fanouts: Fanouts
-    walker: Walker
-    liveness: Liveness
-    watch: InterruptionWatch
-    dispatcher: Dispatcher
-    helpers: HelperProcesses
-    projecting: BackgroundProjection
+    def __init__(self, runtime: Runtime) -> None:
+        assert runtime.settings.db_url is not None
+        self.runtime = runtime
+        self.liveness = Liveness(runtime.settings.db_url, runtime.pool)
+        self.lifecycle = Lifecycle(runtime)
+        self.steps = Steps(runtime, VisitDrivers(runtime, self.liveness))
+        self.fanouts = Fanouts(runtime, self.steps)
+        self.walker = Walker(runtime, self.steps, self.fanouts, self.lifecycle)
+        self.watch = InterruptionWatch(runtime.pool, self.liveness)
+        self.projecting = BackgroundProjection(Projection(runtime.pool))
+        self.dispatcher = runtime.dispatcher = Dispatcher(runtime)
+        self.helpers = runtime.helpers = HelperProcesses(runtime.settings)
+        runtime.box.run_playbook = Children(runtime, self.lifecycle, self.walker, self.watch).run
 
     @classmethod
     async def open(cls, settings: Settings, *, spark: Callable[[], SparkSession] | None = None) -> Engine:
         """Opens a runtime and the control plane on it; see :meth:`Runtime.open`."""
-        runtime = await Runtime.open(settings, spark=spark)
-        assert settings.db_url is not None
-        liveness = Liveness(settings.db_url, runtime.pool)
-        lifecycle, steps = Lifecycle(runtime), Steps(runtime, VisitDrivers(runtime, liveness))
-        fanouts = Fanouts(runtime, steps)
-        walker = Walker(runtime, steps, fanouts, lifecycle)
-        watch = InterruptionWatch(runtime.pool, liveness)
-        runtime.box.run_playbook = Children(runtime, lifecycle, walker, watch).run
-        projecting = BackgroundProjection(Projection(runtime.pool))
-        dispatcher = Dispatcher(runtime)
-        runtime.dispatcher = dispatcher
-        runtime.helpers = helpers = HelperProcesses(runtime.settings)
-        return cls(
-            runtime, lifecycle, steps, fanouts, walker, liveness, watch, dispatcher, helpers, projecting
-        )
+        return cls(await Runtime.open(settings, spark=spark))
 
     async def close(self) -> None:
         """Ends helper processes and background work, and closes all connections."""
@@ -92,19 +78,15 @@ class Engine:
         return await self._drive(execution)
 
     async def guard(self, execution: Execution, work: Coroutine[Any, Any, T]) -> T:
-        """Awaits work that drives an execution. Cancellations stop the work; its events are projected meanwhile.
-
-        Raises:
-            ExecutionCancelledError: the execution was cancelled, and the work with it.
-        """
+        """Awaits work that drives an execution, and projects its events; see :meth:`InterruptionWatch.guard`."""
         with self.projecting.running():
             return await self.watch.guard(execution.id, work, epoch=execution.state.epoch)
 
     def reaper(self) -> Reaper:
         """Returns the reaper, which finds claims of silent workers."""
         runtime = self.runtime
-        handler = EventHandler(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
-        return Reaper(runtime.pool, handler, runtime.ids, release=partial(release_expired, runtime))
+        release = partial(release_expired, runtime)
+        return Reaper(runtime.pool, runtime.handler, runtime.ids, release=release)
 
     def recovery(self) -> Recovery:
         """Returns the recovery of executions whose process is gone."""

@@ -14,17 +14,15 @@ import signal
 import socket
 import sys
 import threading
-from collections import deque
 from typing import Any
 
 import orjson
 
-from noetl_dagster.engine.fanout.shards import InlineShards
-from noetl_dagster.engine.helpers import MessageSocket
+from noetl_dagster.engine.fanout.shards import work_on_shards
 from noetl_dagster.engine.loops.activation import activate
-from noetl_dagster.engine.loops.loop import Loops
+from noetl_dagster.engine.loops.loop import work_on_loop
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.sharing import CANCELLED, Message, Range, SharedLoop, Tally, Work
+from noetl_dagster.engine.sharing import CANCELLED, Message, MessageSocket, RemoteItems, SharedLoop, Tally
 from noetl_dagster.errors import ExecutionStateError
 from noetl_dagster.process import logs
 from noetl_dagster.process.event_loop import cancel_and_wait
@@ -35,73 +33,12 @@ CONNECTIONS = 4
 """Connections to the event log of one helper process, at most."""
 
 
-class RemoteItems:
-    """The item source of a helper process: it asks the driver for items."""
-
-    def __init__(self, driver: MessageSocket, number: int) -> None:
-        self._driver = driver
-        self._number = number
-        self._asked: deque[asyncio.Future[Range | None]] = deque()
-        self._slots = 0
-        self._changed = asyncio.Event()
-        self._stopped = False
-        self._over = False
-
-    async def take(self) -> Range | None:
-        """Asks the driver for the next items."""
-        if self._stopped or self._over:
-            return None
-        future: asyncio.Future[Range | None] = asyncio.get_running_loop().create_future()
-        self._asked.append(future)
-        self._driver.send({"do": "take", "range": self._number})
-        return await future
-
-    def must_end(self) -> bool:
-        """Reports that the loop was stopped."""
-        return self._stopped
-
-    def stop(self) -> None:
-        """Stops the loop in all processes."""
-        self._stopped = True
-        self._driver.send({"do": "failed", "range": self._number})
-
-    async def run(self, work: Work) -> Tally:
-        """Works until the driver has nothing more; slots may be added meanwhile."""
-        async with asyncio.TaskGroup() as group:
-            while not self._over and not self._stopped:
-                self._changed.clear()
-                for _ in range(self._slots):
-                    group.create_task(work())
-                self._slots = 0
-                await self._changed.wait()
-        return Tally()
-
-    def handle(self, message: Message) -> None:
-        """Handles a message of the driver."""
-        match message["do"]:
-            case "work":
-                self._slots += message["slots"]
-            case "over":
-                self._over = True
-            case "stop":
-                self._stopped = True
-            case "items":
-                found = message["items"]
-                self._over = self._over or found is None
-                asked = self._asked.popleft()
-                if not asked.done():  # the coroutine that asked may have been cancelled meanwhile
-                    asked.set_result(None if found is None else Range(**found))
-        self._changed.set()
-
-
 class HelperWork:
     """Everything that one helper process works on."""
 
     def __init__(self, driver: MessageSocket, runtime: Runtime) -> None:
         self._driver = driver
         self._runtime = runtime
-        self._loops = Loops(runtime)
-        self._shards = InlineShards(runtime)
         self._items: dict[int, RemoteItems] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -126,9 +63,8 @@ class HelperWork:
         number = message["range"]
         if message["do"] == "open":
             items = self._items[number] = RemoteItems(self._driver, number)
-            self._tasks[number] = asyncio.create_task(
-                self._work_on(number, SharedLoop(**message["loop"]), items)
-            )
+            work = self._work_on(number, SharedLoop(**message["loop"]), items)
+            self._tasks[number] = asyncio.create_task(work)
         elif message["do"] == "cancel":
             if number in self._tasks:
                 self._tasks[number].cancel()
@@ -149,16 +85,15 @@ class HelperWork:
             self._driver.send({**over, "done": tally.done, "failed": tally.failed})
 
     async def _run(self, loop: SharedLoop, items: RemoteItems) -> Tally:
-        execution = await self._runtime.load(loop.execution_id)
-        program = execution.step(loop.step, loop.visit)
-        activation = await activate(self._runtime, execution, program, loop.visit, shard=loop.shard)
+        runtime = self._runtime
+        visit = (await runtime.load(loop.execution_id)).visit(loop.step, loop.visit)
+        activation = await activate(runtime, visit, shard=loop.shard)
         if activation.loop_id != loop.loop_id:
             raise ExecutionStateError(f"the driver works on loop {loop.loop_id}, not {activation.loop_id}")
         try:
-            work = self._shards.work if loop.shard else self._loops.work
-            return await work(activation, items)
+            return await (work_on_shards if loop.shard else work_on_loop)(activation, items)
         finally:
-            await self._runtime.buffer.flush()
+            await runtime.buffer.flush()
 
 
 def main() -> None:
@@ -192,9 +127,12 @@ def _help(settings: Settings, descriptor: int, lifeline: int) -> None:
     status = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        threading.Thread(
-            target=_end_with_driver, args=(lifeline,), name="noetl-lifeline", daemon=True
-        ).start()
+
+        def end_with_driver() -> None:  # since another process may resume the execution at once
+            os.read(lifeline, 1)
+            os._exit(1)
+
+        threading.Thread(target=end_with_driver, name="noetl-lifeline", daemon=True).start()
         own = {"db_pool_size": min(CONNECTIONS, settings.db_pool_size), "run_processes": 1}
         connected = socket.socket(fileno=descriptor)
         connected.setblocking(False)
@@ -204,12 +142,6 @@ def _help(settings: Settings, descriptor: int, lifeline: int) -> None:
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(status)
-
-
-def _end_with_driver(lifeline: int) -> None:
-    """Ends this process with its driver, since another process may resume the execution at once."""
-    os.read(lifeline, 1)
-    os._exit(1)
 
 
 if __name__ == "__main__":

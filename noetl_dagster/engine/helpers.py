@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +22,15 @@ from pathlib import Path
 import orjson
 
 from noetl_dagster import machine
-from noetl_dagster.engine.sharing import CANCELLED, ItemSource, Message, SharedItems, SharedLoop, Tally
+from noetl_dagster.engine.sharing import (
+    CANCELLED,
+    Helper,
+    ItemSource,
+    Message,
+    SharedItems,
+    SharedLoop,
+    Tally,
+)
 from noetl_dagster.process import log_context
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import Settings, dump_settings
@@ -44,52 +51,6 @@ IDLE_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
 
 
-class MessageSocket:
-    """One end of a connection that carries JSON objects, one a line. They are small and few: sending never waits."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def over(cls, connected: socket.socket) -> MessageSocket:
-        """Wraps a connected socket."""
-        return cls(*await asyncio.open_unix_connection(sock=connected))
-
-    def send(self, message: Message) -> None:
-        """Sends, or does nothing when the other end is gone: the receiver finds that out."""
-        if not self._writer.is_closing():
-            self._writer.write(orjson.dumps(message) + b"\n")
-
-    async def receive(self) -> Message | None:
-        """Returns the next message, or None when the other end is gone."""
-        try:
-            line = await self._reader.readuntil()
-        except (asyncio.IncompleteReadError, OSError):
-            return None
-        message: Message = orjson.loads(line)
-        return message
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self._writer.close()
-
-
-class _Helper:
-    """A helper process, as the driver sees it."""
-
-    def __init__(self, messages: MessageSocket) -> None:
-        self.messages = messages
-        self.send = messages.send
-        self.pid: int | None = None
-
-    def kill(self) -> None:
-        """Ends the process at once; its items go to others."""
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-
-
 class HelperProcesses:
     """Starts and ends the helper processes of this process. Lives on this process's event loop.
 
@@ -101,7 +62,7 @@ class HelperProcesses:
         self._settings = settings
         self._wanted: dict[int, int] = {}
         self._open: dict[int, SharedItems] = {}
-        self._helpers: set[_Helper] = set()
+        self._helpers: set[Helper] = set()
         self._preloaded: _PreloadedProcess | None = None
         self._starting: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -115,7 +76,7 @@ class HelperProcesses:
         return [helper.pid for helper in self._helpers if helper.pid is not None]
 
     def set_processes(self, execution_id: int, processes: int) -> None:
-        """Sets the number of processes of one execution; with 0 this process decides."""
+        """Sets the number of processes of one execution; 0: this process decides."""
         self._wanted[execution_id] = processes
 
     @contextmanager
@@ -130,9 +91,7 @@ class HelperProcesses:
         for helper in self._helpers:
             items.add_helper(helper, wanted, at_once=True)
         if self._watching is None or self._watching.done():
-            self._watching = asyncio.get_running_loop().create_task(
-                self._watch(), context=log_context.empty()
-            )
+            self._watching = asyncio.create_task(self._watch(), context=log_context.empty())
         try:
             yield items
         finally:
@@ -140,30 +99,22 @@ class HelperProcesses:
 
     async def close(self) -> None:
         """Ends the helper processes."""
-        if self._watching is not None:
-            await cancel_and_wait(self._watching)
-        if self._starting is not None:
-            await cancel_and_wait(self._starting)
+        await cancel_and_wait(*(task for task in (self._watching, self._starting) if task is not None))
         await self._dismiss()
 
     def _processes(self, execution_id: int) -> int:
         wanted = self._wanted.get(execution_id) or self._settings.run_processes
         return wanted or machine.processes()
 
-    def _is_configured(self) -> bool:
-        """Reports that the execution or the settings name a number of processes."""
-        return any(
-            self._wanted.get(items.loop.execution_id) or self._settings.run_processes > 1
-            for items in self._open.values()
-        )
-
     async def _watch(self) -> None:
         """Starts helper processes when there is work for them, and ends them when there is none."""
         busy, idle_since = 0, time.monotonic()
         before, cpu = time.monotonic(), _wanted_cpu()
         while self._open or self._helpers:
-            if self._is_configured() and not self._serving:
-                busy = BUSY_LOOKS
+            open_executions = {items.loop.execution_id for items in self._open.values()}
+            many = self._settings.run_processes > 1
+            if not self._serving and any(self._wanted.get(one) or many for one in open_executions):
+                busy = BUSY_LOOKS  # the number of processes is configured
             if busy >= BUSY_LOOKS and (self._starting is None or self._starting.done()):
                 self._starting = asyncio.create_task(self._start())
                 await asyncio.wait({self._starting})
@@ -187,26 +138,24 @@ class HelperProcesses:
             return
         kinds = sorted({kind for items in self._open.values() for kind in items.loop.tool_kinds})
         try:
-            if self._preloaded is not None and not self._preloaded.lives:
+            if self._preloaded is not None and not self._preloaded.is_alive:
                 self._preloaded.close()
                 self._preloaded = None
             if self._preloaded is None:
                 self._preloaded = _PreloadedProcess(self._settings, kinds)
             for _ in range(missing):
-                helper = _Helper(await MessageSocket.over(self._preloaded.fork()))
-                task = asyncio.get_running_loop().create_task(
-                    self._serve(helper), context=log_context.empty()
-                )
+                helper = await Helper.over(self._preloaded.fork())
+                task = asyncio.create_task(self._serve(helper), context=log_context.empty())
                 self._serving.add(task)
                 task.add_done_callback(self._serving.discard)
         except OSError as error:
             self._broken = True
             logger.warning("this run works in one process: its helpers cannot be started: %s", error)
 
-    async def _serve(self, helper: _Helper) -> None:
+    async def _serve(self, helper: Helper) -> None:
         """Answers a helper process until it is gone; its items then go to others."""
         try:
-            while (message := await helper.messages.receive()) is not None:
+            while (message := await helper.receive()) is not None:
                 self._answer(helper, message)
         finally:
             if helper in self._helpers:
@@ -215,11 +164,11 @@ class HelperProcesses:
             elif not self._closing:
                 self._broken = True
                 logger.warning("this run works in one process: a helper ended before it could begin")
-            helper.messages.close()
+            helper.close()
             for items in self._open.values():
                 items.helper_ended(helper, Tally(), well=False)
 
-    def _answer(self, helper: _Helper, message: Message) -> None:
+    def _answer(self, helper: Helper, message: Message) -> None:
         if message["do"] == "ready":
             helper.pid = message["pid"]
             self._helpers.add(helper)
@@ -283,7 +232,7 @@ class _PreloadedProcess:
             start.write(orjson.dumps({"settings": dump_settings(settings), "tool_kinds": kinds}))
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Reports that the process runs."""
         return self._process.poll() is None
 

@@ -64,10 +64,7 @@ class InterruptionWatch:
         await self._liveness.listen(CHANNEL, self._notified)
 
     async def guard(self, execution_id: int, work: Coroutine[Any, Any, T], *, epoch: int | None = None) -> T:
-        """Awaits ``work`` on an execution.
-
-        Args:
-            epoch: the epoch that the work drives; None for a single command, whatever the epoch.
+        """Awaits ``work`` on an execution, which drives an ``epoch``; None for a single command, whatever the epoch.
 
         Raises:
             ExecutionCancelledError: the execution was cancelled; the work was cancelled with it.
@@ -75,14 +72,12 @@ class InterruptionWatch:
         """
         if epoch is None and execution_id in self._interrupted:  # possibly since the command was claimed
             await self._refuse(execution_id, work)
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.create_task(work)
         guarded = _Guarded(execution_id, epoch, task)
         self._guarded.add(guarded)
         try:
             if self._poller is None or self._poller.done():
-                self._poller = asyncio.get_running_loop().create_task(
-                    self._poll(), context=log_context.empty()
-                )
+                self._poller = asyncio.create_task(self._poll(), context=log_context.empty())
             if epoch is not None:  # the execution of a command was open when it was claimed, just now
                 await self.open()
                 await self._look([execution_id])
@@ -104,14 +99,14 @@ class InterruptionWatch:
     async def _refuse(self, execution_id: int, work: Coroutine[Any, Any, T]) -> None:
         """Refuses to begin work on a cancelled execution."""
         try:
-            for row in await self._pool.fetch(INTERRUPTIONS, [execution_id]):
-                if row["event_type"] == EventType.EXECUTION_CANCELLED:
-                    raise _cancelled(execution_id, row)
+            rows = await self._pool.fetch(INTERRUPTIONS, [execution_id])
         except DATABASE_AWAY as error:
             logger.warning("cannot look for cancellations just now: %s", error)
-        except ExecutionCancelledError:
-            work.close()
-            raise
+            return
+        for row in rows:
+            if (reason := _interruption(execution_id, None, row)) is not None:
+                work.close()
+                raise reason
 
     def _notified(self, connection: Any, pid: int, channel: str, payload: object) -> None:
         execution_id = str(payload)
@@ -139,22 +134,18 @@ class InterruptionWatch:
         for row in await self._pool.fetch(INTERRUPTIONS, execution_ids):
             for guarded in self._guarded:
                 if guarded.execution_id == row["execution_id"] and guarded.reason is None:
-                    guarded.reason = _interruption(guarded, row)
+                    guarded.reason = _interruption(guarded.execution_id, guarded.epoch, row)
                     if guarded.reason is not None:
                         guarded.task.cancel()
 
 
-def _interruption(guarded: _Guarded, row: Any) -> NoetlError | None:
+def _interruption(execution_id: int, epoch: int | None, row: Any) -> NoetlError | None:
     """Returns the reason why work of an epoch must stop, or None when the event does not concern it."""
     if row["event_type"] == EventType.EXECUTION_CANCELLED:
-        return _cancelled(guarded.execution_id, row)
-    if guarded.epoch is not None and row["epoch"] > guarded.epoch:
+        return ExecutionCancelledError(f"execution {execution_id} was cancelled: {row['error']}")
+    if epoch is not None and row["epoch"] > epoch:
         return ExecutionStateError(
-            f"execution {guarded.execution_id} was resumed elsewhere as epoch {row['epoch']}; "
-            f"this process drove epoch {guarded.epoch} and stops"
+            f"execution {execution_id} was resumed elsewhere as epoch {row['epoch']}; "
+            f"this process drove epoch {epoch} and stops"
         )
     return None
-
-
-def _cancelled(execution_id: int, row: Any) -> ExecutionCancelledError:
-    return ExecutionCancelledError(f"execution {execution_id} was cancelled: {row['error']}")

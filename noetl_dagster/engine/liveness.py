@@ -22,11 +22,7 @@ SELECT EXISTS (
       AND ((classid::bigint << 32) | objid::bigint) = $1 AND application_name = $2)
 """
 
-KEEPALIVE = {
-    "tcp_keepalives_idle": "10",
-    "tcp_keepalives_interval": "5",
-    "tcp_keepalives_count": "3",
-}
+KEEPALIVE = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """A machine that vanishes closes no connection: PostgreSQL finds out, and frees its locks, in half a minute."""
 
 
@@ -46,28 +42,26 @@ class Liveness:
         self._lock = asyncio.Lock()
 
     async def hold(self, execution_id: int) -> None:
-        """Marks the execution as driven by this process until :meth:`close`.
-
-        A repeated call reopens a lost connection, with all its locks and listeners.
-        """
+        """Marks the execution as driven by this process until it is released. Reopens a lost connection."""
         async with self._lock:
             await self._connect()
             if execution_id not in self._held:
-                await self._take(execution_id)
+                await self._connection.execute(_HOLD, execution_id)
+                self._held.add(execution_id)
 
     async def release(self, execution_id: int) -> None:
         """Releases an execution that other processes drive from now on, or that has ended."""
         async with self._lock:
             if execution_id in self._held:
                 self._held.discard(execution_id)
-                if not self._connection.is_closed():
+                if self._is_open:
                     await self._connection.execute(_RELEASE, execution_id)
 
     async def release_all(self) -> None:
         """Releases every execution: this process has driven them to their ends, and continues with others."""
         async with self._lock:
             self._held.clear()
-            if self._connection is not None and not self._connection.is_closed():
+            if self._is_open:
                 await self._connection.execute(_RELEASE_ALL)
 
     async def listen(self, channel: str, callback: Callable[..., None]) -> None:
@@ -78,12 +72,15 @@ class Liveness:
                 self._listeners[channel] = callback
                 await self._connection.add_listener(channel, callback)
 
+    @property
+    def _is_open(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed()
+
     async def _connect(self) -> None:
-        if self._connection is not None and not self._connection.is_closed():
+        if self._is_open:
             return
-        connection = await asyncpg.connect(
-            self._url, server_settings={"application_name": connection_name(own_worker_id()), **KEEPALIVE}
-        )
+        named = {"application_name": connection_name(own_worker_id()), **KEEPALIVE}
+        connection = await asyncpg.connect(self._url, server_settings=named)
         try:
             for known in self._held:
                 await connection.execute(_HOLD, known)
@@ -106,12 +103,8 @@ class Liveness:
 
     async def close(self) -> None:
         """Closes the connection, which releases its locks."""
-        if self._connection is not None and not self._connection.is_closed():
+        if self._is_open:
             await self._connection.close()
-
-    async def _take(self, execution_id: int) -> None:
-        await self._connection.execute(_HOLD, execution_id)
-        self._held.add(execution_id)
 
 
 def connection_name(worker_id: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from noetl_dagster.events.log import EventLog, StoredPlaybook
 from noetl_dagster.events.queries import NEXT_NODE
 from noetl_dagster.events.schema import open_settled_pool
 from noetl_dagster.events.state import ExecutionState
+from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.assets import Key, Partition
 from noetl_dagster.playbook.graph import StepGraph
@@ -36,7 +37,6 @@ from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.worker.chunks import ChunkStreams
 from noetl_dagster.worker.command import CommandEvents
 from noetl_dagster.worker.execution import Execution, PlaybookProgram
-from noetl_dagster.worker.pipeline import Pipeline
 from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.results import ResultWriter
 from noetl_dagster.worker.runner import CommandRunner, Runner
@@ -50,30 +50,52 @@ if TYPE_CHECKING:
 Source = Callable[[int], Awaitable[StoredPlaybook | None]]
 
 
-@dataclass(slots=True)
 class Runtime:
     """The parts of one process, on one event loop. Open it with :meth:`open`, end it with :meth:`close`."""
 
-    settings: Settings
-    pool: asyncpg.Pool
-    ids: Snowflake
-    log: EventLog
-    registered: RegisteredPlaybooks
-    buffer: EventBuffer
-    results: ResultStore
-    box: Toolbox
-    keychain: Keychain
-    commands: CommandEvents
-    heartbeats: Heartbeats
-    runner: CommandRunner
-    streams: ChunkStreams
-    result_writer: ResultWriter
-    spark: SparkSessions | None
     dispatcher: Runner | None = None
     helpers: HelperProcesses | None = None
     partition_of: Callable[[Playbook, dict[str, Any]], Partition | None] | None = None
     find_external: Callable[[Key, str | None], Awaitable[dict[str, Any] | None]] | None = None
-    _programs: dict[tuple[int, frozenset[tuple[str, str]]], PlaybookProgram] = field(default_factory=dict)
+
+    def __init__(
+        self,
+        settings: Settings,
+        pool: asyncpg.Pool,
+        node: int,
+        spark: Callable[[], SparkSession] | None,
+        writer: Callable[[EventLog], EventWriter] | None,
+    ) -> None:
+        self.settings = settings
+        self.pool = pool
+        self.ids = ids = Snowflake(node)
+        self.log = log = EventLog(pool, ids)
+        self.handler = EventHandler(log, settings.command_heartbeat_timeout_seconds)
+        self.registered = RegisteredPlaybooks(pool, ids)
+        self.buffer = buffer = EventBuffer(
+            writer(log) if writer is not None else log,
+            size=settings.event_buffer_size,
+            linger=settings.event_buffer_milliseconds / 1000,
+        )
+        self.results = ResultStore(settings, pool, ids=ids)
+        self.spark = SparkSessions(settings) if spark is None else None
+        self.box = box = Toolbox(
+            settings=settings,
+            results=self.results,
+            credentials=Credentials(settings, pool),
+            clients=Clients(settings),
+            spark=spark or self.spark.get,  # type: ignore[union-attr]
+        )
+        self.keychain = Keychain(box.credentials, box.clients, pool)
+        self.commands = commands = CommandEvents(ids)
+        self.heartbeats = Heartbeats(buffer, commands, settings.command_heartbeat_seconds)
+        self.result_writer = ResultWriter(settings, self.results)
+        self.streams = ChunkStreams(buffer, commands, pool)
+        cleanup = ExternalCleanup(buffer, pool)
+        self.runner = CommandRunner(
+            box, self.result_writer, buffer, commands, self.heartbeats, cleanup, self.streams
+        )
+        self._programs: dict[tuple[int, frozenset[tuple[str, str]]], PlaybookProgram] = {}
 
     @classmethod
     async def open(
@@ -98,60 +120,12 @@ class Runtime:
         assert settings.db_url is not None, "settings without NOETL_DB_URL: fill them with embedded.ensure"
         pool = await open_settled_pool(settings, size=settings.db_pool_size, apply=apply)
         try:
-            return await cls._opened(settings, pool, spark, writer)
+            runtime = cls(settings, pool, await pool.fetchval(NEXT_NODE), spark, writer)
+            await runtime.results.start()
         except BaseException:
             pool.terminate()
             raise
-
-    @classmethod
-    async def _opened(
-        cls,
-        settings: Settings,
-        pool: asyncpg.Pool,
-        spark: Callable[[], SparkSession] | None,
-        writer: Callable[[EventLog], EventWriter] | None,
-    ) -> Runtime:
-        ids = Snowflake(await pool.fetchval(NEXT_NODE))
-        log = EventLog(pool, ids)
-        buffer = EventBuffer(
-            writer(log) if writer is not None else log,
-            size=settings.event_buffer_size,
-            linger=settings.event_buffer_milliseconds / 1000,
-        )
-        results = ResultStore(settings, pool, ids=ids)
-        await results.start()
-        own_spark = SparkSessions(settings) if spark is None else None
-        box = Toolbox(
-            settings=settings,
-            results=results,
-            credentials=Credentials(settings, pool),
-            clients=Clients(settings),
-            spark=spark or own_spark.get,  # type: ignore[union-attr]
-        )
-        commands = CommandEvents(ids)
-        heartbeats = Heartbeats(buffer, commands, settings.command_heartbeat_seconds)
-        result_writer = ResultWriter(settings, results)
-        cleanup = ExternalCleanup(buffer, pool)
-        streams = ChunkStreams(buffer, commands, pool)
-        pipeline = Pipeline(box, result_writer)
-        runner = CommandRunner(box, pipeline, buffer, commands, heartbeats, cleanup, streams)
-        return cls(
-            settings=settings,
-            pool=pool,
-            ids=ids,
-            log=log,
-            registered=RegisteredPlaybooks(pool, ids),
-            buffer=buffer,
-            results=results,
-            box=box,
-            keychain=Keychain(box.credentials, box.clients, pool),
-            commands=commands,
-            heartbeats=heartbeats,
-            runner=runner,
-            streams=streams,
-            result_writer=result_writer,
-            spark=own_spark,
-        )
+        return runtime
 
     async def close(self) -> None:
         """Commits what is buffered and closes every connection."""
@@ -166,26 +140,18 @@ class Runtime:
             self.spark.stop()
 
     async def load(self, execution_id: int) -> Execution:
-        """Reads an execution from the log.
-
-        Raises:
-            ExecutionNotFoundError: the log has no such execution.
-        """
+        """Reads an execution from the log; see :meth:`state`."""
         return await self.assemble(await self.state(execution_id))
 
     async def state(self, execution_id: int, connection: Any = None) -> ExecutionState:
-        """Reads the state of an execution; see :meth:`load`."""
+        """Reads the state of an execution, or raises :class:`ExecutionNotFoundError`."""
         events = await self.log.lifecycle(execution_id, connection=connection)
         if not events:
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
         return ExecutionState.fold(execution_id, events)
 
     async def assemble(self, state: ExecutionState, source: Source | None = None) -> Execution:
-        """Makes an execution from its state.
-
-        Args:
-            source: returns text and path of a playbook by its catalog id; default: from the log.
-        """
+        """Makes an execution from its state; ``source`` returns playbooks by catalog id, by default from the log."""
         program = await self.program(state, source)
         entries = program.playbook.keychain
         keychain = partial(self.keychain.open, entries) if entries else None
@@ -230,28 +196,21 @@ class Runtime:
                 raise ExecutionNotFoundError(
                     f"execution {state.execution_id}: its playbook text {state.catalog_id} is not in the catalog"
                 )
-            program = self._programs[key] = _stored_program(found, state)
-        if program.playbook.settled:
-            own = program.playbook
-            return _program(own.source, own.file, state, workload=state.workload)
+            playbook = _stored_playbook(found, state)
+            program = self._programs[key] = PlaybookProgram(playbook, StepGraph(playbook))
+        own = program.playbook
+        if own.settled:
+            playbook = parse_playbook(
+                own.source, file=own.file, workload=state.workload, renamed=state.renamed
+            )
+            return PlaybookProgram(playbook, StepGraph(playbook))
         return program
 
 
-def _stored_program(found: StoredPlaybook, state: ExecutionState) -> PlaybookProgram:
+def _stored_playbook(found: StoredPlaybook, state: ExecutionState) -> Playbook:
     """Loads the stored model; reads the text only if there is no model that this version understands."""
     file = state.file or "<catalog>"
     if found.model is not None:
-        try:
-            playbook = Playbook.from_stored(found.model, found.content, file=file, renamed=state.renamed)
-        except ValidationError:
-            pass
-        else:
-            return PlaybookProgram(playbook, StepGraph(playbook))
-    return _program(found.content, file, state)
-
-
-def _program(
-    text: str, file: str, state: ExecutionState, *, workload: dict[str, Any] | None = None
-) -> PlaybookProgram:
-    playbook = parse_playbook(text, file=file, workload=workload, renamed=state.renamed)
-    return PlaybookProgram(playbook, StepGraph(playbook))
+        with suppress(ValidationError):
+            return Playbook.from_stored(found.model, found.content, file=file, renamed=state.renamed)
+    return parse_playbook(found.content, file=file, renamed=state.renamed)

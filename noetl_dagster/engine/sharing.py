@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Self
+
+import orjson
 
 Message = dict[str, Any]
 """A message between the driver and a helper process; ``do`` is its kind."""
@@ -24,6 +30,49 @@ CANCELLED = "cancelled"
 """Error that a helper process reports for cancelled work."""
 
 _numbers = count(1)
+
+
+class MessageSocket:
+    """One end of a connection that carries JSON objects, one a line. They are small and few: sending never waits."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def over(cls, connected: socket.socket) -> Self:
+        """Wraps a connected socket."""
+        return cls(*await asyncio.open_unix_connection(sock=connected))
+
+    def send(self, message: Message) -> None:
+        """Sends, or does nothing when the other end is gone: the receiver finds that out."""
+        if not self._writer.is_closing():
+            self._writer.write(orjson.dumps(message) + b"\n")
+
+    async def receive(self) -> Message | None:
+        """Returns the next message, or None when the other end is gone."""
+        try:
+            line = await self._reader.readuntil()
+        except (asyncio.IncompleteReadError, OSError):
+            return None
+        message: Message = orjson.loads(line)
+        return message
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._writer.close()
+
+
+class Helper(MessageSocket):
+    """A helper process, as the driver sees it."""
+
+    pid: int | None = None
+
+    def kill(self) -> None:
+        """Ends the process at once; its items go to others."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,40 +139,63 @@ class Tally:
         return Tally(self.done + other.done, self.failed + other.failed)
 
 
-class ItemSource(Protocol):
-    """The items that one process takes from a shared range."""
+class RemoteItems:
+    """A helper process's item source, which asks the driver for items; the methods are those of `SharedItems`."""
+
+    def __init__(self, driver: MessageSocket, number: int) -> None:
+        self._driver = driver
+        self._number = number
+        self._asked: deque[asyncio.Future[Range | None]] = deque()
+        self._slots = 0
+        self._changed = asyncio.Event()
+        self._stopped = False
+        self._over = False
 
     async def take(self) -> Range | None:
-        """Returns the next items for this process, or None when nothing is left."""
-        ...
+        """Asks the driver for the next items."""
+        if self._stopped or self._over:
+            return None
+        future: asyncio.Future[Range | None] = asyncio.get_running_loop().create_future()
+        self._asked.append(future)
+        self._driver.send({"do": "take", "range": self._number})
+        return await future
 
     def must_end(self) -> bool:
-        """Reports between two items that a coroutine of this process ends, since another process gets its slot."""
-        ...
-
-    async def run(self, work: Work) -> Tally:
-        """Runs as many copies of ``work`` as this process has slots, and waits for the other processes.
-
-        Returns:
-            The counts of the other processes.
-        """
-        ...
+        """Reports that the loop was stopped."""
+        return self._stopped
 
     def stop(self) -> None:
-        """Hands out no more items, to any process."""
-        ...
+        """Stops the loop in all processes."""
+        self._stopped = True
+        self._driver.send({"do": "failed", "range": self._number})
 
+    async def run(self, work: Work) -> Tally:
+        """Works until the driver has nothing more; slots may be added meanwhile."""
+        async with asyncio.TaskGroup() as group:
+            while not self._over and not self._stopped:
+                self._changed.clear()
+                for _ in range(self._slots):
+                    group.create_task(work())
+                self._slots = 0
+                await self._changed.wait()
+        return Tally()
 
-class HelperPeer(Protocol):
-    """A helper process as :class:`SharedItems` uses it."""
-
-    def send(self, message: Message) -> None:
-        """Sends without waiting."""
-        ...
-
-    def kill(self) -> None:
-        """Ends the process at once."""
-        ...
+    def handle(self, message: Message) -> None:
+        """Handles a message of the driver."""
+        match message["do"]:
+            case "work":
+                self._slots += message["slots"]
+            case "over":
+                self._over = True
+            case "stop":
+                self._stopped = True
+            case "items":
+                found = message["items"]
+                self._over = self._over or found is None
+                asked = self._asked.popleft()
+                if not asked.done():  # the coroutine that asked may have been cancelled meanwhile
+                    asked.set_result(None if found is None else Range(**found))
+        self._changed.set()
 
 
 @dataclass(slots=True)
@@ -152,7 +224,7 @@ class SharedItems:
         self._ranges = Ranges(start, stop)
         self._slots = slots
         self._processes = processes
-        self._helpers: dict[HelperPeer, _Assignment] = {}
+        self._helpers: dict[Helper, _Assignment] = {}
         self._tally = Tally()
         self._spare = 0
         self._stopped = False
@@ -176,7 +248,7 @@ class SharedItems:
         return False
 
     async def run(self, work: Work) -> Tally:
-        """Runs the driver's copies of ``work`` until all processes have ended; see :class:`ItemSource`."""
+        """Runs as many copies of ``work`` as this process has slots; returns the counts of all other processes."""
         tasks: set[asyncio.Task[None]] = set()
         self._spare = self._slots - sum(assigned.slots for assigned in self._helpers.values())
         try:
@@ -184,9 +256,15 @@ class SharedItems:
                 tasks |= {asyncio.create_task(work()) for _ in range(self._spare)}
                 self._spare = 0
                 self._changed.clear()
-                if not tasks:
-                    self._dismiss_unused()
-                await self._wait_for_end_of_one(tasks)
+                if not tasks:  # no slot will become free for those that wait for their first
+                    for helper, assigned in self._helpers.items():
+                        if not assigned.slots:
+                            helper.send({"do": "over", "range": self.number})
+                changed = asyncio.create_task(self._changed.wait())
+                try:
+                    await asyncio.wait({*tasks, changed}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    changed.cancel()
                 for task in [task for task in tasks if task.done()]:
                     tasks.discard(task)
                     task.result()
@@ -199,13 +277,6 @@ class SharedItems:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._wait_for_helpers()
-
-    async def _wait_for_end_of_one(self, tasks: set[asyncio.Task[None]]) -> None:
-        changed = asyncio.create_task(self._changed.wait())
-        try:
-            await asyncio.wait({*tasks, changed}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            changed.cancel()
 
     async def _wait_for_helpers(self) -> None:
         """Returns when no helper process works on this range; kills those that take too long."""
@@ -220,12 +291,6 @@ class SharedItems:
                     helper.kill()
                 deadline += CANCEL_SECONDS
 
-    def _dismiss_unused(self) -> None:
-        """Ends the waiting of helper processes for which no slot has become free."""
-        for helper, assigned in self._helpers.items():
-            if not assigned.slots:
-                helper.send({"do": "over", "range": self.number})
-
     def stop(self) -> None:
         """Hands out no more items, to any process."""
         if not self._stopped:
@@ -239,12 +304,8 @@ class SharedItems:
 
     # -- the helper processes' -----------------------------------------------------------------------
 
-    def add_helper(self, helper: HelperPeer, processes: int, *, at_once: bool) -> None:
-        """Lets a helper process work on the range, as one of ``processes``.
-
-        Args:
-            at_once: the driver has not begun yet, so the slots are free.
-        """
+    def add_helper(self, helper: Helper, processes: int, *, at_once: bool) -> None:
+        """Lets a helper process work on the range, as one of ``processes``; ``at_once``: before the driver begins."""
         wanted = self._slots // processes
         if not wanted or not self._ranges or helper in self._helpers or len(self._helpers) >= processes - 1:
             return
@@ -253,19 +314,19 @@ class SharedItems:
         if at_once:
             self._give_slots(helper, assigned, wanted)
 
-    def _give_slots(self, helper: HelperPeer, assigned: _Assignment, number: int) -> None:
+    def _give_slots(self, helper: Helper, assigned: _Assignment, number: int) -> None:
         assigned.wanted -= number
         assigned.slots += number
         helper.send({"do": "work", "range": self.number, "slots": number})
 
-    def send_items(self, helper: HelperPeer) -> None:
+    def send_items(self, helper: Helper) -> None:
         """Answers a helper process that asks for items."""
         found = self._ranges.take(self._processes) if helper in self._helpers else None
         if found is not None:
             self._helpers[helper].taken.append(found)
         helper.send({"do": "items", "range": self.number, "items": None if found is None else asdict(found)})
 
-    def helper_ended(self, helper: HelperPeer, tally: Tally, *, well: bool) -> None:
+    def helper_ended(self, helper: Helper, tally: Tally, *, well: bool) -> None:
         """Counts the work of a helper process. Unless it ended ``well``, its items are handed out again."""
         assigned = self._helpers.pop(helper, None)
         if assigned is None:
@@ -275,3 +336,7 @@ class SharedItems:
             self._ranges.give_back(assigned.taken)
             self._spare += assigned.slots
         self._changed.set()
+
+
+ItemSource = SharedItems | RemoteItems
+"""The items that one process takes from a shared range."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.events.queries import CHILD_OF_COMMAND
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
-from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.catalog import Catalog, names_version
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook
@@ -60,12 +60,10 @@ class Walker:
         async def drive(region: Region) -> None:
             for source in sources[region.name]:
                 await settled[source].wait()
-            runs = execution.state.is_running and incoming(execution, region)
-            if runs and not blocked & sources[region.name]:
-                failure = await self._run_region(execution, region)
-                if failure:
-                    blocked.add(region.name)
-            elif blocked & sources[region.name]:
+            fails = bool(blocked & sources[region.name])
+            if not fails and execution.state.is_running and incoming(execution, region):
+                fails = await self._run_region(execution, region)
+            if fails:
                 blocked.add(region.name)
             settled[region.name].set()
 
@@ -109,32 +107,33 @@ class Children:
         """
         execution = await self._execution(call)
         timeout = call.config.get("timeout")
+        details = {"playbook": {"execution_id": str(execution.id), "path": execution.playbook.metadata.path}}
         try:
             async with asyncio.timeout(float(timeout) if timeout is not None else None):
                 if execution.state.is_running:
                     work = self._walker.run(execution)
                     await self._watch.guard(execution.id, work, epoch=execution.state.epoch)
         except ExecutionCancelledError as error:
-            raise ToolError(
-                f"step {call.step}: child {error}", kind="cancelled", details=_details(execution)
-            ) from None
+            raise ToolError(f"step {call.step}: child {error}", kind="cancelled", details=details) from None
         except TimeoutError:
             await self._lifecycle.cancel(execution.id, f"took longer than its timeout of {timeout} s")
             raise ToolError(
                 f"step {call.step}: child execution {execution.id} took longer than {timeout} s; it was cancelled",
                 kind="timeout",
                 retryable=True,
-                details=_details(execution),
+                details=details,
             ) from None
         state = execution.state
         if state.status is not ExecutionStatus.COMPLETED:
+            ends = sorted(state.latest.values(), key=lambda end: end.event_id, reverse=True)
+            errors = (end.envelope.get("error") for end in ends)
             raise ToolError(
                 f"step {call.step}: child execution {execution.id} of {execution.playbook.name!r} "
                 f"ended {state.status}: {state.error}",
-                kind=_kind_of_failure(state),
-                details=_details(execution),
+                kind=next((error["kind"] for error in errors if error), "unknown"),
+                details=details,
             )
-        return _result(state, call, _details(execution))
+        return _result(state, call, details)
 
     async def _execution(self, call: ToolCall) -> Execution:
         known = await self._runtime.pool.fetchval(CHILD_OF_COMMAND, call.execution_id, call.command_id)
@@ -144,22 +143,20 @@ class Children:
                 return execution
             return await self._lifecycle.resume(known)
         playbook = await self._playbook(call)
+        partition, find = None, self._runtime.partition_of
+        if find is not None and playbook.dagster.partitions:
+            partition = find(playbook, call.input)
         try:
             return await self._lifecycle.create(
                 playbook,
                 call.input,
                 parent=(call.execution_id, call.step),
                 origin={"parent_command": call.command_id, **_outer_iteration(call), **origin_of_child()},
-                partition=self._partition(playbook, call),
+                partition=partition,
             )
         except (PlaybookError, WorkloadError) as error:
             name = playbook.metadata.path
             raise ToolError(f"step {call.step}: child playbook {name!r}: {error}", kind="schema") from error
-
-    def _partition(self, playbook: Playbook, call: ToolCall) -> Partition | None:
-        """Returns the partition that the child's input names, if the playbook has partitions."""
-        find = self._runtime.partition_of
-        return None if find is None or not playbook.dagster.partitions else find(playbook, call.input)
 
     async def _playbook(self, call: ToolCall) -> Playbook:
         path = str(call.config.get("path") or call.config.get("name") or "")
@@ -183,10 +180,9 @@ class Children:
 
     async def _of_folders(self, path: str, call: ToolCall) -> Playbook:
         """Returns the playbook of a file, or else the one that is registered or has run under the path."""
+        own, settings = Path(call.folder), self._runtime.settings
         looked: list[Problem] = []
-        for folder in dict.fromkeys(
-            (Path(call.folder), self._runtime.settings.playbooks_path, *_above(call.folder))
-        ):
+        for folder in dict.fromkeys((own, settings.playbooks_path, *_above(own))):
             try:
                 return Catalog(folder).load(path)
             except PlaybookError as error:
@@ -197,10 +193,10 @@ class Children:
         return found
 
 
-def _above(folder: str) -> list[Path]:
+def _above(folder: Path) -> Sequence[Path]:
     """Returns the folders above one, up to the working folder, which holds more than playbooks."""
-    above, here = Path(folder).resolve().parents, Path.cwd()
-    return list(above[: above.index(here)]) if here in above else []
+    above, here = folder.resolve().parents, Path.cwd()
+    return above[: above.index(here)] if here in above else ()
 
 
 def _outer_iteration(call: ToolCall) -> dict[str, Any]:
@@ -217,17 +213,6 @@ def _outer_iteration(call: ToolCall) -> dict[str, Any]:
     return {"parent_iter": names}
 
 
-def _kind_of_failure(state: ExecutionState) -> ErrorKind:
-    """Returns the kind of the child's last failure."""
-    ends = sorted(state.latest.values(), key=lambda end: end.event_id, reverse=True)
-    errors = (end.envelope.get("error") for end in ends)
-    return next((error["kind"] for error in errors if error), "unknown")
-
-
-def _details(execution: Execution) -> dict[str, Any]:
-    return {"playbook": {"execution_id": str(execution.id), "path": execution.playbook.metadata.path}}
-
-
 def _result(state: ExecutionState, call: ToolCall, details: dict[str, Any]) -> ToolResult:
     """Returns the result of ``return_step``, or else of the step that ended last."""
     wanted = call.config.get("return_step")
@@ -238,21 +223,16 @@ def _result(state: ExecutionState, call: ToolCall, details: dict[str, Any]) -> T
             kind="not_found",
             details=details,
         )
+    envelope: Envelope = {"data": None}
     if wanted is not None:
-        envelope: Envelope = state.latest[wanted].envelope
-    else:
-        last = max(state.latest.values(), key=lambda end: end.event_id, default=None)
-        envelope = last.envelope if last is not None else {"data": None}
+        envelope = state.latest[wanted].envelope
+    elif state.latest:
+        envelope = max(state.latest.values(), key=lambda end: end.event_id).envelope
     if "ref" in envelope:
         return ToolResult(ref=envelope["ref"], details=details)
+    data = envelope.get("data")
     if "results" in envelope and "data" not in envelope:
-        return ToolResult(data=_loop_data(envelope), details=details)
-    return ToolResult(data=envelope.get("data"), details=details)
-
-
-def _loop_data(envelope: Envelope) -> dict[str, Any]:
-    results = [item.get("data", item) for item in envelope["results"]]
-    return {key: envelope.get(key) for key in ("total", "done", "failed")} | {
-        "results": results,
-        "data": results,
-    }
+        results = [item.get("data", item) for item in envelope["results"]]
+        counts = {key: envelope.get(key) for key in ("total", "done", "failed")}
+        data = {**counts, "results": results, "data": results}
+    return ToolResult(data=data, details=details)

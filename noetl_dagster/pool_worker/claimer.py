@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.ids import Snowflake
-from noetl_dagster.pool_worker.control import ControlPlane
-from noetl_dagster.pool_worker.executions import Executions
+from noetl_dagster.pool_worker.control import ControlPlane, Executions
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.worker.context import MOST_AT_ONCE, Grant
 
@@ -87,12 +86,7 @@ class Claimer:
         self._closing = False
         self._releasing = asyncio.Lock()
         self._exhausted: set[str] = set()
-        self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def tasks(self) -> Sequence[asyncio.Task[None]]:
-        """Its tasks, which run until it is closed."""
-        return self._tasks
+        self.tasks: list[asyncio.Task[None]] = []
 
     @property
     def active(self) -> int:
@@ -111,13 +105,13 @@ class Claimer:
 
     def capacity(self, tool_kind: str) -> int:
         """Returns how many further commands of a tool kind may start now."""
-        return self.free if tool_kind not in self._limits else min(self.free, self._left(tool_kind))
+        left = self._left(tool_kind) if tool_kind in self._limits else self.free
+        return max(min(self.free, left), 0)
 
     def open(self) -> None:
         """Starts to claim."""
         self._woken.set()
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work()) for work in (self._claim, self._release_late)]
+        self.tasks = [asyncio.create_task(work()) for work in (self._claim, self._release_late)]
 
     def wake(self) -> None:
         """Claims soon, because commands wait in the queue."""
@@ -154,7 +148,7 @@ class Claimer:
         self._closing = True
         if self._claiming is not None:  # its answer must not arrive after the release
             await asyncio.wait({self._claiming}, timeout=ANSWER_SECONDS)
-        await cancel_and_wait(*self._tasks)
+        await cancel_and_wait(*self.tasks)
         not_started = [one.event_id for one in self._claimed]
         self._claimed.clear()
         await self._release(not_started + self._pending_ids)

@@ -1,67 +1,34 @@
-"""The synchronous requests of a worker to the control plane: over HTTP, or by function call."""
+"""A worker's requests to the control plane, over HTTP or by function call, and its cache of executions."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from noetl_dagster.engine.pool.claims import Claims
+from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.buffer import RETRYABLE
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.log import EventLog, StoredPlaybook
+from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.transport.capacity import WorkerReport, put_worker
 from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.wire import EventMessage, kept_event
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import DEFAULT_POOL
-from noetl_dagster.worker.context import Batch
+from noetl_dagster.worker.context import Batch, Grant
+from noetl_dagster.worker.execution import Execution
 
 RELEASE_SECONDS = 5.0
 """A stopping worker waits no longer for the control plane: its claims expire anyway."""
 
+MOST_CACHED = 64
+
 _PATIENCE = RetryLimits(RETRYABLE, seconds=300.0)
-
-
-class ControlPlane(Protocol):
-    """The synchronous half of the protocol (docs/protocol.md)."""
-
-    async def register(self, report: WorkerReport) -> None:
-        """Makes a worker known."""
-        ...
-
-    async def claim(
-        self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], known: Mapping[int, str]
-    ) -> Batch:
-        """Claims as many commands as there are ids, or fewer; claiming again with the same ids changes nothing.
-
-        Args:
-            limits: maximum of commands by tool kind, for kinds with a limit.
-            known: versions of executions whose states the worker has.
-        """
-        ...
-
-    async def release(self, worker_id: str, event_ids: Sequence[int]) -> None:
-        """Releases claims that were not begun."""
-        ...
-
-    async def report(self, report: WorkerReport) -> None:
-        """Writes a report, unless the API does it."""
-        ...
-
-    async def lifecycle(self, execution_id: int) -> list[Event]:
-        """Returns the events that the state of an execution is folded from, in order."""
-        ...
-
-    async def source(self, catalog_id: int) -> StoredPlaybook | None:
-        """Returns a playbook that was run."""
-        ...
-
-    async def close(self) -> None:
-        """Closes connections."""
-        ...
 
 
 class DirectControl:
@@ -84,33 +51,36 @@ class DirectControl:
         self._pool = pool
         self._claims = Claims(log.pool, lease_seconds)
 
-    async def register(self, report: WorkerReport) -> None:
-        """Writes the first report."""
-        await put_worker(self._log.pool, report)
-
-    async def claim(
-        self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], known: Mapping[int, str]
-    ) -> Batch:
-        """Claims commands; the worker loads states itself."""
-        claim = partial(self._claims.claim, worker_id, event_ids, limits, self._pool)
-        return Batch.model_validate_json(self._claims.answer(await with_retries(claim, _PATIENCE)))
-
     async def report(self, report: WorkerReport) -> None:
         """Writes a report."""
         await put_worker(self._log.pool, report)
 
+    register = report
+
+    async def claim(
+        self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], known: Mapping[int, str]
+    ) -> Batch:
+        """Claims as many commands as there are ids, or fewer; claiming again with the same ids changes nothing.
+
+        Args:
+            limits: maximum of commands by tool kind, for kinds with a limit.
+            known: versions of executions whose states the worker has; here it loads the others itself.
+        """
+        claim = partial(self._claims.claim, worker_id, event_ids, limits, self._pool)
+        return Batch.model_validate_json(self._claims.answer(await with_retries(claim, _PATIENCE)))
+
     async def release(self, worker_id: str, event_ids: Sequence[int]) -> None:
-        """Releases claims and announces the commands to all."""
+        """Releases claims that were not begun, and announces the commands to all."""
         queued = await self._claims.release(worker_id, event_ids)
         if queued:
             await self._announce(queued)
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
-        """Reads the events from the log."""
+        """Returns the events that the state of an execution is folded from, in order."""
         return await self._log.lifecycle(execution_id)
 
     async def source(self, catalog_id: int) -> StoredPlaybook | None:
-        """Reads the playbook from the catalog."""
+        """Returns a playbook that was run."""
         return await self._log.source(catalog_id)
 
     async def close(self) -> None:
@@ -118,7 +88,7 @@ class DirectControl:
 
 
 class HttpControl:
-    """Over the HTTP API, for a worker of a pool."""
+    """Over the HTTP API, for a worker of a pool; the methods are those of :class:`DirectControl`."""
 
     def __init__(self, client: ApiClient, pool: str = DEFAULT_POOL) -> None:
         self._client = client
@@ -149,8 +119,7 @@ class HttpControl:
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
         """Fetches the events of an execution."""
-        path = f"/api/executions/{execution_id}/lifecycle"
-        response = await self._client.request("GET", path)
+        response = await self._client.request("GET", f"/api/executions/{execution_id}/lifecycle")
         if response.status == 404:
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
         return [kept_event(EventMessage.model_validate(one)) for one in response.checked().json()["events"]]
@@ -169,3 +138,60 @@ class HttpControl:
 
     def _request(self, worker_id: str, event_ids: Sequence[int]) -> dict[str, object]:
         return {"worker_id": worker_id, "event_ids": [str(one) for one in event_ids], "pool": self._pool}
+
+
+ControlPlane = DirectControl | HttpControl
+
+
+class Executions:
+    """A worker's cache of executions: each is loaded once per version, however many of its commands run at once."""
+
+    def __init__(self, runtime: Runtime, control: ControlPlane) -> None:
+        self._runtime = runtime
+        self._control = control
+        self._known: OrderedDict[int, tuple[str, asyncio.Task[Execution]]] = OrderedDict()
+
+    def known(self) -> dict[int, str]:
+        """Returns the versions of the cached executions: the answer to a claim omits their states."""
+        return {execution_id: version for execution_id, (version, _) in self._known.items()}
+
+    def learn(self, execution_id: int, version: str, events: Sequence[Event]) -> None:
+        """Stores the state that came with a claim."""
+        if self._loading(execution_id, version) is None:
+            self._load(execution_id, version, events)
+
+    async def of(self, grant: Grant) -> Execution:
+        """Returns the execution in the version in which the command was claimed.
+
+        Raises:
+            NoetlError: it cannot be loaded, or its playbook is invalid.
+        """
+        loading = self._loading(grant.execution_id, grant.state_version)
+        if loading is None:
+            loading = self._load(grant.execution_id, grant.state_version)
+        self._known.move_to_end(grant.execution_id)
+        return await asyncio.shield(loading)
+
+    def _loading(self, execution_id: int, version: str) -> asyncio.Task[Execution] | None:
+        """Returns the task that loads or has loaded a version; None if there is none, or it has failed."""
+        known, loading = self._known.get(execution_id, ("", None))
+        if loading is None or known != version:
+            return None
+        failed = loading.done() and (loading.cancelled() or loading.exception() is not None)
+        return None if failed else loading
+
+    def _load(
+        self, execution_id: int, version: str, events: Sequence[Event] | None = None
+    ) -> asyncio.Task[Execution]:
+        loading = asyncio.create_task(self._assemble(execution_id, events))
+        self._known[execution_id] = (version, loading)
+        self._known.move_to_end(execution_id)
+        while len(self._known) > MOST_CACHED:
+            self._known.popitem(last=False)
+        return loading
+
+    async def _assemble(self, execution_id: int, events: Sequence[Event] | None) -> Execution:
+        if events is None:
+            events = await self._control.lifecycle(execution_id)
+        state = ExecutionState.fold(execution_id, events)
+        return await self._runtime.assemble(state, self._control.source)

@@ -25,13 +25,12 @@ from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.nats import NatsClient, connect
 from noetl_dagster.events.transport.nats_transport import open_transport
 from noetl_dagster.pool_worker.claimer import Claimer
-from noetl_dagster.pool_worker.control import ControlPlane, DirectControl, HttpControl
-from noetl_dagster.pool_worker.executions import Executions
+from noetl_dagster.pool_worker.control import ControlPlane, DirectControl, Executions, HttpControl
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.worker.command import Command, Outcome, own_worker_id
-from noetl_dagster.worker.context import Grant
+from noetl_dagster.worker.context import CommandContext, Grant
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.runner import Call
 
@@ -54,7 +53,7 @@ class PoolWorker:
         self._liveness = Liveness(settings.db_url, runtime.pool)
         self._watch = InterruptionWatch(runtime.pool, self._liveness)
         self._control = control
-        self._client = client
+        self.client = client
         self._broadcast = client.names.broadcast(settings.worker_pool)
         self._slots = settings.worker_slots
         self._status = "ready"
@@ -78,11 +77,7 @@ class PoolWorker:
         """Connects to the services that a worker needs.
 
         NATS announces commands. Claims and contexts use HTTP, or the database with ``NOETL_EVENT_TRANSPORT=direct``;
-        events use the transport of that setting. Every worker reads and writes rows of ``noetl.result_ref`` and stored
-        credentials in the database, and receives cancellations from it.
-
-        Raises:
-            ServiceError: NATS or the database cannot be reached.
+        events use the transport of that setting. Results, stored credentials and cancellations need the database.
         """
         worker_id = worker_id or own_worker_id()
         client = await connect(settings, f"worker {worker_id}")
@@ -107,26 +102,21 @@ class PoolWorker:
         return cls(runtime, control, client, worker_id)
 
     @property
-    def client(self) -> NatsClient:
-        """Its connection to NATS."""
-        return self._client
-
-    @property
     def active(self) -> int:
         """Commands that run now."""
         return self._claims.active
 
     def report(self) -> WorkerReport:
         """Returns its capacity, as it is sent with every heartbeat."""
-        settings = self._runtime.settings
+        settings, capacity = self._runtime.settings, self._claims.capacity
         return WorkerReport(
             worker_id=self.worker_id,
             status=self._status,
             pool=settings.worker_pool,
             slots=self._slots,
-            available_slots=max(self._claims.capacity(""), 0),
+            available_slots=capacity(""),
             active_tasks=self.active,
-            tool_pools={kind: max(self._claims.capacity(kind), 0) for kind in settings.worker_tool_pools},
+            tool_pools={kind: capacity(kind) for kind in settings.worker_tool_pools},
             interval=settings.worker_heartbeat_seconds,
             since=self._since,
             meta={"host": socket.gethostname(), "transport": settings.event_transport.value},
@@ -140,17 +130,13 @@ class PoolWorker:
         return None
 
     async def run(self, stop: asyncio.Event, begun: Callable[[], None] = lambda: None) -> None:
-        """Works until ``stop`` is set; then claims nothing more and lets running commands end.
-
-        Args:
-            begun: called as soon as it claims commands.
-        """
+        """Works until ``stop`` is set; then lets running commands end. Calls ``begun`` when it begins to claim."""
         await self._watch.open()
         if not await self._register(stop):
             return
-        for subject in (self._broadcast, self._client.names.targeted(self.worker_id)):
-            await self._client.subscribe(subject, cb=self._announced)
-        await self._client.subscribe(f"{self._client.names.capacity}.report.now", cb=self._report_now)
+        for subject in (self._broadcast, self.client.names.targeted(self.worker_id)):
+            await self.client.subscribe(subject, cb=self._announced)
+        await self.client.subscribe(f"{self.client.names.capacity}.report.now", cb=self._send_report)
         self._claims.open()
         tasks = self._tasks = [asyncio.create_task(self._keep_reporting())]
         tasks += [asyncio.create_task(self._serve()) for _ in range(self._slots)]
@@ -163,14 +149,13 @@ class PoolWorker:
 
     async def _register(self, stop: asyncio.Event) -> bool:
         """Registers; returns False if it is stopped before the control plane has answered."""
-        registering = asyncio.ensure_future(self._control.register(self.report()))
-        stopping = asyncio.ensure_future(stop.wait())
+        registering = asyncio.create_task(self._control.register(self.report()))
+        stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait((registering, stopping), return_when=asyncio.FIRST_COMPLETED)
             if registering.done():
                 await registering
-                return True
-            return False
+            return registering.done()
         finally:
             await cancel_and_wait(registering, stopping)
 
@@ -179,7 +164,7 @@ class PoolWorker:
         self._claims.wake()
         if message.subject != self._broadcast and self._claims.free <= 0:
             with contextlib.suppress(nats.errors.Error, OSError):
-                await self._client.publish(self._broadcast, message.data)
+                await self.client.publish(self._broadcast, message.data)
 
     async def close(self) -> None:
         """Sends remaining events and closes every connection."""
@@ -187,7 +172,7 @@ class PoolWorker:
         with contextlib.suppress(nats.errors.Error, *DATABASE_AWAY):
             await self._control.report(self.report())
             await self._send_report()
-            await self._client.flush(timeout=2)
+            await self.client.flush(timeout=2)
         await self._watch.close()
         await self._liveness.close()
         await self._runtime.close()
@@ -195,7 +180,7 @@ class PoolWorker:
         if isinstance(writer, TransportWriter):
             await writer.transport.close()
         await self._control.close()
-        await self._client.close()
+        await self.client.close()
 
     async def _drain(self) -> None:
         self._status = "draining"
@@ -230,33 +215,30 @@ class PoolWorker:
                 self._changed.set()
 
     async def _run_granted(self, grant: Grant) -> None:
+        context, runtime = grant.context, self._runtime
         try:
             execution = await self._executions.of(grant)
-            command = await self._command(grant)
+            item = context.item
+            if context.item_ref is not None:
+                item = await runtime.results.get(context.item_ref)
         except NoetlError as error:
             failed = Outcome(error_envelope(error))
-            command = grant.context.command(grant.execution_id, None)
-            await self._runtime.buffer.append([self._runtime.commands.ended(command, failed)])
+            command = context.command(grant.execution_id, None)
+            await runtime.buffer.append([runtime.commands.ended(command, failed)])
             return
         try:
-            await self._watch.guard(execution.id, self._run(execution, command, grant))
+            await self._watch.guard(
+                execution.id, self._run(execution, context.command(execution.id, item), context)
+            )
         except ExecutionCancelledError as error:  # the cancellation has ended the command in the log
             logger.info("command %s stops: %s", grant.command_id, error)
 
-    async def _run(self, execution: Execution, command: Command, grant: Grant) -> None:
-        context = grant.context
+    async def _run(self, execution: Execution, command: Command, context: CommandContext) -> None:
         if context.ctx is not None:
             execution = replace(execution, state=replace(execution.state, ctx=context.ctx))
-        program = execution.step(command.step, command.visit)
-        call = Call(execution, program, command, dict(context.values), is_final=lambda _: context.final)
+        visit = execution.visit(command.step, command.visit)
+        call = Call(visit, command, dict(context.values), is_final=lambda _: context.final)
         await self._runtime.runner.run(call, claimed=True)
-
-    async def _command(self, grant: Grant) -> Command:
-        context = grant.context
-        item = context.item
-        if context.item_ref is not None:
-            item = await self._runtime.results.get(context.item_ref)
-        return context.command(grant.execution_id, item)
 
     async def _keep_reporting(self) -> None:
         """Reports at every interval and, over NATS only, soon after each change."""
@@ -264,8 +246,7 @@ class PoolWorker:
         clock = asyncio.get_running_loop().time
         written, status = -interval, ""
         while True:
-            with contextlib.suppress(nats.errors.Error, OSError):
-                await self._send_report()
+            await self._send_report()
             if clock() >= written + interval or self._status != status:
                 written, status = clock(), self._status
                 with contextlib.suppress(*DATABASE_AWAY):
@@ -277,9 +258,6 @@ class PoolWorker:
                     await self._changed.wait()
                     await asyncio.sleep(min(CHANGE_SECONDS, interval))
 
-    async def _send_report(self) -> None:
-        await publish_report(self._client, self.report())
-
-    async def _report_now(self, message: Msg) -> None:
+    async def _send_report(self, request: Msg | None = None) -> None:
         with contextlib.suppress(nats.errors.Error, OSError):
-            await self._send_report()
+            await publish_report(self.client, self.report())

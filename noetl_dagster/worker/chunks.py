@@ -21,6 +21,12 @@ from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.tools.base import Chunk, ToolCall
 from noetl_dagster.worker.command import Command, CommandEvents
 
+LEFT_OUT = "skipped"
+"""Status of a chunk of which the consuming step makes none."""
+
+StreamKey = tuple[int, str, int]
+"""Execution, step and visit, which have one stream of chunks."""
+
 
 class ChunkStream:
     """Counts the chunks between a step and its consumers, in the process that drives both. The log has the chunks.
@@ -29,7 +35,8 @@ class ChunkStream:
         room: by consuming step, how many chunks may wait for it or be in work.
     """
 
-    def __init__(self, room: Mapping[str, int]) -> None:
+    def __init__(self, key: StreamKey, room: Mapping[str, int]) -> None:
+        self.key = key
         self.has_ended = False
         self.has_failed = False
         self.has_consumers = False
@@ -84,13 +91,6 @@ class ChunkStream:
         self._changed = asyncio.Event()
 
 
-LEFT_OUT = "skipped"
-"""Status of a chunk of which the consuming step makes none."""
-
-StreamKey = tuple[int, str, int]
-"""Execution, step and visit, which have one stream of chunks."""
-
-
 @dataclass(slots=True)
 class _PublishingCommand:
     """A command whose tool may publish chunks: in its last task, whose result is the step's.
@@ -120,26 +120,23 @@ class ChunkStreams:
         self._open: dict[StreamKey, list[ChunkStream]] = {}
         self._running: dict[str, _PublishingCommand] = {}
 
-    async def open(self, key: StreamKey, room: Mapping[str, int]) -> ChunkStream:
-        """Opens the stream of a visit whose chunks are consumed in this process; see :class:`ChunkStream`.
+    @contextmanager
+    def open(self, key: StreamKey, room: Mapping[str, int]) -> Iterator[ChunkStream]:
+        """Opens the stream of a visit for consumers in this process. Each driver of a visit has a stream of its own."""
+        stream = ChunkStream(key, room)
+        streams = self._open.setdefault(key, [])
+        streams.append(stream)
+        try:
+            yield stream
+        finally:
+            streams.remove(stream)
+            if not streams:
+                del self._open[key]
 
-        A process that follows another driver of the visit has a stream of its own, with the same chunks.
-        """
-        stream = ChunkStream(room)
-        self._open.setdefault(key, []).append(stream)
-        return stream
-
-    async def refresh(self, key: StreamKey, stream: ChunkStream) -> None:
+    async def refresh(self, stream: ChunkStream) -> None:
         """Adds all chunks in the log to a stream; another driver may have written them."""
-        for number in await self.iterations(key):
+        for number in await self.iterations(stream.key):
             stream.add(number)
-
-    def close(self, key: StreamKey, stream: ChunkStream) -> None:
-        """Ends the consumption of a stream."""
-        streams = self._open[key]
-        streams.remove(stream)
-        if not streams:
-            del self._open[key]
 
     def of(self, key: StreamKey) -> ChunkStream | None:
         """Returns the stream of a visit whose chunks this process consumes: of several drivers', the one that works."""
@@ -161,14 +158,14 @@ class ChunkStreams:
     def wanted(self, call: ToolCall) -> bool:
         """Reports that a step consumes the chunks of a call."""
         running = self._of_call(call)
-        return running is not None and stream_key(running.command) in self._open
+        return running is not None and running.command.visit_key in self._open
 
     async def told(self, call: ToolCall) -> Sequence[Chunk]:
         """Returns the chunks that a call resumes after: chunks that a step may have consumed, or the call's own."""
         running = self._of_call(call)
         if running is None:
             return ()
-        rows = await self._pool.fetch(CHUNKS_TOLD, *_parameters(stream_key(running.command)), running.ended)
+        rows = await self._pool.fetch(CHUNKS_TOLD, *_parameters(running.command.visit_key), running.ended)
         if not rows:
             return ()
         first = rows[0]
@@ -176,7 +173,15 @@ class ChunkStreams:
         if not own and not self.wanted(call):
             return ()
         running.first = first["chunk_index"]
-        return [_chunk(row, running.first) for row in rows]
+        return [
+            Chunk(
+                row["chunk_index"] - running.first,
+                ResultRef.model_validate(row["result"]["reference"]),
+                row["context"]["position"],
+                row["has_more"],
+            )
+            for row in rows
+        ]
 
     async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
         """Publishes chunks of a call; returns when there is room for another one."""
@@ -189,8 +194,8 @@ class ChunkStreams:
             meta = {"chunk_index": number, "has_more": chunk.more, "row_count": chunk.ref.rows}
             kept = {"position": chunk.position, "ended": running.ended}
             kept |= {} if chunk.index else {"call": _call_digest(call)}
-            envelope: Envelope = {"status": OK, "ref": chunk.ref}
-            events.append(self._events.partial(running.command, envelope, meta, kept))
+            result = {"status": OK, "ref": chunk.ref}
+            events.append(self._events.partial(running.command, result, meta, kept))
             if not chunk.more:
                 running.ended, running.first = running.ended + 1, number + 1
         await self._publish(running.command, events)
@@ -225,7 +230,7 @@ class ChunkStreams:
     async def _publish(self, command: Command, events: Sequence[Event]) -> None:
         """Writes chunks to the log at once, and returns when there is room for another one."""
         await self._buffer.append(events)
-        streams = tuple(self._open.get(stream_key(command), ()))
+        streams = tuple(self._open.get(command.visit_key, ()))
         for stream in streams:
             for event in events:
                 stream.add(event.meta["chunk_index"])
@@ -234,19 +239,9 @@ class ChunkStreams:
                 await stream.changed()
 
 
-def stream_key(command: Command) -> StreamKey:
-    """Returns the key of the stream of a command's chunks."""
-    return command.execution_id, command.step, command.visit
-
-
 def _parameters(key: StreamKey) -> tuple[int, str, str]:
     execution_id, step, visit = key
     return execution_id, step, str(visit)
-
-
-def _chunk(row: Any, first: int) -> Chunk:
-    ref = ResultRef.model_validate(row["result"]["reference"])
-    return Chunk(row["chunk_index"] - first, ref, row["context"]["position"], row["has_more"])
 
 
 def _call_digest(call: ToolCall) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.events.envelopes import OK, Envelope, error_envelope, to_result
+from noetl_dagster.events.envelopes import OK, Envelope, error_envelope, from_result, to_result
 from noetl_dagster.events.ids import Snowflake, command_id
 from noetl_dagster.events.types import Event, EventType
 
@@ -84,9 +85,9 @@ class Command:
         )
 
     @property
-    def shard_id(self) -> str:
-        """Name of the shard: the same in every attempt."""
-        return f"{self.loop_id}-{self.index}"
+    def visit_key(self) -> tuple[int, str, int]:
+        """Execution, step and visit."""
+        return self.execution_id, self.step, self.visit
 
     def meta(self) -> dict[str, Any]:
         """Returns the part of an event's meta that identifies the command."""
@@ -95,7 +96,7 @@ class Command:
             meta["loop_id"] = self.loop_id
             meta["iter_index"] = self.index
         if self.shard:
-            meta["shard_id"] = self.shard_id
+            meta["shard_id"] = f"{self.loop_id}-{self.index}"  # the same in every attempt
             meta["shard_attempt"] = self.attempt
             meta["iter_key"] = self.iter_key if self.iter_key is not None else str(self.index)
         if self.part:
@@ -129,10 +130,22 @@ class Outcome:
     sink: PartPlace | None = None
     reached: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, end: Mapping[str, Any]) -> Outcome:
+        """Reads the ``result`` and ``context`` of a command's end in the log."""
+        context = end["context"] or {}
+        patches = [(path, value) for path, value in context.get("patches", ())]
+        return cls(
+            from_result(end["result"]),
+            patches,
+            step_values=context.get("step", {}),
+            values=context.get("iter", {}),
+        )
+
     @property
     def failed(self) -> bool:
         """Reports a failure."""
-        return bool(self.envelope["status"] != "ok")
+        return bool(self.envelope["status"] != OK)
 
     @property
     def error(self) -> str | None:
@@ -149,25 +162,24 @@ class CommandEvents:
 
     def issued(self, command: Command, tool_kind: str) -> Event:
         """Makes ``command.issued``."""
-        context = {"overrides": command.overrides} if command.overrides else None
-        meta = command.meta()
+        event = self._event(command, EventType.COMMAND_ISSUED, "PENDING")
+        event.node_type = tool_kind
         if command.not_before:
-            meta["not_before"] = command.not_before
-        event = self._event(command, EventType.COMMAND_ISSUED, "PENDING", meta, node_type=tool_kind)
-        event.context = context
+            event.meta["not_before"] = command.not_before
+        if command.overrides:
+            event.context = {"overrides": command.overrides}
         return event
 
-    def claimed(self, command: Command, claim: int = 1) -> Event:
-        """Makes ``command.claimed``; ``claim`` counts the claims of the command."""
-        meta = command.meta()
-        if claim > 1:
-            meta["claim"] = claim
-        return self._event(command, EventType.COMMAND_CLAIMED, "RUNNING", meta, worker=True)
+    def claimed(self, command: Command) -> Event:
+        """Makes ``command.claimed``."""
+        return self._event(command, EventType.COMMAND_CLAIMED, "RUNNING", by_worker=True)
 
     def heartbeat(self, command: Command, note: str = "") -> Event:
         """Makes ``command.heartbeat``. ``note`` describes the command's progress."""
-        meta = command.meta() | ({"note": note} if note else {})
-        return self._event(command, EventType.COMMAND_HEARTBEAT, "RUNNING", meta, worker=True)
+        event = self._event(command, EventType.COMMAND_HEARTBEAT, "RUNNING", by_worker=True)
+        if note:
+            event.meta["note"] = note
+        return event
 
     def partial(
         self,
@@ -176,15 +188,10 @@ class CommandEvents:
         chunk: dict[str, Any],
         context: dict[str, Any] | None = None,
     ) -> Event:
-        """Makes ``call.partial``: a chunk of the command's result, before the result is complete.
-
-        Args:
-            chunk: its ``chunk_index``, ``has_more`` and ``row_count``.
-            context: the position from which the command resumes after it.
-        """
-        meta = command.meta() | chunk
+        """Makes ``call.partial``: a chunk of the result; its command resumes after it from ``context``."""
         status = "FAILED" if envelope["status"] != OK else "COMPLETED"
-        event = self._event(command, EventType.CALL_PARTIAL, status, meta, worker=True)
+        event = self._event(command, EventType.CALL_PARTIAL, status, by_worker=True)
+        event.meta |= chunk
         event.result, event.context = to_result(envelope), context
         return event
 
@@ -194,25 +201,18 @@ class CommandEvents:
             type_ = EventType.LOOP_SHARD_FAILED if outcome.failed else EventType.LOOP_SHARD_DONE
         else:
             type_ = EventType.COMMAND_FAILED if outcome.failed else EventType.COMMAND_COMPLETED
-        meta = command.meta()
+        event = self._event(command, type_, "FAILED" if outcome.failed else "COMPLETED", by_worker=True)
         if outcome.tasks:
-            meta["tasks"] = outcome.tasks
+            event.meta["tasks"] = outcome.tasks
         if outcome.sink is not None:
-            meta["sink"] = outcome.sink.model_dump(mode="json", exclude_defaults=True)
+            event.meta["sink"] = outcome.sink.model_dump(mode="json", exclude_defaults=True)
         if outcome.failed:
-            meta["final"] = final and not command.part
-        meta |= outcome.reached
-        status = "FAILED" if outcome.failed else "COMPLETED"
-        event = self._event(command, type_, status, meta, worker=True)
-        event.result = to_result(outcome.envelope)
-        event.error = outcome.error
+            event.meta["final"] = final and not command.part
+        event.meta |= outcome.reached
+        event.result, event.error = to_result(outcome.envelope), outcome.error
         event.duration = outcome.duration
-        if outcome.patches:
-            event.context = {"patches": outcome.patches}
-        if outcome.values:
-            event.context = {**(event.context or {}), "iter": outcome.values}
-        if outcome.step_values:
-            event.context = {**(event.context or {}), "step": outcome.step_values}
+        context = {"patches": outcome.patches, "iter": outcome.values, "step": outcome.step_values}
+        event.context = {name: values for name, values in context.items() if values} or None
         return event
 
     def cancelled(self, command: Command, reason: str) -> Event:
@@ -226,46 +226,36 @@ class CommandEvents:
 
     def shard_ended(self, last: Command, outcome: Outcome) -> Event:
         """Makes the end of a shard of several commands, once for the ``last`` of them."""
-        event = self.ended(
-            replace(last, part=False), replace(outcome, tasks=[], values={}, sink=None, reached={})
-        )
+        whole = replace(outcome, tasks=[], values={}, sink=None, reached={})
+        event = self.ended(replace(last, part=False), whole)
         event.meta["command_id"] = f"{last.command_id}/shard"
         return event
 
     def sequence(self, command: Command, outcome: Outcome, attempts: int) -> Event:
         """Makes ``retry_sequence_completed``: the result of all attempts together, after the last of them."""
-        meta = {**command.meta(), "total_attempts": attempts}
-        event = self._event(command, EventType.RETRY_SEQUENCE_COMPLETED, "COMPLETED", meta)
+        event = self._event(command, EventType.RETRY_SEQUENCE_COMPLETED, "COMPLETED")
+        event.meta["total_attempts"] = attempts
         event.result = to_result(outcome.envelope)
         event.context = {"patches": outcome.patches} if outcome.patches else None
         return event
 
-    def item(self, command: Command) -> Event:
-        """Makes ``loop.item`` or, for a fan-out, ``loop.shard.enqueued``."""
+    def item(self, command: Command, current_item: Any = None) -> Event:
+        """Makes ``loop.item`` or, for a fan-out, ``loop.shard.enqueued``; ``current_item`` is for people to read."""
         type_ = EventType.LOOP_SHARD_ENQUEUED if command.shard else EventType.LOOP_ITEM
-        meta = command.meta()
-        return self._event(command, type_, "dispatched", meta, node_type="loop")
+        event = self._event(command, type_, "dispatched")
+        event.node_type, event.current_item = "loop", current_item
+        return event
 
-    def _event(
-        self,
-        command: Command,
-        type_: EventType,
-        status: str,
-        meta: dict[str, Any],
-        *,
-        node_type: str | None = None,
-        worker: bool = False,
-    ) -> Event:
+    def _event(self, command: Command, type_: EventType, status: str, *, by_worker: bool = False) -> Event:
         return Event(
             execution_id=command.execution_id,
             event_id=self._ids.next(),
             event_type=type_,
             node_name=command.step,
-            node_type=node_type,
             status=status,
             catalog_id=command.catalog_id,
             parent_execution_id=command.parent_execution_id,
-            meta=meta,
+            meta=command.meta(),
             current_index=command.index,
-            worker_id=self.worker_id if worker else None,
+            worker_id=self.worker_id if by_worker else None,
         )

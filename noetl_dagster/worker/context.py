@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -76,17 +77,7 @@ class Shared(NamedTuple):
     @classmethod
     def of(cls, command: Command, *, final: bool = True) -> Shared:
         """Returns the shared part of a command's context."""
-        return cls(
-            command.step,
-            command.visit,
-            command.length,
-            command.loop_id,
-            command.shard,
-            command.part,
-            command.catalog_id,
-            command.parent_execution_id,
-            final,
-        )
+        return cls._make((*_SHARED_FIELDS(command), final))
 
     def context(self) -> dict[str, Any]:
         """Returns JSON, without default values."""
@@ -97,24 +88,19 @@ class Shared(NamedTuple):
         return context
 
 
+_SHARED_FIELDS = attrgetter(*Shared._fields[:-1])
 _DEFAULTS = {name: CommandContext.model_fields[name].get_default() for name in Shared._fields}
 
 
 def own_context(command: Command, **more: Any) -> dict[str, Any]:
-    """Returns the part of a context that is a command's own, as JSON; without its item.
-
-    Args:
-        more: ``item``, ``item_ref``, ``values`` or ``ctx``, where there is one.
-    """
+    """Returns the part of a context that is a command's own, as JSON. ``more`` may have its item, values and ctx."""
     context: dict[str, Any] = {"attempt": command.attempt, "meta": command.meta(), **more}
-    if command.index is not None:
-        context["index"] = command.index
-    if command.iter_key is not None:
-        context["iter_key"] = command.iter_key
-    if command.follows:
-        context["follows"] = True
-    if command.overrides:
-        context["overrides"] = command.overrides
+    for name in ("index", "iter_key"):
+        if (value := getattr(command, name)) is not None:
+            context[name] = value
+    for name in ("follows", "overrides"):
+        if value := getattr(command, name):
+            context[name] = value
     return context
 
 
@@ -149,7 +135,7 @@ class ClaimedCommand(BaseModel):
 
 
 class ClaimedGroup(BaseModel):
-    """Commands of a step that share the most of their contexts. ``state_version`` as in :class:`Grant`."""
+    """Commands of a step that have most of their contexts in common. ``state_version`` as in :class:`Grant`."""
 
     execution_id: Id
     tool_kind: str
@@ -162,8 +148,7 @@ class Batch(BaseModel):
     """The commands that one claim of a worker returned.
 
     Attributes:
-        states: events from which the states of executions are folded, by execution, where the worker does not
-            know their versions yet.
+        states: events of the executions whose versions the worker does not know yet; their states are folded from them.
     """
 
     lease_seconds: float
@@ -174,7 +159,7 @@ class Batch(BaseModel):
         return sum(len(group.commands) for group in self.groups)
 
     def told(self) -> Iterator[tuple[int, str, list[Event]]]:
-        """Executions whose states came with the answer: id, version, events."""
+        """Yields id, version and events of the executions whose states came with the answer."""
         versions = {group.execution_id: group.state_version for group in self.groups}
         for execution_id, messages in self.states.items():
             yield execution_id, versions[execution_id], [kept_event(message) for message in messages]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from noetl_dagster.errors import UndefinedNameError
 from noetl_dagster.events.envelopes import Envelope, from_result
-from noetl_dagster.events.state import ExecutionState
+from noetl_dagster.events.state import ExecutionState, StepEnd
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.assets import Partition, ReadPartition, call_name
 from noetl_dagster.playbook.graph import StepGraph
@@ -22,30 +24,20 @@ from noetl_dagster.playbook.templates.views import LazyMapping, ReferenceCache, 
 from noetl_dagster.process.tracing.trace import Trace
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.command import Command
-from noetl_dagster.worker.pipeline import playbook_folder
 from noetl_dagster.worker.program import StepProgram, compile_step
-
-STATE_NAMES = ("value", "initial", "first")
-"""Fields of a watermark that templates see under ``state``."""
 
 PROGRAMS_KEPT = 256
 """Steps kept with the settings that their visits gave them."""
 
 
+@dataclass(eq=False, repr=False)
 class StepResults(Mapping[str, Any]):
-    """Results of the steps that ended, the latest visit of each, as views over one cache.
+    """Views of the results of ended steps, the latest visit of each, and of other assets (``reads``)."""
 
-    Args:
-        reads: results of other assets that the present step reads, by the names that it gives them.
-    """
-
-    def __init__(
-        self, playbook: Playbook, state: ExecutionState, cache: ReferenceCache, reads: Mapping[str, Any]
-    ) -> None:
-        self._playbook = playbook
-        self._state = state
-        self._cache = cache
-        self._reads = reads
+    _playbook: Playbook
+    _state: ExecutionState
+    _cache: ReferenceCache
+    _reads: Mapping[str, Any]
 
     @property
     def later(self) -> frozenset[str]:
@@ -76,25 +68,9 @@ class ReadPartitions:
     reference: ResultRef | None = None
     found: dict[str, Envelope] | None = None
 
-    def envelopes(self, cache: ReferenceCache) -> dict[str, Envelope]:
-        """Returns the envelopes by partition.
 
-        Raises:
-            ReferenceNeeded: they have not been fetched yet.
-        """
-        if self.found is None:
-            assert self.reference is not None
-            kept = cache.load(self.reference)
-            self.found = {key: from_result(one) for key, one in kept.items()}
-        return self.found
-
-
-Read = Envelope | ReadPartitions
-"""The results of an asset that a step reads: one, or several by partition."""
-
-
-def _opened(kept: Mapping[str, Any]) -> Read:
-    """Reads the record of an asset in ``step.enter``."""
+def _opened(kept: Mapping[str, Any]) -> Envelope | ReadPartitions:
+    """Reads the record of an asset in ``step.enter``: one result, or several by partition."""
     if "partitions" in kept:
         found = {key: from_result(one) for key, one in kept["partitions"].items()}
         return ReadPartitions(tuple(found), found=found)
@@ -102,21 +78,22 @@ def _opened(kept: Mapping[str, Any]) -> Read:
     return ReadPartitions(tuple(kept["keys"]), envelope["ref"]) if "keys" in kept else envelope
 
 
-def _view(read: Read, cache: ReferenceCache) -> Any:
-    return PartitionViews(read, cache) if isinstance(read, ReadPartitions) else ResultView(read, cache)
-
-
+@dataclass(eq=False, repr=False)
 class PartitionViews(LazyMapping):
     """Results by partition; views are made on access."""
 
-    def __init__(self, read: ReadPartitions, cache: ReferenceCache) -> None:
-        self._read = read
-        self._cache = cache
+    _read: ReadPartitions
+    _cache: ReferenceCache
 
     def __getitem__(self, key: str) -> ResultView:
-        if key not in self._read.keys:
+        read = self._read
+        if key not in read.keys:
             raise KeyError(key)
-        return ResultView(self._read.envelopes(self._cache)[key], self._cache)
+        if read.found is None:
+            assert read.reference is not None
+            fetched = self._cache.load(read.reference)
+            read.found = {name: from_result(one) for name, one in fetched.items()}
+        return ResultView(read.found[key], self._cache)
 
     def __contains__(self, key: object) -> bool:
         return key in self._read.keys
@@ -128,11 +105,11 @@ class PartitionViews(LazyMapping):
         return len(self._read.keys)
 
 
+@dataclass(eq=False, repr=False)
 class AssetReads:
     """``asset("warehouse/patients")`` in templates: the result that was read when the step was entered."""
 
-    def __init__(self, reads: Mapping[str, Any]) -> None:
-        self._reads = reads
+    _reads: Mapping[str, Any]
 
     def __call__(self, key: str, partition: str = ReadPartition.SAME) -> Any:
         """Returns the result of an asset; ``key`` is a literal in the playbook."""
@@ -161,11 +138,7 @@ class PlaybookProgram:
         return program
 
     def step_with(self, name: str, settings: Mapping[str, Any], workload: Mapping[str, Any]) -> StepProgram:
-        """Returns a step with rendered settings, which may differ between visits.
-
-        Raises:
-            PlaybookError: one of them has a value that is not allowed.
-        """
+        """Returns a step with rendered settings, which may differ between visits."""
         key = (name, repr(settings))
         program = self._with_settings.get(key)
         if program is None:
@@ -180,19 +153,20 @@ OpenKeychain = Callable[[Scope, Fetch], Awaitable[Mapping[str, Any]]]
 """Opens the playbook's keychain. Called for each command, since tokens expire while an execution runs."""
 
 
+@lru_cache(maxsize=64)
+def _folder(file: str) -> str:
+    return str(Path(file).parent) if file else "."
+
+
 @dataclass(slots=True)
 class Execution:
-    """One execution in this process. Code that appends events also applies them to ``state``.
-
-    Attributes:
-        trace: None if none is recorded.
-    """
+    """One execution in this process. Code that appends events also applies them to ``state``."""
 
     program: PlaybookProgram
     state: ExecutionState
     keychain: OpenKeychain | None = None
     trace: Trace | None = None
-    _reads: dict[tuple[str, int], dict[str, Read]] = field(default_factory=dict)
+    _reads: dict[tuple[str, int], dict[str, Envelope | ReadPartitions]] = field(default_factory=dict)
     _own: dict[str, Any] | None = None
 
     @property
@@ -208,41 +182,29 @@ class Execution:
     @property
     def folder(self) -> str:
         """Folder of the playbook file, for relative paths."""
-        return playbook_folder(self.state.file)
+        return _folder(self.state.file)
 
-    def command(self, step: str, visit: int, **more: Any) -> Command:
-        """Makes a command of this execution; ``more`` are other fields of :class:`Command`."""
-        state = self.state
-        return Command(
-            state.execution_id,
-            step,
-            visit,
-            catalog_id=state.catalog_id,
-            parent_execution_id=state.parent_execution_id,
-            **more,
-        )
-
-    def step(self, name: str, visit: int) -> StepProgram:
-        """Returns a step with the settings of a visit, which were determined when it was entered."""
-        settings = self.state.settings.get((name, visit))
+    def visit(self, step: str, number: int = 1) -> Visit:
+        """Returns a visit of a step, with its settings if they have been determined, which its entry does."""
+        settings = self.state.settings.get((step, number))
         if settings is None:
-            return self.program.step(name)
-        return self.program.step_with(name, settings, self.state.workload)
+            return Visit(self, self.program.step(step), number)
+        return Visit(self, self.program.step_with(step, settings, self.state.workload), number)
 
     def scope(self, cache: ReferenceCache, step: str, entered: Event | None = None) -> Scope:
-        """Returns the names of a step's templates. Writes of ``set`` to ctx stay in this scope until they are applied.
+        """Returns the names of a step's templates; ``entered`` is its ``step.enter``, if that is not in the state yet.
 
-        Args:
-            entered: ``step.enter`` of the visit, if it is not in the state yet.
+        Writes of ``set`` to ctx stay in this scope until they are applied.
         """
         state = self.state
         visit = state.visits.get(step, 1) if entered is None else int(entered.meta["visit"])
-        reads = {name: _view(read, cache) for name, read in self._read(step, visit, entered).items()}
+        reads = {
+            name: PartitionViews(read, cache) if isinstance(read, ReadPartitions) else ResultView(read, cache)
+            for name, read in self._read(step, visit, entered).items()
+        }
         if self._own is None:
-            partition = state.partition
-            self._own = (
-                {} if partition is None else {"partition": Partition.model_validate(partition).names()}
-            )
+            named = state.partition and Partition.model_validate(state.partition).names()
+            self._own = {} if named is None else {"partition": named}
         own = {**self._own, "asset": AssetReads(reads)} if reads else self._own
         scope = Scope(
             execution_id=self.id,
@@ -255,41 +217,78 @@ class Execution:
         kept = state.watermarks.get((step, visit))
         if kept is None and entered is not None:
             kept = (entered.context or {}).get("watermark")
-        return scope if kept is None else scope.with_state({name: kept[name] for name in STATE_NAMES})
+        if kept is None:
+            return scope
+        return scope.with_state({name: kept[name] for name in ("value", "initial", "first")})
 
-    def _read(self, step: str, visit: int, entered: Event | None) -> dict[str, Read]:
+    def _read(self, step: str, visit: int, entered: Event | None) -> dict[str, Envelope | ReadPartitions]:
         """Returns the assets that a visit reads, opened once for all of its commands."""
-        found = self._reads.get((step, visit))
-        if found is None:
+        if (step, visit) not in self._reads:
             kept = self.state.reads.get((step, visit))
             if kept is None and entered is not None:
                 kept = (entered.context or {}).get("reads")
             if not kept:
                 return {}
-            found = self._reads[(step, visit)] = {name: _opened(one) for name, one in kept.items()}
-        return found
+            self._reads[(step, visit)] = {name: _opened(one) for name, one in kept.items()}
+        return self._reads[(step, visit)]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One visit of a step: the step and the number of the visit, counted from 1."""
+
+    execution: Execution
+    program: StepProgram
+    number: int
+
+    @property
+    def step(self) -> str:
+        """Name of the step."""
+        return self.program.step.name
+
+    @property
+    def key(self) -> tuple[int, str, int]:
+        """Execution, step and number."""
+        return self.execution.id, self.step, self.number
+
+    @property
+    def end(self) -> StepEnd | None:
+        """The valid end of the visit, None before."""
+        return self.execution.state.end_of(self.step, self.number)
+
+    def scope(self, cache: ReferenceCache, entered: Event | None = None) -> Scope:
+        """Returns the names of the step's templates; see :meth:`Execution.scope`."""
+        return self.execution.scope(cache, self.step, entered)
 
     async def command_scope(
-        self,
-        program: StepProgram,
-        command: Command,
-        cache: ReferenceCache,
-        fetch: Fetch,
-        values: dict[str, Any] | None = None,
+        self, command: Command, cache: ReferenceCache, fetch: Fetch, values: dict[str, Any] | None = None
     ) -> Scope:
-        """Returns the names of one command: its iteration and the step's input on top of the execution's.
+        """Returns the names of a command: its iteration and the step's input on top of the step's.
 
-        Args:
-            values: values that ``set`` wrote to ``iter`` so far; shared by the attempts of one iteration.
+        ``values`` are those that ``set`` wrote to ``iter`` so far; the attempts of an iteration share them.
         """
-        scope = self.scope(cache, program.step.name)
-        if self.keychain is not None:
-            scope = scope.with_keychain(await self.keychain(scope, fetch))
+        execution, program = self.execution, self.program
+        scope = execution.scope(cache, program.step.name)
+        if execution.keychain is not None:
+            scope = scope.with_keychain(await execution.keychain(scope, fetch))
         loop = program.step.loop
         if loop is not None and command.index is not None:
             item = ChunkView(command.item, cache) if loop.mode is LoopMode.STREAM else command.item
-            turn = (item, command.index, command.length)
-            scope = scope.with_iteration(loop.iterator, *turn, values, self.state.outer_iteration)
+            scope = scope.with_iteration(
+                loop.iterator, item, command.index, command.length, values, execution.state.outer_iteration
+            )
         if program.step.input:
             scope = scope.with_input(await render_input(program.input, scope, fetch))
         return scope
+
+    def command(self, **more: Any) -> Command:
+        """Makes a command of the visit; ``more`` are other fields of :class:`Command`."""
+        state = self.execution.state
+        return Command(
+            state.execution_id,
+            self.step,
+            self.number,
+            catalog_id=state.catalog_id,
+            parent_execution_id=state.parent_execution_id,
+            **more,
+        )

@@ -1,16 +1,18 @@
-"""Compiled steps: every template is compiled once for all iterations."""
+"""Compiled steps: every template is compiled once for all iterations. Rules of policies and ``retry`` blocks."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from noetl_dagster.errors import Place, PlaybookError, Problem
+from noetl_dagster.errors import Place, PlaybookError, Problem, TemplateError, UndefinedNameError
 from noetl_dagster.playbook.assets import CheckKind, CheckSpec
 from noetl_dagster.playbook.dialects.spelling import LITERAL_FIELDS
 from noetl_dagster.playbook.models import (
+    Backoff,
     Directive,
-    Input,
     Loop,
     LoopMode,
     Playbook,
@@ -21,12 +23,21 @@ from noetl_dagster.playbook.models import (
     Step,
     Task,
 )
-from noetl_dagster.playbook.templates.rendering import Compiled, Condition, compile_value, condition
+from noetl_dagster.playbook.templates.rendering import (
+    Compiled,
+    Condition,
+    Fetch,
+    compile_value,
+    condition,
+    holds_async,
+)
 from noetl_dagster.playbook.templates.scope import CompiledSet, compile_set
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 from noetl_dagster.playbook.wording import is_template
 
 SHARDS_HERE, SHARDS_IN_POOL = 64, 768
+LONGEST_DELAY = 60.0
+JITTER = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +49,13 @@ class Rule:
     set: CompiledSet
 
 
+_FAIL = Rule(None, PolicyAction(do=Directive.FAIL), compile_set({}, in_loop=False))
+_CONTINUE = Rule(None, PolicyAction(do=Directive.CONTINUE), compile_set({}, in_loop=False))
+
+
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One entry of a ``retry`` block.
-
-    Attributes:
-        is_for_failures: it never applies to a success.
-    """
+    """One entry of a ``retry`` block. If it ``is_for_failures``, it never applies to a success."""
 
     rule: RetryRule
     when: Condition
@@ -72,14 +83,27 @@ class TaskProgram:
         """Name of the task."""
         return self.task.name
 
+    async def rule_after(self, scope: Mapping[str, Any], fetch: Fetch, *, failed: bool) -> Rule:
+        """Returns the first rule whose ``when`` is true, or else the ``else`` rule.
+
+        If there is neither, failures fail without a policy, and everything else continues.
+
+        A ``when`` that uses a field that the output does not have (``output.http.status`` of a call without a response)
+        does not match. After a failed call no ``when`` matches that cannot be computed, such as the length of missing
+        data, so that it hides neither the error nor a later rule.
+        """
+        found = _CONTINUE if self.rules or not failed else _FAIL
+        for rule in self.rules:
+            if rule.when is None:
+                found = rule
+            elif await matches(rule.when, scope, fetch, TemplateError if failed else UndefinedNameError):
+                return rule
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class StepProgram:
-    """A step with its tasks, input, loop and routing compiled.
-
-    Attributes:
-        reached: ``state.key`` if it is a template.
-    """
+    """A step with its tasks, input, loop and routing compiled. ``reached`` is ``state.key`` if it is a template."""
 
     step: Step
     tasks: tuple[TaskProgram, ...]
@@ -145,15 +169,9 @@ class StepProgram:
 
     @property
     def telling_task(self) -> str:
-        """The task whose calls may publish chunks of the step's result: the last one.
-
-        Empty if another attempt may follow its success, since the result of that attempt counts.
-        """
-        if not self.tasks or any(
-            not entry.is_for_failures for task in self.tasks for entry in task.continuations
-        ):
-            return ""
-        return self.tasks[-1].name
+        """The task whose calls may publish chunks of the step's result: the last, if no attempt follows a success."""
+        entries = (entry for task in self.tasks for entry in task.continuations)
+        return self.tasks[-1].name if self.tasks and all(entry.is_for_failures for entry in entries) else ""
 
     @property
     def loop(self) -> Loop:
@@ -182,21 +200,15 @@ class StepProgram:
     @property
     def sink(self) -> Sink | None:
         """The sink of each iteration's or attempt's result: a task's, or that of a rule of its ``retry``."""
-        sinks = (
-            sink
-            for task in self.tasks
-            for sink in (task.task.sink, *(entry.rule.sink for entry in task.continuations))
-        )
-        return next((sink for sink in sinks if sink is not None), None)
+        for task in self.tasks:
+            for sink in (task.task.sink, *(entry.rule.sink for entry in task.continuations)):
+                if sink is not None:
+                    return sink
+        return None
 
 
 def compile_step(playbook: Playbook, step: Step) -> StepProgram:
-    """Compiles a step.
-
-    Raises:
-        PlaybookError: a workbook task that does not exist.
-        TemplateError: a template that does not parse.
-    """
+    """Compiles a step. Raises ``PlaybookError`` for an unknown workbook task, ``TemplateError`` for a bad template."""
     tasks = tuple(_compile_task(playbook, task, in_loop=step.loop is not None) for task in step.tasks)
     collection = None
     if step.loop is not None and step.loop.cursor is None and step.loop.mode is not LoopMode.STREAM:
@@ -267,10 +279,11 @@ def _workbook_task(playbook: Playbook, task: Task) -> Task:
         known = ", ".join(sorted(playbook.workbook)) or "none"
         place = task.place or Place(playbook.file, 1)
         raise PlaybookError([Problem(place, f"no workbook task {wanted!r}; known: {known}")])
+    own, given = named.input, task.input  # a template of the whole input replaces the workbook task's own
     return named.model_copy(
         update={
             "name": task.name,
-            "input": _laid_over(named.input, task.input),
+            "input": {**own, **given} if isinstance(own, dict) and isinstance(given, dict) else given or own,
             "set": {**named.set, **task.set},
             "output": named.output if task.output is None else task.output,
             "spec": task.spec if task.spec.policy else named.spec,
@@ -280,10 +293,19 @@ def _workbook_task(playbook: Playbook, task: Task) -> Task:
     )
 
 
-def _laid_over(own: Input, given: Input) -> Input:
-    """Lays the caller's input over the workbook task's own; a template of the whole input replaces it."""
-    return {**own, **given} if isinstance(own, dict) and isinstance(given, dict) else given or own
+async def matches(
+    when: Condition, scope: Mapping[str, Any], fetch: Fetch, tolerated: type[TemplateError] = TemplateError
+) -> bool:
+    """Evaluates the condition of a rule; one that uses fields that the outcome does not have is false."""
+    try:
+        return await holds_async(when, scope, fetch)
+    except tolerated:
+        return False
 
 
-DEFAULT_ERROR_ACTION = PolicyAction(do=Directive.FAIL)
-DEFAULT_OK_ACTION = PolicyAction(do=Directive.CONTINUE)
+def delay_before(backoff: Backoff, delay: float, retries: int, *, retry_after: float | None = None) -> float:
+    """Returns the seconds to wait before a try, after ``retries`` (1, 2, 3, ...) and as the peer requested."""
+    exponential = 2.0 ** min(retries - 1, 32)
+    factor = {Backoff.NONE: 1.0, Backoff.LINEAR: float(retries), Backoff.EXPONENTIAL: exponential}[backoff]
+    seconds = min(delay * factor, LONGEST_DELAY) * (1 + random.uniform(0, JITTER))
+    return max(seconds, retry_after or 0.0)

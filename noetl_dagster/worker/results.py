@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -17,10 +17,8 @@ from noetl_dagster.playbook.templates.rendering import Fetch, with_references
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, holds_key, unwrapped
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.codec import select_fields
+from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.worker.command import Command
-
-if TYPE_CHECKING:
-    from noetl_dagster.storage.store import ResultStore
 
 
 def check_input(task: Task, given: Mapping[str, Any]) -> None:
@@ -36,24 +34,16 @@ def check_input(task: Task, given: Mapping[str, Any]) -> None:
 async def check_result(
     task: Task, envelopes: Iterable[Envelope], cache: ReferenceCache, fetch: Fetch
 ) -> None:
-    """Raises ``ToolError`` of kind ``schema`` if a key that the task returns is in none of ``envelopes``.
-
-    Args:
-        envelopes: the tool's result, and the value of the task's ``output``.
-    """
+    """Raises ``ToolError`` of kind ``schema`` if a key that the task returns is in none of ``envelopes``."""
     views = [ResultView(envelope, cache) for envelope in envelopes]
     results = [await with_references(partial(unwrapped, view), fetch) for view in views]
-    missing = [
-        name for name in task.asserts.returns if not any(holds_key(result, name) for result in results)
-    ]
+    missing = [name for name in task.asserts.returns if not any(holds_key(one, name) for one in results)]
     if missing:
-        last = results[-1]
-        found = (
-            f"has {_named(last) or 'nothing'}" if isinstance(last, Mapping) else f"is a {type(last).__name__}"
-        )
-        raise ToolError(
-            f"task {task.name!r} promises {_named(missing)} in its result, which {found}", kind="schema"
-        )
+        last, found = results[-1], f"is a {type(results[-1]).__name__}"
+        if isinstance(last, Mapping):
+            found = f"has {_named(last) or 'nothing'}"
+        message = f"task {task.name!r} promises {_named(missing)} in its result, which {found}"
+        raise ToolError(message, kind="schema")
 
 
 def _named(names: Collection[str]) -> str:
@@ -78,9 +68,7 @@ class ResultWriter:
             ToolError: the data cannot be expressed as JSON, nor stored as a table or bytes.
             StorageError: no tier could store it.
         """
-        if "ref" in envelope or "data" not in envelope:
-            return dict(envelope)
-        if self._fits(envelope["data"], command, task):
+        if "ref" in envelope or "data" not in envelope or self._fits(envelope["data"], command, task):
             return dict(envelope)
         return await self.store(envelope, command, task)
 
@@ -107,18 +95,13 @@ class ResultWriter:
             select=spec.select,
             extra=noted_rows(data),
         )
-        sealed = {key: value for key, value in envelope.items() if key != "data"}
-        sealed["ref"] = reference
-        if reference.extracted:
-            sealed["extracted"] = reference.extracted
-        return sealed
+        sealed = {key: value for key, value in envelope.items() if key != "data"} | {"ref": reference}
+        return sealed | ({"extracted": reference.extracted} if reference.extracted else {})
 
     def _fits(self, data: Any, command: Command, task: Task | None) -> bool:
         threshold = task.spec.result.threshold if task is not None else None
         limit = self._limit if threshold is None else min(threshold, self._limit)
-        if isinstance(data, _SMALL):
-            return True
-        if isinstance(data, str) and len(data) * 4 <= limit:
+        if isinstance(data, _SMALL) or (isinstance(data, str) and len(data) * 4 <= limit):
             return True
         if not isinstance(data, (dict, list, tuple, str)):
             return False

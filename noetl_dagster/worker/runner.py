@@ -24,22 +24,17 @@ from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of, has_rows
 from noetl_dagster.tools.rows.watermarks import greatest, greatest_of_batches, moved
 from noetl_dagster.tools.sinks.parts import PartSinks
-from noetl_dagster.tools.sinks.place import PartPlace, part_prefix
+from noetl_dagster.tools.sinks.place import part_prefix
 from noetl_dagster.tools.sinks.postgres import Complete, write_sink
 from noetl_dagster.worker.chunks import ChunkStreams
 from noetl_dagster.worker.command import Command, CommandEvents, Outcome
-from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.execution import Visit
 from noetl_dagster.worker.pipeline import TASK_ERRORS, Pipeline, defect
-from noetl_dagster.worker.program import StepProgram
+from noetl_dagster.worker.results import ResultWriter
 from noetl_dagster.worker.running import ExternalCleanup, Heartbeats
 from noetl_dagster.worker.spans import CommandSpan, step_span
 
 logger = logging.getLogger(__name__)
-
-
-def always_final(outcome: Outcome) -> bool:
-    """Marks every outcome as final."""
-    return True
 
 
 @dataclass(slots=True)
@@ -51,11 +46,10 @@ class Call:
         is_final: false for a failed outcome that will be tried again; goes into the event.
     """
 
-    execution: Execution
-    program: StepProgram
+    visit: Visit
     command: Command
     values: dict[str, Any] | None = None
-    is_final: Callable[[Outcome], bool] = always_final
+    is_final: Callable[[Outcome], bool] = lambda outcome: True
 
 
 class Runner(Protocol):
@@ -72,7 +66,7 @@ class CommandRunner:
     def __init__(
         self,
         box: Toolbox,
-        pipeline: Pipeline,
+        writer: ResultWriter,
         buffer: EventBuffer,
         events: CommandEvents,
         heartbeats: Heartbeats,
@@ -80,8 +74,8 @@ class CommandRunner:
         streams: ChunkStreams,
     ) -> None:
         self._box = box
+        self._writer = writer
         self._parts = PartSinks(box)
-        self._pipeline = pipeline
         self._buffer = buffer
         self._events = events
         self._heartbeats = heartbeats
@@ -92,51 +86,39 @@ class CommandRunner:
         box.after, box.over = cleanup.keep, cleanup.is_over
 
     async def run(self, call: Call, *, claimed: bool = False) -> Outcome:
-        """Claims and runs an issued command and hands its end to the event buffer.
+        """Claims an issued command, unless it is ``claimed``, runs it, and hands its end to the event buffer."""
+        return await self.traced(call, lambda span: self._run(call, claimed, span))
 
-        Args:
-            claimed: the command was claimed before, for an op in another process that waits for its end.
-        """
-        command, span = call.command, None
-        if call.execution.trace is not None:
-            span = self.span(call.execution, command)
+    async def traced(self, call: Call, work: Callable[[CommandSpan | None], Awaitable[Outcome]]) -> Outcome:
+        """Runs a command's work with its log fields and span; removes its leftovers once its end is in the log."""
+        execution, command = call.visit.execution, call.command
+        span, cleanup = None, self._cleanup
+        if (trace := execution.trace) is not None:
+            parent = step_span(trace, execution.state, command.step, command.visit)
+            span = CommandSpan(trace, parent, command, self._box.credentials.redact)
         names = {} if span is None else span.names
         with LogContext(
             execution_id=command.execution_id, step=command.step, command_id=command.command_id, **names
         ):
-            outcome = await self.cleared(command, self._run(call, claimed, span))
+            try:
+                outcome = await work(span)
+            except BaseException as error:
+                if cleanup:
+                    await cleanup.interrupted(command, error)
+                raise
+            if cleanup:
+                await cleanup.ended(command)
         if span is not None:
             span.ended(outcome, self._events.worker_id)
         return outcome
 
-    async def cleared(self, command: Command, work: Awaitable[Outcome]) -> Outcome:
-        """Runs a command's work, and removes the leftovers of its tools once its end is in the log."""
-        cleanup = self._cleanup
-        try:
-            outcome = await work
-        except BaseException as error:
-            if cleanup:
-                await cleanup.interrupted(command, error)
-            raise
-        if cleanup:
-            await cleanup.ended(command)
-        return outcome
-
-    def span(self, execution: Execution, command: Command) -> CommandSpan | None:
-        """Opens the span of a command; None if no trace is recorded."""
-        trace = execution.trace
-        if trace is None:
-            return None
-        parent = step_span(trace, execution.state, command.step, command.visit)
-        return CommandSpan(trace, parent, command, self._box.credentials.redact)
-
     async def _run(self, call: Call, claimed: bool, span: CommandSpan | None) -> Outcome:
-        program, command = call.program, call.command
+        program, command = call.visit.program, call.command
         if not claimed:
             await self._buffer.post([self._events.claimed(command)])
         cache = ReferenceCache()
         with self._heartbeats.beating(command), self._streams.running(command, program.telling_task):
-            outcome = await self.outcome(call.execution, program, command, cache, call.values, span)
+            outcome = await self.outcome(call, cache, span)
             if claimed and program.retries:
                 outcome.values = call.values or {}  # the next attempt may run in any process
             if program.sink is not None and not outcome.failed:
@@ -151,9 +133,9 @@ class CommandRunner:
         final = call.is_final(outcome)
         event = self._events.ended(call.command, outcome, final=final)
         if outcome.failed and final:
-            state = call.execution.state
+            state = call.visit.execution.state
             event.context = (event.context or {}) | event_context(
-                execution_id=call.execution.id,
+                execution_id=state.execution_id,
                 catalog_id=call.command.catalog_id,
                 command_id=call.command.command_id,
                 workload=state.workload,
@@ -162,27 +144,20 @@ class CommandRunner:
             )
         return event
 
-    async def outcome(
-        self,
-        execution: Execution,
-        program: StepProgram,
-        command: Command,
-        cache: ReferenceCache,
-        values: dict[str, Any] | None = None,
-        span: CommandSpan | None = None,
-    ) -> Outcome:
+    async def outcome(self, call: Call, cache: ReferenceCache, span: CommandSpan | None = None) -> Outcome:
         """Runs the tasks of a command, without its events and sink; never raises for their failure."""
+        program, command, folder = call.visit.program, call.command, call.visit.execution.folder
         try:
-            scope = await execution.command_scope(program, command, cache, self._box.results.get, values)
+            scope = await self._scope(call, cache)
         except TASK_ERRORS as error:
             return Outcome(error_envelope(error))
         loop = program.step.loop
         limit = loop.fanout.shard_ttl if command.shard and loop is not None else None
-        work = self._pipeline.run(program, command, scope, cache, folder=execution.folder, span=span)
+        run = Pipeline(self._box, self._writer, program, command, scope, cache, folder, span).run()
         if limit is None:
-            return await work
+            return await run
         try:
-            return await asyncio.wait_for(work, limit)
+            return await asyncio.wait_for(run, limit)
         except TimeoutError:
             late = ToolError(
                 f"shard {command.index} of step {command.step} took longer than its shard_ttl of {limit:g} s",
@@ -198,18 +173,21 @@ class CommandRunner:
 
         Any other sink is staged first, and published when the completion is in the log.
         """
-        command = call.command
-        view = ResultView(outcome.envelope, cache)
-        names = await self._result_scope(call, view, cache)
-        identity = _identity(command)
+        command, view = call.command, ResultView(outcome.envelope, cache)
+        names = (await self._scope(call, cache)).with_locals({"result": view, "output": view})
+        meta, identity = command.meta(), {"execution_id": command.execution_id}
+        identity |= {name: meta[name] for name in ("loop_id", "iter_index", "shard_id") if name in meta}
         await self._buffer.flush()
         completed = False
         try:
             value = await self._result(outcome, view)
             outcome.reached = await self._reached(call, value, names)
             if sink.is_staged:
+                prefix = part_prefix(command.execution_id, command.step, command.visit)
+                index = "" if command.index is None else f"{command.index}."
+                name = f"{prefix}{index}{command.attempt}"
                 outcome.sink = await self._parts.stage(
-                    sink, value, names, name=_part_name(command), own=identity, folder=call.execution.folder
+                    sink, value, names, name=name, own=identity, folder=call.visit.execution.folder
                 )
             else:
                 complete = self._completion(command, outcome)
@@ -228,20 +206,20 @@ class CommandRunner:
             ended = self._events.ended(command, outcome)
             new = await self._buffer.append([ended])
             if outcome.sink is not None and self._buffer.log.transactional and ended.event_id in new:
-                await self._publish(outcome.sink)
+                try:
+                    await self._parts.publish([outcome.sink])
+                except ToolError as error:
+                    logger.warning("a part of a sink is published when its step ends: %s", error)
         return outcome
 
-    async def _result_scope(self, call: Call, view: ResultView, cache: ReferenceCache) -> Scope:
-        """Returns the command's names with its result."""
-        fetch = self._box.results.get
-        scope = await call.execution.command_scope(call.program, call.command, cache, fetch, call.values)
-        return scope.with_locals({"result": view, "output": view})
+    async def _scope(self, call: Call, cache: ReferenceCache) -> Scope:
+        return await call.visit.command_scope(call.command, cache, self._box.results.get, call.values)
 
     async def _with_reached(self, call: Call, outcome: Outcome, cache: ReferenceCache) -> Outcome:
         """Adds the new watermark to the outcome of a command without a sink."""
         view = ResultView(outcome.envelope, cache)
         try:
-            names = await self._result_scope(call, view, cache)
+            names = (await self._scope(call, cache)).with_locals({"result": view, "output": view})
             outcome.reached = await self._reached(call, await self._result(outcome, view), names)
         except TASK_ERRORS as error:
             return Outcome(error_envelope(error), tasks=outcome.tasks, duration=outcome.duration)
@@ -249,31 +227,20 @@ class CommandRunner:
 
     async def _reached(self, call: Call, value: Any, names: Scope) -> dict[str, Any]:
         """Returns the watermark part of the command's end. Results without rows leave the watermark unchanged."""
-        program, command = call.program, call.command
-        spec, kept = program.step.state, call.execution.state.watermarks.get((command.step, command.visit))
+        visit, program, step = call.visit, call.visit.program, call.visit.step
+        spec, kept = program.step.state, visit.execution.state.watermarks.get((step, visit.number))
+        reached = None
         if spec is None or kept is None:
             return {}
         if program.reached is None:
-            reached = await greatest_of_batches(batches_of(value), spec.key, command.step)
-        elif not await has_rows(value):
-            return {}
-        else:
-            found = await render_async(program.reached, names, self._box.results.get)
-            reached = greatest([found], command.step)
+            reached = await greatest_of_batches(batches_of(value), spec.key, step)
+        elif await has_rows(value):
+            reached = greatest([await render_async(program.reached, names, self._box.results.get)], step)
         if reached is None:
             return {}
-        watermark = moved(kept, reached, command.step)
-        said: dict[str, Any] = {"reached": reached}
-        if watermark is not None and program.moves_with_command:
-            said["watermark"] = watermark
-        return said
-
-    async def _publish(self, place: PartPlace) -> None:
-        """Publishes a part whose completion is in the log; if that fails, it is published when the step ends."""
-        try:
-            await self._parts.publish([place])
-        except ToolError as error:
-            logger.warning("a part of a sink is published when its step ends: %s", error)
+        watermark = moved(kept, reached, step)
+        moves = watermark is not None and program.moves_with_command
+        return {"reached": reached, "watermark": watermark} if moves else {"reached": reached}
 
     def _completion(self, command: Command, outcome: Outcome) -> Complete | None:
         """Returns the function that writes the completion on the sink's connection, if events go to the log."""
@@ -299,9 +266,8 @@ class CommandRunner:
         if ref is None:
             return view.plain()
         rows = _listed(ref) if isinstance(ref, ResultRef) else None
-        if rows is None or (
-            rows.kind is RefKind.OBJECT and rows.bytes_size <= self._box.settings.chunk_bytes
-        ):
+        chunk_bytes = self._box.settings.chunk_bytes
+        if rows is None or (rows.kind is RefKind.OBJECT and rows.bytes_size <= chunk_bytes):
             return await results.get(ref)
         return StoredResult(lambda: results.batches(rows), lambda: results.get(ref))
 
@@ -315,22 +281,3 @@ def _listed(ref: ResultRef) -> ResultRef | None:
         return ref if strategy_of(ref) in (Strategy.CONCAT, Strategy.APPEND) else None
     is_list = ref.kind is RefKind.DATASET or ref.content_type in (codec.JSON_LINES, codec.PARQUET)
     return ref if is_list else None
-
-
-def _part_name(command: Command) -> str:
-    prefix = part_prefix(command.execution_id, command.step, command.visit)
-    return (
-        f"{prefix}{command.attempt}"
-        if command.index is None
-        else f"{prefix}{command.index}.{command.attempt}"
-    )
-
-
-def _identity(command: Command) -> dict[str, Any]:
-    """Returns the columns that identify the iteration, for sinks that upsert."""
-    identity: dict[str, Any] = {"execution_id": command.execution_id}
-    if command.loop_id is not None:
-        identity |= {"loop_id": command.loop_id, "iter_index": command.index}
-    if command.shard:
-        identity["shard_id"] = command.shard_id
-    return identity

@@ -22,6 +22,14 @@ from noetl_dagster.worker.command import Command, CommandEvents
 LONGEST_NOTE = 300
 """Characters of a progress note, at most."""
 
+LOOK_SECONDS = 0.1
+ARRIVAL_SECONDS = 30.0
+"""Wait for the end of a command that was sent over NATS."""
+
+ORPHANS_SECONDS = 120.0
+
+logger = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class _RunningCommand:
@@ -46,11 +54,6 @@ class Heartbeats:
         self._interval = interval
         self._running: dict[str, _RunningCommand] = {}
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def running(self) -> int:
-        """Commands that run now."""
-        return len(self._running)
 
     @contextmanager
     def beating(self, command: Command) -> Iterator[None]:
@@ -88,16 +91,6 @@ class Heartbeats:
                 await self._buffer.post([self._events.heartbeat(one.command, one.written) for one in due])
 
 
-logger = logging.getLogger(__name__)
-
-LOOK_SECONDS = 0.1
-ARRIVAL_SECONDS = 30.0
-"""Wait for the end of a command that was sent over NATS."""
-
-
-ORPHANS_SECONDS = 120.0
-
-
 class ExternalCleanup:
     """External leftovers of the commands that run in this process. False while there are none."""
 
@@ -115,12 +108,7 @@ class ExternalCleanup:
 
     async def is_over(self, call: ToolCall) -> bool:
         """Reports that another process has ended the call's command, so that the call need not continue."""
-        name = call.owner or call.command_id
-        try:
-            return bool(await self._pool.fetchval(COMMAND_OVER, call.execution_id, name))
-        except DATABASE_AWAY as error:
-            logger.warning("cannot look for the end of command %s: %s", name, error)
-            return False
+        return await self._has_ended(call.execution_id, call.owner or call.command_id)
 
     async def ended(self, command: Command) -> None:
         """Removes a command's leftovers once its end is in the log, whichever process wrote it."""
@@ -129,17 +117,18 @@ class ExternalCleanup:
             await asyncio.shield(self._settle(command, removals, ARRIVAL_SECONDS))
 
     async def interrupted(self, command: Command, error: BaseException) -> None:
-        """Does as :meth:`ended` for an interrupted command.
-
-        If the log has no end of it, it continues in another process or a later epoch, and its leftovers stay.
-        """
+        """Does as :meth:`ended`, unless the log has no end of the command: then another process continues it."""
         removals = self._kept.pop(command.command_id, None)
         if removals and isinstance(error, asyncio.CancelledError):
             await asyncio.shield(self._settle(command, removals, 0.0))
 
     async def _settle(self, command: Command, removals: Sequence[Removal], seconds: float) -> None:
-        if not await self._is_over(command, seconds):
-            return
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds
+        while not await self._has_ended(command.execution_id, command.command_id):
+            if clock() >= until:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
         for removal in removals:
             try:
                 await removal()
@@ -148,27 +137,18 @@ class ExternalCleanup:
                     "what command %s left is there until it expires: %s", command.command_id, error
                 )
 
-    async def _is_over(self, command: Command, seconds: float) -> bool:
-        clock = asyncio.get_running_loop().time
-        until = clock() + seconds
-        while True:
-            try:
-                over = await self._pool.fetchval(COMMAND_OVER, command.execution_id, command.command_id)
-            except DATABASE_AWAY as error:
-                logger.warning("cannot look for the end of command %s: %s", command.command_id, error)
-                over = False
-            if over or clock() >= until:
-                return bool(over)
-            await asyncio.sleep(LOOK_SECONDS)
+    async def _has_ended(self, execution_id: int, command_id: str) -> bool:
+        try:
+            return bool(await self._pool.fetchval(COMMAND_OVER, execution_id, command_id))
+        except DATABASE_AWAY as error:
+            logger.warning("cannot look for the end of command %s: %s", command_id, error)
+            return False
 
 
 async def remove_orphans(pool: asyncpg.Pool, executions: Collection[int] | None = None) -> int:
-    """Removes leftovers of ended commands whose processes are gone; returns their number.
+    """Removes leftovers of ended commands whose processes are gone (of these ``executions``); returns their number.
 
-    ExternalCleanup that cannot be removed now stay for another time, with a warning.
-
-    Args:
-        executions: only of these.
+    Leftovers that cannot be removed now stay for another time, with a warning.
     """
 
     async def is_over(execution: int, command: str) -> bool:

@@ -7,9 +7,7 @@ that ran twice, for example because a claim had expired, has two spans with one 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
 
 from noetl_dagster.errors import Place
 from noetl_dagster.events.envelopes import OK, Envelope
@@ -19,20 +17,11 @@ from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Playbook, Task
 from noetl_dagster.process import log_context
 from noetl_dagster.process.log_context import LogContext
-from noetl_dagster.process.tracing.spans import (
-    Attributes,
-    Span,
-    SpanFailure,
-    SpanRef,
-    any_span_id,
-    span_id_of,
-)
+from noetl_dagster.process.tracing.spans import Attributes, Span, SpanFailure, any_span_id, span_id_of
 from noetl_dagster.process.tracing.trace import Trace, log_fields, open_trace
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import Command, Outcome
-
-if TYPE_CHECKING:
-    from noetl_dagster.result_ref import ResultRef
 
 Redact = Callable[[str], str]
 
@@ -62,10 +51,7 @@ def trace_of(settings: Settings, playbook: Playbook, state: ExecutionState) -> T
 
 
 class CommandSpan:
-    """The span of a command that runs here, and those of its calls of tools.
-
-    They are recorded with the end of the command: a killed command has no span until it has run again.
-    """
+    """The span of a command that runs here, and those of its calls of tools, all recorded when it has ended."""
 
     def __init__(self, trace: Trace, parent: int, command: Command, redact: Redact) -> None:
         self._trace = trace
@@ -79,74 +65,38 @@ class CommandSpan:
 
     @property
     def names(self) -> dict[str, str]:
-        """Log fields of the command while it runs."""
+        """The log fields of the command while it runs."""
         return log_fields(self._position)
 
-    def calling(self, task: Task, attempt: int) -> Calling:
-        """Opens a call of a tool, which lasts until the block ends."""
-        return Calling(self, task, attempt, self._trace.at(any_span_id()))
-
-    def call(self, called: Calling) -> None:
-        """Records a call that has ended."""
+    async def called(
+        self, task: Task, attempt: int, call: Awaitable[tuple[Envelope, float | None]]
+    ) -> tuple[Envelope, float | None]:
+        """Awaits a call of a tool, and records it unless it is interrupted."""
+        position, start = self._trace.at(any_span_id()), time.time_ns()
+        with LogContext(**{**log_context.current(), **log_fields(position)}):
+            envelope, retry_after = await call
         self._count += 1
-        if self._count > MOST_CALLS:
-            return
-        task = called.task
-        self._calls.append(
-            Span(
-                called.position,
+        if self._count <= MOST_CALLS:
+            own = Span(
+                position,
                 self._position.span_id,
-                f"{self._command.step}.{task.name}" if task.named else f"{self._command.step}.{task.kind}",
-                called.start,
+                f"{self._command.step}.{task.name if task.named else task.kind}",
+                start,
                 time.time_ns(),
-                _of_call(task, called.attempt, called.envelope) | _place(task.place),
-                _failure(called.envelope, self._redact),
+                _of_call(task, attempt, envelope) | _place(task.place),
+                _failure(envelope, self._redact),
                 client=task.kind == "http" or task.kind in _DATABASES,
             )
-        )
+            self._calls.append(own)
+        return envelope, retry_after
 
     def ended(self, outcome: Outcome, worker_id: str) -> None:
         """Records the command with its calls."""
-        envelope = outcome.envelope
-        attributes = _of_command(self._command) | _of_result(envelope)
-        attributes["noetl.worker_id"] = worker_id
+        attributes = _of_command(self._command, worker_id) | _of_result(outcome.envelope)
         attributes["noetl.calls"] = self._count
-        own = Span(
-            self._position,
-            self._parent,
-            f"{self._command.step} command",
-            self._start,
-            time.time_ns(),
-            attributes,
-            _failure(envelope, self._redact),
-        )
+        name, failure = f"{self._command.step} command", _failure(outcome.envelope, self._redact)
+        own = Span(self._position, self._parent, name, self._start, time.time_ns(), attributes, failure)
         self._trace.record(*self._calls, own)
-
-
-class Calling:
-    """A call of a tool that is in progress. The caller sets ``envelope`` to its result."""
-
-    __slots__ = ("_about", "_span", "attempt", "envelope", "position", "start", "task")
-
-    def __init__(self, span: CommandSpan, task: Task, attempt: int, position: SpanRef) -> None:
-        self._span = span
-        self.task = task
-        self.attempt = attempt
-        self.position = position
-        self.envelope: Envelope = {}
-
-    def __enter__(self) -> Calling:
-        self.start = time.time_ns()
-        self._about = LogContext(**{**log_context.current(), **log_fields(self.position)})
-        self._about.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._about.__exit__(kind, error, trace)
-        if kind is None:
-            self._span.call(self)
 
 
 def step_span(trace: Trace, state: ExecutionState, step: str, visit: int) -> int:
@@ -162,8 +112,7 @@ def step_names(trace: Trace | None, state: ExecutionState, step: str, visit: int
 def step_ended(trace: Trace, playbook: Playbook, state: ExecutionState, end: Event, redact: Redact) -> None:
     """Records a visit whose end has been written and is not in the state yet."""
     step, visit = end.node_name or "", int(end.meta["visit"])
-    attributes = _of_end(trace, state, end)
-    attributes |= _place(playbook.step(step).place)
+    attributes = _of_end(trace, state, end) | _place(playbook.step(step).place)
     result = end.result or {}
     if "total" in (result.get("context") or {}):
         attributes["noetl.items"] = int(result["context"]["total"])
@@ -173,38 +122,24 @@ def step_ended(trace: Trace, playbook: Playbook, state: ExecutionState, end: Eve
 def execution_ended(trace: Trace, state: ExecutionState, end: Event, redact: Redact) -> None:
     """Records an execution and its steps without an end. Its end is written and not in the state yet."""
     failure = _failure_of(end, redact)
+    kind = "interrupted" if failure is None else failure.kind
     for step, visit in state.entered:
-        lost = SpanFailure(
-            failure.kind if failure is not None else "interrupted", "it ended with its execution"
-        )
+        lost = SpanFailure(kind, "it ended with its execution")
         _record_step(trace, state, step, visit, _of_end(trace, state, end), lost)
-    own = trace.execution_span(state.stops)
     attributes = _of_end(trace, state, end)
     if state.partition is not None:
         attributes["noetl.partition"] = str(state.partition["key"])
+    parent, name = trace.parent, state.playbook
     if state.stops:  # the part before was recorded when it stopped
         parent, name = trace.execution_span(0), f"{state.playbook} resumed"
-    else:
-        parent, name = trace.parent, state.playbook  # type: ignore[assignment]
-    trace.record(
-        Span(
-            trace.at(own),
-            parent,
-            name,
-            _nanoseconds(state.began),
-            time.time_ns(),
-            attributes,
-            failure,
-            link=trace.link,
-        )
-    )
+    own, began = trace.at(trace.execution_span(state.stops)), _nanoseconds(state.began)
+    trace.record(Span(own, parent, name, began, time.time_ns(), attributes, failure, link=trace.link))
 
 
 def commands_cancelled(trace: Trace, state: ExecutionState, begun: Sequence[Event], reason: str) -> None:
     """Records commands that ended with their execution, in any process; from their ``command.claimed`` on."""
     for event in begun:
         command = Command.of(event)
-        attributes = _of_command(command) | {"noetl.worker_id": event.worker_id or ""}
         trace.record(
             Span(
                 trace.at(span_id_of(command.command_id)),
@@ -212,7 +147,7 @@ def commands_cancelled(trace: Trace, state: ExecutionState, begun: Sequence[Even
                 f"{command.step} command",
                 _nanoseconds(event.event_id),
                 time.time_ns(),
-                attributes,
+                _of_command(command, event.worker_id or ""),
                 SpanFailure("cancelled", reason),
             )
         )
@@ -226,19 +161,11 @@ def _record_step(
     attributes: Attributes,
     failure: SpanFailure | None,
 ) -> None:
-    now = time.time_ns()
-    entered = state.entered.get((step, visit))
-    trace.record(
-        Span(
-            trace.at(step_span(trace, state, step, visit)),
-            trace.execution_span(state.stops),
-            step,
-            now if entered is None else _nanoseconds(entered),
-            now,
-            {"noetl.step": step, "noetl.visit": visit, **attributes},
-            failure,
-        )
-    )
+    now, entered = time.time_ns(), state.entered.get((step, visit))
+    own, parent = trace.at(step_span(trace, state, step, visit)), trace.execution_span(state.stops)
+    start = now if entered is None else _nanoseconds(entered)
+    attributes = {"noetl.step": step, "noetl.visit": visit, **attributes}
+    trace.record(Span(own, parent, step, start, now, attributes, failure))
 
 
 def _of_end(trace: Trace, state: ExecutionState, end: Event) -> Attributes:
@@ -253,12 +180,13 @@ def _of_end(trace: Trace, state: ExecutionState, end: Event) -> Attributes:
     return attributes
 
 
-def _of_command(command: Command) -> Attributes:
+def _of_command(command: Command, worker_id: str) -> Attributes:
     attributes: Attributes = {
         "noetl.step": command.step,
         "noetl.visit": command.visit,
         "noetl.command_id": command.command_id,
         "noetl.attempt": command.attempt,
+        "noetl.worker_id": worker_id,
     }
     if command.index is not None:
         attributes["noetl.index"] = command.index
@@ -291,8 +219,7 @@ def _of_result(envelope: Envelope) -> Attributes:
     """Returns bytes and rows of a result, if it has any."""
     attributes: Attributes = {}
     ref: ResultRef | None = envelope.get("ref")
-    data: Any = envelope.get("data")
-    rows = None
+    data, rows = envelope.get("data"), None
     if ref is not None:
         attributes["noetl.result.bytes"] = ref.bytes_size
         rows = ref.rows
@@ -306,10 +233,7 @@ def _of_result(envelope: Envelope) -> Attributes:
 
 
 def _place(place: Place | None) -> Attributes:
-    """Returns the location in the playbook."""
-    if place is None:
-        return {}
-    return {"code.file.path": place.file, "code.line.number": place.line}
+    return {} if place is None else {"code.file.path": place.file, "code.line.number": place.line}
 
 
 def _failure(envelope: Envelope, redact: Redact) -> SpanFailure | None:

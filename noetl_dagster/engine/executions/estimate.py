@@ -86,22 +86,22 @@ class Estimate:
         """Returns the seconds from ``now``, a time of any clock; None while unknown."""
         running = [step for step in found.steps if step.status == "RUNNING"]
         loops = [step.loop for step in found.steps if step.loop is not None]
-        ended = sum(loop.done + loop.failed for loop in loops)
-        self._pace.see(ended, now)
+        self._pace.see(sum(loop.done + loop.failed for loop in loops), now)
         for step in running:
             self._began.setdefault(step.step, now)
-        open_loops = [step for step in running if step.loop is not None and step.loop.total]
-        if any(
-            not self._left_of(step, now) for step in running if step.loop is not None and not step.loop.total
-        ):
-            return None
-        parts = [self._left_of(step, now) for step in running if step not in open_loops]
-        if open_loops:
-            parts.append(self._pace.remaining(sum(loop.total for loop in loops)))
-        known = [part for part in parts if part is not None]
+        known = []
+        for step in running:
+            if step.loop is None or not step.loop.total:
+                left = self._left_of(step, now)
+                if step.loop is not None and not left:
+                    return None
+                known += [] if left is None else [left]
+        if any(step.loop is not None and step.loop.total for step in running):
+            left = self._pace.remaining(sum(loop.total for loop in loops))
+            if left is None:
+                return None
+            known.append(left)
         if not known and not self._past.ended:
-            return None
-        if open_loops and parts[-1] is None:
             return None
         return max(known, default=0.0) + self._ahead(found)
 

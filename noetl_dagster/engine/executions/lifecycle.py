@@ -89,32 +89,18 @@ class Lifecycle:
         catalog_id = await runtime.log.put_source(
             metadata.path, metadata.version, playbook.source, model=playbook.stored
         )
-        meta: dict[str, Any] = {"epoch": 1, **(origin or {})}
+        state = ExecutionState(new_id, playbook.name, catalog_id, parent[0] if parent else None, epoch=1)
+        started = self._event(state, EventType.PLAYBOOK_INITIALIZED, "RUNNING")
+        started.meta |= origin or {}
         if parent is not None:
-            meta["parent_step"] = parent[1]
-
-        def event(type_: EventType, context: dict[str, Any] | None) -> Event:
-            return Event(
-                execution_id=new_id,
-                event_id=runtime.ids.next(),
-                event_type=type_,
-                node_name=playbook.name,
-                node_type="playbook",
-                status="RUNNING",
-                catalog_id=catalog_id,
-                parent_execution_id=parent[0] if parent else None,
-                meta=meta,
-                context=context,
-            )
-
-        context: dict[str, Any] = {"workload": effective, "path": metadata.path, "file": playbook.file}
+            started.meta["parent_step"] = parent[1]
+        started.context = {"workload": effective, "path": metadata.path, "file": playbook.file}
         if partition is not None:
-            context["partition"] = partition.model_dump(mode="json", exclude_none=True)
+            started.context["partition"] = partition.model_dump(mode="json", exclude_none=True)
         if playbook.renamed:
-            context["renamed"] = playbook.renamed
-        started = event(EventType.PLAYBOOK_INITIALIZED, context)
-        entry = event(EventType.WORKFLOW_INITIALIZED, None)
-        entry.meta = {"epoch": 1, "entry": playbook.entry.name}
+            started.context["renamed"] = playbook.renamed
+        entry = self._event(state, EventType.WORKFLOW_INITIALIZED, "RUNNING")
+        entry.meta["entry"] = playbook.entry.name
         async with runtime.pool.acquire() as connection, connection.transaction():
             if await runtime.log.append_once(started, connection=connection):
                 await runtime.log.append_once(entry, connection=connection)
@@ -175,8 +161,7 @@ class Lifecycle:
 
     async def fail(self, execution: Execution, message: str) -> ExecutionStatus:
         """Ends the epoch with a failure."""
-        event = self._event(execution.state, EventType.PLAYBOOK_FAILED, "FAILED")
-        event.error = message
+        event = self._event(execution.state, EventType.PLAYBOOK_FAILED, "FAILED", message)
         return await self._stop(execution, event)
 
     async def fail_unstarted(self, execution_id: int, message: str) -> bool:
@@ -190,12 +175,8 @@ class Lifecycle:
     async def cancel(self, execution_id: int, reason: str = "cancelled on request") -> bool:
         """Cancels an execution for good. False when it had ended already.
 
-        From the commit on no command of it is issued, queued or claimed. Commands that were claimed, by workers
-        of the pool or by a process that drives the execution, end as failed with it; their processes are
-        notified.
-
-        Raises:
-            ExecutionNotFoundError: there is no such execution.
+        From the commit on no command of it is issued, queued or claimed. Commands that were claimed, by workers of the
+        pool or by a process that drives the execution, end as failed with it; their processes are notified.
         """
         cancelled = await self._cancel_tree(execution_id, reason)
         for cancelled_id, ends in cancelled.items():
@@ -211,10 +192,10 @@ class Lifecycle:
         while True:
             try:
                 found = await self._cancel(execution_id, reason)
-                cancelled = {} if found is None else {execution_id: found}
                 break
             except asyncpg.DeadlockDetectedError:  # the ends of its commands arrived in another order
                 continue
+        cancelled = {} if found is None else {execution_id: found}
         for child in await self._runtime.pool.fetch(RUNNING_CHILDREN, execution_id):
             cancelled |= await self._cancel_tree(
                 child["execution_id"], f"its parent {execution_id}: {reason}"
@@ -225,13 +206,15 @@ class Lifecycle:
         async with self._deciding(execution_id) as (connection, state):
             if not state.is_running:
                 return None
-            event = self._event(state, EventType.EXECUTION_CANCELLED, "CANCELLED")
-            event.error = reason
+            event = self._event(state, EventType.EXECUTION_CANCELLED, "CANCELLED", reason)
             if not await self._runtime.log.append_once(event, connection=connection):
                 return None  # it completed or failed just now
             await connection.execute(WITHDRAW_ALL, execution_id)  # first: claims pass over what is locked
             unended = [as_event(record) for record in await connection.fetch(UNENDED, execution_id)]
-            ends = [self._interrupted(begun, reason) for begun in unended]
+            ends = []
+            for begun in unended:  # their workers will send no ends
+                ends.append(self._runtime.commands.cancelled(Command.of(begun), reason))
+                ends[-1].worker_id = begun.worker_id
             await self._runtime.log.append(ends, connection=connection)
             await connection.execute(EXPIRE, execution_id)
             await connection.execute(NOTIFY, CHANNEL, str(execution_id))
@@ -273,15 +256,9 @@ class Lifecycle:
         for step, visit in execution.state.visits.items():
             if execution.state.end_of(step, visit) is None:
                 try:
-                    await settle_sink(self._runtime, execution, execution.step(step, visit), visit)
+                    await settle_sink(self._runtime, execution.visit(step, visit))
                 except (NoetlError, *DATABASE_AWAY) as error:
                     logger.warning("execution %s: step %s: %s", execution_id, step, error)
-
-    def _interrupted(self, begun: Event, reason: str) -> Event:
-        """Makes the end of a command that was begun, since its worker will send none."""
-        event = self._runtime.commands.cancelled(Command.of(begun), reason)
-        event.worker_id = begun.worker_id
-        return event
 
     @asynccontextmanager
     async def _deciding(self, execution_id: int) -> AsyncIterator[tuple[Any, ExecutionState]]:
@@ -293,13 +270,11 @@ class Lifecycle:
     async def _stop(self, execution: Execution, event: Event) -> ExecutionStatus:
         """Ends the epoch with ``event``, unless another process ended it before."""
         state = execution.state
-        workflow = None
-        if event.event_type in _WORKFLOW_ENDS:
-            workflow = self._event(state, _WORKFLOW_ENDS[EventType(event.event_type)], event.status or "")
-            workflow.error = event.error
+        type_ = _WORKFLOW_ENDS[EventType(event.event_type)]
+        workflow = self._event(state, type_, event.status or "", event.error)
         async with self._runtime.pool.acquire() as connection, connection.transaction():
             ended = await self._runtime.log.append_once(event, connection=connection)
-            if ended and workflow is not None:
+            if ended:
                 await self._runtime.log.append_once(workflow, connection=connection)
         if ended:
             if execution.trace is not None:
@@ -310,8 +285,11 @@ class Lifecycle:
             state.status, state.error = fresh.status, fresh.error
         return state.status
 
-    def _event(self, state: ExecutionState, type_: EventType, status: str) -> Event:
-        return self._runtime.event(state, type_, state.playbook, "playbook", status, {"epoch": state.epoch})
+    def _event(self, state: ExecutionState, type_: EventType, status: str, error: str | None = None) -> Event:
+        meta = {"epoch": state.epoch}
+        event = self._runtime.event(state, type_, state.playbook, "playbook", status, meta)
+        event.error = error
+        return event
 
 
 def outstanding(execution: Execution) -> tuple[set[str], list[StepEnd]]:
@@ -329,32 +307,23 @@ def outstanding(execution: Execution) -> tuple[set[str], list[StepEnd]]:
         if standing.unhandled:
             failures.append(standing)
         reached.update(graph.region_of(target).name for target in standing.fired)
-    # a cycle stops at its failure, whatever tokens still wait in it
-    stopped = {graph.region_of(end.step).name for end in failures}
-    blocked = stopped | blocked_regions(execution, failures)
+    # a cycle stops at its failure, whatever tokens still wait in it; regions after it, at any distance, never start
+    stopped = [graph.region_of(end.step) for end in failures]
+    blocked = {region.name for region in stopped}
+    while stopped:
+        for target in stopped.pop().targets:
+            region = graph.region_of(target)
+            if region.name not in blocked:
+                blocked.add(region.name)
+                stopped.append(region)
     waiting = {name for name in reached - blocked if not _is_over(execution, name)}
     return waiting, failures
 
 
-def blocked_regions(execution: Execution, failures: list[StepEnd]) -> set[str]:
-    """Returns the regions after an unhandled failure, at any distance."""
-    graph = execution.program.graph
-    blocked: set[str] = set()
-    waiting = [graph.region_of(end.step) for end in failures]
-    while waiting:
-        for target in waiting.pop().targets:
-            region = graph.region_of(target)
-            if region.name not in blocked:
-                blocked.add(region.name)
-                waiting.append(region)
-    return blocked
-
-
 def _is_over(execution: Execution, region_name: str) -> bool:
-    graph, state = execution.program.graph, execution.state
-    region = graph.region(region_name)
+    region = execution.program.graph.region(region_name)
     if region.is_stream:
         return streams_are_over(execution, region)
     if not region.is_cycle:
-        return state.end_of(region.steps[0], 1) is not None
-    return not TokenQueue.replay(execution, region).has_pending
+        return execution.state.end_of(region.steps[0], 1) is not None
+    return not TokenQueue.replay(execution, region).waiting

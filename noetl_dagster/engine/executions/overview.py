@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -167,16 +167,6 @@ class Overview(BaseModel):
     warnings: tuple[str, ...] = ()
     workload: dict[str, Any] = {}
 
-    def with_waiting(self, loop_ids: Collection[str]) -> Overview:
-        """Marks these loops as waiting."""
-
-        def marked(step: StepView) -> StepView:
-            if step.loop is None or step.loop.loop_id not in loop_ids:
-                return step
-            return step.model_copy(update={"loop": step.loop.model_copy(update={"waiting": True})})
-
-        return self.model_copy(update={"steps": tuple(map(marked, self.steps))})
-
 
 async def overview(runtime: Runtime, execution_id: int) -> Overview:
     """Reads one row of the projection, and the events committed since it was updated.
@@ -187,80 +177,116 @@ async def overview(runtime: Runtime, execution_id: int) -> Overview:
     found = await read_execution(runtime.pool, execution_id)
     if found is None:
         raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-    if found.status != ExecutionStatus.RUNNING or not found.has_open_loop:
-        return await _with_chunks(runtime, found, overview_of(found, {}))
-    seen = overview_of(found, await loop_rates(runtime.pool, execution_id))
-    seen = await _with_chunks(runtime, found, seen)
-    return seen.with_waiting(await _unclaimed(runtime, execution_id, seen))
+    rates: dict[str, float] = {}
+    waiting: set[str] = set()
+    if found.status == ExecutionStatus.RUNNING and found.has_open_loop:
+        rates, waiting = await loop_rates(runtime.pool, execution_id), await _waiting_loops(runtime, found)
+    sources, chunks = await _chunks(runtime, found)
+    state, start, end = found.state, found.start_time, found.end_time or datetime.now(UTC)
+
+    def view(step: dict[str, Any]) -> StepView:
+        name, status = step["step"], step["status"]
+        loop = _loop(state, name, rates)
+        if loop is not None and status == ExecutionStatus.RUNNING and loop.loop_id in waiting:
+            loop = loop.model_copy(update={"waiting": True})
+        if loop is not None and name in sources and not loop.total:
+            loop = loop.model_copy(update={"so_far": chunks[sources[name]].made})
+        is_open = found.status == ExecutionStatus.FAILED and status == ExecutionStatus.RUNNING
+        return StepView(
+            step=name,
+            status=OPEN if is_open else status,
+            visits=step["visits"],
+            loop=loop,
+            result=step.get("result"),
+            error=step.get("error"),
+            chunks=chunks.get(name),
+        )
+
+    return Overview(
+        execution_id=str(execution_id),
+        playbook=found.playbook or "",
+        status=found.status,
+        epoch=state.get("epoch", 1),
+        run_id=state.get("run_id"),
+        parent_execution_id=str(found.parent_execution_id) if found.parent_execution_id else None,
+        started_at=start,
+        ended_at=found.end_time,
+        seconds=round((end - start).total_seconds(), 3) if start else 0.0,
+        error=found.error,
+        steps=tuple(map(view, state.get("steps", []))),
+        warnings=tuple(state.get("warnings", ())),
+        workload=state.get("workload", {}),
+    )
+
+
+def _loop(state: dict[str, Any], step: str, rates: Mapping[str, float]) -> LoopView | None:
+    fanout = state.get("fanout", {}).get(step)
+    entry = fanout or state.get("loop", {}).get(step)
+    if entry is None:
+        return None
+    total = entry["total_shards"] if fanout else entry["total"]
+    left = total - entry["done"] - entry["failed"]
+    rate = None if entry["completed"] else rates.get(entry["loop_id"])
+    return LoopView(
+        loop_id=entry["loop_id"],
+        total=total,
+        done=entry["done"],
+        failed=entry["failed"],
+        fanout=bool(fanout),
+        rate=rate,
+        remaining_seconds=round(left / rate, 1) if rate and left > 0 else None,
+    )
+
+
+async def _waiting_loops(runtime: Runtime, found: ProjectedExecution) -> set[str]:
+    """Returns the loops of which no iteration has begun."""
+    views = (_loop(found.state, step["step"], {}) for step in found.state.get("steps", []))
+    idle = [view.loop_id for view in views if view is not None and view.total and not view.done + view.failed]
+    rows = await runtime.pool.fetch(UNCLAIMED, found.execution_id, idle) if idle else ()
+    return {row["loop_id"] for row in rows}
+
+
+async def _chunks(
+    runtime: Runtime, found: ProjectedExecution
+) -> tuple[dict[str, str], dict[str, ChunksView]]:
+    """Returns the source of each step that takes chunks, and the counts of each source."""
+    loops = found.state.get("loop", {})
+    if not any(entry.get("mode") == LoopMode.STREAM for entry in loops.values()):
+        return {}, {}
+    takers = await runtime.pool.fetch(TAKERS, found.execution_id)
+    rows = await runtime.pool.fetch(CHUNK_COUNTS, found.execution_id)
+    made = {row["node_name"]: ChunksView(made=row["chunks"], rows=row["rows"]) for row in rows}
+    sources = {row["taker"]: row["source"] for row in takers}
+    return sources, {source: made.get(source, ChunksView(made=0)) for source in sources.values()}
 
 
 async def full_overview(runtime: Runtime, execution_id: int) -> Overview:
-    """Adds results, checks and the figures of the pool of workers to :func:`overview`.
-
-    Raises:
-        ExecutionNotFoundError: the log has no such execution.
-    """
+    """Adds results, checks and the figures of the pool of workers to :func:`overview`."""
     found = await overview(runtime, execution_id)
     pooled = await pool_views(runtime.pool, execution_id, [step.step for step in found.steps])
     checks = await _checks(runtime, execution_id)
-    results = await _results(runtime, execution_id, found.status)
+    results = {}
+    for row in await runtime.pool.fetch(STEP_RESULTS, execution_id):
+        results[row["node_name"]], moved = _result(from_result(row["result"])), row["watermark"]
+        # rows of a pending watermark still have to be loaded by later steps
+        if moved is not None and ("pending" not in moved or found.status == ExecutionStatus.COMPLETED):
+            watermark = WatermarkView(value=moved["value"], previous=moved["previous"])
+            results[row["node_name"]]["watermark"] = watermark
 
     def extended(step: StepView) -> StepView:
-        view = pooled.get(step.step)
-        if view is not None and step.status != ExecutionStatus.RUNNING:
+        view, ended = pooled.get(step.step), step.status != ExecutionStatus.RUNNING
+        if view is not None and ended:
             view = view.model_copy(update={"rate": None})
-        ended = step.status != ExecutionStatus.RUNNING
         result = results.get(step.step, {}) if ended else {}
         return step.model_copy(update={"pool": view, "checks": tuple(checks.get(step.step, ())), **result})
 
-    text = await _text(runtime, execution_id)
+    row = await runtime.pool.fetchrow(TEXT_OF_EXECUTION, execution_id)
+    text = {} if row is None else {**row, "version": row["version"] or None}
     return found.model_copy(update={"steps": tuple(map(extended, found.steps)), **text})
 
 
-async def _with_chunks(runtime: Runtime, execution: ProjectedExecution, seen: Overview) -> Overview:
-    """Adds the counts of chunks if any step consumes them."""
-    loops = execution.state.get("loop", {})
-    if not any(entry.get("mode") == LoopMode.STREAM for entry in loops.values()):
-        return seen
-    sources = {
-        row["taker"]: row["source"] for row in await runtime.pool.fetch(TAKERS, execution.execution_id)
-    }
-    rows = await runtime.pool.fetch(CHUNK_COUNTS, execution.execution_id)
-    made = {row["node_name"]: ChunksView(made=row["chunks"], rows=row["rows"]) for row in rows}
-    counts = {source: made.get(source, ChunksView(made=0)) for source in sources.values()}
-
-    def extended(step: StepView) -> StepView:
-        loop, source = step.loop, sources.get(step.step)
-        if loop is not None and source is not None and not loop.total:
-            loop = loop.model_copy(update={"so_far": counts[source].made})
-        return step.model_copy(update={"loop": loop, "chunks": counts.get(step.step)})
-
-    return seen.model_copy(update={"steps": tuple(map(extended, seen.steps))})
-
-
-async def _text(runtime: Runtime, execution_id: int) -> dict[str, Any]:
-    """Returns path, version and digest of the text that an execution runs."""
-    row = await runtime.pool.fetchrow(TEXT_OF_EXECUTION, execution_id)
-    return {} if row is None else {**row, "version": row["version"] or None}
-
-
-async def _results(runtime: Runtime, execution_id: int, status: str) -> dict[str, dict[str, Any]]:
-    """Returns by step the ``data`` or ``ref`` of its latest result, and its ``watermark``."""
-    rows = await runtime.pool.fetch(STEP_RESULTS, execution_id)
-    return {
-        row["node_name"]: _result(from_result(row["result"])) | _watermark(row["watermark"], status)
-        for row in rows
-    }
-
-
-def _watermark(moved: dict[str, Any] | None, status: str) -> dict[str, Any]:
-    """Returns a step's watermark, unless later steps still have to load its rows."""
-    if moved is None or ("pending" in moved and status != ExecutionStatus.COMPLETED):
-        return {}
-    return {"watermark": WatermarkView(value=moved["value"], previous=moved["previous"])}
-
-
 def _result(envelope: Envelope) -> dict[str, Any]:
+    """Returns the ``data`` or ``ref`` of a step's result."""
     if (reference := envelope.get("ref")) is not None:
         return {"ref": _stored(reference)}
     if "data" not in envelope and "results" in envelope:
@@ -298,75 +324,10 @@ async def _checks(runtime: Runtime, execution_id: int) -> dict[str, list[CheckVi
     return found
 
 
-async def _unclaimed(runtime: Runtime, execution_id: int, seen: Overview) -> set[str]:
-    """Loops of which no iteration has begun."""
-    loops = [step.loop for step in seen.steps if step.loop is not None and step.status == "RUNNING"]
-    idle = [loop.loop_id for loop in loops if loop.total and not loop.done + loop.failed]
-    return (
-        {row["loop_id"] for row in await runtime.pool.fetch(UNCLAIMED, execution_id, idle)} if idle else set()
-    )
-
-
 async def small_results(runtime: Runtime, execution_id: int, characters: int) -> dict[str, str]:
     """Returns by step the first characters of a result that the log holds, as JSON; larger results are left out."""
     rows = await runtime.pool.fetch(SMALL_RESULTS, execution_id, characters)
     return {row["node_name"]: row["data"] for row in rows if row["data"] not in (None, "null", "{}")}
-
-
-def overview_of(execution: ProjectedExecution, rates: Mapping[str, float]) -> Overview:
-    """Makes the view of a row of ``noetl.execution``.
-
-    Args:
-        rates: of running loops, see :func:`noetl_dagster.engine.executions.progress.loop_rates`.
-    """
-    state, start = execution.state, execution.start_time
-    end = execution.end_time or datetime.now(UTC)
-    return Overview(
-        execution_id=str(execution.execution_id),
-        playbook=execution.playbook or "",
-        status=execution.status,
-        epoch=state.get("epoch", 1),
-        run_id=state.get("run_id"),
-        parent_execution_id=str(execution.parent_execution_id) if execution.parent_execution_id else None,
-        started_at=start,
-        ended_at=execution.end_time,
-        seconds=round((end - start).total_seconds(), 3) if start else 0.0,
-        error=execution.error,
-        steps=tuple(_step(state, step, rates, execution.status) for step in state.get("steps", [])),
-        warnings=tuple(state.get("warnings", ())),
-        workload=state.get("workload", {}),
-    )
-
-
-def _step(state: dict[str, Any], step: dict[str, Any], rates: Mapping[str, float], status: str) -> StepView:
-    is_open = status == ExecutionStatus.FAILED and step["status"] == ExecutionStatus.RUNNING
-    return StepView(
-        step=step["step"],
-        status=OPEN if is_open else step["status"],
-        visits=step["visits"],
-        loop=_loop(state, step["step"], rates),
-        result=step.get("result"),
-        error=step.get("error"),
-    )
-
-
-def _loop(state: dict[str, Any], step: str, rates: Mapping[str, float]) -> LoopView | None:
-    fanout = state.get("fanout", {}).get(step)
-    entry = fanout or state.get("loop", {}).get(step)
-    if entry is None:
-        return None
-    total = entry["total_shards"] if fanout else entry["total"]
-    left = total - entry["done"] - entry["failed"]
-    rate = None if entry["completed"] else rates.get(entry["loop_id"])
-    return LoopView(
-        loop_id=entry["loop_id"],
-        total=total,
-        done=entry["done"],
-        failed=entry["failed"],
-        fanout=bool(fanout),
-        rate=rate,
-        remaining_seconds=round(left / rate, 1) if rate and left > 0 else None,
-    )
 
 
 def chunks_made(chunks: ChunksView) -> str:

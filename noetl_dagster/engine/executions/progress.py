@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,12 @@ from noetl_dagster.events.transport.queries import MISSED_REPORTS
 from noetl_dagster.settings import DEFAULT_POOL
 
 PACE_SECONDS = 30.0
+
+LATEST = 1_000
+"""The number of a step's latest commands that are read, in addition to those that run now."""
+
+MOST_WAITING = 10_000
+"""The waiting commands of an execution are counted up to this number."""
 
 # By step, the last note of its commands that run.
 RUNNING_NOTES = """
@@ -34,19 +40,13 @@ ORDER BY beat.node_name, beat.event_id DESC
 
 @dataclass(frozen=True, slots=True)
 class LoopProgress:
-    """One activation of a loop or fan-out.
-
-    Attributes:
-        failed: iterations that will not be tried again.
-        seconds: since it started.
-    """
+    """One activation of a loop or fan-out. ``failed`` iterations are not tried again; ``seconds``: since it started."""
 
     step: str
     loop_id: str
     total: int
     done: int
     failed: int
-    fanout: bool
     seconds: float = 0.0
 
     @property
@@ -125,36 +125,24 @@ def brief(seconds: float) -> str:
 
 async def loop_progress(pool: asyncpg.Pool, execution_id: int) -> list[LoopProgress]:
     """Returns every loop of an execution in the order in which they started."""
-    rows = await pool.fetch(LOOP_PROGRESS, execution_id)
+    counts = ("loop_id", "total", "done", "failed", "seconds")
     return [
-        LoopProgress(
-            step=row["node_name"],
-            loop_id=row["loop_id"],
-            total=row["total"],
-            done=row["done"],
-            failed=row["failed"],
-            fanout=row["kind"] == "loop.fanout.started",
-            seconds=row["seconds"],
-        )
-        for row in rows
+        LoopProgress(row["node_name"], **{name: row[name] for name in counts})
+        for row in await pool.fetch(LOOP_PROGRESS, execution_id)
     ]
 
 
 async def stream_progress(pool: asyncpg.Pool, execution_id: int, steps: Sequence[str]) -> str:
-    """Describes the chunks of a stream: how many each of its steps has consumed, and how many it has made.
-
-    Args:
-        steps: from the source on.
-    """
+    """Describes how many chunks each step of a stream, from its source on, has consumed and made."""
     made = {row["node_name"]: row for row in await pool.fetch(CHUNK_COUNTS, execution_id)}
     took = {loop.step: loop for loop in await loop_progress(pool, execution_id)}
     said = []
     for step in steps:
         parts = []
         if step in took and step != steps[0]:
-            parts.append(
-                f"took {took[step].ended}" + (f", {took[step].failed} failed" * bool(took[step].failed))
-            )
+            parts.append(f"took {took[step].ended}")
+            if took[step].failed:
+                parts.append(f"{took[step].failed} failed")
         if step in made:
             rows = "" if made[step]["rows"] is None else f" of {made[step]['rows']} rows"
             parts.append(f"made {made[step]['chunks']} chunks{rows}")
@@ -182,12 +170,6 @@ async def running_notes(pool: asyncpg.Pool, execution_id: int) -> dict[str, str]
     rows = await pool.fetch(RUNNING_NOTES, execution_id)
     return {row["node_name"]: row["note"] for row in rows}
 
-
-LATEST = 1_000
-"""The number of a step's latest commands that are read, in addition to those that run now."""
-
-MOST_WAITING = 10_000
-"""The waiting commands of an execution are counted up to this number."""
 
 # Commands that run are found by the index of those that have a worker.
 _QUEUED = """
@@ -281,28 +263,19 @@ async def pool_views(pool: asyncpg.Pool, execution_id: int, steps: Sequence[str]
     latest = {row["step"]: row for row in await pool.fetch(_LATEST, execution_id, list(steps), most)}
     found = {}
     for step in steps:
-        counts = _counts(queued[step], attended) if step in queued else {}
+        figures: dict[str, Any] = {}
+        if step in queued:
+            row = queued[step]
+            lonely = row["waiting"] and row["pool"] not in attended
+            figures = {"waiting": row["waiting"], "running": row["running"]}
+            figures["unattended"] = row["pool"] if lonely else None
         if step in latest:
-            found[step] = PoolView(**counts, **_figures(latest[step]))
-        elif counts:
-            found[step] = PoolView(**counts)
-    return found
-
-
-def _counts(row: Mapping[str, Any], attended: Collection[str]) -> dict[str, Any]:
-    lonely = row["waiting"] and row["pool"] not in attended
-    return {
-        "waiting": row["waiting"],
-        "running": row["running"],
-        "unattended": row["pool"] if lonely else None,
-    }
-
-
-def _figures(row: Mapping[str, Any]) -> dict[str, float | None]:
-    # the first end begins the time in which the others came
-    others, seconds = row["counted"] - 1, row["seconds"]
-    found: dict[str, float | None] = {"rate": others / seconds if others > 0 and seconds > 0 else None}
-    for name in ("queue", "run"):
-        for share, value in zip(("p50", "p99"), row[name] or (), strict=False):
-            found[f"{name}_{share}"] = round(value, 4)
+            row = latest[step]
+            others, seconds = row["counted"] - 1, row["seconds"]  # the first end begins the others' time
+            figures["rate"] = others / seconds if others > 0 and seconds > 0 else None
+            for name in ("queue", "run"):
+                for share, value in zip(("p50", "p99"), row[name] or (), strict=False):
+                    figures[f"{name}_{share}"] = round(value, 4)
+        if figures:
+            found[step] = PoolView(**figures)
     return found

@@ -19,19 +19,18 @@ from noetl_dagster.worker.execution import Execution
 
 async def reference_of(runtime: Runtime, execution_id: int, end: StepEnd) -> ResultRef:
     """Returns the reference of a step's result; a small one in the log gets a reference in the eventlog tier."""
-    reference = end.envelope.get("ref")
+    envelope = end.envelope
+    reference = envelope.get("ref")
     if reference is not None:
         return reference if isinstance(reference, ResultRef) else ResultRef.model_validate(reference)
+    value = envelope["data"] if "data" in envelope else envelope.get("results")
     return await runtime.results.put(
-        _value(end), execution_id=execution_id, step=end.step, name="result", tier=StoreTier.EVENTLOG
+        value, execution_id=execution_id, step=end.step, name="result", tier=StoreTier.EVENTLOG
     )
 
 
 async def value_of(runtime: Runtime, envelope: Mapping[str, Any]) -> Any:
-    """Returns a step's result, fetched if it is stored.
-
-    A loop's is the list of its items' results, with the envelopes of failed ones.
-    """
+    """Returns a step's result, fetched if it is stored. A loop's is a list, with the envelopes of failed items."""
     reference = envelope.get("ref")
     if reference is not None:
         return await runtime.results.get(reference)
@@ -39,12 +38,6 @@ async def value_of(runtime: Runtime, envelope: Mapping[str, Any]) -> Any:
         items = envelope["results"]
         return [await value_of(runtime, item) if item.get("status") == OK else item for item in items]
     return envelope.get("data")
-
-
-def _value(end: StepEnd) -> Any:
-    if "results" in end.envelope and "data" not in end.envelope:
-        return end.envelope["results"]
-    return end.envelope.get("data")
 
 
 # Ends are read below the oldest running transaction: a slow one may still commit a smaller number.

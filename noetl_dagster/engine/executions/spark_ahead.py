@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from noetl_dagster.engine.executions.lifecycle import outstanding
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.playbook.models import FanoutEngine, Playbook, RoutingMode, Step, Task
+from noetl_dagster.playbook.models import FanoutEngine, Playbook, RoutingMode, Step
 from noetl_dagster.spark.ahead import start_ahead
 from noetl_dagster.worker.execution import Execution
 
@@ -14,10 +14,7 @@ _ALWAYS = (None, "step.done", "call.done", "step.exit", "call.partial")
 
 
 def prepare_spark(runtime: Runtime, execution: Execution) -> bool:
-    """Starts Spark's session in this process if the execution will certainly need it here; returns at once.
-
-    Costs next to nothing if there is a session already. Returns true if it is being started.
-    """
+    """Begins to start Spark's session in this process if the execution will certainly need it; returns true if so."""
     steps = spark_steps_ahead(execution)
     if not steps:
         return False
@@ -65,13 +62,14 @@ def _sure_targets(step: Step) -> list[str]:
 
 def uses_spark(playbook: Playbook, step: Step) -> bool:
     """Reports that a step has a spark task, its own or the workbook's, or runs its shards as a Spark job."""
-    return _runs_as_spark_job(step) or any(_kind(playbook, task) == SPARK for task in step.tasks)
-
-
-def _kind(playbook: Playbook, task: Task) -> str:
-    wanted = str(task.config.get("name") or task.config.get("task") or task.name)
-    named = playbook.workbook.get(wanted) if task.kind == "workbook" else None
-    return named.kind if named is not None else task.kind
+    for task in step.tasks:
+        named = task
+        if task.kind == "workbook":
+            wanted = str(task.config.get("name") or task.config.get("task") or task.name)
+            named = playbook.workbook.get(wanted, task)
+        if named.kind == SPARK:
+            return True
+    return _runs_as_spark_job(step)
 
 
 def _runs_as_spark_job(step: Step) -> bool:

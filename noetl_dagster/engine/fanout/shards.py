@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from noetl_dagster.engine.loops.activation import Activation
 from noetl_dagster.engine.loops.attempts import Attempts
@@ -18,15 +18,12 @@ from noetl_dagster.engine.loops.loop import SharedCommands, run_items, run_side_
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.sharing import ItemSource, Tally
 from noetl_dagster.errors import StorageError, ToolError
-from noetl_dagster.events.envelopes import OK, Envelope, error_envelope, from_result
+from noetl_dagster.events.envelopes import OK, Envelope, error_envelope
 from noetl_dagster.events.queries import COMMAND_END, LOOP_FAILED
 from noetl_dagster.playbook.templates.views import ReferenceCache
-from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.worker.command import Command, Outcome
-from noetl_dagster.worker.execution import Execution
-from noetl_dagster.worker.program import StepProgram
-from noetl_dagster.worker.runner import Call, Runner
+from noetl_dagster.worker.runner import Call
 
 FAIL_FAST_SECONDS = 1.0
 """How often a group checks for failures of other groups."""
@@ -76,13 +73,6 @@ class GroupReport:
         return (self.done + self.failed) / self.seconds if self.seconds else 0.0
 
 
-class ShardEngine(Protocol):
-    """Runs the shards of one group to their ends; ``spec.fanout.engine`` selects one."""
-
-    async def run(self, activation: Activation, group: Group) -> GroupReport:
-        """Runs the shards that are not done in the log; failed ones again within limits."""
-
-
 @contextmanager
 def rare_collections() -> Iterator[None]:
     """Makes the garbage collector run less often: shards make many objects and hardly any cycles."""
@@ -94,106 +84,81 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-class InlineShards:
-    """Runs shards on this process's event loop, ``max_concurrent`` at once."""
+async def run_here(activation: Activation, group: Group) -> GroupReport:
+    """Runs the shards of a group that are not done in the log, ``max_concurrent`` at once."""
+    started, slots = perf_counter(), activation.program.shards_in_flight
+    with shared_items(activation, group.start, group.stop, slots) as items:
+        tally = await work_on_shards(activation, items)
+    skipped = max(0, len(group) - tally.done - tally.failed)
+    return GroupReport(group, tally.done, tally.failed, skipped, perf_counter() - started)
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._attempts = Attempts(runtime)
 
-    async def run(self, activation: Activation, group: Group) -> GroupReport:
-        """Runs a group; see :class:`ShardEngine`."""
-        program = activation.program
-        started = asyncio.get_running_loop().time()
-        with shared_items(
-            self._runtime, activation, group.start, group.stop, program.shards_in_flight
-        ) as items:
-            tally = await self.work(activation, items)
-        seconds = asyncio.get_running_loop().time() - started
-        skipped = max(0, len(group) - tally.done - tally.failed)
-        return GroupReport(group, tally.done, tally.failed, skipped=skipped, seconds=seconds)
+async def work_on_shards(activation: Activation, items: ItemSource) -> Tally:
+    """Runs this process's part of a group, waits for the other processes, and returns the counts of all of them."""
+    loop, runtime = activation.program.loop, activation.runtime
+    fail_fast = loop.fail_fast or loop.fanout.fail_fast
+    done = failed = 0
+    commands = SharedCommands(activation, items)
+    pause = commands.paused if fail_fast else nullcontext
 
-    async def work(self, activation: Activation, items: ItemSource) -> Tally:
-        """Runs this process's part of a group, waits for the other processes, and returns the counts of all of them."""
-        loop = activation.program.loop
-        spec = loop.fanout
-        fail_fast = loop.fail_fast or spec.fail_fast
-        done = failed = 0
-        commands = SharedCommands(self._runtime, activation, items)
-        pause = commands.paused if fail_fast else nullcontext
-        if fail_fast and await self._has_failed(activation):
+    async def has_failed() -> bool:
+        return bool(await runtime.pool.fetchval(LOOP_FAILED, activation.execution.id, activation.loop_id))
+
+    async def iterate(command: Command, again: bool) -> Outcome:
+        nonlocal done, failed
+        outcome = await _run_shard(activation, command, again, pause)
+        done, failed = done + (not outcome.failed), failed + outcome.failed
+        if outcome.failed and fail_fast:
             items.stop()
+        return outcome
 
-        async def iterate(command: Command, again: bool) -> Outcome:
-            nonlocal done, failed
-            outcome = await self._run_shard(
-                activation, command, spec.max_shard_retries, again=again, pause=pause
-            )
-            done, failed = done + (not outcome.failed), failed + outcome.failed
-            if outcome.failed and fail_fast:
-                items.stop()
+    async def watch() -> None:
+        while not await has_failed():  # noqa: ASYNC110 - another process's event
+            await asyncio.sleep(FAIL_FAST_SECONDS)
+        items.stop()
+
+    if fail_fast and await has_failed():
+        items.stop()
+    watcher = asyncio.create_task(watch()) if fail_fast else None
+    try:
+        with rare_collections():
+            others = await run_items(commands, iterate)
+    finally:
+        if watcher is not None:
+            watcher.cancel()
+    await runtime.buffer.flush()
+    return others + Tally(done, failed)
+
+
+async def _run_shard(
+    activation: Activation, command: Command, again: bool, pause: Callable[[], AbstractContextManager[None]]
+) -> Outcome:
+    """Runs a shard; after a failure its next attempt is issued."""
+    runtime, program, items = activation.runtime, activation.program, activation.items
+    retries = program.loop.fanout.max_shard_retries
+    if command.part:
+        return await Attempts(runtime, activation, command, retries).run(issued=True, resumed=again)
+    last = command.attempt + retries
+    runner = runtime.runner_of(program)
+    if isinstance(items, Partitions):
+        runner = PartitionRunner(runtime, items)
+
+    def is_final(outcome: Outcome) -> bool:
+        return command.attempt >= last
+
+    while True:
+        outcome = await runner.run(Call(activation, command, is_final=is_final))
+        if outcome.failed:
+            with pause() if command.attempt >= last else nullcontext():
+                await runtime.buffer.flush()
+                place = (command.execution_id, command.command_id)
+                record = await runtime.pool.fetchrow(COMMAND_END, *place)
+                if record is not None:  # another process may have completed it
+                    outcome = Outcome.of(record)
+        if not outcome.failed or command.attempt >= last:
             return outcome
-
-        async def watch() -> None:
-            while not await self._has_failed(activation):  # noqa: ASYNC110 - another process's event
-                await asyncio.sleep(FAIL_FAST_SECONDS)
-            items.stop()
-
-        watcher = asyncio.create_task(watch()) if fail_fast else None
-        try:
-            with rare_collections():
-                others = await run_items(commands, iterate)
-        finally:
-            if watcher is not None:
-                watcher.cancel()
-        await self._runtime.buffer.flush()
-        return others + Tally(done, failed)
-
-    async def _has_failed(self, activation: Activation) -> bool:
-        found = await self._runtime.pool.fetchval(LOOP_FAILED, activation.execution.id, activation.loop_id)
-        return bool(found)
-
-    async def _end_in_log(self, command: Command, outcome: Outcome) -> Outcome:
-        """Returns the end that the log has for a command that failed here: another process may have completed it."""
-        await self._runtime.buffer.flush()
-        record = await self._runtime.pool.fetchrow(COMMAND_END, command.execution_id, command.command_id)
-        return outcome if record is None else Outcome(from_result(record["result"]))
-
-    def _runner(self, activation: Activation) -> Runner:
-        if isinstance(activation.items, Partitions):
-            return PartitionRunner(self._runtime, activation.items)
-        return self._runtime.runner_of(activation.program)
-
-    async def _run_shard(
-        self,
-        activation: Activation,
-        command: Command,
-        retries: int,
-        *,
-        again: bool,
-        pause: Callable[[], AbstractContextManager[None]],
-    ) -> Outcome:
-        """Runs a shard; after a failure its next attempt is issued."""
-        execution, program = activation.execution, activation.program
-        if command.part:
-            return await self._attempts.run(
-                execution, program, command, issued=True, resumed=again, spare=retries
-            )
-        last = command.attempt + retries
-        runner = self._runner(activation)
-
-        def is_final(outcome: Outcome) -> bool:
-            return command.attempt >= last
-
-        while True:
-            outcome = await runner.run(Call(execution, program, command, is_final=is_final))
-            if outcome.failed:
-                with pause() if command.attempt >= last else nullcontext():
-                    outcome = await self._end_in_log(command, outcome)
-            if not outcome.failed or command.attempt >= last:
-                return outcome
-            command = replace(command, attempt=command.attempt + 1)
-            await self._runtime.buffer.append([self._runtime.commands.issued(command, program.kind)])
+        command = replace(command, attempt=command.attempt + 1)
+        await runtime.buffer.append([runtime.commands.issued(command, program.kind)])
 
 
 class PartitionRunner:
@@ -205,20 +170,11 @@ class PartitionRunner:
 
     def __init__(self, runtime: Runtime, partitions: Partitions) -> None:
         self._runtime = runtime
-        self._partitions = partitions
+        self._collection = partitions.collection
 
     async def run(self, call: Call) -> Outcome:
         """Claims and runs an issued command. The result is the list of its items' results, in order."""
-        runtime, command = self._runtime, call.command
-        span = runtime.runner.span(call.execution, command)
-        if span is None:
-            return await runtime.runner.cleared(command, self._run(call))
-        with LogContext(
-            execution_id=command.execution_id, command_id=command.command_id, step=command.step, **span.names
-        ):
-            outcome = await runtime.runner.cleared(command, self._run(call))
-        span.ended(outcome, runtime.commands.worker_id)
-        return outcome
+        return await self._runtime.runner.traced(call, lambda span: self._run(call))
 
     async def _run(self, call: Call) -> Outcome:
         runtime, command = self._runtime, call.command
@@ -226,19 +182,18 @@ class PartitionRunner:
         started = perf_counter()
         with runtime.heartbeats.beating(command):
             try:
-                envelope, patches = await self._run_items(call.execution, call.program, command)
+                outcome = await self._run_items(call)
             except (ToolError, StorageError) as error:
-                envelope, patches = error_envelope(error), []
-        outcome = Outcome(envelope, patches, duration=perf_counter() - started)
+                outcome = Outcome(error_envelope(error))
+        outcome.duration = perf_counter() - started
         await runtime.buffer.post([runtime.commands.ended(command, outcome, final=call.is_final(outcome))])
         return outcome
 
-    async def _run_items(
-        self, execution: Execution, program: StepProgram, command: Command
-    ) -> tuple[Envelope, list[tuple[list[str], Any]]]:
+    async def _run_items(self, call: Call) -> Outcome:
+        visit, command = call.visit, call.command
         start, stop = command.item["start"], command.item["stop"]
-        items = await self._partitions.collection.slice(start, stop)
-        runner, total = self._runtime.runner, len(self._partitions.collection)
+        items = await self._collection.slice(start, stop)
+        runner, total = self._runtime.runner, len(self._collection)
         outcomes: list[Outcome | None] = [None] * len(items)
         waiting = deque(enumerate(items))
 
@@ -258,15 +213,15 @@ class PartitionRunner:
                     parent_execution_id=command.parent_execution_id,
                     owner=command.command_id,
                 )
-                outcomes[place] = await runner.outcome(execution, program, one, ReferenceCache())
+                outcomes[place] = await runner.outcome(Call(visit, one), ReferenceCache())
 
-        at_once = program.loop.fanout.max_concurrent or ITEMS_AT_ONCE
+        at_once = visit.program.loop.fanout.max_concurrent or ITEMS_AT_ONCE
         await run_side_by_side(work, max(1, min(at_once, len(items))))
         ended = [outcome for outcome in outcomes if outcome is not None]
         _raise_failures(ended, start)
         patches = [patch for outcome in ended for patch in outcome.patches]
         data: Envelope = {"status": OK, "data": [_listed_result(outcome.envelope) for outcome in ended]}
-        return await self._runtime.result_writer.seal(data, command, None), patches
+        return Outcome(await self._runtime.result_writer.seal(data, command, None), patches)
 
 
 def _raise_failures(outcomes: list[Outcome], start: int) -> None:

@@ -14,10 +14,11 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from noetl_dagster import machine
-from noetl_dagster.engine.fanout.shards import Group, GroupReport, InlineShards
+from noetl_dagster.engine.fanout.shards import Group, GroupReport, run_here
 from noetl_dagster.engine.loops.activation import Activation, activate
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
@@ -70,65 +71,42 @@ class SliceTask:
                 yield pa.RecordBatch.from_pydict({"done": [report.done], "failed": [report.failed]})
 
 
-class SparkShards:
-    """Runs the shards of a group as one Spark job."""
+async def run_on_spark(activation: Activation, group: Group) -> GroupReport:
+    """Runs the shards of a group that are not done in the log, as one Spark job.
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-
-    async def run(self, activation: Activation, group: Group) -> GroupReport:
-        """Runs the shards that the log does not say are done.
-
-        Raises:
-            ToolError: the job failed for another reason than a lost worker.
-            ServiceError: Spark does not start.
-        """
-        started = asyncio.get_running_loop().time()
-        await self._runtime.buffer.flush()
-        spark = await asyncio.to_thread(self._runtime.box.spark)
-        for remaining in range(JOBS - 1, -1, -1):
-            try:
-                done, failed = await self._job(spark, activation, group)
-                break
-            except Exception as error:
-                failure = failure_of(error)
-                if not failure.retryable or not remaining:
-                    raise ToolError(
-                        f"step {activation.step}: the Spark job of its fan-out failed: {failure.message}",
-                        kind=failure.kind,
-                        code=failure.code,
-                        retryable=failure.retryable,
-                    ) from error
-                logger.warning("%s: Spark lost a worker, its shards run again", activation.step)
-                spark = await asyncio.to_thread(self._runtime.box.spark)
-        seconds = asyncio.get_running_loop().time() - started
-        return GroupReport(group, done, failed, skipped=len(group) - done - failed, seconds=seconds)
-
-    async def _job(self, spark: SparkSession, activation: Activation, group: Group) -> tuple[int, int]:
-        name = f"noetl-fanout-{uuid.uuid4().hex}"
-        work = asyncio.create_task(asyncio.to_thread(self._run_job, spark, activation, group, name))
+    Raises:
+        ToolError: the job failed for another reason than a lost worker.
+        ServiceError: Spark does not start.
+    """
+    started, runtime = perf_counter(), activation.runtime
+    await runtime.buffer.flush()
+    for remaining in range(JOBS - 1, -1, -1):
+        spark = await asyncio.to_thread(runtime.box.spark)
         try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await asyncio.to_thread(cancel, spark, name)
-            raise
+            done, failed = await _job(spark, activation, group)
+            break
+        except Exception as error:
+            failure = failure_of(error)
+            if not failure.retryable or not remaining:
+                raise ToolError(
+                    f"step {activation.step}: the Spark job of its fan-out failed: {failure.message}",
+                    kind=failure.kind,
+                    code=failure.code,
+                    retryable=failure.retryable,
+                ) from error
+            logger.warning("%s: Spark lost a worker, its shards run again", activation.step)
+    return GroupReport(group, done, failed, len(group) - done - failed, perf_counter() - started)
 
-    def _run_job(
-        self, spark: SparkSession, activation: Activation, group: Group, name: str
-    ) -> tuple[int, int]:
-        settings = self._runtime.settings
+
+async def _job(spark: SparkSession, activation: Activation, group: Group) -> tuple[int, int]:
+    name, settings = f"noetl-fanout-{uuid.uuid4().hex}", activation.runtime.settings
+
+    def run() -> tuple[int, int]:
         description = f"{activation.step}: shards {group.start} to {group.stop - 1}"
         session = own_session(spark, settings, name, description)
-        size = _slice_shards(activation, len(group), _cores(session))
-        task = SliceTask(
-            settings.model_copy(update={"db_pool_size": CONNECTIONS}),
-            activation.execution.id,
-            activation.step,
-            activation.visit,
-            activation.loop_id,
-            group,
-            size,
-        )
+        size = _slice_shards(activation, len(group), session)
+        own = settings.model_copy(update={"db_pool_size": CONNECTIONS})
+        task = SliceTask(own, *activation.key, activation.loop_id, group, size)
         count = -(-len(group) // size)
         counted = session.range(0, count, 1, count).mapInArrow(task, SCHEMA)
         try:
@@ -137,20 +115,22 @@ class SparkShards:
             release(name)
         return int(row["done"] or 0), int(row["failed"] or 0)
 
-
-def _slice_shards(activation: Activation, shards: int, cores: int) -> int:
-    """Returns a size with which every core gets several slices, and a lost slice is soon done again."""
-    loop = activation.program.loop
-    if loop.fanout.granularity is ShardGranularity.PARTITION:
-        return 1
-    return max(1, min(SLICE_SHARDS, -(-shards // (SLICES_A_CORE * cores))))
-
-
-def _cores(session: SparkSession) -> int:
     try:
-        return int(session.sparkContext.defaultParallelism)
+        return await asyncio.shield(asyncio.create_task(asyncio.to_thread(run)))
+    except asyncio.CancelledError:
+        await asyncio.to_thread(cancel, spark, name)
+        raise
+
+
+def _slice_shards(activation: Activation, shards: int, session: SparkSession) -> int:
+    """Returns a size with which every core gets several slices, and a lost slice is soon done again."""
+    if activation.program.loop.fanout.granularity is ShardGranularity.PARTITION:
+        return 1
+    try:
+        cores = int(session.sparkContext.defaultParallelism)
     except Exception:  # a Connect session does not report it
-        return machine.cores()
+        cores = machine.cores()
+    return max(1, min(SLICE_SHARDS, -(-shards // (SLICES_A_CORE * cores))))
 
 
 _runtimes: dict[tuple[int, str | None], Runtime] = {}
@@ -165,11 +145,10 @@ async def _run_slice(task: SliceTask, part: Group) -> GroupReport:
     if execution is None:
         _executions.clear()
         execution = _executions[known] = await runtime.load(task.execution_id)
-    program = execution.step(task.step, task.visit)
-    if len(execution.state.loops.get((task.step, task.visit), ())) == 0:
+    if not execution.state.loops.get((task.step, task.visit)):
         raise ToolError(f"execution {task.execution_id}: {task.step} was not expanded", kind="loop")
-    activation = await activate(runtime, execution, program, task.visit, shard=True)
-    return await InlineShards(runtime).run(activation, part)
+    activation = await activate(runtime, execution.visit(task.step, task.visit), shard=True)
+    return await run_here(activation, part)
 
 
 async def _runtime(settings: Settings) -> Runtime:
@@ -179,9 +158,5 @@ async def _runtime(settings: Settings) -> Runtime:
     if runtime is None:
         logs.set_up(settings)
         runtime = _runtimes[known] = await Runtime.open(settings, apply=False)
-        atexit.register(_close, runtime)
+        atexit.register(lambda: run_sync(runtime.close(), timeout=5))
     return runtime
-
-
-def _close(runtime: Runtime) -> None:
-    run_sync(runtime.close(), timeout=5)

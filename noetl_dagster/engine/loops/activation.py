@@ -1,7 +1,10 @@
-"""Activations of loops: their beginning, which continues an earlier one where the log has one, and their end."""
+"""Activations of loops: their beginning, which continues an earlier one where the log has one, and their commands."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,31 +15,31 @@ from noetl_dagster.engine.loops.collection import (
     keep_collection,
     kept_collection,
 )
-from noetl_dagster.engine.loops.gather import LoopResult, iteration_ends
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.events.state import assign
-from noetl_dagster.events.types import EventType
+from noetl_dagster.events.queries import LOOP_ATTEMPTS
+from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.worker.command import Command
-from noetl_dagster.worker.execution import Execution
-from noetl_dagster.worker.program import StepProgram
+from noetl_dagster.worker.execution import Visit
+
+SLICE = 500
+"""Commands issued in one round trip."""
 
 
 @dataclass(frozen=True, slots=True)
-class Activation:
-    """One activation of a loop, with the facts that its commands need.
+class Activation(Visit):
+    """One activation of a visit's loop, with the facts that its commands need.
 
     Attributes:
+        runtime: of this process.
         loop_ids: this activation's id last, after those that it continues.
         items: the collection.
         resumed: an earlier run of the same activation may have issued or ended commands.
     """
 
-    execution: Execution
-    program: StepProgram
-    visit: int
+    runtime: Runtime
     loop_ids: tuple[str, ...]
     items: Collection
     shard: bool = False
@@ -52,16 +55,9 @@ class Activation:
         """Reports that an earlier activation of the visit ended with failures, which this one tries again."""
         return len(self.loop_ids) > 1
 
-    @property
-    def step(self) -> str:
-        """Name of the step."""
-        return self.program.step.name
-
-    def command(self, index: int, item: Any, attempt: int = 1) -> Command:
+    def iteration(self, index: int, item: Any, attempt: int = 1) -> Command:
         """Makes the command of an iteration."""
-        return self.execution.command(
-            self.step,
-            self.visit,
+        return self.command(
             attempt=attempt,
             index=index,
             item=item,
@@ -73,24 +69,16 @@ class Activation:
         )
 
     def iter_key(self, index: int, item: Any) -> str | None:
-        """Returns the key that the playbook gives a shard; None: its index.
-
-        Raises:
-            TemplateError: the key cannot be rendered for this item.
-        """
-        if not self.shard or isinstance(self.items, Partitions):
-            return None
+        """Returns the key that the playbook gives a shard; None: its index."""
         loop = self.program.loop
-        if loop.fanout.iter_key is None:
+        if not self.shard or loop.fanout.iter_key is None or isinstance(self.items, Partitions):
             return None
         return str(compile_value(loop.fanout.iter_key).render({loop.iterator: item, "_index": index}))
 
 
 async def activate(
     runtime: Runtime,
-    execution: Execution,
-    program: StepProgram,
-    visit: int,
+    visit: Visit,
     *,
     shard: bool = False,
     items: Collection | None = None,
@@ -109,81 +97,101 @@ async def activate(
         ToolError: the collection is not a list.
         TemplateError: the collection cannot be rendered.
     """
-    step = program.step.name
-    known = execution.state.loops.get((step, visit), [])
+    execution, program, state = visit.execution, visit.program, visit.execution.state
+    known = state.loops.get((visit.step, visit.number), [])
     loop_ids = tuple(entry.loop_id for entry in known)
     context = known[-1].context if known else {}
     if items is None and known:
         items = kept_collection(runtime, context)
-    if known and items is not None and resumes:
-        is_open = not known[-1].done or known[-1].epoch == execution.state.epoch
-        if is_open:
-            return Activation(execution, program, visit, loop_ids, items, shard, resumed=True)
+    if known and items is not None and resumes and (not known[-1].done or known[-1].epoch == state.epoch):
+        return Activation(execution, program, visit.number, runtime, loop_ids, items, shard, resumed=True)
     loop_id = str(runtime.ids.next())
     if items is None:
-        evaluated = await evaluate_collection(runtime, program, execution.scope(ReferenceCache(), step))
+        evaluated = await evaluate_collection(runtime, program, visit.scope(ReferenceCache()))
         partitions = program.partitions if shard else None
-        context, items = await keep_collection(
-            runtime, execution, step, evaluated, loop_id, partitions=partitions
-        )
-    resumed = resumes and bool(known)
-    activation = Activation(execution, program, visit, (*loop_ids, loop_id), items, shard, resumed)
-    await _start(runtime, activation, context)
-    return activation
-
-
-async def _start(runtime: Runtime, activation: Activation, context: dict[str, Any]) -> None:
-    state, loop = activation.execution.state, activation.program.loop
+        context = await keep_collection(runtime, visit, evaluated, loop_id, partitions=partitions)
+        items = kept_collection(runtime, context)
+    ids, resumed = (*loop_ids, loop_id), resumes and bool(known)
+    activation = Activation(execution, program, visit.number, runtime, ids, items, shard, resumed)
     meta: dict[str, Any] = {
-        "loop_id": activation.loop_id,
-        "visit": activation.visit,
+        "loop_id": loop_id,
+        "visit": visit.number,
         "epoch": state.epoch,
-        "mode": loop.mode.value,
-        ("total_shards" if activation.shard else "collection_size"): len(activation.items),
+        "mode": program.loop.mode.value,
+        ("total_shards" if shard else "collection_size"): len(items),
     }
-    if loop.mode is LoopMode.STREAM:
-        meta["source"] = activation.execution.program.graph.fed_by(activation.step)
+    if program.loop.mode is LoopMode.STREAM:
+        meta["source"] = execution.program.graph.fed_by(visit.step)
     if activation.continues:
-        meta["continues"] = activation.loop_ids[-2]
-    type_ = EventType.LOOP_FANOUT_STARTED if activation.shard else EventType.LOOP_STARTED
-    event = runtime.event(state, type_, activation.step, "loop", "started", meta)
+        meta["continues"] = loop_ids[-1]
+    type_ = EventType.LOOP_FANOUT_STARTED if shard else EventType.LOOP_STARTED
+    event = runtime.event(state, type_, visit.step, "loop", "started", meta)
     event.context, event.current_index = context, 0
     await runtime.buffer.append([event])
     state.apply(event)
+    return activation
 
 
-async def finish(runtime: Runtime, activation: Activation, result: LoopResult) -> None:
-    """Writes ``loop.done``, or ``loop.fanin.completed``; the log keeps the first."""
-    state = activation.execution.state
-    counts = {key: result.envelope[key] for key in ("total", "done", "failed")}
-    if activation.shard:
-        status = fanin_status(result.done, result.failed)
-        type_, shape = EventType.LOOP_FANIN_COMPLETED, {"status": status, "context": counts}
-    else:
-        status = "completed"
-        counts["completed"] = counts["done"]
-        type_, shape = EventType.LOOP_DONE, {"status": result.envelope["status"], "context": counts}
-    meta = {"loop_id": activation.loop_id, "collection_size": len(activation.items), **counts}
-    event = runtime.event(state, type_, activation.step, "loop", status, meta)
-    event.result = shape
-    state.apply(event)
-    await runtime.log.append_once(event)
+async def issue(activation: Activation, start: int, stop: int) -> AsyncIterator[list[Command]]:
+    """Issues the commands of a range of items in bulk, slice by slice, and yields those that are to run.
 
-
-def fanin_status(done: int, failed: int) -> str:
-    """Returns ``complete``, ``partial`` or ``failed``."""
-    if not failed:
-        return "complete"
-    return "partial" if done else "failed"
-
-
-async def restore_context(runtime: Runtime, activation: Activation, stop: int) -> None:
-    """Applies the writes to ctx of the iterations before an interruption to the state.
-
-    Args:
-        stop: the index after the last of them.
+    Leaves out iterations that are done in the log; failed ones get a new attempt. Yields commands when they are in
+    the log. A fan-out makes the next slice while one is being written. Raises :class:`ExecutionCancelledError`.
     """
-    execution, sequences = activation.execution, activation.program.retries
-    async for end in iteration_ends(runtime, execution.id, activation.loop_ids, 0, stop, sequences=sequences):
-        for path, value in end.patches:
-            assign(execution.state.ctx, path, value)
+    buffer, ahead = activation.runtime.buffer, 1 if activation.shard else 0
+    writing: deque[tuple[asyncio.Future[set[int]], list[Command]]] = deque()
+    for begin in range(start, stop, SLICE):
+        end = min(begin + SLICE, stop)
+        known = await _known(activation, begin, end) if activation.resumed else {}
+        commands, events = [], []
+        for index, item in enumerate(await activation.items.slice(begin, end), begin):
+            attempt, done, ended = known.get(index, (0, False, 0))
+            if done:
+                continue
+            if attempt and activation.program.retries:
+                # its attempts are one sequence, which resumes from the log
+                commands.append(activation.iteration(index, item))
+                continue
+            pending = attempt > ended
+            command = activation.iteration(index, item, attempt if pending else ended + 1)
+            commands.append(command)
+            if not pending:
+                events.extend(issue_events(activation, command))
+        writing.append((asyncio.ensure_future(buffer.append(events)), commands))
+        while len(writing) > (ahead if end < stop else 0):
+            written, commands = writing.popleft()
+            await written
+            if commands:
+                yield commands
+
+
+def issue_events(activation: Activation, command: Command) -> list[Event]:
+    """Makes the two events that issue a command of a loop."""
+    make, shown = activation.runtime.commands, command.item if _is_small(command.item) else None
+    return [make.item(command, shown), make.issued(command, activation.program.kind)]
+
+
+def _is_small(item: Any) -> bool:
+    """Selects scalars and short mappings, which are copied into the event for people to read."""
+    if isinstance(item, dict):
+        return len(item) <= 8 and all(_is_scalar(value, 128) for value in item.values())
+    return _is_scalar(item, 256)
+
+
+def _is_scalar(value: Any, length: int) -> bool:
+    return isinstance(value, (int, float, bool)) or (isinstance(value, str) and len(value) <= length)
+
+
+async def _known(activation: Activation, start: int, stop: int) -> dict[int, tuple[int, bool, int]]:
+    """Returns by index: the latest attempt, a flag that the iteration is done, the latest attempt that ended."""
+    # a success of a shard, or of a sequence of attempts, may be one of several; another event ends those
+    by_command = not activation.shard and not activation.program.retries
+    place = (activation.execution.id, list(activation.loop_ids))
+    return {
+        row["current_index"]: (
+            row["attempt"],
+            row["shard_done"] or (by_command and row["done"]),
+            row["ended"] or 0,
+        )
+        for row in await activation.runtime.pool.fetch(LOOP_ATTEMPTS, *place, start, stop)
+    }

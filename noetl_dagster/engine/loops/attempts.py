@@ -1,4 +1,4 @@
-"""Runs one command and the attempts that a ``retry`` block adds, after errors or successes.
+"""A command and the attempts that a ``retry`` block adds, after errors or successes.
 
 Each attempt is a command of its own in the log: a restart resumes with the attempt that was due, and a page that was
 fetched is not fetched again.
@@ -12,159 +12,127 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from noetl_dagster.engine.loops.pages import Pages
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import StorageError, ToolError
-from noetl_dagster.events.envelopes import OK, Envelope, error_envelope, from_result
+from noetl_dagster.events.envelopes import OK, Envelope, error_envelope
 from noetl_dagster.events.queries import COMMAND_DUE, COMMAND_END, SEQUENCE_ENDED
-from noetl_dagster.playbook.models import Collect, RetryRule
+from noetl_dagster.playbook.models import Collect, CollectStrategy, RetryRule
 from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import render_async
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
-from noetl_dagster.worker.chunks import stream_key
+from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.storage import codec
+from noetl_dagster.storage.manifests import Strategy
+from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.worker.command import Command, Outcome
-from noetl_dagster.worker.execution import Execution
-from noetl_dagster.worker.policy import delay_before, matches
-from noetl_dagster.worker.program import Continuation, StepProgram
+from noetl_dagster.worker.execution import Visit
+from noetl_dagster.worker.program import Continuation, StepProgram, delay_before, matches
 from noetl_dagster.worker.runner import Call
+
+PART_BYTES = 1 << 20
+"""Bytes of JSON of collected pages, from which on they are stored as one part."""
+
+MISSING = object()
 
 
 @dataclass(slots=True)
-class _Sequence:
-    """The attempts of one command so far.
+class Attempts:
+    """A command and the attempts that its task's ``retry`` block adds.
 
     Attributes:
+        command: the latest attempt.
+        spare: retries of a failed call when no rule applies to failures.
+        values: the ``iter`` values of the iteration.
         failures: since the last success; bounds the retries of each call, on every page.
         successes: pages fetched; bounds pagination.
         pages: the results of successful attempts, once a rule collects.
     """
 
-    values: dict[str, Any]
-    pages: Pages
-    attempts: int = 0
+    runtime: Runtime
+    visit: Visit
+    command: Command
+    spare: int = 0
+    values: dict[str, Any] = field(default_factory=dict)
+    count: int = 0
     failures: int = 0
     successes: int = 0
-    patches: list[tuple[list[str], Any]] = field(default_factory=list)
+    pages: Pages = field(init=False)
 
-    def count(self, outcome: Outcome) -> None:
-        self.attempts += 1
-        self.failures = self.failures + 1 if outcome.failed else 0
-        self.successes += not outcome.failed
-        self.patches.extend(outcome.patches)
+    def __post_init__(self) -> None:
+        self.pages = Pages(self.runtime.results)
 
-    def made(self, outcome: Outcome) -> int:
-        """Returns the number of attempts that count towards ``max_attempts`` of a rule for such an outcome."""
-        return self.failures if outcome.failed else self.successes
-
-
-class Attempts:
-    """Runs a command and the attempts that its task's ``retry`` block adds."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-
-    async def run(
-        self,
-        execution: Execution,
-        program: StepProgram,
-        command: Command,
-        *,
-        issued: bool = False,
-        resumed: bool = False,
-        values: dict[str, Any] | None = None,
-        spare: int = 0,
-    ) -> Outcome:
-        """Runs ``command`` and its followers; returns the last outcome, or all pages together.
+    async def run(self, *, issued: bool = False, resumed: bool = False) -> Outcome:
+        """Runs the command and its followers; returns the last outcome, or all pages together.
 
         Args:
             issued: the first attempt is in the log already.
             resumed: attempts may have ended before; those are taken from the log.
-            values: the ``iter`` values of the iteration.
-            spare: retries of a failed call when no rule applies to failures.
         """
-        if _on_error(program) is not None:
-            spare = 0
-        sequence = _Sequence({} if values is None else values, Pages(self._runtime.results))
-        while True:
-            outcome = await self._ended(command) if resumed else None
-            replayed = outcome is not None
-            if outcome is None:
-                if not issued:
-                    command = await self._issue(program, command, resumed=resumed)
-                outcome = await self._run_when_due(execution, program, command, sequence)
-            sequence.count(outcome)
-            follower = None
-            if program.retries:
-                follower = await self._follower(execution, program, command, outcome, sequence)
-            # a resumed execution tries once more
-            if follower is None and outcome.failed and (replayed or sequence.failures <= spare):
-                follower = replace(command, attempt=command.attempt + 1, follows=False)
-            if follower is None:
-                break
-            command, issued = follower, False
-        outcome.patches = sequence.patches
-        if sequence.pages.is_used and not outcome.failed:
-            outcome = await self._aggregated(command, outcome, sequence, replayed=replayed)
-        if command.part:
-            await self._runtime.buffer.post([self._runtime.commands.shard_ended(command, outcome)])
-        return outcome
-
-    async def _issue(self, program: StepProgram, command: Command, *, resumed: bool) -> Command:
-        """Writes ``command.issued``. A command that an interrupted run had issued keeps its due time."""
-        event = self._runtime.commands.issued(command, program.kind)
-        new = await self._runtime.buffer.append([event])
-        if event.event_id in new or not resumed or not command.not_before:
-            return command
-        due = await self._runtime.pool.fetchval(COMMAND_DUE, command.execution_id, command.command_id)
-        return replace(command, not_before=float(due or 0.0))
-
-    async def _run_when_due(
-        self, execution: Execution, program: StepProgram, command: Command, sequence: _Sequence
-    ) -> Outcome:
-        wait = command.not_before - time.time()
-        if command.not_before and wait > 0:
-            await asyncio.sleep(wait)
-        continuation = _on_error(program)
+        runtime, program = self.runtime, self.visit.program
+        entries = (entry.rule for task in program.tasks for entry in task.continuations)
+        on_error = next((rule for rule in entries if not rule.continues_success), None)
+        spare = 0 if on_error is not None else self.spare
+        patches: list[tuple[list[str], Any]] = []
 
         def is_final(outcome: Outcome) -> bool:
-            return continuation is None or not continuation.rule.allows(sequence.failures + 1)
+            return on_error is None or not on_error.allows(self.failures + 1)
 
-        call = Call(execution, program, command, sequence.values, is_final)
-        return await self._runtime.runner_of(program).run(call)
+        while True:
+            place = (self.command.execution_id, self.command.command_id)
+            record = await runtime.pool.fetchrow(COMMAND_END, *place) if resumed else None
+            replayed = record is not None
+            if record is not None:
+                outcome = Outcome.of(record)
+            else:
+                if not issued:
+                    await self._issue(resumed)
+                due = self.command.not_before
+                if due and (wait := due - time.time()) > 0:
+                    await asyncio.sleep(wait)
+                call = Call(self.visit, self.command, self.values, is_final)
+                outcome = await runtime.runner_of(program).run(call)
+            self.count += 1
+            self.failures = self.failures + 1 if outcome.failed else 0
+            self.successes += not outcome.failed
+            patches.extend(outcome.patches)
+            follower = await self._follower(outcome) if program.retries else None
+            # a resumed execution tries once more
+            if follower is None and outcome.failed and (replayed or self.failures <= spare):
+                follower = replace(self.command, attempt=self.command.attempt + 1, follows=False)
+            if follower is None:
+                break
+            self.command, issued = follower, False
+        outcome.patches = patches
+        if self.pages.is_used and not outcome.failed:
+            outcome = await self._aggregated(outcome, replayed=replayed)
+        if self.command.part:
+            await runtime.buffer.post([runtime.commands.shard_ended(self.command, outcome)])
+        return outcome
 
-    async def _ended(self, command: Command) -> Outcome | None:
-        record = await self._runtime.pool.fetchrow(COMMAND_END, command.execution_id, command.command_id)
-        if record is None:
-            return None
-        envelope = from_result(record["result"])
-        context = record["context"] or {}
-        patches = [(path, value) for path, value in context.get("patches", ())]
-        return Outcome(envelope, patches, step_values=context.get("step", {}))
+    async def _issue(self, resumed: bool) -> None:
+        """Writes ``command.issued``. A command that an interrupted run had issued keeps its due time."""
+        runtime, command = self.runtime, self.command
+        event = runtime.commands.issued(command, self.visit.program.kind)
+        new = await runtime.buffer.append([event])
+        if event.event_id not in new and resumed and command.not_before:
+            due = await runtime.pool.fetchval(COMMAND_DUE, command.execution_id, command.command_id)
+            self.command = replace(command, not_before=float(due or 0.0))
 
-    async def _follower(
-        self,
-        execution: Execution,
-        program: StepProgram,
-        command: Command,
-        outcome: Outcome,
-        sequence: _Sequence,
-    ) -> Command | None:
+    async def _follower(self, outcome: Outcome) -> Command | None:
         """Returns the next attempt that a rule asks for, or None."""
-        cache = ReferenceCache()
-        fetch = self._runtime.results.get
-        scope = await execution.command_scope(program, command, cache, fetch, sequence.values)
-        view = ResultView(outcome.envelope, cache)
-        scope = scope.with_locals(_names(outcome.envelope, view, command.attempt))
-        made = sequence.made(outcome)
-        for continuation in _applicable(program, outcome):
+        command, envelope = self.command, outcome.envelope
+        cache, fetch = ReferenceCache(), self.runtime.results.get
+        scope = await self.visit.command_scope(command, cache, fetch, self.values)
+        scope = scope.with_locals(_names(envelope, ResultView(envelope, cache), command.attempt))
+        made = self.failures if outcome.failed else self.successes
+        for continuation in _applicable(self.visit.program, outcome):
             rule = continuation.rule
             wanted = await matches(continuation.when, scope, fetch)
             if rule.collect is not None:
-                body = await self._body(outcome.envelope)
-                await self._page(sequence, rule.collect, command, body, more=wanted)
+                await self._collect(rule.collect, envelope, more=wanted)
             if wanted and rule.continues_success and not rule.allows(made):
-                sequence.pages.fail(_more_follow(rule, command))
-            if sequence.pages.failure is not None:
+                self.pages.failure = self.pages.failure or _more_follow(rule, command)
+            if self.pages.failure is not None:
                 return None
             if not (wanted and rule.allows(made)):
                 continue
@@ -180,42 +148,34 @@ class Attempts:
             return replace(follower, overrides=_merged(command.overrides, changes))
         return None
 
-    async def _page(
-        self, sequence: _Sequence, collect: Collect, command: Command, body: Any, *, more: bool
-    ) -> None:
-        """Adds a page to the sequence. If a step consumes the pages as they come, each is a chunk."""
-        streams = self._runtime.streams
-        is_chunk = command.index is None and streams.of(stream_key(command)) is not None
-        ref = await sequence.pages.add(collect, body, command, alone=is_chunk)
-        if is_chunk and ref is not None:
-            number = sequence.pages.count - 1
-            await streams.publish_result(command, number, {"status": OK, "ref": ref}, more=more)
+    async def _collect(self, collect: Collect, envelope: Envelope, *, more: bool) -> None:
+        """Adds a page: the parsed body of http, the data of other tools.
 
-    async def _body(self, envelope: Envelope) -> Any:
-        """Returns the response body: the parsed body of http, the data of other tools."""
-        data = envelope.get("data")
+        If a step consumes the pages as they come, each is a chunk.
+        """
+        command, streams, body = self.command, self.runtime.streams, envelope.get("data")
         if "ref" in envelope:
-            data = await self._runtime.results.get(envelope["ref"])
-        if "http" in envelope and isinstance(data, Mapping) and "status_code" in data:
-            return data.get("data")
-        return data
+            body = await self.runtime.results.get(envelope["ref"])
+        if "http" in envelope and isinstance(body, Mapping) and "status_code" in body:
+            body = body.get("data")
+        is_chunk = command.index is None and streams.of(command.visit_key) is not None
+        ref = await self.pages.add(collect, body, command, alone=is_chunk)
+        if is_chunk and ref is not None:
+            page: Envelope = {"status": OK, "ref": ref}
+            await streams.publish_result(command, self.pages.count - 1, page, more=more)
 
-    async def _aggregated(
-        self, command: Command, outcome: Outcome, sequence: _Sequence, *, replayed: bool
-    ) -> Outcome:
+    async def _aggregated(self, outcome: Outcome, *, replayed: bool) -> Outcome:
         """Returns all pages as one result, recorded once as ``retry_sequence_completed``."""
+        runtime, command = self.runtime, self.command
         try:
-            envelope = await self._runtime.result_writer.seal(
-                await sequence.pages.envelope(command), command, None
-            )
+            pages = await self.pages.envelope(command)
+            envelope = await runtime.result_writer.seal(pages, command, None)
         except (ToolError, StorageError) as error:
             envelope = error_envelope(error)
         whole = replace(outcome, envelope=envelope)
-        pool = self._runtime.pool
-        if not (replayed and await pool.fetchval(SEQUENCE_ENDED, command.execution_id, command.command_id)):
-            await self._runtime.buffer.post(
-                [self._runtime.commands.sequence(command, whole, sequence.attempts)]
-            )
+        place = (command.execution_id, command.command_id)
+        if not (replayed and await runtime.pool.fetchval(SEQUENCE_ENDED, *place)):
+            await runtime.buffer.post([runtime.commands.sequence(command, whole, self.count)])
         return whole
 
 
@@ -227,10 +187,7 @@ def _applicable(program: StepProgram, outcome: Outcome) -> Iterator[Continuation
     """
     for task in program.tasks:
         for entry in task.continuations:
-            if entry.rule.continues_success:
-                if not outcome.failed:
-                    yield entry
-            elif outcome.failed or not entry.is_for_failures:
+            if not (entry.rule.continues_success if outcome.failed else entry.is_for_failures):
                 yield entry
 
 
@@ -251,20 +208,13 @@ def _due(rule: RetryRule, made: int) -> float:
 
 
 def _names(envelope: Envelope, view: ResultView, attempt: int) -> dict[str, Any]:
-    names: dict[str, Any] = {"output": view, "response": view, "result": view, "_attempt": attempt}
-    names["attempt"] = attempt
+    names: dict[str, Any] = dict.fromkeys(("output", "response", "result"), view)
+    names |= {"_attempt": attempt, "attempt": attempt}
     if envelope["status"] != OK:
         names["error"] = seen_error(envelope["error"])
     if "http" in envelope:
         names["status_code"] = envelope["http"].get("status")
     return names
-
-
-def _on_error(program: StepProgram) -> Continuation | None:
-    return next(
-        (entry for task in program.tasks for entry in task.continuations if not entry.rule.continues_success),
-        None,
-    )
 
 
 def _merged(before: dict[str, Any], following: dict[str, Any]) -> dict[str, Any]:
@@ -274,3 +224,87 @@ def _merged(before: dict[str, Any], following: dict[str, Any]) -> dict[str, Any]
         old = merged.get(key)
         merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
+
+
+class Pages:
+    """Collects pages by their strategy. The first ``failure`` makes them no result.
+
+    Appended pages may have any size. A merged mapping, and a page that replaces the one before, stay in memory, since
+    their readers hold them in memory too.
+    """
+
+    def __init__(self, store: ResultStore) -> None:
+        self._store = store
+        self._value: Any = None
+        self._bytes = 0
+        self._parts: list[ResultRef] = []
+        self.count = 0
+        self.failure: ToolError | StorageError | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Reports that a page was added, or could not be."""
+        return self.count > 0 or self.failure is not None
+
+    async def add(self, collect: Collect, body: Any, command: Command, *, alone: bool) -> ResultRef | None:
+        """Adds the value at the path of a page, fetched by ``command``. ``alone``: returns it as a part of its own."""
+        self.count += 1
+        try:
+            part = _value_at(body, collect.path)
+            if part is MISSING:
+                message = f"collect: page {self.count} has no {collect.path!r}"
+                raise ToolError(f"{message}; name the path of what a page brings", kind="schema")
+            if collect.strategy is CollectStrategy.REPLACE:
+                self._value = part
+            elif collect.strategy is CollectStrategy.MERGE:
+                self._value = {} if self._value is None else self._value
+                self._value.update(part if isinstance(part, Mapping) else {})
+            else:
+                table = codec.as_arrow_table(part)
+                rows = part if table is None else table.to_pylist()
+                rows = rows if isinstance(rows, list) else [rows]
+                self._value = [] if self._value is None else self._value
+                self._value.extend(rows)
+                self._bytes += len(codec.dump_json(rows))
+                if self._bytes > PART_BYTES or alone:
+                    return await self._flush(command)
+            if alone:
+                return await self._stored(part, command)
+        except (ToolError, StorageError) as error:
+            self.failure = error
+        return None
+
+    async def envelope(self, command: Command) -> Envelope:
+        """Returns all pages as one result, or raises the error of a page. ``command`` is the last attempt."""
+        if self.failure is not None:
+            raise self.failure
+        if not self._parts:
+            return {"status": OK, "data": self._value}
+        if self._value:
+            await self._flush(command)
+        place, name = command.visit_key[:2], _part_name(command)
+        ref = await self._store.manifest(*place, name, self._parts, Strategy.CONCAT)
+        return {"status": OK, "ref": ref}
+
+    async def _flush(self, command: Command) -> ResultRef:
+        rows, self._value, self._bytes = self._value, [], 0
+        self._parts.append(await self._stored(rows, command))
+        return self._parts[-1]
+
+    async def _stored(self, value: Any, command: Command) -> ResultRef:
+        name = f"{_part_name(command)}-{command.attempt}"
+        return await self._store.put(value, execution_id=command.execution_id, step=command.step, name=name)
+
+
+def _part_name(command: Command) -> str:
+    return f"pages-{command.visit}" + ("" if command.index is None else f"-{command.index}")
+
+
+def _value_at(body: Any, path: str | None) -> Any:
+    """Returns the value at a path of the body or of its ``data``; ``MISSING`` if neither has it."""
+    value = body
+    for key in path.split(".") if path else ():
+        value = value.get(key, MISSING) if isinstance(value, Mapping) else MISSING
+    if value is MISSING and isinstance(body, Mapping) and isinstance(body.get("data"), Mapping):
+        return _value_at(body["data"], path)
+    return value

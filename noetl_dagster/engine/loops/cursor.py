@@ -6,32 +6,36 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from itertools import chain
 from typing import Any, TypeVar
 
 import asyncpg
 
-from noetl_dagster.engine.loops.activation import Activation, activate
-from noetl_dagster.engine.loops.chunks import IterationChunks
-from noetl_dagster.engine.loops.collection import UnknownItems
-from noetl_dagster.engine.loops.frames import OWN_TRANSACTION, RELEASED, Frames, is_unfinished, release_frames
+from noetl_dagster.engine.loops.activation import Activation, activate, issue_events
+from noetl_dagster.engine.loops.collection import Collection
+from noetl_dagster.engine.loops.frames import (
+    OWN_TRANSACTION,
+    RELEASED,
+    Frames,
+    cursor_call,
+    is_unfinished,
+    release_frames,
+)
 from noetl_dagster.engine.loops.gather import IterationEnd
-from noetl_dagster.engine.loops.issue import issue_events
-from noetl_dagster.engine.loops.loop import Iterate, run_side_by_side
+from noetl_dagster.engine.loops.loop import Iterate, IterationChunks, IterationSource, run_side_by_side
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, ToolError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.queries import LOOP_NEXT_INDEX
 from noetl_dagster.events.types import Event, EventType
-from noetl_dagster.playbook.models import FrameProcess, Task
-from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.playbook.models import FrameProcess
 from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
 from noetl_dagster.tools.sql.running import prepare_statements, run_statements
 from noetl_dagster.worker.command import Command, Outcome
-from noetl_dagster.worker.execution import Execution
-from noetl_dagster.worker.program import StepProgram
+from noetl_dagster.worker.execution import Visit
 
 T = TypeVar("T")
 
@@ -39,58 +43,37 @@ LATE_CLAIM_SECONDS = 10.0
 """A loop that is stopped waits this long for its claim; otherwise no loop would process the claimed rows."""
 
 
-class CursorSource:
+class CursorSource(IterationSource):
     """Iterations over rows that are claimed while the loop runs. The claims themselves record progress."""
 
-    stop_index: int | None = None
-
-    def __init__(self, runtime: Runtime, activation: Activation, first_index: int) -> None:
-        self._runtime = runtime
-        self._claim = _Claim(runtime, activation)
-        self._next_index = self.known = first_index
-        self._stopped = False
-        self.activation = activation
-        self.loop = activation.program.loop
+    def __init__(self, activation: Activation, known: int) -> None:
+        super().__init__(activation, known)
+        self._next_index = known
+        self._frame = activation.program.loop.frame
 
     @classmethod
-    async def open(
-        cls, runtime: Runtime, execution: Execution, program: StepProgram, visit: int
-    ) -> CursorSource:
+    async def open(cls, runtime: Runtime, visit: Visit) -> CursorSource:
         """Opens a new activation, after the release of rows that earlier ones had claimed."""
-        known = execution.state.loops.get((program.step.name, visit), [])
+        execution, cursor = visit.execution, visit.program.loop.cursor
+        known = execution.state.loops.get((visit.step, visit.number), [])
         if known:
             await release_frames(runtime, execution.id, [entry.loop_id for entry in known])
-        activation = await activate(runtime, execution, program, visit, items=UnknownItems(), resumes=False)
+        activation = await activate(runtime, visit, items=Collection(), resumes=False)
         first_index = await runtime.pool.fetchval(LOOP_NEXT_INDEX, execution.id, activation.loop_ids)
-        cursor = program.loop.cursor
         assert cursor is not None
-        return (cls if cursor.release is None else _ReleasingSource)(runtime, activation, first_index)
+        return (cls if cursor.release is None else _ReleasingSource)(activation, first_index)
 
     async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
-        """Runs until every slot's claim returned no rows.
-
-        Raises:
-            ToolError: the claim failed.
-        """
+        """Runs until every slot's claim returned no rows."""
 
         async def slot() -> None:
             while not self._stopped and (commands := await _finished_even_if_cancelled(self._take())):
-                await self._frame_ended(commands, await self._run_frame(iterate, commands))
+                await self._run_frame(iterate, commands)
 
         async with self._held():
-            await run_side_by_side(slot, self.loop.max_in_flight)
+            await run_side_by_side(slot, self.activation.program.loop.max_in_flight)
 
-    def stop(self) -> None:
-        """Claims no further rows."""
-        self._stopped = True
-
-    def counts(self, end: IterationEnd) -> bool:
-        """Excludes failures of earlier activations, and rows that were released: these are claimed again."""
-        if not end.failed:
-            return True
-        return bool(end.index >= self.known and end.envelope["error"].get("code") != RELEASED)
-
-    async def _run_frame(self, iterate: Iterate, commands: list[Command]) -> list[Outcome]:
+    async def _run_frame(self, iterate: Iterate, commands: list[Command]) -> None:
         waiting = iter(commands)
         outcomes: list[Outcome] = []
 
@@ -99,13 +82,21 @@ class CursorSource:
                 outcome = await iterate(command, False)
                 outcomes.append(outcome)
 
-        await run_side_by_side(work, min(self.loop.frame.row_concurrency, len(commands)))
-        return outcomes
+        await run_side_by_side(work, min(self._frame.row_concurrency, len(commands)))
+        await self._frame_ended(commands, outcomes)
+
+    def counts(self, end: IterationEnd) -> bool:
+        """Excludes failures of earlier activations, and rows that were released: these are claimed again."""
+        if not end.failed:
+            return True
+        return bool(end.index >= self.known and end.envelope["error"].get("code") != RELEASED)
 
     async def _take(self) -> list[Command]:
         """Claims rows and returns their issued commands; none when there is nothing left."""
-        runtime = self._runtime
-        commands = self._commands(await self._claim.rows())
+        runtime, call = self._runtime, await self._call()
+        async with asyncio.timeout(self._frame.max_seconds):
+            result = await tool_for(call.task.kind).run(call, runtime.box)
+        commands = self._commands(self._rows_of(result.data))
         events = self._issue_events(commands)
         try:
             await runtime.buffer.append(events)
@@ -125,32 +116,71 @@ class CursorSource:
         yield
 
     def _commands(self, rows: list[Any]) -> list[Command]:
-        items = rows if self.loop.frame.process is FrameProcess.ROW else [rows] if rows else []
-        first = self._next_index
+        items = rows if self._frame.process is FrameProcess.ROW else [rows] if rows else []
+        first, attempt = self._next_index, len(self.activation.loop_ids)
         self._next_index += len(items)
-        attempt = len(self.activation.loop_ids)
-        commands = (self.activation.command(index, item, attempt) for index, item in enumerate(items, first))
-        return list(commands)
+        return [self.activation.iteration(index, item, attempt) for index, item in enumerate(items, first)]
 
     def _issue_events(self, commands: list[Command]) -> list[Event]:
-        return [
-            event for command in commands for event in issue_events(self._runtime, self.activation, command)
-        ]
+        issued = (issue_events(self.activation, command) for command in commands)
+        return list(chain.from_iterable(issued))
+
+    async def _call(self) -> ToolCall:
+        """Makes the call that claims. Its SQL may use its bounds: ``:__frame_max_rows``, or as a template."""
+        cursor = self.activation.program.loop.cursor
+        assert cursor is not None
+        bounds = {f"__frame_{name}": value for name, value in self._frame.model_dump(mode="json").items()}
+        scope = self.activation.scope(ReferenceCache()).with_locals(bounds)
+        return await cursor_call(self._runtime, self.activation, "claim", cursor.claim, bounds, scope, scope)
+
+    def _rows_of(self, data: Any) -> list[Any]:
+        rows, step = data.get("rows") if isinstance(data, dict) else None, self.activation.step
+        if rows is None:
+            raise ToolError(
+                f"step {step}: loop.cursor.claim returned no rows at all; "
+                "end it with a SELECT or a RETURNING clause",
+                kind="loop",
+            )
+        most = self._frame.max_bytes
+        if most is not None and len(encode_json(rows)) > most:
+            raise ToolError(
+                f"step {step}: one claim returned more than frame.max_bytes ({most}); "
+                "claim fewer rows with LIMIT {{ __frame_max_rows }}",
+                kind="loop",
+            )
+        return list(rows)
 
 
 class _ReleasingSource(CursorSource):
     """A cursor that releases rows: the log's database records a claim before the claim commits."""
 
-    def __init__(self, runtime: Runtime, activation: Activation, first_index: int) -> None:
-        super().__init__(runtime, activation, first_index)
-        self._frames = Frames(runtime, activation)
+    def __init__(self, activation: Activation, known: int) -> None:
+        super().__init__(activation, known)
+        self._frames = Frames(activation)
 
     async def _take(self) -> list[Command]:
-        async with self._claim.uncommitted() as (rows, xid):
+        async with contextlib.AsyncExitStack() as claim:
+            try:
+                rows, xid = await claim.enter_async_context(self._uncommitted())
+            except asyncpg.InvalidCachedStatementError:  # another session changed a table; nothing was done
+                rows, xid = await claim.enter_async_context(self._uncommitted())
             commands = self._commands(rows)
             if commands:
                 await self._frames.keep(rows, commands[0].index or 0, xid, self._issue_events(commands))
         return commands
+
+    @asynccontextmanager
+    async def _uncommitted(self) -> AsyncIterator[tuple[list[Any], int]]:
+        """Claims in a transaction that commits when the block ends; yields the rows and the transaction's number."""
+        call, box = await self._call(), self._runtime.box
+        statements = await prepare_statements(call, box)
+        with postgres_errors(call, box):
+            pool = await open_pool(call, box)
+            async with pool.acquire() as connection, connection.transaction():
+                async with asyncio.timeout(self._frame.max_seconds):
+                    xid = await connection.fetchval(OWN_TRANSACTION)
+                    data = await run_statements(connection, statements)
+                yield self._rows_of(data), xid
 
     async def _frame_ended(self, commands: list[Command], outcomes: list[Outcome]) -> None:
         """Forgets a frame. One with unfinished rows is released when the loop ends, so this loop doesn't claim it."""
@@ -184,78 +214,3 @@ async def _finished_even_if_cancelled(work: Coroutine[Any, Any, T]) -> T:
         with contextlib.suppress(asyncio.CancelledError, Exception):  # its outcome is not needed any more
             await task
         raise
-
-
-class _Claim:
-    """The claim of a cursor loop. Its SQL may use its bounds: ``:__frame_max_rows``, or as a template."""
-
-    def __init__(self, runtime: Runtime, activation: Activation) -> None:
-        cursor = activation.program.loop.cursor
-        assert cursor is not None
-        self._runtime = runtime
-        self._execution = activation.execution
-        self._step = activation.step
-        self._kind = cursor.kind
-        self._frame = activation.program.loop.frame
-        self._sql = compile_value(cursor.claim)
-        self._auth = compile_value(cursor.auth)
-
-    async def rows(self) -> list[Any]:
-        """Claims in a transaction of its own."""
-        call = await self._call()
-        async with asyncio.timeout(self._frame.max_seconds):
-            result = await tool_for(self._kind).run(call, self._runtime.box)
-        return self._rows_of(result.data)
-
-    @asynccontextmanager
-    async def uncommitted(self) -> AsyncIterator[tuple[list[Any], int]]:
-        """Claims in a transaction that commits when the block ends; yields the rows and the transaction's number."""
-        async with contextlib.AsyncExitStack() as block:
-            try:
-                claimed = await block.enter_async_context(self._transaction())
-            except asyncpg.InvalidCachedStatementError:  # another session changed a table; nothing was done
-                claimed = await block.enter_async_context(self._transaction())
-            yield claimed
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[tuple[list[Any], int]]:
-        call, box = await self._call(), self._runtime.box
-        statements = await prepare_statements(call, box)
-        with postgres_errors(call, box):
-            pool = await open_pool(call, box)
-            async with pool.acquire() as connection, connection.transaction():
-                async with asyncio.timeout(self._frame.max_seconds):
-                    xid = await connection.fetchval(OWN_TRANSACTION)
-                    data = await run_statements(connection, statements)
-                yield self._rows_of(data), xid
-
-    async def _call(self) -> ToolCall:
-        cache, fetch = ReferenceCache(), self._runtime.results.get
-        frame = {f"__frame_{name}": value for name, value in self._frame.model_dump(mode="json").items()}
-        scope = self._execution.scope(cache, self._step).with_locals(frame)
-        return ToolCall(
-            execution_id=self._execution.id,
-            step=self._step,
-            task=Task(name="claim", kind=self._kind),
-            config={"command": await render_async(self._sql, scope, fetch)},
-            input=frame,
-            auth=await render_async(self._auth, scope, fetch),
-            scope=scope,
-            folder=self._execution.folder,
-        )
-
-    def _rows_of(self, data: Any) -> list[Any]:
-        rows = data.get("rows") if isinstance(data, dict) else None
-        if rows is None:
-            raise ToolError(
-                f"step {self._step}: loop.cursor.claim returned no rows at all; "
-                "end it with a SELECT or a RETURNING clause",
-                kind="loop",
-            )
-        if self._frame.max_bytes is not None and len(encode_json(rows)) > self._frame.max_bytes:
-            raise ToolError(
-                f"step {self._step}: one claim returned more than frame.max_bytes "
-                f"({self._frame.max_bytes}); claim fewer rows with LIMIT {{{{ __frame_max_rows }}}}",
-                kind="loop",
-            )
-        return list(rows)

@@ -15,7 +15,6 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 import asyncpg
@@ -25,21 +24,34 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import Envelope, error_envelope, from_result
-from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import FrameProcess, Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache
+from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
 from noetl_dagster.tools.sql.running import prepare_statements, run_statements
 from noetl_dagster.worker.command import Outcome
-from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.execution import Execution, Visit
+
+logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 300.0
 """How long the driver of a frame may be silent, unless the playbook specifies it."""
 
 BEATS_A_LEASE = 3
+
+RELEASED = "CLAIM_RELEASED"
+"""Code of the end of a command whose row was released: it is no result of the row, which is claimed again."""
+
+UNFINISHED = frozenset({RELEASED, "EXECUTION_CANCELLED", "LEASE_EXPIRED"})
+"""Codes of commands that were ended by another process."""
+
+TRIES = 20
+PAUSE_SECONDS = 0.25
+"""How often, and how long apart, a frame is checked whose claim is just being committed."""
 
 KEEP = """
 INSERT INTO noetl.cursor_frame
@@ -54,85 +66,14 @@ UPDATE noetl.cursor_frame SET lease_until = now() + make_interval(secs => $3)
 WHERE execution_id = $1 AND loop_id = $2 AND lease_until > now()
 """
 
-
-class Frames:
-    """The frames of one activation of a cursor loop."""
-
-    def __init__(self, runtime: Runtime, activation: Activation) -> None:
-        frame = activation.program.loop.frame
-        self._runtime = runtime
-        self._activation = activation
-        self._by_row = frame.process is FrameProcess.ROW
-        self._lease = frame.lease_seconds or LEASE_SECONDS
-        # at least twice a lease, also against the playbook: one heartbeat may be late
-        self._pause = min(frame.heartbeat_seconds or self._lease / BEATS_A_LEASE, self._lease / 2)
-
-    async def keep(self, rows: list[Any], first_index: int, claim_xid: int, events: Sequence[Event]) -> None:
-        """Writes a frame together with the events that issue its commands.
-
-        Raises:
-            ExecutionCancelledError: the execution was cancelled; nothing was written.
-        """
-        runtime, activation = self._runtime, self._activation
-        async with runtime.pool.acquire() as connection, connection.transaction():
-            await runtime.log.append(events, connection=connection)
-            await connection.execute(
-                KEEP,
-                activation.execution.id,
-                activation.loop_id,
-                first_index,
-                activation.step,
-                activation.visit,
-                rows,
-                self._by_row,
-                self._lease,
-                claim_xid,
-            )
-
-    async def forget(self, first_index: int) -> None:
-        """Deletes a frame whose rows have all ended. The log has their ends before."""
-        await self._runtime.buffer.flush()
-        activation = self._activation
-        await self._runtime.pool.execute(FORGET, activation.execution.id, activation.loop_id, first_index)
-
-    @asynccontextmanager
-    async def beating(self) -> AsyncIterator[None]:
-        """Keeps the leases of all frames while the block runs."""
-        beats = asyncio.create_task(self._beat())
-        try:
-            yield
-        finally:
-            beats.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await beats
-
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._pause)
-            with contextlib.suppress(*DATABASE_AWAY):
-                await self._runtime.pool.execute(
-                    BEAT, self._activation.execution.id, self._activation.loop_id, self._lease
-                )
-
-
-logger = logging.getLogger(__name__)
-
-RELEASED = "CLAIM_RELEASED"
-"""Code of the end of a command whose row was released: it is no result of the row, which is claimed again."""
-
-UNFINISHED = frozenset({RELEASED, "EXECUTION_CANCELLED", "LEASE_EXPIRED"})
-"""Codes of commands that were ended by another process."""
-
-TRIES = 20
-PAUSE_SECONDS = 0.25
-"""How often, and how long apart, a frame is checked whose claim is just being committed."""
-
 # Frames to release: all of a loop's activations, or those whose lease has expired.
 OF_LOOPS = """
-SELECT * FROM noetl.cursor_frame WHERE execution_id = $1 AND loop_id = ANY($2::text[]) ORDER BY loop_id, first_index
+SELECT execution_id, loop_id, first_index, step, visit, rows, by_row FROM noetl.cursor_frame
+WHERE execution_id = $1 AND loop_id = ANY($2::text[]) ORDER BY loop_id, first_index
 """
 EXPIRED = """
-SELECT * FROM noetl.cursor_frame WHERE lease_until <= now() AND ($1::bigint IS NULL OR execution_id = $1)
+SELECT execution_id, loop_id, first_index, step, visit, rows, by_row FROM noetl.cursor_frame
+WHERE lease_until <= now() AND ($1::bigint IS NULL OR execution_id = $1)
 ORDER BY execution_id, loop_id, first_index
 """
 EXPIRE = "UPDATE noetl.cursor_frame SET lease_until = now() WHERE execution_id = $1"
@@ -169,18 +110,83 @@ OWN_TRANSACTION = "SELECT txid_current()"
 TRANSACTION_STATUS = "SELECT COALESCE(txid_status($1), 'committed')"
 
 
-class ReleaseOutcome(Enum):
-    """The outcome of the release of a frame."""
+class Frames:
+    """The frames of one activation of a cursor loop."""
 
-    RELEASED = auto()
-    NEVER_CLAIMED = auto()
-    GONE = auto()
-    IN_PROGRESS = auto()
+    def __init__(self, activation: Activation) -> None:
+        frame = activation.program.loop.frame
+        self._runtime = activation.runtime
+        self._activation = activation
+        self._by_row = frame.process is FrameProcess.ROW
+        self._lease = frame.lease_seconds or LEASE_SECONDS
+        # at least twice a lease, also against the playbook: one heartbeat may be late
+        self._pause = min(frame.heartbeat_seconds or self._lease / BEATS_A_LEASE, self._lease / 2)
+
+    async def keep(self, rows: list[Any], first_index: int, claim_xid: int, events: Sequence[Event]) -> None:
+        """Writes a frame together with the events that issue its commands, unless the execution was cancelled."""
+        runtime, activation = self._runtime, self._activation
+        key = (activation.execution.id, activation.loop_id, first_index)
+        place = (activation.step, activation.number)
+        async with runtime.pool.acquire() as connection, connection.transaction():
+            await runtime.log.append(events, connection=connection)
+            await connection.execute(KEEP, *key, *place, rows, self._by_row, self._lease, claim_xid)
+
+    async def forget(self, first_index: int) -> None:
+        """Deletes a frame whose rows have all ended. The log has their ends before."""
+        await self._runtime.buffer.flush()
+        activation = self._activation
+        await self._runtime.pool.execute(FORGET, activation.execution.id, activation.loop_id, first_index)
+
+    @asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        """Keeps the leases of all frames while the block runs."""
+        beats = asyncio.create_task(self._beat())
+        try:
+            yield
+        finally:
+            await cancel_and_wait(beats)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._pause)
+            with contextlib.suppress(*DATABASE_AWAY):
+                await self._runtime.pool.execute(
+                    BEAT, self._activation.execution.id, self._activation.loop_id, self._lease
+                )
+
+
+async def cursor_call(
+    runtime: Runtime,
+    visit: Visit,
+    name: str,
+    sql: str | None,
+    given: dict[str, Any],
+    scope: Scope,
+    named: Scope,
+) -> ToolCall:
+    """Makes a call of a cursor loop's SQL in the playbook's database.
+
+    Args:
+        given: the parameters of the SQL.
+        named: the names of its templates; ``scope`` has those of ``auth``.
+    """
+    cursor, fetch = visit.program.loop.cursor, runtime.results.get
+    assert cursor is not None
+    return ToolCall(
+        execution_id=visit.execution.id,
+        step=visit.step,
+        task=Task(name=name, kind=cursor.kind),
+        config={"command": await render_async(compile_value(sql), named, fetch)},
+        input=given,
+        auth=await render_async(compile_value(cursor.auth), scope, fetch),
+        scope=scope,
+        folder=visit.execution.folder,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Rows that were claimed together."""
+    """Rows that were claimed together: a row of ``noetl.cursor_frame``."""
 
     execution_id: int
     loop_id: str
@@ -189,11 +195,6 @@ class Frame:
     visit: int
     rows: list[Any]
     by_row: bool
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Frame:
-        """Reads a row of ``noetl.cursor_frame``."""
-        return cls(**{name: record[name] for name in cls.__slots__})
 
     @property
     def key(self) -> tuple[int, str, int]:
@@ -212,8 +213,7 @@ async def release_frames(runtime: Runtime, execution_id: int, loop_ids: Sequence
     Raises:
         NoetlError: a frame could not be released; the others are.
     """
-    frames = await runtime.pool.fetch(OF_LOOPS, execution_id, list(loop_ids))
-    released, failures = await _release(runtime, frames)
+    released, failures = await _release(runtime, OF_LOOPS, execution_id, list(loop_ids))
     for _, error in failures:
         raise error
     return released
@@ -224,7 +224,7 @@ async def release_expired(runtime: Runtime, execution_id: int | None = None) -> 
 
     A frame that cannot be released is left for the next time.
     """
-    released, failures = await _release(runtime, await runtime.pool.fetch(EXPIRED, execution_id))
+    released, failures = await _release(runtime, EXPIRED, execution_id)
     for frame, error in failures:
         logger.warning(
             "execution %s: step %s: rows that it had claimed were not given back, the reaper tries again: %s",
@@ -235,90 +235,23 @@ async def release_expired(runtime: Runtime, execution_id: int | None = None) -> 
     return released
 
 
-async def _release(runtime: Runtime, records: list[Any]) -> tuple[int, list[tuple[Frame, NoetlError]]]:
+async def _release(
+    runtime: Runtime, query: str, *parameters: Any
+) -> tuple[int, list[tuple[Frame, NoetlError]]]:
     """Returns how many frames were released, and which could not be: one must not hold up the others."""
     released = 0
     failures: list[tuple[Frame, NoetlError]] = []
     executions: dict[int, Execution] = {}
-    for frame in map(Frame.of, records):
+    for record in await runtime.pool.fetch(query, *parameters):
+        frame = Frame(**record)
         try:
-            execution = executions.get(frame.execution_id)
-            if execution is None:
-                execution = executions[frame.execution_id] = await runtime.load(frame.execution_id)
-            released += await _release_when_settled(runtime, execution, frame) is ReleaseOutcome.RELEASED
+            if frame.execution_id not in executions:
+                executions[frame.execution_id] = await runtime.load(frame.execution_id)
+            visit = executions[frame.execution_id].visit(frame.step, frame.visit)
+            released += await _FrameRelease(runtime, visit, frame).run()
         except NoetlError as error:
             failures.append((frame, error))
     return released, failures
-
-
-async def _release_when_settled(runtime: Runtime, execution: Execution, frame: Frame) -> ReleaseOutcome:
-    """Releases a frame; one whose claim stays in progress is left for later."""
-    for _ in range(TRIES):
-        outcome = await _release_frame(runtime, execution, frame)
-        if outcome is not ReleaseOutcome.IN_PROGRESS:
-            break
-        await asyncio.sleep(PAUSE_SECONDS)
-    return outcome
-
-
-async def _release_frame(runtime: Runtime, execution: Execution, frame: Frame) -> ReleaseOutcome:
-    known = await runtime.pool.fetchrow(STILL_THERE, *frame.key)
-    if known is None:
-        return ReleaseOutcome.GONE
-    await _end(runtime, execution, frame)
-    releasing = _RowRelease(runtime, execution, frame)
-    claimed = await releasing.status_of(known["claim_xid"])
-    if claimed == "in progress":
-        return ReleaseOutcome.IN_PROGRESS
-    if claimed == "committed":
-        before = known["release_xid"]
-        done = "aborted" if before is None else await releasing.status_of(before)
-        if done == "in progress":
-            return ReleaseOutcome.IN_PROGRESS
-        if done == "aborted" and not await releasing.run(await _unfinished(runtime, frame), before):
-            return ReleaseOutcome.IN_PROGRESS
-    await runtime.pool.execute(FORGET, *frame.key)
-    return ReleaseOutcome.RELEASED if claimed == "committed" else ReleaseOutcome.NEVER_CLAIMED
-
-
-async def _end(runtime: Runtime, execution: Execution, frame: Frame) -> None:
-    """Ends the unfinished commands of a frame: a process that still runs one is too late with its end and its sink."""
-    released = ToolError(
-        f"step {frame.step}: the claim of its rows ended before they did; they were given back",
-        kind="loop",
-        code=RELEASED,
-    )
-    ends = [
-        runtime.commands.ended(
-            execution.command(
-                frame.step,
-                frame.visit,
-                attempt=record["attempt"],
-                index=record["current_index"],
-                loop_id=frame.loop_id,
-            ),
-            Outcome(error_envelope(released)),
-        )
-        for record in await _commands(runtime, frame)
-        if record["result"] is None
-    ]
-    handler = EventHandler(runtime.log, runtime.settings.command_heartbeat_timeout_seconds)
-    await handler.handle_events(ends)
-
-
-async def _unfinished(runtime: Runtime, frame: Frame) -> list[Any]:
-    """Returns the rows whose commands did not end by themselves."""
-    return [
-        row
-        for record in await _commands(runtime, frame)
-        if not record["final"] or is_unfinished(from_result(record["result"]))
-        for row in frame.items[record["current_index"] - frame.first_index]
-    ]
-
-
-async def _commands(runtime: Runtime, frame: Frame) -> list[Any]:
-    found = await runtime.pool.fetch(COMMANDS, *frame.key, len(frame.items))
-    return list(found)
 
 
 def is_unfinished(envelope: Envelope) -> bool:
@@ -326,31 +259,82 @@ def is_unfinished(envelope: Envelope) -> bool:
     return (envelope.get("error") or {}).get("code") in UNFINISHED
 
 
-class _RowRelease:
-    """The release of a cursor loop: its SQL runs once for each row, with the row's columns as names."""
+@dataclass(frozen=True, slots=True)
+class _FrameRelease:
+    """The release of a frame: the loop's SQL runs once for each row, with the row's columns as names."""
 
-    def __init__(self, runtime: Runtime, execution: Execution, frame: Frame) -> None:
-        loop = execution.step(frame.step, frame.visit).loop
-        assert loop.cursor is not None
-        self._runtime = runtime
-        self._execution = execution
-        self._cursor = loop.cursor
-        self._iterator = loop.iterator
-        self._frame = frame
+    runtime: Runtime
+    visit: Visit
+    frame: Frame
 
-    async def status_of(self, xid: int) -> str:
+    async def run(self) -> bool:
+        """Returns true if rows were released. A frame whose transactions stay in progress is left for later."""
+        for _ in range(TRIES):
+            released = await self._try()
+            if released is not None:
+                return released
+            await asyncio.sleep(PAUSE_SECONDS)
+        return False
+
+    async def _try(self) -> bool | None:
+        """Returns true if rows were released, and None while the claim or a release is in progress."""
+        pool = self.runtime.pool
+        known = await pool.fetchrow(STILL_THERE, *self.frame.key)
+        if known is None:
+            return False
+        await self._end_commands()
+        claimed = await self._status_of(known["claim_xid"])
+        if claimed == "in progress":
+            return None
+        if claimed == "committed":
+            before = known["release_xid"]
+            done = "aborted" if before is None else await self._status_of(before)
+            if done == "in progress":
+                return None
+            if done == "aborted" and not await self._release_rows(before):
+                return None
+        await pool.execute(FORGET, *self.frame.key)
+        return bool(claimed == "committed")
+
+    async def _commands(self) -> list[Any]:
+        found = await self.runtime.pool.fetch(COMMANDS, *self.frame.key, len(self.frame.items))
+        return list(found)
+
+    async def _end_commands(self) -> None:
+        """Ends the unfinished commands: a process that still runs one is too late with its end and its sink."""
+        runtime, frame = self.runtime, self.frame
+        released = ToolError(
+            f"step {frame.step}: the claim of its rows ended before they did; they were given back",
+            kind="loop",
+            code=RELEASED,
+        )
+        ends = []
+        for record in await self._commands():
+            if record["result"] is None:
+                attempt, index = record["attempt"], record["current_index"]
+                command = self.visit.command(attempt=attempt, index=index, loop_id=frame.loop_id)
+                ends.append(runtime.commands.ended(command, Outcome(error_envelope(released))))
+        await runtime.handler.handle_events(ends)
+
+    async def _status_of(self, xid: int) -> str:
         """Returns the status of a transaction in the playbook's database: committed, aborted or in progress."""
         call = await self._call(None)
-        with postgres_errors(call, self._runtime.box):
-            pool = await open_pool(call, self._runtime.box)
+        with postgres_errors(call, self.runtime.box):
+            pool = await open_pool(call, self.runtime.box)
             return str(await pool.fetchval(TRANSACTION_STATUS, xid))
 
-    async def run(self, rows: list[Any], before: int | None) -> bool:
-        """Releases rows, all in one transaction. False when another process began to since ``before``.
+    async def _release_rows(self, before: int | None) -> bool:
+        """Releases rows whose commands did not end by themselves; false if another process began to since ``before``.
 
         The transaction's number is recorded first: from then on other processes wait for its end.
         """
-        runtime, box = self._runtime, self._runtime.box
+        runtime, box, frame = self.runtime, self.runtime.box, self.frame
+        rows = [
+            row
+            for record in await self._commands()
+            if not record["final"] or is_unfinished(from_result(record["result"]))
+            for row in frame.items[record["current_index"] - frame.first_index]
+        ]
         try:
             calls = [await self._call(row) for row in rows]
             if not calls:
@@ -359,7 +343,7 @@ class _RowRelease:
                 pool = await open_pool(calls[0], box)
                 async with pool.acquire() as connection, connection.transaction():
                     xid = await connection.fetchval(OWN_TRANSACTION)
-                    if not await runtime.pool.fetchval(NOTE_RELEASE, *self._frame.key, before, xid):
+                    if not await runtime.pool.fetchval(NOTE_RELEASE, *frame.key, before, xid):
                         return False
                     for call in calls:
                         await run_statements(connection, await prepare_statements(call, box))
@@ -372,27 +356,16 @@ class _RowRelease:
             asyncpg.InvalidCachedStatementError,
         ) as error:
             raise ToolError(
-                f"step {self._frame.step}: loop.cursor.release failed: {error}",
+                f"step {frame.step}: loop.cursor.release failed: {error}",
                 kind="loop",
                 retryable=bool(getattr(error, "retryable", True)),
             ) from error
 
     async def _call(self, row: Any) -> ToolCall:
         """Makes the call that releases a row; without a row, one that only names the database."""
-        fetch = self._runtime.results.get
-        columns = row if isinstance(row, Mapping) else {}
-        scope = self._execution.scope(ReferenceCache(), self._frame.step)
-        command = None
-        if row is not None:
-            named = scope.with_locals({**columns, self._iterator: row})
-            command = await render_async(compile_value(self._cursor.release), named, fetch)
-        return ToolCall(
-            execution_id=self._execution.id,
-            step=self._frame.step,
-            task=Task(name="release", kind=self._cursor.kind),
-            config={"command": command},
-            input=dict(columns),
-            auth=await render_async(compile_value(self._cursor.auth), scope, fetch),
-            scope=scope,
-            folder=self._execution.folder,
-        )
+        loop, scope = self.visit.program.loop, self.visit.scope(ReferenceCache())
+        columns = dict(row) if isinstance(row, Mapping) else {}
+        named, sql = scope.with_locals({**columns, loop.iterator: row}), None
+        if row is not None and loop.cursor is not None:
+            sql = loop.cursor.release
+        return await cursor_call(self.runtime, self.visit, "release", sql, columns, scope, named)

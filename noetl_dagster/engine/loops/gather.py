@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.engine.loops.activation import Activation
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, from_result
 from noetl_dagster.events.queries import LOOP_ENDS
+from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.templates.views import is_envelope
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
@@ -52,36 +53,32 @@ class LoopResult:
     errors: list[str] = field(default_factory=list)
 
     @property
-    def done(self) -> int:
-        """Number of successful iterations."""
-        return int(self.envelope["done"])
+    def counts(self) -> dict[str, int]:
+        """The numbers of iterations: ``total``, ``done`` and ``failed``."""
+        return {key: self.envelope[key] for key in ("total", "done", "failed")}
 
     @property
-    def failed(self) -> int:
-        """Number of failed iterations."""
-        return int(self.envelope["failed"])
+    def fanin_status(self) -> str:
+        """``complete``, ``partial`` or ``failed``."""
+        if not self.envelope["failed"]:
+            return "complete"
+        return "partial" if self.envelope["done"] else "failed"
 
 
 async def iteration_ends(
-    runtime: Runtime,
-    execution_id: int,
-    loop_ids: Sequence[str],
-    start: int = 0,
-    stop: int | None = None,
-    *,
-    sequences: bool = False,
+    activation: Activation, stop: int | None = None, *, sequences: bool = False
 ) -> AsyncIterator[IterationEnd]:
-    """Yields the iterations that ended, in item order, read page by page.
+    """Yields the iterations that ended, in item order, read page by page; those of continued activations too.
 
     Args:
-        loop_ids: activations of one loop, resumed ones included.
-        start, stop: half-open range of indexes.
+        stop: the index after the last iteration; None: after the last in the log.
         sequences: the attempts of an iteration follow from each other, as its ``retry`` block says, and the
             last one counts: a page that could not be fetched fails an iteration whose first page came.
     """
+    start, place = 0, (activation.execution.id, list(activation.loop_ids))
     while stop is None or start < stop:
         until = start + PAGE if stop is None else min(start + PAGE, stop)
-        rows = await runtime.pool.fetch(LOOP_ENDS, execution_id, list(loop_ids), start, until)
+        rows = await activation.runtime.pool.fetch(LOOP_ENDS, *place, start, until)
         current: IterationEnd | None = None
         for row in rows:
             end = IterationEnd(
@@ -105,44 +102,51 @@ async def iteration_ends(
 
 
 async def gather(
-    runtime: Runtime,
-    execution_id: int,
-    step: str,
-    loop_ids: Sequence[str],
-    total: int,
+    activation: Activation,
     *,
     stop: int | None = None,
     flat: bool = False,
     sequences: bool = False,
-    counts: Callable[[IterationEnd], bool] | None = None,
+    counts: Callable[[IterationEnd], bool] = lambda end: True,
 ) -> LoopResult:
     """Builds the result of a loop that ended: inline while small, else a manifest over its parts.
 
+    Writes ``loop.done``, or ``loop.fanin.completed``; the log keeps the first.
+
     Args:
-        total: the expected number of iterations; 0 if it is not known.
-        stop: the index after the last iteration, if it differs from ``total``.
+        stop: the index after the last iteration, if it differs from the number of items.
         flat: each iteration's result is a list of results, and the loop's result is those end to end.
         sequences: see :func:`iteration_ends`.
-        counts: selects the ends that count for the result; by default all.
+        counts: selects the ends that count for the result.
     """
-    collector = _Collector(runtime, execution_id, step, loop_ids[-1], flat=flat)
-    async for end in iteration_ends(
-        runtime, execution_id, loop_ids, 0, (total or None) if stop is None else stop, sequences=sequences
-    ):
-        if counts is None or counts(end):
+    collector, total, runtime = _Collector(activation, flat), len(activation.items), activation.runtime
+    stop = (total or None) if stop is None else stop
+    async for end in iteration_ends(activation, stop, sequences=sequences):
+        if counts(end):
             await collector.add(end)
-    return await collector.finish(total)
+    result = await collector.finish(total)
+    state, numbers = activation.execution.state, result.counts
+    type_, status, shown = EventType.LOOP_DONE, "completed", result.envelope["status"]
+    if activation.shard:
+        type_ = EventType.LOOP_FANIN_COMPLETED
+        status = shown = result.fanin_status
+    else:
+        numbers["completed"] = numbers["done"]
+    meta = {"loop_id": activation.loop_id, "collection_size": total, **numbers}
+    event = runtime.event(state, type_, activation.step, "loop", status, meta)
+    event.result = {"status": shown, "context": numbers}
+    state.apply(event)
+    await runtime.log.append_once(event)
+    return result
 
 
 class _Collector:
-    def __init__(
-        self, runtime: Runtime, execution_id: int, step: str, loop_id: str, *, flat: bool = False
-    ) -> None:
-        self._runtime = runtime
+    def __init__(self, activation: Activation, flat: bool) -> None:
+        self._store = activation.runtime.results
         self._flat = flat
-        self._where = (execution_id, step)
-        self._loop_id = loop_id
-        self._limit = runtime.settings.inline_result_bytes
+        self._where = (activation.execution.id, activation.step)
+        self._loop_id = activation.loop_id
+        self._limit = activation.runtime.settings.inline_result_bytes
         self._inline: list[Envelope] | None = []
         self._inline_bytes = 0
         self._bundle: list[Any] = []
@@ -161,8 +165,8 @@ class _Collector:
         envelope = {key: value for key, value in end.envelope.items() if key != "meta"}
         if self._flat and not end.failed:
             await self._add_list(envelope)
-            return
-        await self._add_one(envelope)
+        else:
+            await self._add_one(envelope)
 
     async def _add_list(self, envelope: Envelope) -> None:
         """Adds a list of results: each as if it were an iteration's own, or a stored part with all of them."""
@@ -178,29 +182,25 @@ class _Collector:
         self._parts.append(reference)
 
     async def _add_one(self, envelope: Envelope) -> None:
-        if self._inline is not None:
-            self._inline_bytes += len(encode_json(_as_json(envelope)))
-            self._inline.append(envelope)
-            if self._inline_bytes > self._limit:
-                waiting, self._inline = self._inline, None
-                self._by_item = not self._flat and any("ref" in item for item in waiting)
-                for item in waiting:
-                    await self._add_part(item)
+        if self._inline is None:
+            await self._add_part(envelope)
             return
-        await self._add_part(envelope)
+        self._inline_bytes += len(encode_json(_as_json(envelope)))
+        self._inline.append(envelope)
+        if self._inline_bytes > self._limit:
+            waiting, self._inline = self._inline, None
+            self._by_item = not self._flat and any("ref" in item for item in waiting)
+            for item in waiting:
+                await self._add_part(item)
 
     async def _add_part(self, envelope: Envelope) -> None:
-        if self._flat and "ref" in envelope:
-            self._bundle.append(_as_json(envelope))
-            return
-        if "ref" in envelope and not self._by_item:
+        if "ref" in envelope and not self._flat:
             await self._flush_bundle()
             self._by_item = True
-        if "ref" in envelope:
-            await self._flush_bundle()
             self._parts.append(envelope["ref"])
             return
-        self._bundle.append(envelope["data"] if envelope["status"] == OK else envelope)
+        is_value = envelope["status"] == OK and "ref" not in envelope
+        self._bundle.append(envelope["data"] if is_value else _as_json(envelope))
         if len(self._bundle) >= BUNDLE:
             await self._flush_bundle()
 
@@ -209,28 +209,20 @@ class _Collector:
         if not self._bundle:
             return
         bundle, self._bundle = self._bundle, []
-        execution_id, step = self._where
         start = len(self._parts)
-        if not self._by_item:
-            name = f"{self._loop_id}-bundle-{start}"
-            reference = await self._runtime.results.put(
-                bundle, execution_id=execution_id, step=step, name=name
-            )
-            self._parts.append(reference)
-            return
-        items = [
-            NewResult(
-                value, execution_id, step, f"{self._loop_id}-item-{start + place}", tier=StoreTier.EVENTLOG
-            )
-            for place, value in enumerate(bundle)
-        ]
-        self._parts.extend(await self._runtime.results.put_many(items))
+        new = [NewResult(bundle, *self._where, f"{self._loop_id}-bundle-{start}")]
+        if self._by_item:
+            name = f"{self._loop_id}-item-"
+            new = [
+                NewResult(value, *self._where, f"{name}{number}", tier=StoreTier.EVENTLOG)
+                for number, value in enumerate(bundle, start)
+            ]
+        self._parts.extend(await self._store.put_many(new))
 
     async def finish(self, total: int) -> LoopResult:
-        ended = self._done + self._failed
         envelope: Envelope = {
             "status": ERROR if self._failed else OK,
-            "total": max(total, ended),
+            "total": max(total, self._done + self._failed),
             "done": self._done,
             "failed": self._failed,
         }
@@ -238,13 +230,9 @@ class _Collector:
             envelope["results"] = [_as_json(item) for item in self._inline]
         else:
             await self._flush_bundle()
-            execution_id, step = self._where
-            envelope["ref"] = await self._runtime.results.manifest(
-                execution_id,
-                step,
-                f"loop-{self._loop_id}",
-                self._parts,
-                "append" if self._by_item else "concat",
+            strategy = "append" if self._by_item else "concat"
+            envelope["ref"] = await self._store.manifest(
+                *self._where, f"loop-{self._loop_id}", self._parts, strategy
             )
         self._result.envelope = envelope
         return self._result
@@ -263,14 +251,10 @@ Path = tuple[str, ...]
 def merge_patches(
     patches: Iterable[tuple[int, Sequence[str], Any]], ctx: Mapping[str, Any]
 ) -> tuple[dict[Path, Any], list[str]]:
-    """Merges the writes of iterations that ran side by side.
+    """Merges the writes (``patches``) of iterations that ran side by side, in item order.
 
-    All of them read the same context, so lists that grew from the one they read are joined in item order. Of other
-    different values the last item's wins. Within one item its last write counts.
-
-    Args:
-        patches: ``(index, path, value)`` in item order.
-        ctx: the context that the iterations read.
+    All of them read the same ``ctx``, so lists that grew from the one they read are joined. Of other different values
+    the last item's wins. Within one item its last write counts.
 
     Returns:
         The value of each path, and the names that got different values.
@@ -282,9 +266,11 @@ def merge_patches(
     merged: dict[Path, Any] = {}
     conflicts = []
     for path, values in written.items():
-        tails = _tails(_at(ctx, path), values)
-        if tails is not None:
-            merged[path] = [*_at(ctx, path), *(item for tail in tails for item in tail)]
+        base: Any = ctx
+        for key in path:
+            base = base.get(key) if isinstance(base, Mapping) else None
+        if isinstance(base, list) and all(_begins_with(value, base) for value in values):
+            merged[path] = [*base, *(item for value in values for item in value[len(base) :])]
             continue
         merged[path] = values[-1]
         if any(value != values[-1] for value in values):
@@ -292,16 +278,5 @@ def merge_patches(
     return merged, sorted(conflicts)
 
 
-def _tails(base: Any, values: list[Any]) -> list[list[Any]] | None:
-    """Returns the items that each value appends to ``base``, or None when one of them does not start with it."""
-    if not isinstance(base, list):
-        return None
-    grown = [isinstance(value, list) and value[: len(base)] == base for value in values]
-    return [value[len(base) :] for value in values] if all(grown) else None
-
-
-def _at(ctx: Mapping[str, Any], path: Path) -> Any:
-    value: Any = ctx
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
+def _begins_with(value: Any, base: list[Any]) -> bool:
+    return isinstance(value, list) and value[: len(base)] == base

@@ -7,146 +7,169 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from itertools import count, filterfalse
+from typing import Any
 
-from noetl_dagster.engine.loops.activation import Activation, activate, finish, restore_context
+from noetl_dagster.engine.loops.activation import Activation, activate, issue
 from noetl_dagster.engine.loops.attempts import Attempts
-from noetl_dagster.engine.loops.chunks import IterationChunks
-from noetl_dagster.engine.loops.gather import IterationEnd, LoopResult, gather
-from noetl_dagster.engine.loops.issue import issue
+from noetl_dagster.engine.loops.gather import IterationEnd, LoopResult, gather, iteration_ends
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.sharing import ItemSource, SharedItems, SharedLoop, Tally
+from noetl_dagster.events.envelopes import OK, Envelope
 from noetl_dagster.events.state import assign
 from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.worker.command import Command, Outcome
-from noetl_dagster.worker.execution import Execution
-from noetl_dagster.worker.program import StepProgram
+from noetl_dagster.worker.execution import Visit
 
 Iterate = Callable[[Command, bool], Awaitable[Outcome]]
 """Runs one iteration. The flag: an earlier run may have begun it, so the log has to be read."""
 
 
-class IterationSource(Protocol):
-    """The source of a loop's commands."""
+class IterationChunks:
+    """Publishes the results of a loop's iterations as chunks for other steps, one for each iteration.
 
-    activation: Activation
+    A loop that takes chunks itself gives its own the same numbers, which keeps their order. Other loops number them in
+    the order in which they are made.
+    """
 
-    @property
-    def known(self) -> int:
-        """The index after the last iteration that an earlier run may have done."""
-        ...
+    def __init__(self, activation: Activation, published: dict[int, int | None]) -> None:
+        loop = activation.program.loop
+        self._streams = activation.runtime.streams
+        self._ordered = loop.mode is LoopMode.STREAM
+        self._publishes_failures = self._ordered and loop.may_fail_in_part
+        self._published = set(published.values())
+        self._free = filterfalse(published.__contains__, count())
 
-    @property
-    def stop_index(self) -> int | None:
-        """The index after the last iteration, unless it follows from the number of items."""
-        ...
+    @classmethod
+    async def of(cls, activation: Activation, stop: int) -> IterationChunks | None:
+        """Returns None unless a step takes the loop's chunks. Publishes missing ones of iterations before ``stop``."""
+        streams = activation.runtime.streams
+        if streams.of(activation.key) is None:
+            return None
+        chunks = cls(activation, await streams.iterations(activation.key))
+        replayed = activation.program.retries and activation.program.loop.cursor is None
+        if activation.resumed and not replayed:
+            async for end in iteration_ends(activation, stop):
+                if not end.failed:
+                    await chunks.publish(activation.iteration(end.index, None, end.attempt), end.envelope)
+        return chunks
 
-    async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
-        """Runs every iteration that is not done, as many at a time as the loop allows."""
-        ...
+    def has_published(self, index: int) -> bool:
+        """Reports that the log has the chunk of an iteration, or that there is none."""
+        return index in self._published
 
-    def stop(self) -> None:
-        """Begins no further iterations."""
-        ...
+    async def skip(self, command: Command) -> None:
+        """Records that the loop makes nothing of a chunk that it takes."""
+        if command.index is not None and command.index not in self._published:
+            self._published.add(command.index)
+            await self._streams.skip(command, command.index)
 
-    def counts(self, end: IterationEnd) -> bool:
-        """Reports that an end in the log counts for the result of the loop."""
-        ...
-
-
-OpenSource = Callable[[Runtime, Execution, StepProgram, int], Awaitable[IterationSource]]
-
-
-class Loops:
-    """Runs the loop of a step to its end, resuming where an interrupted run stopped."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._attempts = Attempts(runtime)
-
-    async def run(
-        self, open_source: OpenSource, execution: Execution, program: StepProgram, visit: int
-    ) -> LoopResult:
-        """Runs every iteration that has not been done yet.
-
-        Raises:
-            ToolError: the collection is not a list, or a cursor's claim failed.
-            TemplateError: the collection cannot be rendered.
-            StreamBrokenError: the step that makes the chunks failed; its chunks are done.
-        """
-        runtime, loop = self._runtime, program.loop
-        source = await open_source(runtime, execution, program, visit)
-        activation = source.activation
-        chunks = await IterationChunks.of(runtime, activation, source.known)
-        in_turn = loop.is_sequential and loop.cursor is None
-        if in_turn and activation.resumed:
-            await restore_context(runtime, activation, source.known)
-        is_broken_by_failure = loop.fail_fast or (
-            loop.mode is LoopMode.STREAM and chunks is not None and not loop.may_fail_in_part
-        )
-
-        async def iterate(command: Command, again: bool) -> Outcome:
-            outcome = await self._run_one(activation, command, again)
-            if in_turn:
-                for path, value in outcome.patches:
-                    assign(execution.state.ctx, path, value)
-            if chunks is not None:
-                await chunks.publish(command, outcome.envelope)
-            if outcome.failed and is_broken_by_failure:
-                source.stop()
-            return outcome
-
-        await source.run(iterate, chunks)
-        await runtime.buffer.flush()
-        result = await gather(
-            runtime,
-            execution.id,
-            activation.step,
-            activation.loop_ids,
-            len(activation.items),
-            stop=source.stop_index,
-            sequences=program.retries,
-            counts=source.counts,
-        )
-        await finish(runtime, activation, result)
-        return result
-
-    async def work(self, activation: Activation, items: ItemSource) -> Tally:
-        """Runs the iterations of a helper process."""
-
-        async def iterate(command: Command, again: bool) -> Outcome:
-            outcome = await self._run_one(activation, command, again)
-            if outcome.failed and activation.program.loop.fail_fast:
-                items.stop()
-            return outcome
-
-        return await run_items(SharedCommands(self._runtime, activation, items), iterate)
-
-    async def _run_one(self, activation: Activation, command: Command, again: bool) -> Outcome:
-        program = activation.program
-        return await self._attempts.run(
-            activation.execution, program, command, issued=True, resumed=again and program.retries
-        )
+    async def publish(self, command: Command, envelope: Envelope) -> None:
+        """Publishes the result of a successful iteration once; returns when there is room for another chunk."""
+        if command.index in self._published or (envelope["status"] != OK and not self._publishes_failures):
+            return
+        number = command.index if self._ordered else next(self._free)
+        assert number is not None
+        self._published.add(command.index)
+        await self._streams.publish_result(command, number, envelope, more=True)
 
 
-class CollectionSource:
-    """Iterations over a collection: one after another, side by side, or chunk by chunk."""
+class IterationSource:
+    """The source of a loop's commands.
+
+    Attributes:
+        known: the index after the last iteration that an earlier run may have done.
+        stop_index: the index after the last iteration, unless it follows from the number of items.
+    """
 
     stop_index: int | None = None
 
-    def __init__(self, runtime: Runtime, activation: Activation) -> None:
-        self._runtime = runtime
-        self._items: ItemSource | None = None
-        self._stopped = False
+    def __init__(self, activation: Activation, known: int) -> None:
         self.activation = activation
-        self.known = len(activation.items)
+        self.known = known
+        self._runtime = activation.runtime
+        self._stopped = False
+
+    async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
+        """Runs every iteration that is not done, as many at a time as the loop allows."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Begins no further iterations."""
+        self._stopped = True
+
+    def counts(self, end: IterationEnd) -> bool:
+        """Reports that an end in the log counts for the result of the loop."""
+        return True
+
+
+OpenSource = Callable[[Runtime, Visit], Awaitable[IterationSource]]
+
+
+async def run_loop(runtime: Runtime, open_source: OpenSource, visit: Visit) -> LoopResult:
+    """Runs the loop of a step to its end: every iteration that has not been done yet.
+
+    Raises:
+        ToolError, TemplateError: there is no collection, or a cursor's claim failed.
+        StreamBrokenError: the step that makes the chunks failed; its chunks are done.
+    """
+    program, loop, ctx = visit.program, visit.program.loop, visit.execution.state.ctx
+    source = await open_source(runtime, visit)
+    activation = source.activation
+    chunks = await IterationChunks.of(activation, source.known)
+    in_turn = loop.is_sequential and loop.cursor is None
+    if in_turn and activation.resumed:  # the iterations before the interruption wrote to ctx
+        async for end in iteration_ends(activation, source.known, sequences=program.retries):
+            for path, value in end.patches:
+                assign(ctx, path, value)
+    is_broken_by_failure = loop.fail_fast or (
+        loop.mode is LoopMode.STREAM and chunks is not None and not loop.may_fail_in_part
+    )
+
+    async def iterate(command: Command, again: bool) -> Outcome:
+        outcome = await _run_one(activation, command, again)
+        if in_turn:
+            for path, value in outcome.patches:
+                assign(ctx, path, value)
+        if chunks is not None:
+            await chunks.publish(command, outcome.envelope)
+        if outcome.failed and is_broken_by_failure:
+            source.stop()
+        return outcome
+
+    await source.run(iterate, chunks)
+    await runtime.buffer.flush()
+    stop, sequences = source.stop_index, program.retries
+    return await gather(activation, stop=stop, sequences=sequences, counts=source.counts)
+
+
+async def work_on_loop(activation: Activation, items: ItemSource) -> Tally:
+    """Runs the iterations of a helper process."""
+
+    async def iterate(command: Command, again: bool) -> Outcome:
+        outcome = await _run_one(activation, command, again)
+        if outcome.failed and activation.program.loop.fail_fast:
+            items.stop()
+        return outcome
+
+    return await run_items(SharedCommands(activation, items), iterate)
+
+
+async def _run_one(activation: Activation, command: Command, again: bool) -> Outcome:
+    attempts = Attempts(activation.runtime, activation, command)
+    return await attempts.run(issued=True, resumed=again and activation.program.retries)
+
+
+class CollectionSource(IterationSource):
+    """Iterations over a collection: one after another, side by side, or chunk by chunk."""
+
+    _items: ItemSource | None = None
 
     @classmethod
-    async def open(
-        cls, runtime: Runtime, execution: Execution, program: StepProgram, visit: int
-    ) -> CollectionSource:
+    async def open(cls, runtime: Runtime, visit: Visit) -> CollectionSource:
         """Opens the activation of a visit."""
-        return cls(runtime, await activate(runtime, execution, program, visit))
+        activation = await activate(runtime, visit)
+        return cls(activation, len(activation.items))
 
     async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
         """Runs the items. Each iteration sees the context as it was when its command was issued."""
@@ -157,29 +180,23 @@ class CollectionSource:
             if self._stopped:
                 return
             stop = min(start + length, size)
-            with shared_items(self._runtime, self.activation, start, stop, slots) as self._items:
-                await run_items(SharedCommands(self._runtime, self.activation, self._items), iterate)
+            with shared_items(self.activation, start, stop, slots) as self._items:
+                await run_items(SharedCommands(self.activation, self._items), iterate)
 
     def stop(self) -> None:
-        """Begins no further iterations."""
-        self._stopped = True
+        """Begins no further iterations, in any process."""
+        super().stop()
         if self._items is not None:
             self._items.stop()
 
-    def counts(self, end: IterationEnd) -> bool:
-        """Counts every end."""
-        return True
-
 
 def shared_items(
-    runtime: Runtime, activation: Activation, start: int, stop: int, slots: int
+    activation: Activation, start: int, stop: int, slots: int
 ) -> AbstractContextManager[ItemSource]:
     """Opens a range of a loop's items, shared with helper processes where the step's tools allow it."""
-    program, execution = activation.program, activation.execution
+    runtime, program, shard = activation.runtime, activation.program, activation.shard
     kinds = tuple(sorted({task.task.kind for task in program.tasks}))
-    loop = SharedLoop(
-        execution.id, activation.step, activation.visit, activation.loop_id, activation.shard, kinds
-    )
+    loop = SharedLoop(*activation.key, activation.loop_id, shard, kinds)
     slots = max(1, min(slots, stop - start))
     helpers = runtime.helpers
     if helpers is None or runtime.runner_of(program) is not runtime.runner or program.keeps_to_driver:
@@ -193,8 +210,7 @@ class SharedCommands:
     Each comes with a flag: another process may have run it before, so the log has to be read.
     """
 
-    def __init__(self, runtime: Runtime, activation: Activation, items: ItemSource) -> None:
-        self._runtime = runtime
+    def __init__(self, activation: Activation, items: ItemSource) -> None:
         self._activation = activation
         self.items = items
         self._slices = self._issued()
@@ -236,7 +252,7 @@ class SharedCommands:
     async def _issued(self) -> AsyncIterator[list[tuple[Command, bool]]]:
         while (taken := await self.items.take()) is not None:
             activation = replace(self._activation, resumed=True) if taken.again else self._activation
-            async for commands in issue(self._runtime, activation, taken.start, taken.stop):
+            async for commands in issue(activation, taken.start, taken.stop):
                 yield [(command, activation.resumed) for command in commands]
 
 

@@ -7,12 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from noetl_dagster.engine.loops.activation import Activation, activate
-from noetl_dagster.engine.loops.chunks import IterationChunks
-from noetl_dagster.engine.loops.collection import UnknownItems
-from noetl_dagster.engine.loops.gather import IterationEnd
-from noetl_dagster.engine.loops.issue import SLICE, issue
-from noetl_dagster.engine.loops.loop import Iterate, run_side_by_side
+from noetl_dagster.engine.loops.activation import SLICE, Activation, activate, issue
+from noetl_dagster.engine.loops.collection import Collection
+from noetl_dagster.engine.loops.loop import Iterate, IterationChunks, IterationSource, run_side_by_side
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.playbook.templates.chunks import ChunkView
@@ -20,15 +17,14 @@ from noetl_dagster.playbook.templates.rendering import Condition, holds_async
 from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.worker.chunks import ChunkStream, ChunkStreams, StreamKey
 from noetl_dagster.worker.command import Command
-from noetl_dagster.worker.execution import Execution
-from noetl_dagster.worker.program import StepProgram
+from noetl_dagster.worker.execution import Visit
 
 
 class StreamBrokenError(NoetlError):
     """The step that makes the chunks has failed, so the steps that take them cannot end."""
 
 
-class _Chunks(UnknownItems):
+class _Chunks(Collection):
     """The chunks in the log as the items of a loop."""
 
     def __init__(self, streams: ChunkStreams, key: StreamKey) -> None:
@@ -40,56 +36,31 @@ class _Chunks(UnknownItems):
         return await self._streams.items(self._key, start, stop)
 
 
-class ChunkSource:
+class ChunkSource(IterationSource):
     """The commands of the chunks that arrive, in order, until the producer has ended and its last chunk is done."""
 
-    def __init__(self, runtime: Runtime, activation: Activation, stream: ChunkStream, source: str) -> None:
-        self._runtime = runtime
+    def __init__(self, activation: Activation, stream: ChunkStream) -> None:
+        super().__init__(activation, stream.published)
         self._stream = stream
-        self._source = source
         self._own: IterationChunks | None = None
         self._ready: deque[tuple[Command, bool]] = deque()
         self._open: set[int] = set()
         self._position = 0
-        self._stopped = False
         self._lock = asyncio.Lock()
-        self._when = _condition(activation)
-        self.activation = activation
+        self._when = _condition(activation, stream.key[1])
 
     @classmethod
-    async def open(
-        cls, runtime: Runtime, execution: Execution, program: StepProgram, visit: int
-    ) -> ChunkSource:
+    async def open(cls, runtime: Runtime, visit: Visit) -> ChunkSource:
         """Opens the activation of a visit whose producer runs in this process."""
-        step = program.step.name
-        source = execution.program.graph.fed_by(step)
+        source = visit.execution.program.graph.fed_by(visit.step)
         assert source is not None
-        key = (execution.id, source, visit)
+        key = (visit.execution.id, source, visit.number)
         stream = runtime.streams.of(key)
-        assert stream is not None, f"the steps {source} and {step} are walked together"
-        items = _Chunks(runtime.streams, key)
-        return cls(runtime, await activate(runtime, execution, program, visit, items=items), stream, source)
-
-    @property
-    def known(self) -> int:
-        """The number of chunks in the log."""
-        return self._stream.published
-
-    @property
-    def stop_index(self) -> int | None:
-        """The number of chunks in the log."""
-        return self._stream.published
-
-    def counts(self, end: IterationEnd) -> bool:
-        """Counts every end."""
-        return True
+        assert stream is not None, f"the steps {source} and {visit.step} are walked together"
+        return cls(await activate(runtime, visit, items=_Chunks(runtime.streams, key)), stream)
 
     async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
-        """Runs the chunks as they arrive.
-
-        Raises:
-            StreamBrokenError: the producer failed; the chunks that it had made are done.
-        """
+        """Runs the chunks as they arrive; raises :class:`StreamBrokenError` after the last if the producer failed."""
         self._own = chunks
 
         async def work() -> None:
@@ -99,13 +70,11 @@ class ChunkSource:
                 self._report_progress()
 
         await run_side_by_side(work, self.activation.program.loop.max_in_flight)
+        self.stop_index, source = self._stream.published, self._stream.key[1]
         if self._stream.has_failed:
-            step = self.activation.step
-            raise StreamBrokenError(f"step {step}: {self._source}, whose chunks it takes, has failed")
-
-    def stop(self) -> None:
-        """Begins no further iterations."""
-        self._stopped = True
+            raise StreamBrokenError(
+                f"step {self.activation.step}: {source}, whose chunks it takes, has failed"
+            )
 
     async def _next(self) -> tuple[Command, bool] | None:
         async with self._lock:
@@ -122,7 +91,7 @@ class ChunkSource:
         """Issues the commands of chunks that are in the log, without those that are done or do not match."""
         resumed = self.activation.resumed
         for first, last in await self._wanted(start, stop):
-            async for commands in issue(self._runtime, self.activation, first, last):
+            async for commands in issue(self.activation, first, last):
                 self._ready.extend((command, resumed) for command in commands)
                 self._open.update(command.index or 0 for command in commands)
         self._position = stop
@@ -142,7 +111,7 @@ class ChunkSource:
                 ranges.append((first, number))
             first = number + 1
             if self._own is not None and not published:
-                await self._own.skip(self.activation.command(number, None))
+                await self._own.skip(self.activation.iteration(number, None))
         if first < stop:
             ranges.append((first, stop))
         return ranges
@@ -150,11 +119,11 @@ class ChunkSource:
     async def _passes(self, item: dict[str, Any]) -> bool:
         if self._when is None:
             return True
-        cache, execution = ReferenceCache(), self.activation.execution
+        cache, source = ReferenceCache(), self._stream.key[1]
         view = ChunkView(item, cache)
-        names = {"event": {"name": "call.partial", "step": self._source, "payload": view}, "output": view}
+        names = {"event": {"name": "call.partial", "step": source, "payload": view}, "output": view}
         names[self.activation.program.loop.iterator] = view
-        scope = execution.scope(cache, self._source).with_locals(names)
+        scope = self.activation.execution.scope(cache, source).with_locals(names)
         return await holds_async(self._when, scope, self._runtime.results.get)
 
     def _report_progress(self) -> None:
@@ -162,12 +131,9 @@ class ChunkSource:
         self._stream.consumed(self.activation.step, min(self._open, default=self._position))
 
 
-def _condition(activation: Activation) -> Condition | None:
+def _condition(activation: Activation, source: str) -> Condition | None:
     """Returns ``when`` of the arc that feeds a step, or None where each chunk passes."""
-    program = activation.execution.program
-    source = program.graph.fed_by(activation.step)
-    assert source is not None
-    feeding = program.step(source)
+    feeding = activation.execution.program.step(source)
     for arc, (when, _) in zip(feeding.step.routing.arcs, feeding.arcs, strict=True):
         if arc.is_stream and arc.step == activation.step:
             return None if arc.when in (None, True) else when

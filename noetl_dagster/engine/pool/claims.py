@@ -19,13 +19,7 @@ Observe = Callable[[str, str, Sequence[float]], None]
 
 @dataclass(frozen=True, slots=True)
 class ClaimRow:
-    """Commands of one step that were claimed together.
-
-    Attributes:
-        waited: how long each was in the queue, in seconds.
-        state_version: as in ``Grant``.
-        answer: the JSON for their worker, a ``ClaimedGroup``.
-    """
+    """Commands of one step that were claimed together, the seconds that each waited, and their ``ClaimedGroup``."""
 
     execution_id: int
     step: str
@@ -36,13 +30,7 @@ class ClaimRow:
 
 
 class Claims:
-    """Hands out queued commands.
-
-    Args:
-        lease_seconds: how long a claim lasts without a heartbeat.
-        observe: called for each step whose commands were claimed, with their tool kind and the seconds that each
-            was in the queue.
-    """
+    """Hands out queued commands for ``lease_seconds``; ``observe`` gets the seconds that those of a step waited."""
 
     def __init__(self, pool: asyncpg.Pool, lease_seconds: float, observe: Observe | None = None) -> None:
         self._pool = pool
@@ -66,17 +54,9 @@ class Claims:
             limits: maximum of commands by tool kind, for kinds with fewer slots than there are ids.
             only: ids of the only commands to claim; limits do not apply to them.
         """
-        wanted = None if only is None else [(execution_of(name), name) for name in only]
-        records = await self._pool.fetch(
-            queries.CLAIM,
-            worker_id,
-            event_ids,
-            self._lease_seconds,
-            dict(limits or {}),
-            pool,
-            None if wanted is None else [execution_id for execution_id, _ in wanted],
-            only,
-        )
+        executions = None if only is None else list(map(execution_of, only))
+        own = (worker_id, event_ids, self._lease_seconds, dict(limits or {}))
+        records = await self._pool.fetch(queries.CLAIM, *own, pool, executions, only)
         claimed = [ClaimRow(*record) for record in records]
         if self._observe is not None:
             for one in claimed:
@@ -84,26 +64,16 @@ class Claims:
         return claimed
 
     def answer(
-        self,
-        claimed: Sequence[ClaimRow],
-        states: Mapping[int, Sequence[Event]] | None = None,
+        self, claimed: Sequence[ClaimRow], states: Mapping[int, Sequence[Event]] | None = None
     ) -> bytes:
-        """Returns a ``Batch`` as JSON; PostgreSQL has written its groups.
-
-        Args:
-            states: events of the executions whose current state the worker does not have.
-        """
+        """Returns a ``Batch`` as JSON; PostgreSQL has written its groups. ``states`` are new to the worker."""
         groups = ",".join(one.answer for one in claimed)
         encoded = {str(one): list(map(message_of, events)) for one, events in (states or {}).items()}
         head = f'{{"lease_seconds":{self._lease_seconds},"groups":[{groups}],"states":'
         return head.encode() + encode_json(encoded) + b"}"
 
     async def release(self, worker_id: str, event_ids: Sequence[int]) -> int:
-        """Returns claims that a worker has not begun to the queue, by the ids of their ``command.claimed`` events.
-
-        Returns:
-            The number of commands that are queued again.
-        """
+        """Returns claims that were not begun to the queue, by their ``event_ids``; returns how many commands it has."""
         return len(await self._pool.fetch(queries.GIVE_BACK, worker_id, event_ids))
 
     async def queued(self, name: str) -> Grant | None:
@@ -115,19 +85,12 @@ class Claims:
             record = await self._pool.fetchrow(queries.QUEUED_EVENT, number)
         if record is None:
             return None
-        return Grant(
-            execution_id=record["execution_id"],
-            command_id=record["command_id"],
-            event_id=record["event_id"],
-            claim=record["attempts"],
-            state_version=record["state_version"],
-            lease_seconds=self._lease_seconds,
-            context=CommandContext.model_validate(record["context"]),
-        )
+        shown = {key: record[key] for key in ("execution_id", "command_id", "event_id", "state_version")}
+        context = CommandContext.model_validate(record["context"])
+        return Grant(**shown, claim=record["attempts"], lease_seconds=self._lease_seconds, context=context)
 
 
 def execution_of(name: str) -> int:
     """Returns the number that a command id begins with, the id of its execution; -1 if it begins with none."""
     number = name.partition(":")[0]
-    known = number.isascii() and number.isdecimal() and int(number) < 2**63
-    return int(number) if known else -1
+    return int(number) if number.isascii() and number.isdecimal() and int(number) < 2**63 else -1

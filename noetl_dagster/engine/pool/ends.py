@@ -13,7 +13,7 @@ import orjson
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.connection import DATABASE_AWAY
-from noetl_dagster.events.envelopes import error_envelope, from_result
+from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.transport.handler import ENDS_CHANNEL
 from noetl_dagster.events.transport.queries import COMMAND_ENDS
 from noetl_dagster.process.event_loop import cancel_and_wait
@@ -48,8 +48,7 @@ class CommandEnds:
 
     async def open(self) -> None:
         """Starts to listen, and returns when it does."""
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._listen()), loop.create_task(self._settle())]
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._settle())]
         await self._listening.wait()
 
     async def close(self) -> None:
@@ -117,20 +116,10 @@ def _cannot(do: str) -> OnFailure:
 def _outcome(row: Any) -> Outcome:
     """Returns how a command ended; an unreadable end is a failure that reports this."""
     try:
-        return _read(row)
+        outcome = Outcome.of(row)
+        outcome.duration = row["duration"] or 0.0
+        return outcome
     except Exception as error:
         logger.exception("the end of command %s cannot be read", row["command_id"])
         message = f"the end of command {row['command_id']} cannot be read: {error!r}; look at the worker that sent it"
         return Outcome(error_envelope(ToolError(message, kind="worker", code="END_UNREADABLE")))
-
-
-def _read(row: Any) -> Outcome:
-    context = row["context"] or {}
-    patches = [(path, value) for path, value in context.get("patches", ())]
-    return Outcome(
-        from_result(row["result"]),
-        patches,
-        duration=row["duration"] or 0.0,
-        step_values=context.get("step", {}),
-        values=context.get("iter", {}),
-    )

@@ -12,26 +12,23 @@ import contextlib
 import logging
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 from noetl_dagster.engine.pool.ends import CommandEnds
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
-from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.capacity import CapacityListener, announce_commands
-from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.ingest import Ingestor
 from noetl_dagster.events.transport.nats import NatsClient
-from noetl_dagster.playbook.models import StepSpec
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import EventTransport
-from noetl_dagster.worker.command import Command, Outcome
-from noetl_dagster.worker.context import CommandContext, Shared
+from noetl_dagster.worker.command import CURRENT_ITEM_BYTES, Outcome
+from noetl_dagster.worker.context import CommandContext, Shared, own_context
+from noetl_dagster.worker.runner import Call
 
 logger = logging.getLogger(__name__)
 
@@ -44,16 +41,15 @@ SWEEP_SECONDS = 5.0
 PATIENCE = RetryLimits(DATABASE_AWAY)
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchRequest:
-    """An issued command for a worker to run."""
+_FAILED = Outcome({"status": "error"})
 
-    command: Command
-    shared: Shared
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """An issued command for a worker to run, with its own context, as it is queued."""
+
+    call: Call
     context: dict[str, Any]
-    tool_kind: str
-    pool: str
-    spec: StepSpec
     done: asyncio.Future[Outcome]
 
 
@@ -66,26 +62,24 @@ class Link:
         self._runtime = runtime
         self._client = client
         self._capacity = CapacityListener(client)
-        self._handler = EventHandler(runtime.log, settings.command_heartbeat_timeout_seconds)
-        self._requests: asyncio.Queue[DispatchRequest] = asyncio.Queue()
+        self._requests: asyncio.Queue[_Request] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._ingestor: Ingestor | None = None
         self._ingesting: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._pools: dict[tuple[int, str], str] = {}  # by execution and step
         self._unattended: set[str] = set()
-        self.ends = CommandEnds(runtime.pool, settings.db_url)
+        self._ends = CommandEnds(runtime.pool, settings.db_url)
 
     async def open(self) -> None:
         """Subscribes to capacity reports, listens for ends, and starts the tasks."""
         await self._capacity.open()
-        await self.ends.open()
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._send()), loop.create_task(self._sweep())]
+        await self._ends.open()
+        self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._sweep())]
         if self._runtime.settings.event_transport is EventTransport.NATS:
-            self._ingestor = Ingestor(self._client, self._handler)
+            self._ingestor = Ingestor(self._client, self._runtime.handler)
             await self._ingestor.open()
-            self._ingesting = loop.create_task(self._ingestor.run(self._stop))
+            self._ingesting = asyncio.create_task(self._ingestor.run(self._stop))
 
     async def close(self) -> None:
         """Stops the tasks, commits events that were already fetched, and closes the connections."""
@@ -96,14 +90,46 @@ class Link:
                 await self._ingesting
         if self._ingestor is not None:
             await self._ingestor.close()
-        await self.ends.close()
+        await self._ends.close()
         await self._capacity.close()
         await self._client.close()
 
-    def submit(self, request: DispatchRequest) -> None:
-        """Hands over a command for the queue."""
-        self._pools[request.command.execution_id, request.command.step] = request.pool
-        self._requests.put_nowait(request)
+    async def run(self, call: Call) -> Outcome:
+        """Queues a command and waits for its end; see :meth:`Dispatcher.run`."""
+        execution_id, step, _ = call.visit.key
+        context = await self._own_context(call)
+        done = self._ends.expect(execution_id, call.command.command_id)
+        self._pools[execution_id, step] = call.visit.program.step.worker_pool
+        self._requests.put_nowait(_Request(call, context, done))
+        try:
+            outcome = await done
+        except asyncio.CancelledError:
+            with contextlib.suppress(*DATABASE_AWAY):
+                await self._runtime.pool.execute(queries.WITHDRAW, execution_id, call.command.command_id)
+            raise
+        if call.values is not None:
+            call.values.update(outcome.values)
+        return outcome
+
+    async def _own_context(self, call: Call) -> dict[str, Any]:
+        command, loop, item = call.command, call.visit.program.step.loop, call.command.item
+        more: dict[str, Any] = {}
+        if call.values:
+            more["values"] = call.values
+        if loop is not None and loop.is_sequential:
+            # the log has the values that earlier iterations set only when all are done
+            more["ctx"] = call.visit.execution.state.ctx
+        if isinstance(item, (int, float)) or (
+            item is not None and len(encode_json(item)) <= CURRENT_ITEM_BYTES
+        ):
+            more["item"] = item
+        elif item is not None:
+            name = f"item-{command.loop_id}-{command.index}"
+            ref = await self._runtime.results.put(
+                item, execution_id=command.execution_id, step=command.step, name=name
+            )
+            more["item_ref"] = ref.model_dump(mode="json")
+        return own_context(command, **more)
 
     def unattended(self, execution_id: int, step: str) -> str | None:
         """Returns a message if commands of a step wait for a pool that is known to have no worker, else None."""
@@ -120,45 +146,46 @@ class Link:
             if not batch:
                 continue
             try:
-                await with_retries(partial(self._enqueue, batch), PATIENCE, on_failure=self._note_delay)
+                await with_retries(partial(self._enqueue, batch), PATIENCE, on_failure=_note_delay)
             except Exception as error:
                 for request in batch:
                     if not request.done.done():
                         request.done.set_exception(error)
 
-    @staticmethod
-    def _note_delay(error: BaseException, pause: float) -> None:
-        logger.warning("commands cannot be queued: %s; trying again in %.2g s", error, pause)
-
-    async def _enqueue(self, batch: list[DispatchRequest]) -> None:
+    async def _enqueue(self, batch: list[_Request]) -> None:
         await self._runtime.buffer.flush()  # command.issued comes first
         shares: dict[Shared, int] = {}
-        rows = [
-            (
-                request.command.execution_id,
-                request.command.command_id,
-                request.command.step,
-                request.tool_kind,
-                request.spec.max_attempts,
-                request.context,
-                shares.setdefault(request.shared, len(shares) + 1),
-                request.spec.priority,
-                request.spec.weight,
-                request.pool,
+        kinds: dict[str, list[str]] = {}
+        rows = []
+        for request in batch:
+            command, program = request.call.command, request.call.visit.program
+            shared, step = Shared.of(command, final=request.call.is_final(_FAILED)), program.step
+            kinds.setdefault(step.worker_pool, []).append(program.kind)
+            rows.append(
+                (
+                    command.execution_id,
+                    command.command_id,
+                    command.step,
+                    program.kind,
+                    step.spec.max_attempts,
+                    request.context,
+                    shares.setdefault(shared, len(shares) + 1),
+                    step.spec.priority,
+                    step.spec.weight,
+                    step.worker_pool,
+                )
             )
-            for request in batch
-        ]
         *columns, priorities, weights, pools = map(list, zip(*rows, strict=True))
-        shared = [share.context() for share in shares]
-        queued = await self._runtime.pool.fetch(queries.ENQUEUE, *columns, shared, priorities, weights, pools)
+        shared_parts = [share.context() for share in shares]
+        queued = await self._runtime.pool.fetch(
+            queries.ENQUEUE, *columns, shared_parts, priorities, weights, pools
+        )
         names = {row["command_id"] for row in queued}
         # the others have ended, or an earlier run has queued them
-        self.ends.check({request.command.command_id for request in batch} - names)
-        by_pool = attrgetter("pool")
-        for pool, requests in groupby(sorted(batch, key=by_pool), by_pool):
-            kinds = [request.tool_kind for request in requests]
-            targets = self._capacity.registry.targets(len(kinds), set(kinds), pool)
-            await announce_commands(self._client, len(kinds), pool, targets)
+        self._ends.check({request.call.command.command_id for request in batch} - names)
+        for pool, waiting in kinds.items():
+            targets = self._capacity.registry.targets(len(waiting), set(waiting), pool)
+            await announce_commands(self._client, len(waiting), pool, targets)
 
     async def _sweep(self) -> None:
         interval = min(SWEEP_SECONDS, self._runtime.settings.worker_heartbeat_seconds)
@@ -166,28 +193,28 @@ class Link:
             await asyncio.sleep(interval)
             if not self._client.is_connected:
                 self._capacity.registry.excuse()
-            executions = self.ends.executions
-            self._forget_others(set(executions))
+            executions = set(self._ends.executions)
+            # the pools of executions that wait for nothing any more are forgotten
+            self._pools = {key: pool for key, pool in self._pools.items() if key[0] in executions}
+            self._unattended &= set(self._pools.values())
             if not executions:
                 continue
             try:
-                await self._requeue(executions)
+                await self._requeue(list(executions))
             except DATABASE_AWAY as error:
                 logger.warning("cannot check the commands of workers now: %r", error)
             except Exception:  # a defect must not end the sweep
                 logger.exception("cannot check the commands of workers now")
 
-    def _forget_others(self, executions: set[int]) -> None:
-        """Forgets the pools of executions that wait for nothing any more."""
-        self._pools = {key: pool for key, pool in self._pools.items() if key[0] in executions}
-        self._unattended &= set(self._pools.values())
-
     async def _requeue(self, executions: list[int]) -> None:
         """Offers the commands of lost workers, and those whose announcement was lost, to all workers."""
-        registry, pool = self._capacity.registry, self._runtime.pool
-        await self._expect_holders(executions)
-        released = []
-        lives = registry.lives()
+        registry, pool, settings = self._capacity.registry, self._runtime.pool, self._runtime.settings
+        interval = settings.worker_heartbeat_seconds
+        silent = settings.command_heartbeat_timeout_seconds - queries.MISSED_REPORTS * interval
+        for row in await pool.fetch(queries.HOLDERS, executions, silent):
+            # workers that hold commands of an earlier process are lost if they stay silent
+            registry.expect(row["worker_id"], interval)
+        released, lives = [], registry.lives()
         for row in await pool.fetch(
             queries.RELEASE, executions, registry.lost(), list(lives), list(lives.values())
         ):
@@ -210,19 +237,10 @@ class Link:
             self._unattended.add(pool)
             logger.warning("%s", queries.no_worker(pool))
 
-    async def _expect_holders(self, executions: list[int]) -> None:
-        """Adds the workers that hold commands of an earlier process: those that stay silent are lost."""
-        settings = self._runtime.settings
-        interval = settings.worker_heartbeat_seconds
-        silent = settings.command_heartbeat_timeout_seconds - queries.MISSED_REPORTS * interval
-        for row in await self._runtime.pool.fetch(queries.HOLDERS, executions, silent):
-            self._capacity.registry.expect(row["worker_id"], interval)
-
     async def _give_up(self, row: Any) -> None:
         """Ends a command that every worker which claimed it has left unfinished."""
-        record = await self._runtime.pool.fetchrow(
-            queries.QUEUED_COMMAND, row["execution_id"], row["command_id"]
-        )
+        place = (row["execution_id"], row["command_id"])
+        record = await self._runtime.pool.fetchrow(queries.QUEUED_COMMAND, *place)
         if record is None:
             return
         context = CommandContext.model_validate(record["context"])
@@ -234,4 +252,8 @@ class Link:
             code="WORKERS_LOST",
         )
         event = self._runtime.commands.ended(command, Outcome(error_envelope(error)), final=context.final)
-        await self._handler.handle_events([event])
+        await self._runtime.handler.handle_events([event])
+
+
+def _note_delay(error: BaseException, pause: float) -> None:
+    logger.warning("commands cannot be queued: %s; trying again in %.2g s", error, pause)

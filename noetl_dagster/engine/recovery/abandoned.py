@@ -97,13 +97,10 @@ class Recovery:
     async def abandoned(
         self, requested: Mapping[int, ResumeRequest] | None = None, *, now: datetime | None = None
     ) -> list[Abandoned]:
-        """Returns every execution without a driver, oldest first, with its verdict.
+        """Returns every execution without a driver, oldest first, with its verdict; ``requested`` are earlier requests.
 
         A driver may be between two processes (Dagster's multiprocess executor starts one for each op), so
         an execution counts as abandoned only after a pause without any event.
-
-        Args:
-            requested: earlier requests.
         """
         await Projection(self._runtime.pool).catch_up()
         moment = (now or datetime.now(UTC)).timestamp()
@@ -111,19 +108,16 @@ class Recovery:
         while page := await self._runtime.pool.fetch(_RUNNING, after, CANDIDATES):
             for row in page:
                 after = row["execution_id"]
-                if not await self._liveness.is_driven(after):
-                    try:
-                        abandoned = await self._judge(after, (requested or {}).get(after), moment)
-                    except NoetlError as error:  # the others do not wait for it
-                        logger.warning(
-                            "execution %d cannot be resumed: %s; end it with 'noetl-dagster cancel %d'",
-                            after,
-                            error,
-                            after,
-                        )
-                        continue
-                    if abandoned is not None:
-                        found.append(abandoned)
+                if await self._liveness.is_driven(after):
+                    continue
+                try:
+                    abandoned = await self._judge(after, (requested or {}).get(after), moment)
+                except NoetlError as error:  # the others do not wait for it
+                    hint = f"end it with 'noetl-dagster cancel {after}'"
+                    logger.warning("execution %d cannot be resumed: %s; %s", after, error, hint)
+                    continue
+                if abandoned is not None:
+                    found.append(abandoned)
         return found
 
     async def give_up(self, abandoned: Abandoned) -> None:
@@ -147,13 +141,11 @@ class Recovery:
             attempts += request.count
             quiet_since = max(quiet_since, request.at)
         due = quiet_since + settings.recovery_backoff_seconds * 2**attempts
+        verdict = Verdict.RESUME if attempts < settings.recovery_attempts else Verdict.GIVE_UP
         if now < due:
             verdict = Verdict.WAIT
-        else:
-            verdict = Verdict.RESUME if attempts < settings.recovery_attempts else Verdict.GIVE_UP
-        return Abandoned(
-            execution_id, state.playbook, execution.playbook.source, state.epoch + 1, attempts, due, verdict
-        )
+        source, epoch = execution.playbook.source, state.epoch + 1
+        return Abandoned(execution_id, state.playbook, source, epoch, attempts, due, verdict)
 
 
 def remembered(text: str | None) -> dict[int, ResumeRequest]:

@@ -43,10 +43,7 @@ _EXPIRE_RESULTS = """
 UPDATE noetl.result_ref SET expires_at = least(expires_at, $3)
 WHERE execution_id >= $1 AND execution_id < $2 AND scope <> 'permanent'
 """
-_FORGET_EXECUTIONS = "DELETE FROM noetl.execution WHERE execution_id >= $1 AND execution_id < $2"
-_FORGET_SHARDS = "DELETE FROM noetl.execution_shard WHERE execution_id >= $1 AND execution_id < $2"
-_FORGET_COMMANDS = "DELETE FROM noetl.queue WHERE execution_id >= $1 AND execution_id < $2"
-_FORGET_FRAMES = "DELETE FROM noetl.cursor_frame WHERE execution_id >= $1 AND execution_id < $2"
+_FORGET = "DELETE FROM noetl.{name} WHERE execution_id >= $1 AND execution_id < $2"
 _FORGET_TOKENS = "DELETE FROM noetl.keychain WHERE expires_at <= $1"
 _DROP = "DROP TABLE noetl.{name}"
 
@@ -71,19 +68,16 @@ class Maintained:
     containers: int = 0
 
     def __str__(self) -> str:
+        made, dropped = (", ".join(names) or "none" for names in (self.made, self.dropped))
         text = (
-            f"partitions made: {_names(self.made)}; dropped: {_names(self.dropped)} with {self.executions} "
+            f"partitions made: {made}; dropped: {dropped} with {self.executions} "
             f"executions; {self.results} expired results and {self.orphans} orphaned objects deleted"
         )
         return f"{text}, {self.containers} jobs of containers" if self.containers else text
 
 
 class Maintenance:
-    """Keeps the log within its retention. Running it twice at the same time is harmless.
-
-    Args:
-        retention: age at which a month of events is dropped, None: never.
-    """
+    """Keeps the log within its ``retention`` (None: for ever). Running it twice at the same time is harmless."""
 
     def __init__(self, pool: asyncpg.Pool, results: ResultStore, retention: timedelta | None = None) -> None:
         self._pool = pool
@@ -115,8 +109,7 @@ class Maintenance:
             return []
         found = []
         for name in sorted(await partitions(connection)):
-            start = partition_start(name)
-            if start is None:
+            if (start := partition_start(name)) is None:
                 continue
             [(_, end), *_] = month_bounds(start, 0)
             if end <= now - self._retention:
@@ -137,19 +130,10 @@ class Maintenance:
                 await keep_watermarks(connection, self._pool, start, end)
                 await connection.execute(_DROP.format(name=name))
                 await connection.execute(_EXPIRE_RESULTS, start, end, now)
-                await connection.execute(_FORGET_SHARDS, start, end)
-                await connection.execute(_FORGET_COMMANDS, start, end)
-                await connection.execute(_FORGET_FRAMES, start, end)
-                return _count(await connection.execute(_FORGET_EXECUTIONS, start, end))
+                for table in ("execution_shard", "queue", "cursor_frame"):
+                    await connection.execute(_FORGET.format(name=table), start, end)
+                tag = await connection.execute(_FORGET.format(name="execution"), start, end)
+                return int(tag.rpartition(" ")[2])  # such as DELETE 3
         except asyncpg.LockNotAvailableError:
             logger.warning("partition %s is in use; the next maintenance drops it", name)
             return None
-
-
-def _count(tag: str) -> int:
-    """Reads the number of rows in a command tag such as ``DELETE 3``."""
-    return int(tag.rpartition(" ")[2])
-
-
-def _names(names: tuple[str, ...]) -> str:
-    return ", ".join(names) or "none"

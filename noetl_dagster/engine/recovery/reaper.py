@@ -102,9 +102,8 @@ Announce = Callable[[Sequence[Requeued]], Awaitable[None]]
 class Reaper:
     """Ends claims of workers that crashed or hang. Any number of reapers may run at the same time.
 
-    Args:
-        announce: notifies workers of requeued commands; without it they find them in the queue.
-        release: releases the rows of cursors' claims; without it other reapers do that.
+    Without ``announce`` workers find requeued commands in the queue; without ``release`` other reapers release the
+    rows of cursors' claims.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class Reaper:
         release: Release | None = None,
     ) -> None:
         self._pool = pool
-        self._intake = handler
+        self._handler = handler
         self._ids = ids
         self._release = release
         self._announce = announce
@@ -130,34 +129,28 @@ class Reaper:
         withdrawn = len(await self._pool.fetch(WITHDRAW_ENDED))
         requeued: list[Requeued] = []
         while rows := await self._pool.fetch(REQUEUE, BATCH):
-            fresh = [Requeued(**row) for row in rows]
+            requeued.extend(Requeued(**row) for row in rows)
             if self._announce is not None:
-                await self._announce(fresh)
-            requeued.extend(fresh)
+                await self._announce(requeued[-len(rows) :])
         failed: list[str] = []
         while names := await self._fail_exhausted():
             failed.extend(names)
-        released = await self._give_back()
+        released = 0
+        if self._release is not None and await self._pool.fetchval(FRAMES_OVERDUE):
+            try:
+                released = await self._release()
+            except NoetlError as error:  # the next pass tries again
+                logger.warning("rows that a cursor loop had claimed were not given back: %s", error)
         if failed:  # their workers are gone, and no process removes their leftovers
             await remove_orphans(self._pool)
         return Reaped(tuple(requeued), tuple(failed), withdrawn, released)
-
-    async def _give_back(self) -> int:
-        """Releases the rows of cursors' claims; after a failure the next pass tries again."""
-        if self._release is None or not await self._pool.fetchval(FRAMES_OVERDUE):
-            return 0
-        try:
-            return await self._release()
-        except NoetlError as error:
-            logger.warning("rows that a cursor loop had claimed were not given back: %s", error)
-            return 0
 
     async def _fail_exhausted(self) -> list[str]:
         """Ends commands that no worker finished; their ends remove them from the queue."""
         async with self._pool.acquire() as connection, connection.transaction():
             rows = await connection.fetch(EXHAUSTED, BATCH)
             if rows:
-                await self._intake.handle_events([self._failure(row) for row in rows], connection=connection)
+                await self._handler.handle_events([self._failure(row) for row in rows], connection=connection)
             return [row["command_id"] for row in rows]
 
     def _failure(self, row: Any) -> Event:

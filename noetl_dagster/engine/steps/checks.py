@@ -18,28 +18,39 @@ from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import PartPlace, part_prefix
-from noetl_dagster.worker.execution import Execution
-from noetl_dagster.worker.program import StepProgram
+from noetl_dagster.worker.execution import Visit
 
 if TYPE_CHECKING:
     from noetl_dagster.tools.sql.views import RowsSource
 
 
-async def evaluate(
-    runtime: Runtime, program: StepProgram, visit: int, envelope: Envelope, scope: Scope
-) -> list[CheckOutcome]:
+async def evaluate(runtime: Runtime, visit: Visit, envelope: Envelope, scope: Scope) -> list[CheckOutcome]:
     """Evaluates every check of a step, in order. A check that cannot be evaluated has not passed.
 
     Args:
         scope: the names that templates of checks see, ``output`` among them.
     """
-    templates = [(check, when) for check, when in program.checks if when is not None]
-    found = {check.name: await _holds(runtime, when, scope) for check, when in templates}
-    ready_made = [check for check, when in program.checks if when is None]
+    checks, found = visit.program.checks, {}
+    for check, when in checks:
+        if when is not None:
+            found[check.name] = await _holds(runtime, when, scope)
+    ready_made = [check for check, when in checks if when is None]
     if ready_made:
-        measured = await _measured(runtime, ready_made, envelope, program.step.name)
+        measured = await _measured(runtime, ready_made, envelope, visit.step)
         found |= {check.name: answer for check, answer in zip(ready_made, measured, strict=True)}
-    return [_outcome(program.step.name, visit, check, found[check.name]) for check, _ in program.checks]
+    return [
+        CheckOutcome(
+            step=visit.step,
+            visit=visit.number,
+            name=check.name,
+            passed=found[check.name].passed,
+            severity=check.severity.value,
+            blocking=check.blocking,
+            why=found[check.name].why,
+            facts=found[check.name].facts,
+        )
+        for check, _ in checks
+    ]
 
 
 def blocking_failure(outcomes: Sequence[CheckOutcome]) -> ToolError | None:
@@ -87,7 +98,8 @@ async def _rows_of(runtime: Runtime, envelope: Envelope, step: str, folder: Path
     if value is None:
         value = envelope.get("data")
     if value is None and isinstance(envelope.get("results"), list):
-        value = [await _data(runtime, one) for one in envelope["results"] if one.get("status") == OK]
+        done = [one for one in envelope["results"] if one.get("status") == OK]
+        value = [await runtime.results.get(one["ref"]) if "ref" in one else one.get("data") for one in done]
     elif isinstance(value, ResultRef) and "total" in envelope:  # a large loop's: errors stand as envelopes
         items = await runtime.results.get(value)
         value = [item for item in items if not _is_failure(item)] if isinstance(items, list) else items
@@ -101,31 +113,11 @@ async def _rows_of(runtime: Runtime, envelope: Envelope, step: str, folder: Path
     return source
 
 
-async def _data(runtime: Runtime, envelope: Envelope) -> Any:
-    reference = envelope.get("ref")
-    return envelope.get("data") if reference is None else await runtime.results.get(reference)
-
-
 def _is_failure(item: Any) -> bool:
     return isinstance(item, dict) and item.get("status") == ERROR and "error" in item
 
 
-def _outcome(step: str, visit: int, check: CheckSpec, answer: CheckVerdict) -> CheckOutcome:
-    return CheckOutcome(
-        step=step,
-        visit=visit,
-        name=check.name,
-        passed=answer.passed,
-        severity=check.severity.value,
-        blocking=check.blocking,
-        why=answer.why,
-        facts=answer.facts,
-    )
-
-
-async def settle_sink(
-    runtime: Runtime, execution: Execution, program: StepProgram, visit: int, *, is_over: bool = True
-) -> None:
+async def settle_sink(runtime: Runtime, visit: Visit, *, is_over: bool = True) -> None:
     """Publishes parts that a process that died, or a worker of the pool, left staged.
 
     Args:
@@ -134,10 +126,10 @@ async def settle_sink(
     Raises:
         ToolError: the sink cannot be reached, and staged parts stay staged. Or a part is missing.
     """
-    if program.sink is None or not program.sink.is_staged:
+    sink = visit.program.sink
+    if sink is None or not sink.is_staged:
         return
     await runtime.buffer.flush()
-    step = program.step.name
-    records = await runtime.pool.fetch(SINK_PARTS, execution.id, step, visit)
+    records = await runtime.pool.fetch(SINK_PARTS, *visit.key)
     places = [PartPlace.model_validate(record["place"]) for record in records]
-    await PartSinks(runtime.box).settle(places, part_prefix(execution.id, step, visit), is_over=is_over)
+    await PartSinks(runtime.box).settle(places, part_prefix(*visit.key), is_over=is_over)

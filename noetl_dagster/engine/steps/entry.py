@@ -1,43 +1,129 @@
-"""Reads and settings of a step, which are determined once when the step is entered."""
+"""The entry into a visit of a step: one process drives it, and its reads and settings are determined once.
+
+Two processes may reach the same visit: a run that was resumed twice, an op that Dagster started again. The process
+whose ``step.enter`` is in the log works, and the others follow. The unique index on the turn, the number of the driver,
+admits one. So a loop has one ``loop.done``, a command is issued and dispatched once, and the arcs fire once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import AssetNotFoundError, PlaybookError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import OK, to_result
-from noetl_dagster.events.queries import ASSET_PARTITIONS, ASSET_RESULT, ASSET_SPAN, PARTITION_RESULT
+from noetl_dagster.events.log import as_event
+from noetl_dagster.events.queries import (
+    ASSET_PARTITIONS,
+    ASSET_RESULT,
+    ASSET_SPAN,
+    PARTITION_RESULT,
+    STEP_CHECKS,
+    STEP_EXIT,
+    STEP_TURNS,
+)
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.assets import Key, Partition, ReadPartition, SourceSpec, key_text
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.storage.codec import byte_length
 from noetl_dagster.storage.store import fits_inline
-from noetl_dagster.worker.execution import Execution
-from noetl_dagster.worker.program import StepProgram
+from noetl_dagster.worker.command import own_worker_id
+from noetl_dagster.worker.execution import Visit
 
 Kept = dict[str, Any]
 """A result as the log holds it, with its asset, partition, execution and event."""
 
-FindExternalResult = Callable[[Key, str | None], Awaitable[Kept | None]]
-"""Finds the result of an asset that no playbook has made, or of one of its partitions; None if there is none."""
+POLL_SECONDS = (0.02, 0.5)
+"""Shortest and longest pause of a follower between two queries of the log."""
+
+_alive: set[int] = set()
+"""Ids of the ``step.enter`` events on which tasks of this process work, or which they try to write."""
 
 
-async def reads_of(
-    runtime: Runtime, execution: Execution, program: StepProgram, visit: int
-) -> dict[str, Kept]:
+class VisitDrivers:
+    """Lets one process drive a visit; the others follow it, and one of them takes over when it dies."""
+
+    def __init__(self, runtime: Runtime, liveness: Liveness) -> None:
+        self._runtime = runtime
+        self._liveness = liveness
+
+    @asynccontextmanager
+    async def turn(self, visit: Visit, entered: Event) -> AsyncIterator[int | None]:
+        """Appends ``step.enter``, with the turn and a new id for each try, and drives the visit until the block ends.
+
+        Yields:
+            The number of the turn; None when another process has ended the visit, which is in the state now.
+        """
+        turn = 1
+        while True:
+            entered.meta["turn"] = turn
+            entered.worker_id = own_worker_id()
+            _alive.add(entered.event_id)
+            try:
+                if entered.event_id in await self._runtime.buffer.append([entered]):
+                    yield turn
+                    return
+            finally:
+                _alive.discard(entered.event_id)
+            if await self._follow(visit):
+                yield None
+                return
+            row = await self._runtime.pool.fetchrow(STEP_TURNS, *_place(visit))
+            turn = (row["turn"] if row is not None else 0) + 1
+            if row is not None and row["context"]:  # this driver uses the same reads as the one before
+                entered.context = row["context"]
+            entered.event_id = self._runtime.ids.next()
+
+    async def settle(self, visit: Visit) -> bool:
+        """Applies the end of a visit in the log to the state; returns true if there is one in this epoch."""
+        pool, state = self._runtime.pool, visit.execution.state
+        record = await pool.fetchrow(STEP_EXIT, *_place(visit))
+        if record is None:
+            return False
+        for check in await pool.fetch(STEP_CHECKS, *_place(visit)):
+            state.apply(as_event(check))
+        state.apply(as_event(record))
+        return True
+
+    async def _follow(self, visit: Visit) -> bool:
+        """Waits for the driver of a visit; returns true if it ended the visit, false if it is gone."""
+        pause, longest = POLL_SECONDS
+        while not await self.settle(visit):
+            if not await self._driver_lives(visit):
+                return await self.settle(visit)  # it may have ended the visit just before it died
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, longest)
+        return True
+
+    async def _driver_lives(self, visit: Visit) -> bool:
+        row = await self._runtime.pool.fetchrow(STEP_TURNS, *_place(visit))
+        if row is None:
+            return False
+        if row["worker_id"] == own_worker_id():
+            return row["event_id"] in _alive
+        return await self._liveness.is_driven_by(visit.execution.id, row["worker_id"])
+
+
+def _place(visit: Visit) -> tuple[int, str, str, str]:
+    return visit.execution.id, visit.step, str(visit.number), str(visit.execution.state.epoch)
+
+
+async def reads_of(runtime: Runtime, visit: Visit) -> dict[str, Kept]:
     """Returns by name the results of other assets that a visit of a step reads.
 
     Raises:
         AssetNotFoundError: an asset has no result, or none of the requested partition.
     """
-    step = program.step
-    known = execution.state.reads.get((step.name, visit))
+    execution, step = visit.execution, visit.program.step
+    known = execution.state.reads.get((step.name, visit.number))
     if known is not None or not step.sources:
         return known or {}
-    reader, playbook = _AssetReader(runtime, execution, step.name), execution.playbook
+    reader, playbook = _AssetReader(runtime, visit), execution.playbook
     return {
         name: await reader.read(source.model_copy(update={"asset": playbook.key_of(source.asset)}))
         for name, source in step.sources.items()
@@ -45,10 +131,10 @@ async def reads_of(
 
 
 class _AssetReader:
-    def __init__(self, runtime: Runtime, execution: Execution, step: str) -> None:
+    def __init__(self, runtime: Runtime, visit: Visit) -> None:
         self._runtime = runtime
-        self._id, self._step = execution.id, step
-        own = execution.state.partition
+        self._visit = visit
+        own = visit.execution.state.partition
         self._own = Partition.model_validate(own) if own is not None else None
 
     async def read(self, source: SourceSpec) -> Kept:
@@ -82,29 +168,31 @@ class _AssetReader:
             row = await pool.fetchrow(ASSET_RESULT, name)
         else:
             row = await pool.fetchrow(PARTITION_RESULT, name, partition)
-        if row is not None:
-            return _kept(asset, row)
-        find = self._runtime.find_external
-        return None if find is None else await find(asset, partition)
+        if row is None:
+            find = self._runtime.find_external
+            return None if find is None else await find(asset, partition)
+        ids = {key: str(row[key]) for key in ("execution_id", "event_id")}
+        return {"asset": name, "partition": row["partition"], **ids, "result": row["result"]}
 
     async def _all(self, asset: Key) -> Kept | None:
-        rows = await self._runtime.pool.fetch(ASSET_PARTITIONS, key_text(asset))
+        name = key_text(asset)
+        rows = await self._runtime.pool.fetch(ASSET_PARTITIONS, name)
         if not rows:
             return None
         found = {row["partition"]: row["result"] for row in rows}
         if fits_inline(byte_length(found), self._runtime.settings):
-            return {"asset": key_text(asset), "partitions": found}
+            return {"asset": name, "partitions": found}
         # a year of small results would make every ``step.enter`` megabytes long
+        execution_id, step, _ = self._visit.key
         reference = await self._runtime.results.put(
-            found, execution_id=self._id, step=self._step, name=f"reads_{key_text(asset)}"
+            found, execution_id=execution_id, step=step, name=f"reads_{name}"
         )
         kept = to_result({"status": OK, "ref": reference})
-        return {"asset": key_text(asset), "keys": list(found), "result": kept}
+        return {"asset": name, "keys": list(found), "result": kept}
 
     async def _missing(self, source: SourceSpec) -> str:
-        name = key_text(source.asset)
+        name, wanted = key_text(source.asset), source.partition
         span = await self._runtime.pool.fetchrow(ASSET_SPAN, name)
-        wanted = source.partition
         if wanted == ReadPartition.SAME and self._own is not None:
             wanted = self._own.key
         if span["results"] == 0:
@@ -117,32 +205,20 @@ class _AssetReader:
         )
 
 
-def _kept(asset: Key, row: Mapping[str, Any]) -> Kept:
-    return {
-        "asset": key_text(asset),
-        "partition": row["partition"],
-        "execution_id": str(row["execution_id"]),
-        "event_id": str(row["event_id"]),
-        "result": row["result"],
-    }
-
-
-async def settings_of(
-    runtime: Runtime, execution: Execution, program: StepProgram, visit: int, entered: Event
-) -> dict[str, Any]:
+async def settings_of(runtime: Runtime, visit: Visit, entered: Event) -> dict[str, Any]:
     """Returns the settings of a visit, by their location in the step.
 
     Raises:
         TemplateError: one cannot be rendered.
         ToolError: one has a value that is not allowed; the message names it and the allowed values.
     """
-    step = program.step.name
-    known = execution.state.settings.get((step, visit))
-    if known is not None or not program.settings:
+    execution, step, templates = visit.execution, visit.step, visit.program.settings
+    known = execution.state.settings.get((step, visit.number))
+    if known is not None or not templates:
         return known or {}
-    scope = execution.scope(ReferenceCache(), step, entered)
+    scope = visit.scope(ReferenceCache(), entered)
     settings = {}
-    for name, template in program.settings.items():
+    for name, template in templates.items():
         try:
             settings[name] = await render_async(compile_value(template), scope, runtime.results.get)
         except TemplateError as error:

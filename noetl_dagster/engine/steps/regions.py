@@ -11,7 +11,7 @@ from noetl_dagster.engine.loops.stream import StreamBrokenError
 from noetl_dagster.engine.steps.step import Steps
 from noetl_dagster.events.state import ExecutionState, StepEnd, StepStatus
 from noetl_dagster.playbook.graph import Region
-from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.execution import Execution, Visit
 
 Token = tuple[int, int]
 """Round of the cycle, from 0, and place of the step in the region's forward order."""
@@ -44,13 +44,8 @@ class TokenQueue:
             if end is None:
                 break
             queue.take()
-            queue.ended(end)
+            queue.add(end.fired)
         return queue
-
-    @property
-    def has_pending(self) -> bool:
-        """Reports that a step waits."""
-        return bool(self.waiting)
 
     @property
     def next_step(self) -> str:
@@ -62,7 +57,7 @@ class TokenQueue:
         return self.visits.get(step, 0) + 1
 
     def add(self, targets: Iterable[str]) -> None:
-        """Adds tokens. Those of steps outside leave the region when it has ended."""
+        """Adds tokens of the visit that was taken last. Those of steps outside leave the region when it has ended."""
         round_, source = self.taken
         for target in targets:
             place = self.places.get(target)
@@ -79,10 +74,6 @@ class TokenQueue:
         self.taken = heappop(self.waiting)
         self.visits[step] = self.next_visit(step)
         return step, self.visits[step]
-
-    def ended(self, end: StepEnd) -> None:
-        """Adds the tokens of the visit that was taken last."""
-        self.add(end.fired)
 
 
 def incoming(execution: Execution, region: Region) -> list[str]:
@@ -102,12 +93,11 @@ async def run_region(steps: Steps, execution: Execution, region: Region) -> tupl
         The steps outside that its arcs fired into, and the failure that ended it early, if any.
     """
     queue = TokenQueue.replay(execution, region)
-    while queue.has_pending:
-        step, visit = queue.take()
-        end = await steps.run(execution, step, visit)
+    while queue.waiting:
+        end = await steps.run(execution, *queue.take())
         if end.unhandled:
             return list(queue.outward), end
-        queue.ended(end)
+        queue.add(end.fired)
     return list(queue.outward), None
 
 
@@ -121,14 +111,23 @@ async def run_streams(steps: Steps, execution: Execution, region: Region) -> tup
     Returns:
         The steps outside that its arcs fired into, and an unhandled failure, if there is one.
     """
-    walk = _Walk(steps, execution)
+    state, program = execution.state, execution.program
     try:
-        await walk.step(region.order[0])
+        await _run_with_takers(steps, execution, region.order[0])
     except BaseExceptionGroup as errors:
-        raise _first(errors) from errors
-    await walk.leave_out(region.order[1:])
-    found = (execution.state.end_of(step, VISIT) for step in region.order)
-    ends = [end for end in found if end is not None]
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from errors
+    for step in region.order[
+        1:
+    ]:  # consumers of a step whose failure an arc handled: none of their arcs fires
+        source = program.graph.fed_by(step)
+        if source is None or state.end_of(step, VISIT) is not None or step not in state.visits:
+            continue
+        if state.end_of(source, VISIT) is not None and not _is_taken(state, source):
+            await steps.skip(Visit(execution, program.step(step), VISIT))
+    ends = [end for step in region.order if (end := state.end_of(step, VISIT)) is not None]
     fired = dict.fromkeys(target for end in ends for target in end.fired)
     return list(fired), next((end for end in ends if end.unhandled), None)
 
@@ -143,70 +142,49 @@ def streams_are_over(execution: Execution, region: Region) -> bool:
     return True
 
 
-class _Walk:
-    """The process that drives the source of a stream drives all of it. Consumers begin with it."""
+async def _run_with_takers(steps: Steps, execution: Execution, name: str) -> None:
+    """Runs a step and, at the same time, those that consume its chunks.
 
-    def __init__(self, steps: Steps, execution: Execution) -> None:
-        self._steps = steps
-        self._execution = execution
+    The process that drives the source of a stream drives all of it. Consumers begin with it.
+    """
+    takers, streams = execution.program.graph.streams_to(name), steps.runtime.streams
 
-    async def step(self, name: str) -> None:
-        """Runs a step and, at the same time, those that consume its chunks."""
-        takers = self._execution.program.graph.streams_to(name)
-        if not takers:
-            await self._run(name)
-            return
-        async with (
-            self._steps.streaming(self._execution, name, takers) as stream,
-            asyncio.TaskGroup() as group,
-        ):
-            begun = False
+    async def run(entered: Callable[[], None] | None = None) -> StepEnd | None:
+        try:
+            return await steps.run(execution, name, VISIT, entered=entered)
+        except StreamBrokenError:  # its source failed, so its own end is not known
+            return None
+
+    if not takers:
+        await run()
+        return
+    ahead = steps.runtime.settings.chunks_ahead
+    loops = ((taker, execution.program.step(taker).step.loop) for taker in takers)
+    rooms = {taker: ahead + (1 if loop is None else loop.max_in_flight) for taker, loop in loops}
+    with streams.open((execution.id, name, VISIT), rooms) as stream:
+        async with asyncio.TaskGroup() as group:
 
             async def take(taker: str) -> None:
-                await self._steps.refresh(self._execution, name, stream)
+                await streams.refresh(stream)
                 try:
-                    await self.step(taker)
+                    await _run_with_takers(steps, execution, taker)
                 finally:
                     stream.leave(taker)
 
             def begin() -> None:
-                nonlocal begun
-                begun = True
                 stream.begin()
                 for taker in takers:
                     group.create_task(take(taker))
 
-            end = await self._run(name, begin)
-            await self._steps.refresh(self._execution, name, stream)
-            stream.end(failed=end is None or end.status is not StepStatus.COMPLETED)
-            if not begun and end is not None and end.status is StepStatus.COMPLETED:
+            end = await run(begin)
+            await streams.refresh(stream)
+            completed = end is not None and end.status is StepStatus.COMPLETED
+            stream.end(failed=not completed)
+            if completed and not stream.has_consumers:
                 begin()
-
-    async def leave_out(self, steps: tuple[str, ...]) -> None:
-        """Skips the consumers of a step whose failure an arc handled: none of their arcs fires."""
-        state, program = self._execution.state, self._execution.program
-        for step in steps:
-            source = program.graph.fed_by(step)
-            if source is None or state.end_of(step, VISIT) is not None or step not in state.visits:
-                continue
-            if state.end_of(source, VISIT) is not None and not _is_taken(state, source):
-                await self._steps.skip(self._execution, program.step(step), VISIT)
-
-    async def _run(self, step: str, entered: Callable[[], None] | None = None) -> StepEnd | None:
-        """Runs a step and returns its end; None if its source failed, since its own end is then not known."""
-        try:
-            return await self._steps.run(self._execution, step, VISIT, entered=entered)
-        except StreamBrokenError:
-            return None
 
 
 def _is_taken(state: ExecutionState, source: str) -> bool:
     """Reports that other steps consume a step's chunks: not if it ended without success and is not resumed."""
     end = state.end_of(source, VISIT)
     return end is None or end.unhandled or end.status is StepStatus.COMPLETED
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

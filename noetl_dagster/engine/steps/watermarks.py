@@ -21,8 +21,7 @@ from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.tools.rows.watermarks import Value, greatest, moved, order_of
-from noetl_dagster.worker.execution import Execution
-from noetl_dagster.worker.program import StepProgram
+from noetl_dagster.worker.execution import Visit
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +61,18 @@ class Watermark:
         )
 
 
-async def entered_watermark(
-    runtime: Runtime, execution: Execution, program: StepProgram, visit: int, entered: Event
-) -> dict[str, Any] | None:
+async def entered_watermark(runtime: Runtime, visit: Visit, entered: Event) -> dict[str, Any] | None:
     """Returns a visit's watermark for its ``step.enter``, or None if the step keeps none.
 
     Raises:
         TemplateError: ``initial`` or ``name`` cannot be rendered.
         ToolError: ``initial`` is no number, time or text.
     """
-    step, spec = program.step.name, program.step.state
-    known = execution.state.watermarks.get((step, visit))
+    execution, step, spec = visit.execution, visit.step, visit.program.step.state
+    known = execution.state.watermarks.get((step, visit.number))
     if known is not None or spec is None:
         return known
-    scope = execution.scope(ReferenceCache(), step, entered)
+    scope = visit.scope(ReferenceCache(), entered)
     fields = {"initial": spec.initial, "name": spec.name}
     try:
         rendered = await render_async(compile_value(fields), scope, runtime.results.get)
@@ -97,22 +94,20 @@ async def entered_watermark(
     }
 
 
-async def moved_watermark(
-    runtime: Runtime, execution: Execution, program: StepProgram, visit: int
-) -> dict[str, Any] | None:
+async def moved_watermark(runtime: Runtime, visit: Visit) -> dict[str, Any] | None:
     """Returns the new watermark of a successful visit, or None if it stays unchanged.
 
     Raises:
         ToolError: its commands reached values that cannot be compared.
     """
-    step = program.step.name
-    kept = execution.state.watermarks.get((step, visit))
+    step = visit.step
+    kept = visit.execution.state.watermarks.get((step, visit.number))
     if kept is None:
         return None
     await runtime.buffer.flush()
-    rows = await runtime.pool.fetch(REACHED, execution.id, step, visit)
+    rows = await runtime.pool.fetch(REACHED, *visit.key)
     watermark = moved(kept, greatest((row["value"] for row in rows), step), step)
-    if watermark is not None and program.sink is None:  # its rows are for later steps
+    if watermark is not None and visit.program.sink is None:  # its rows are for later steps
         watermark["pending"] = True
     return watermark
 
@@ -165,8 +160,7 @@ async def keep_watermarks(connection: Any, pool: asyncpg.Pool[Any], start: int, 
 
 def _by_hand(ids: Snowflake, kept: dict[str, Any]) -> Event:
     """Makes an event that belongs to no execution."""
-    event_id = ids.next()
-    meta = {"watermark": kept}
-    return Event(
-        event_id, event_id, EventType.STATE_SET, node_name=kept["name"], status="COMPLETED", meta=meta
-    )
+    event_id, type_ = ids.next(), EventType.STATE_SET
+    event = Event(event_id, event_id, type_, node_name=kept["name"], status="COMPLETED")
+    event.meta["watermark"] = kept
+    return event

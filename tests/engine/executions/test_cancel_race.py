@@ -196,7 +196,7 @@ async def test_a_command_that_slipped_past_its_claim_leaves_nothing_in_its_sink(
     command = Command(execution.id, "work")
     await runtime.log.append([runtime.commands.issued(command, "python")])
     assert await engine.lifecycle.cancel(execution.id)
-    outcome = await runtime.runner.run(Call(execution, execution.step("work", 1), command))
+    outcome = await runtime.runner.run(Call(execution.visit("work"), command))
     await runtime.buffer.flush()
     assert outcome.failed
     assert await runtime.pool.fetchval("SELECT count(*) FROM done") == 0

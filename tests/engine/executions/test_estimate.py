@@ -120,5 +120,5 @@ async def test_a_loop_that_nobody_runs_yet_waits(engine: Engine, tmp_path: Path)
     ],
 )
 def test_branches_are_told_together(loops: list[tuple[str, int, int]], said: str) -> None:
-    found = [LoopProgress(step, step, total, done, 0, True) for step, done, total in loops]
+    found = [LoopProgress(step, step, total, done, 0) for step, done, total in loops]
     assert _describe_concurrent_loops(found) == said

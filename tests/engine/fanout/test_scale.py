@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection
+from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection, kept_collection
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from tests.engine.conftest import Run
@@ -69,7 +69,8 @@ async def test_a_million_rows_are_expanded_part_by_part(engine: Engine) -> None:
     scope = execution.scope(ReferenceCache(), "start").with_locals({"rows": result})
     with _peak() as peak:
         found = await evaluate_collection(engine.runtime, execution.program.step("fan"), scope)
-        _, collection = await keep_collection(engine.runtime, execution, "fan", found, "1")
+        context = await keep_collection(engine.runtime, execution.visit("fan"), found, "1")
+        collection = kept_collection(engine.runtime, context)
     assert len(collection) == 1_000_000
     assert [row["n"] for row in await collection.slice(999_998, 1_000_001)] == [999_998, 999_999]
     assert max(peak) < 150 * 1024**2, "two parts of the table and the few that are being written"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection
+from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection, kept_collection
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.storage.manifests import Strategy
@@ -80,7 +80,8 @@ async def test_a_stored_collection_stays_where_it_is_until_it_is_read_part_by_pa
         engine.runtime, program, execution.scope(ReferenceCache(), "start").with_locals({"start": result})
     )
     assert found == manifest, "not fetched"
-    _, collection = await keep_collection(engine.runtime, execution, "fan", found, "1")
+    context = await keep_collection(engine.runtime, execution.visit("fan"), found, "1")
+    collection = kept_collection(engine.runtime, context)
     assert len(collection) == 4_900
     assert await collection.slice(1_999, 2_002) == [1_999, 2_000, 2_001]
     assert await collection.slice(4_898, 5_000) == [4_898, 4_899]

@@ -13,7 +13,7 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import overview
 from noetl_dagster.engine.executions.progress import loop_progress
-from noetl_dagster.engine.loops.pages import Pages
+from noetl_dagster.engine.loops.attempts import Pages
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.models import Collect, CollectStrategy

@@ -19,8 +19,7 @@ from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.pool_worker.claimer import Claimer
-from noetl_dagster.pool_worker.control import DirectControl
-from noetl_dagster.pool_worker.executions import Executions
+from noetl_dagster.pool_worker.control import DirectControl, Executions
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.context import Batch, Shared, own_context
 from tests.playbooks import playbook

@@ -195,8 +195,7 @@ async def test_what_was_read_stays_the_same_for_who_resumes_the_step(made: Any, 
     await made(MAKER, {"value": 1})
     flow = playbook(READER % "")
     execution = await engine.lifecycle.create(flow)
-    program = execution.program.step("start")
-    async with engine.steps.entering(execution, program, 1):
+    async with engine.steps.entering(execution, "start"):
         pass  # its process dies here
     await made(MAKER, {"value": 2})
     resumed = await engine.lifecycle.resume(execution.id)

@@ -223,12 +223,12 @@ async def test_a_worker_that_comes_late_writes_nothing(engine: Engine, place: Pl
     state = await engine.run(place.playbook)
     again = await engine.lifecycle.create(place.playbook)
     assert again.id != state.execution_id
-    runner, program = engine.runtime.runner, again.program.step("each")
+    runner = engine.runtime.runner
     execution = await engine.runtime.load(state.execution_id)
     command = Command(
         execution.id, "each", index=1, item=1, loop_id=execution.state.loops[("each", 1)][0].loop_id
     )
-    await runner.run(Call(execution, program, command), claimed=True)
+    await runner.run(Call(execution.visit("each"), command), claimed=True)
     assert await place.seen() == [0, 1, 2, 3, 4]
 
 
