@@ -8,6 +8,7 @@ from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
+"""Names the control groups of this process."""
 
 PROCESS_BYTES = 512 * 1024**2
 """Estimated memory of one process that works on a loop."""
@@ -22,67 +23,58 @@ _UNLIMITED = 2**60
 """Version 1 writes a number near 2**63 if there is no limit."""
 
 
-def cores(root: Path = CGROUPS, own: Path = OWN) -> int:
-    """Returns the number of cores that this process may use: its CPU affinity or its quota, whichever is less.
-
-    Args:
-        root: mount point of the control groups.
-        own: the file that names the control groups of this process.
-    """
-    found = len(os.sched_getaffinity(0))
-    for folder in _folders(root, own, "cpu"):
-        quota = _quota(folder)
-        if quota is not None:
-            found = min(found, max(1, int(quota)))
-    return found
+def cores() -> int:
+    """Returns the number of cores that this process may use: its CPU affinity or its quota, whichever is less."""
+    quotas = [int(quota) for folder in _folders("cpu") if (quota := _quota(folder)) is not None]
+    return max(1, min([len(os.sched_getaffinity(0)), *quotas]))
 
 
-def memory_limit(root: Path = CGROUPS, own: Path = OWN) -> int | None:
+def memory_limit() -> int | None:
     """Returns the bytes that this process and its children may use together; None if there is no limit."""
     limits = [
         limit
-        for folder in _folders(root, own, "memory")
+        for folder in _folders("memory")
         for name in ("memory.max", "memory.limit_in_bytes")
         if (limit := _number(folder / name)) is not None and limit < _UNLIMITED
     ]
     return min(limits, default=None)
 
 
-def processes(root: Path = CGROUPS, own: Path = OWN) -> int:
+def processes() -> int:
     """Returns the number of processes that may work in parallel: one per core, as far as the memory suffices."""
-    limit = memory_limit(root, own)
-    most = cores(root, own)
+    limit, most = memory_limit(), cores()
     return most if limit is None else max(1, min(most, limit // PROCESS_BYTES))
 
 
-def driver_memory(root: Path = CGROUPS, own: Path = OWN) -> str:
+def driver_memory() -> str:
     """Returns the memory of a Spark driver in Spark's notation: half of the limit, or ``2g`` without a limit.
 
     The other half is for the JVM outside its heap, Spark's Python workers and this process.
     """
-    limit = memory_limit(root, own)
+    limit = memory_limit()
     wanted = DRIVER_BYTES if limit is None else max(LEAST_DRIVER_BYTES, limit // 2)
     mebibytes = wanted // 1024**2
     return f"{mebibytes}m" if mebibytes % 1024 else f"{mebibytes // 1024}g"
 
 
-def _folders(root: Path, own: Path, controller: str) -> Iterator[Path]:
+def _folders(controller: str) -> Iterator[Path]:
     """Yields the control groups of this process, from its own up to the root."""
     try:
-        lines = own.read_text().splitlines()
+        lines = OWN.read_text().splitlines()
     except OSError:
         lines = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        base = root / controllers if controllers and (root / controllers).is_dir() else root
-        base = root / controller if controllers and not (root / controllers).is_dir() else base
+        base = CGROUPS
+        if controllers:  # version 1
+            base = CGROUPS / (controllers if (CGROUPS / controllers).is_dir() else controller)
         folder = base / path.lstrip("/")
         while folder.is_relative_to(base):
             yield folder
             folder = folder.parent
-    yield root
+    yield CGROUPS
 
 
 def _quota(folder: Path) -> float | None:

@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "state": ("state:app", "Show or set how far the steps of a playbook have loaded their sources."),
     "check": ("check:check", "Find mistakes in playbooks without running them; exit code 1 on errors."),
     "migrate": ("authoring:migrate", "Rewrite playbooks in the current syntax, and print what changes."),
-    "register": ("catalog:register", "Register playbooks as versions, which then run without their files."),
+    "register": ("authoring:register", "Register playbooks as versions, which then run without their files."),
     "schema": ("check:schema", "Print the JSON Schema of the playbook language, for editors."),
     "init": ("authoring:init", "Create a working project: a playbook, its Definitions and a test."),
     "new": ("authoring:app", "Write a commented template of a playbook, or of a step in one."),

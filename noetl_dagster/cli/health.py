@@ -45,9 +45,6 @@ _SCHEMA = "SELECT to_regnamespace('noetl') IS NOT NULL"
 class Health(Collector):
     """The health of a process: its event loop records it, and a thread reports it.
 
-    Args:
-        stuck_after: seconds without a turn after which the process counts as stuck.
-
     Attributes:
         metrics: None without a health port.
         client: the connection to NATS that must answer, if the process has one.
@@ -55,9 +52,8 @@ class Health(Collector):
         active_at: when the work last progressed, monotonic; None if unknown.
     """
 
-    def __init__(self, settings: Settings, *, stuck_after: float = STUCK_SECONDS) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._stuck_after = stuck_after
         self._looked = self._answered = time.monotonic()
         self._unready: str | None = "starting"
         self._draining = False
@@ -107,7 +103,7 @@ class Health(Collector):
     def stuck(self) -> str | None:
         """Returns why the process must be restarted, None if it lives. Unavailable services are no reason."""
         now = time.monotonic()
-        if now - self._looked > self._stuck_after:
+        if now - self._looked > STUCK_SECONDS:
             return f"the event loop has not run for {now - self._looked:.0f} s"
         if self._draining:
             return None
@@ -115,7 +111,7 @@ class Health(Collector):
             return trouble
         if self.active_at is not None and self._unready is None:
             still = now - max(self.active_at(), self._answered)
-            if still > self._stuck_after:
+            if still > STUCK_SECONDS:
                 return f"the work has not progressed for {still:.0f} s"
         return None
 

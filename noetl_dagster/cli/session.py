@@ -33,11 +33,7 @@ class Session:
 
 @contextmanager
 def open_session(*, quickly: bool = False) -> Iterator[Session]:
-    """Starts the required services; commits and closes everything at the end.
-
-    Args:
-        quickly: requires only the event log.
-    """
+    """Starts the required services, if ``quickly`` only the event log; commits and closes everything at the end."""
     settings = embedded.ensure(get_settings(), only=["postgres"] if quickly else None)
     os.environ.update(embedded.environment(settings))
     get_settings.cache_clear()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -21,11 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
-    """The command that starts one server.
-
-    Attributes:
-        user: system user that runs the server; only root may set it.
-    """
+    """The command that starts one server; ``user`` is the system user that runs it, which only root may set."""
 
     argv: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -33,12 +30,7 @@ class LaunchCommand:
 
 
 def spawn(launch: LaunchCommand, log: Path, folder: Path) -> int:
-    """Starts a server in its own session, so that it outlives this process; returns its pid.
-
-    Args:
-        log: file to which its output is appended.
-        folder: its working directory.
-    """
+    """Starts a server in ``folder`` and in its own session, so that it outlives this process; returns its pid."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             launch.argv,
@@ -104,13 +96,11 @@ def answers(port: int) -> bool:
 
 def is_free(port: int) -> bool:
     """Returns True if a server could listen on the loopback port now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
-        return True
+    try:
+        socket.create_server((LOOPBACK, port)).close()  # with SO_REUSEADDR
+    except OSError:
+        return False
+    return True
 
 
 def become_free(ports: Collection[int], patience: float) -> bool:
@@ -129,14 +119,12 @@ def free_ports(count: int, taken: set[int]) -> list[int]:
     They lie below the range of outgoing connections, so that no client connection can take a port while its server is
     stopped.
     """
-    ports: list[int] = []
     start = 20_000 + (os.getpid() * 37 + time.time_ns() // 1_000) % 10_000
-    for port in [*range(start, 32_000), *range(20_000, start)]:
-        if len(ports) == count:
-            return ports
-        if port not in taken and is_free(port):
-            ports.append(port)
-    raise ServiceError(f"no {count} free ports between 20000 and 32000 on {LOOPBACK}; stop some servers")
+    candidates = (*range(start, 32_000), *range(20_000, start))
+    ports = list(islice((port for port in candidates if port not in taken and is_free(port)), count))
+    if len(ports) < count:
+        raise ServiceError(f"no {count} free ports between 20000 and 32000 on {LOOPBACK}; stop some servers")
+    return ports
 
 
 def tail(log: Path, lines: int = 20) -> str:

@@ -15,8 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from noetl_dagster.embedded import processes
-from noetl_dagster.embedded.postgres import Postgres
-from noetl_dagster.embedded.servers import Nats, ObjectStore, RecordsApi, Service, ServiceName
+from noetl_dagster.embedded.servers import Nats, ObjectStore, Postgres, RecordsApi, Service, ServiceName
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 
@@ -119,11 +118,7 @@ def status(settings: Settings) -> list[ServiceStatus]:
 
 
 def names_missing(settings: Settings, only: Collection[str] | None) -> list[ServiceName]:
-    """Returns the services that have no address in the settings, restricted to ``only`` if given.
-
-    Raises:
-        ServiceError: ``only`` names a service that does not exist.
-    """
+    """Returns the services that have no address in the settings, restricted to ``only`` if given."""
     unknown = sorted(set(only or ()) - set(ServiceName))
     if unknown:
         raise ServiceError(

@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -66,8 +66,7 @@ def _json_formatter() -> logging.Formatter:
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.format_exc_info,
             structlog.processors.EventRenamer("message"),
-            _drop_empty,
-            structlog.processors.JSONRenderer(serializer=_dumps),
+            _render,
         ],
     )
 
@@ -76,17 +75,12 @@ def _add_context(_: WrappedLogger, method: str, line: EventDict) -> EventDict:
     return {**log_context.current(), **line}
 
 
-def _drop_empty(_: WrappedLogger, method: str, line: EventDict) -> EventDict:
+def _render(_: WrappedLogger, method: str, line: EventDict) -> str:
     """Drops empty fields, and renders identifiers as text because JSON numbers cannot hold them."""
-    return {
-        name: str(value) if name == "execution_id" else value
-        for name, value in line.items()
-        if value is not None
-    }
-
-
-def _dumps(line: EventDict, **options: Any) -> str:
-    return orjson.dumps(line, default=str).decode()
+    if (execution_id := line.get("execution_id")) is not None:
+        line["execution_id"] = str(execution_id)
+    fields = {name: value for name, value in line.items() if value is not None}
+    return orjson.dumps(fields, default=str).decode()
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

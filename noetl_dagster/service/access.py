@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
-import orjson
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import SecretStr
+from pydantic import SecretStr, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,38 +30,22 @@ class TokenScope(StrEnum):
     READER = "reader"
 
 
-class Tokens:
-    """The tokens of the service, stored as digests. Without any, all requests are allowed."""
+Tokens = Mapping[str, frozenset[TokenScope]]
+"""The scopes of each token by its digest, since comparing digests leaks nothing. Without any, requests need none."""
 
-    def __init__(self, scopes: dict[str, frozenset[TokenScope]]) -> None:
-        self._scopes = {_digest(token): granted for token, granted in scopes.items()}
 
-    @classmethod
-    def parse(cls, text: SecretStr | None) -> Tokens:
-        """Parses the setting ``NOETL_SERVICE_TOKENS``.
-
-        Raises:
-            ServiceError: it is not ``{"<token>": ["<scope>", ...]}``; the message holds no token.
-        """
-        if text is None:
-            return cls({})
-        try:
-            given = orjson.loads(text.get_secret_value())
-            return cls({str(token): frozenset(map(TokenScope, scopes)) for token, scopes in given.items()})
-        except (ValueError, AttributeError, TypeError):
-            known = ", ".join(TokenScope)
-            raise ServiceError(
-                f'NOETL_SERVICE_TOKENS is not JSON {{"<token>": ["<scope>", ...]}} with scopes of {known}'
-            ) from None
-
-    @property
-    def required(self) -> bool:
-        """True if requests need a token."""
-        return bool(self._scopes)
-
-    def scopes_of(self, token: str) -> frozenset[TokenScope] | None:
-        """Returns the scopes of a token, None if it is unknown. Comparing digests leaks nothing about tokens."""
-        return self._scopes.get(_digest(token))
+def parse_tokens(text: SecretStr | None) -> Tokens:
+    """Parses the setting ``NOETL_SERVICE_TOKENS``; raises ``ServiceError``, whose message contains no token."""
+    if text is None:
+        return {}
+    try:
+        given = TypeAdapter(dict[str, frozenset[TokenScope]]).validate_json(text.get_secret_value())
+    except ValidationError:
+        known = ", ".join(TokenScope)
+        raise ServiceError(
+            f'NOETL_SERVICE_TOKENS is not JSON {{"<token>": ["<scope>", ...]}} with scopes of {known}'
+        ) from None
+    return {_digest(token): scopes for token, scopes in given.items()}
 
 
 _bearer = HTTPBearer(auto_error=False, description="A token of NOETL_SERVICE_TOKENS")
@@ -85,9 +69,9 @@ class Requires:
         Raises:
             ApiProblem: 401 for no token or an unknown one, 403 for one without the scope.
         """
-        if not tokens.required:
+        if not tokens:
             return
-        scopes = tokens.scopes_of(token) if token is not None else None
+        scopes = tokens.get(_digest(token)) if token is not None else None
         if scopes is None:
             raise ApiProblem(
                 401, "a bearer token of NOETL_SERVICE_TOKENS is needed", {"www-authenticate": "Bearer"}

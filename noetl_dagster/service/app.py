@@ -12,7 +12,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noetl_dagster.service import catalog, commands, executions, health, workers
-from noetl_dagster.service.access import Limits, Tokens
+from noetl_dagster.service.access import Limits, parse_tokens
 from noetl_dagster.service.hot import HotRoutes
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.service.problems import handle_problems
@@ -35,7 +35,7 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
     Raises:
         ServiceError: the tokens of the settings cannot be read.
     """
-    tokens = Tokens.parse(settings.service_tokens)
+    tokens = parse_tokens(settings.service_tokens)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -56,7 +56,7 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
     # each one wraps the previous ones
     app.add_middleware(HotRoutes, service=app, router=commands.hot)
     app.add_middleware(Limits, body_bytes=settings.service_body_bytes, rate=settings.service_rate)
-    if not tokens.required:  # a page in a browser must not reach the API under another host name
+    if not tokens:  # a page in a browser must not reach the API under another host name
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
     app.add_middleware(Counting, service=app)
     return app

@@ -15,11 +15,10 @@ from noetl_dagster.engine.executions.overview import (
     full_overview,
     newest_executions,
 )
-from noetl_dagster.errors import LaunchError, NotDeployedError, WorkloadError
+from noetl_dagster.errors import LaunchError, NotDeployedError
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import EVENTS
 from noetl_dagster.events.transport.wire import EventMessage, Id, Name, message_of
-from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.catalog import names_version
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.tracing.trace import origin_of_request
@@ -54,13 +53,7 @@ class Execute(BaseModel):
 
     model_config = ConfigDict(extra="forbid")  # a misspelt workload must not run with the playbook's values
 
-    path: Annotated[
-        Name,
-        Field(
-            min_length=1,
-            description="catalog path; of a registered one also path@2",
-        ),
-    ]
+    path: Annotated[Name, Field(min_length=1, description="catalog path; of a registered one also path@2")]
     workload: dict[str, Any] = Field(default_factory=dict)
     partition: Name | None = Field(
         None, description="of a playbook with partitions, as Dagster writes its key"
@@ -107,19 +100,11 @@ async def list_executions(
     rows = await newest_executions(
         plane.engine.runtime.pool, limit, after=after, partition=partition, asset=asset
     )
-    return ExecutionListing(
-        executions=[
-            ExecutionSummary(
-                execution_id=str(row["execution_id"]),
-                playbook=row["playbook"],
-                partition=row["partition"],
-                status=STATUS_AFTER[row["ended"]],
-                started_at=row["started_at"],
-                ended_at=row["ended_at"],
-            )
-            for row in rows
-        ]
-    )
+    found = [
+        {**row, "execution_id": str(row["execution_id"]), "status": STATUS_AFTER[row["ended"]]}
+        for row in rows
+    ]
+    return ExecutionListing(executions=[ExecutionSummary.model_validate(one) for one in found])
 
 
 @router.post("/execute", status_code=202, dependencies=[FOR_OPERATORS])
@@ -138,7 +123,11 @@ async def execute(
     playbook = await _playbook(plane, request.path.strip("/"))
     lifecycle = plane.engine.lifecycle
     await plane.launcher.check(playbook)
-    partition = await asyncio.to_thread(_partition, plane, playbook, request)
+    partition = None
+    if request.partition is not None or playbook.dagster.partitions:
+        partition = await asyncio.to_thread(
+            plane.choose_partition, playbook, request.workload, request.partition
+        )
     execution = await lifecycle.create(
         playbook, request.workload, partition=partition, origin=origin_of_request(traceparent)
     )
@@ -165,15 +154,6 @@ async def _playbook(plane: Plane, path: str) -> Playbook:
         f"no playbook with the catalog path {path!r} (metadata.path) is registered (POST /api/catalog), nor in the "
         "folder that the service was started with, NOETL_PLAYBOOKS_PATH",
     )
-
-
-def _partition(plane: Plane, playbook: Playbook, request: Execute) -> Partition | None:
-    if request.partition is None and not playbook.dagster.partitions:
-        return None
-    try:
-        return plane.choose_partition(playbook, request.workload, request.partition)
-    except WorkloadError as error:
-        raise ApiProblem(422, str(error)) from error
 
 
 @router.get("/{execution_id}", dependencies=[FOR_READERS])

@@ -23,11 +23,7 @@ TAIL_BYTES = 2_000
 
 
 class ProcessLauncher:
-    """Runs ``noetl-dagster run`` for each execution. Runs continue when the service ends.
-
-    Args:
-        environment: ``NOETL_*`` and ``DAGSTER_HOME`` of the runs.
-    """
+    """Runs ``noetl-dagster run`` for each execution, with this environment. Runs continue when the service ends."""
 
     def __init__(self, engine: Engine, environment: Mapping[str, str]) -> None:
         self._engine = engine

@@ -24,6 +24,7 @@ from noetl_dagster.errors import (
     PlaybookError,
     ReferenceNotAvailableError,
     ServiceError,
+    WorkloadError,
 )
 from noetl_dagster.events.connection import DATABASE_AWAY
 
@@ -36,6 +37,7 @@ STATUS: dict[type[NoetlError], int] = {
     NotDeployedError: 422,
     EventRefusedError: 422,
     PlaybookError: 422,
+    WorkloadError: 422,
     ServiceError: 503,
 }
 
@@ -89,11 +91,7 @@ def malformed(where: str, error: ValidationError | RequestValidationError) -> Ap
 
 
 def problem_of(error: Exception, request: str) -> Response:
-    """Returns the problem document of an expected error; the database's own texts stay in the log.
-
-    Args:
-        request: method and path, for the log.
-    """
+    """Returns the problem document of an expected error; the database's own texts go to the log with the request."""
     if isinstance(error, RequestValidationError):
         error = malformed("", error)
     if isinstance(error, HTTPException):

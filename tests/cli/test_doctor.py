@@ -76,7 +76,7 @@ async def test_the_collector_of_traces(settings: Settings, closed_port: int) -> 
     assert there["traces"].state is FindingState.OK
     assert away["traces"].state is FindingState.WRONG
     assert str(closed_port) in away["traces"].what
-    assert "nobody answers there" in away["traces"].what
+    assert "no server answers there" in away["traces"].what
     assert SECRET not in away["traces"].what
     assert (await found(settings))["traces"].state is FindingState.NOT_SET
 

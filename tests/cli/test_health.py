@@ -71,9 +71,11 @@ async def test_a_schema_that_refuses_this_version_is_not_waited_for(watched: tup
         await asyncio.wait_for(watched[0].open(refused), PROCESS_SECONDS)
 
 
-async def test_a_loop_that_stands_still(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_loop_that_stands_still(
+    settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STUCK_SECONDS", 0.5)
     async with healthy(settings.model_copy(update={"health_port": 0})) as health:
-        health._stuck_after = 0.5
         url = capsys.readouterr().out.split()[-1]
         script = (
             "import sys, time, httpx\n"
@@ -86,8 +88,9 @@ async def test_a_loop_that_stands_still(settings: Settings, capsys: pytest.Captu
         await until(lambda: health.stuck() is None, "the loop to go on")
 
 
-async def test_work_that_stands_still(settings: Settings) -> None:
-    health = Health(settings, stuck_after=0.2)
+async def test_work_that_stands_still(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STUCK_SECONDS", 0.2)
+    health = Health(settings)
     health.begins()
     await health.look()
     stands = time.monotonic()
@@ -102,7 +105,10 @@ async def test_work_that_stands_still(settings: Settings) -> None:
     assert health.stuck() == "a task has ended"
 
 
-async def test_services_that_are_away_kill_nobody(settings: Settings) -> None:
+async def test_services_that_are_away_kill_nobody(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STUCK_SECONDS", 0.3)
     assert settings.db_url is not None
     there = urlsplit(settings.db_url)
     cut = False
@@ -112,7 +118,7 @@ async def test_services_that_are_away_kill_nobody(settings: Settings) -> None:
         own = settings.model_copy(
             update={"db_url": settings.db_url.replace(f"{there.hostname}:{there.port}", place)}
         )
-        health = Health(own, stuck_after=0.3)
+        health = Health(own)
         health.client = client = await connect(settings, "health")
         health.active_at = lambda: 0.0  # the work waits for PostgreSQL
         health.begins()
@@ -123,7 +129,7 @@ async def test_services_that_are_away_kill_nobody(settings: Settings) -> None:
     health._connection.terminate()
     await until(lambda: "PostgreSQL does not answer" in str(health.unready()))
     waited = time.monotonic()
-    await until(lambda: time.monotonic() > waited + 1.0)  # longer than stuck_after
+    await until(lambda: time.monotonic() > waited + 1.0)  # longer than STUCK_SECONDS
     assert health.stuck() is None
     health._settings = settings
     await until(lambda: health.unready() is None)

@@ -82,7 +82,7 @@ def test_what_cannot_be_reached_is_refused_with_a_remedy(settings: Settings) -> 
 
 def test_a_database_that_nobody_answers_for_is_named_with_its_address(settings: Settings) -> None:
     away = event_log(environment(settings, NOETL_DB_URL="postgresql://u:hush@127.0.0.1:1/x"), wait="0")
-    assert "nobody answers at 127.0.0.1:1/x: " in away
+    assert "no server answers at 127.0.0.1:1/x: " in away
     assert "check host and port" in away
     assert "hush" not in away
 

@@ -19,7 +19,7 @@ import psycopg2.extensions
 
 from noetl_dagster import embedded
 from noetl_dagster.embedded.isolation import _delete_streams
-from noetl_dagster.embedded.postgres import _programs
+from noetl_dagster.embedded.servers import _programs
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.storage.store import ResultStore

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, SecretStr
 from starlette.types import ASGIApp
 
 from noetl_dagster.events.transport.wire import Id
-from noetl_dagster.service.access import FOR_WORKERS, Tokens
+from noetl_dagster.service.access import FOR_WORKERS, parse_tokens
 from noetl_dagster.service.hot import HotRouter, HotRoutes
 from noetl_dagster.service.plane import ThePlane
 from noetl_dagster.service.problems import RESPONSES, handle_problems
@@ -49,7 +49,7 @@ async def away(asked: Asked, plane: ThePlane) -> Answer:
 def application(tokens: str | None = None) -> ASGIApp:
     app = FastAPI()
     app.state.plane = "the plane"
-    app.state.tokens = Tokens.parse(SecretStr(tokens) if tokens else None)
+    app.state.tokens = parse_tokens(SecretStr(tokens) if tokens else None)
     handle_problems(app)
     app.include_router(hot.declared)
     app.add_middleware(HotRoutes, service=app, router=hot)

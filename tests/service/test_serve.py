@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from noetl_dagster.cli.commands.serve import check_exposure
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.service.access import Tokens
+from noetl_dagster.service.access import parse_tokens
 from noetl_dagster.settings import Settings
 
 TOKENS = SecretStr('{"secret-token": ["reader"]}')
@@ -45,5 +45,5 @@ def test_beyond_loopback_only_with_tokens_and_tls(
 )
 def test_broken_tokens_are_refused_without_being_shown(text: str) -> None:
     with pytest.raises(ServiceError, match="NOETL_SERVICE_TOKENS") as caught:
-        Tokens.parse(SecretStr(text))
+        parse_tokens(SecretStr(text))
     assert '"secret"' not in str(caught.value)

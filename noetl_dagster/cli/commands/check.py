@@ -46,7 +46,12 @@ def report(findings: Findings, format: ReportFormat) -> str:
         case ReportFormat.GITHUB:
             return "\n".join((*map(_workflow_command, problems), *_summary(findings)))
         case ReportFormat.JSON:
-            return _json([_record(problem) for problem in problems])
+            return _json(
+                [
+                    {**asdict(one.place), "severity": one.severity, "kind": one.kind, "message": one.message}
+                    for one in problems
+                ]
+            )
         case ReportFormat.SARIF:
             return _json(_sarif(problems))
 
@@ -84,35 +89,28 @@ def _escaped(text: str, also: str = "") -> str:
     return text
 
 
-def _record(problem: Problem) -> dict[str, Any]:
-    said = {"severity": problem.severity, "kind": problem.kind.value, "message": problem.message}
-    return {**asdict(problem.place), **said}
-
-
 def _sarif(problems: Iterable[Problem]) -> dict[str, Any]:
     """Returns a log of the Static Analysis Results Interchange Format, version 2.1.0."""
-    rules = [
-        {"id": kind.value, "shortDescription": {"text": kind.value.replace("-", " ")}} for kind in ProblemKind
-    ]
+    kinds = [kind.value for kind in ProblemKind]
+    rules = [{"id": kind, "shortDescription": {"text": kind.replace("-", " ")}} for kind in kinds]
+    results = []
+    for problem in problems:
+        place = problem.place
+        location = {
+            "artifactLocation": {"uri": _uri(place.file)},
+            "region": {"startLine": place.line, "startColumn": place.column},
+        }
+        result = {
+            "ruleId": problem.kind.value,
+            "ruleIndex": kinds.index(problem.kind.value),
+            "level": problem.severity,
+            "message": {"text": problem.message},
+            "locations": [{"physicalLocation": location}],
+        }
+        results.append(result)
     driver = {"name": "noetl-dagster", "version": __version__, "rules": rules}
-    results = [_result(problem) for problem in problems]
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
     return {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
-
-
-def _result(problem: Problem) -> dict[str, Any]:
-    place = problem.place
-    location = {
-        "artifactLocation": {"uri": _uri(place.file)},
-        "region": {"startLine": place.line, "startColumn": place.column},
-    }
-    return {
-        "ruleId": problem.kind.value,
-        "ruleIndex": list(ProblemKind).index(problem.kind),
-        "level": problem.severity,
-        "message": {"text": problem.message},
-        "locations": [{"physicalLocation": location}],
-    }
 
 
 def _uri(file: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 import typer
@@ -181,8 +181,7 @@ def _counts(loop: LoopView | None, chunks: ChunksView | None = None) -> str:
 
 
 def _coloured(state: str) -> str:
-    colour = COLOURS.get(state)
-    return f"[{colour}]{state}[/]" if colour else state
+    return f"[{COLOURS.get(state, 'default')}]{state}[/]"
 
 
 async def _print_events(engine: Engine, execution_id: int, after: int, as_json: bool) -> bool:
@@ -202,10 +201,9 @@ def _as_line(event: Event, as_json: bool) -> str:
     index = f"[{event.current_index}]" if event.current_index is not None else ""
     when = f"{event.created_at:%H:%M:%S.%f}"[:-3] if event.created_at else ""
     error = f"  {event.error}" if event.error else ""
-    chunk = f"  {_chunk(event.meta)}" if event.event_type == EventType.CALL_PARTIAL else ""
+    chunk = ""
+    if event.event_type == EventType.CALL_PARTIAL:
+        rows = "" if event.meta.get("row_count") is None else f", {event.meta['row_count']} rows"
+        last = "" if event.meta.get("has_more") else ", the last"
+        chunk = f"  chunk {event.meta.get('chunk_index')}{rows}{last}"
     return f"{when}  {event.event_id}  {event.event_type:<24} {event.node_name or ''}{index}{chunk}{error}"
-
-
-def _chunk(meta: Mapping[str, Any]) -> str:
-    rows = "" if meta.get("row_count") is None else f", {meta['row_count']} rows"
-    return f"chunk {meta.get('chunk_index')}{rows}{'' if meta.get('has_more') else ', the last'}"

@@ -223,7 +223,7 @@ async def _connected(url: str, deadline: float) -> AsyncIterator[asyncpg.Connect
         )
     except DATABASE_ERRORS as error:
         raise ServiceError(
-            f"nobody answers at {place_of(url)}: {_text_of(error)}; check host and port, and that this machine may "
+            f"no server answers at {place_of(url)}: {_text_of(error)}; check host and port, and that this machine may "
             "connect"
         ) from error
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated
 
@@ -103,12 +104,10 @@ def _of(found: list[Watermark], name: str, partition: str) -> Watermark | None:
 
 def _number(text: str) -> int | float | str:
     """Returns the number that a text represents, else the text."""
-    for kind in (int, float):
-        try:
-            number = kind(text)
-        except ValueError:
-            continue
-        if math.isfinite(number):
+    with suppress(ValueError):
+        return int(text)
+    with suppress(ValueError):
+        if math.isfinite(number := float(text)):
             return number
     return text
 

@@ -46,14 +46,7 @@ not_set = partial(Finding, FindingState.NOT_SET)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check of one thing.
-
-    Attributes:
-        name: of the thing.
-        run: raises or returns what it finds.
-        remedy: for what it raises.
-        seconds: its time limit.
-    """
+    """A check of one thing, which returns a finding or raises; ``remedy`` is for what it raises."""
 
     name: str
     run: Callable[[], Awaitable[Finding]]
@@ -97,11 +90,7 @@ def place_of(url: str) -> str:
 
 
 async def connects(url: str, default_port: int) -> str:
-    """Opens a connection to the host of an address, closes it, and returns host and port.
-
-    Raises:
-        OSError: nothing listens there.
-    """
+    """Opens a connection to the host of an address, closes it, and returns host and port; raises ``OSError``."""
     parts = urlsplit(url)
     _, writer = await asyncio.open_connection(parts.hostname, parts.port or default_port)
     writer.close()

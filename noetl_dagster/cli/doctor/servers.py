@@ -127,7 +127,7 @@ async def _traces(settings: Settings) -> Finding:
         secure = settings.tracing_endpoint.startswith("https:")
         await connects(settings.tracing_endpoint, 443 if secure else 80)
     except OSError as error:
-        said = f"nobody answers there: {error}"
+        said = f"no server answers there: {error}"
     return wrong(f"{where} takes no traces: {said[:300]}", "check NOETL_TRACING_ENDPOINT, and that it is up")
 
 

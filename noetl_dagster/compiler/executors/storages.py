@@ -15,7 +15,7 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import QueuePool
 
 from noetl_dagster.dagster_internals import ConfigurableClassData
-from noetl_dagster.embedded.dagster_home import driver_url
+from noetl_dagster.embedded import driver_url
 
 STATEMENT_MILLISECONDS = 0
 """Statements of a run have no timeout: 0 means that in PostgreSQL."""

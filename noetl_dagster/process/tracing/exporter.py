@@ -60,40 +60,36 @@ class Exporter:
         """Forgets the spans and the thread of the process from which this one was forked."""
         self._waiting: deque[Span] = deque()
         self._thread: threading.Thread | None = None
-        self._queued = threading.Event()
-        self._wake = threading.Event()
-        self._sent = threading.Condition()
-        self._adding = threading.Lock()
+        self._changed = threading.Condition()
         self._added = self._done = self.dropped = 0
-        self._unavailable = self._disabled = False
+        self._flushing = self._unavailable = self._disabled = False
 
     def add(self, spans: Sequence[Span]) -> None:
         """Queues spans; drops them if too many are waiting."""
-        if self._disabled or len(self._waiting) >= MAX_WAITING:
-            self.dropped += len(spans)
-            return
-        with self._adding:
+        with self._changed:
+            if self._disabled or len(self._waiting) >= MAX_WAITING:
+                self.dropped += len(spans)
+                return
+            if not self._waiting or len(self._waiting) + len(spans) >= BATCH:
+                self._changed.notify_all()
             self._waiting.extend(spans)
             self._added += len(spans)
             if self._thread is None:
                 self._start()
-        if not self._queued.is_set():
-            self._queued.set()
-        if len(self._waiting) >= BATCH:
-            self._wake.set()
 
     def flush(self, deadline: float) -> None:
         """Waits until all queued spans are sent, or ``time.monotonic()`` reaches ``deadline``.
 
         Does not wait for a collector that is known to be unavailable.
         """
-        wanted = self._added
-        self._wake.set()
-        with self._sent:
-            while self._done < wanted and not self._unavailable:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._sent.wait(left):
-                    self._unavailable = True
+        with self._changed:
+            wanted, self._flushing = self._added, True
+            self._changed.notify_all()
+            ended = self._changed.wait_for(
+                lambda: self._done >= wanted or self._unavailable, deadline - time.monotonic()
+            )
+            if not ended:
+                self._unavailable = True
 
     @property
     def _shown(self) -> str:
@@ -112,20 +108,19 @@ class Exporter:
     def _send_batches(self) -> None:
         send = self._open_sender()
         while True:
-            self._queued.wait()
-            self._wake.wait(LINGER_SECONDS)
-            self._queued.clear()
-            self._wake.clear()
-            while self._waiting:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                self._changed.wait_for(lambda: self._flushing or len(self._waiting) >= BATCH, LINGER_SECONDS)
                 batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-                try:
-                    error_text = send(batch) if send is not None else ""
-                except Exception as error:  # a defect here or in OpenTelemetry must not end the thread
-                    error_text = repr(error)
-                with self._sent:
-                    self._record_outcome(error_text, len(batch))
-                    self._done += len(batch)
-                    self._sent.notify_all()
+                self._flushing = self._flushing and bool(self._waiting)
+            try:
+                error_text = send(batch) if send is not None else ""
+            except Exception as error:  # a defect here or in OpenTelemetry must not end the thread
+                error_text = repr(error)
+            with self._changed:
+                self._record_outcome(error_text, len(batch))
+                self._done += len(batch)
+                self._changed.notify_all()
 
     def _open_sender(self) -> Send | None:
         try:
@@ -148,7 +143,7 @@ class Exporter:
         if not self._warned and error_text:
             self._warned = True
             logger.warning(
-                "%s does not take traces: %s; work goes on, spans are dropped (NOETL_TRACING_ENDPOINT, or "
+                "%s does not take traces: %s; work continues without them (NOETL_TRACING_ENDPOINT, or "
                 "tracing.endpoint of the playbook)",
                 self._shown,
                 error_text,
