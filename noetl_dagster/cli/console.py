@@ -73,7 +73,7 @@ async def warn_of_stores(settings: Settings) -> None:
 
     A service starts nevertheless: it stores results elsewhere, or fails with the same message.
     """
-    from noetl_dagster.storage.readiness import unready  # obstore, which most commands do not need
+    from noetl_dagster.storage.tiers import unready  # obstore, which most commands do not need
 
     for line in await unready(settings):
         warn(f"warning: {line}")

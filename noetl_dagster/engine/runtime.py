@@ -121,7 +121,6 @@ class Runtime:
         pool = await open_settled_pool(settings, size=settings.db_pool_size, apply=apply)
         try:
             runtime = cls(settings, pool, await pool.fetchval(NEXT_NODE), spark, writer)
-            await runtime.results.start()
         except BaseException:
             pool.terminate()
             raise

@@ -34,7 +34,8 @@ from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import StoreTier, settings_with
 
 if TYPE_CHECKING:
-    from noetl_dagster.storage.tiers.base import Bucket
+    from noetl_dagster.storage.tiers.gcs import GcsBucket
+    from noetl_dagster.storage.tiers.objects import S3Bucket
 
 logger = logging.getLogger(__name__)
 
@@ -222,10 +223,10 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
     # -- reading -------------------------------------------------------------------------------------
 
     @cached_property
-    def _stored(self) -> Bucket:
+    def _stored(self) -> S3Bucket | GcsBucket:
         return self._bucket(LOOK_SECONDS)
 
-    def _bucket(self, patience: float) -> Bucket:
+    def _bucket(self, patience: float) -> S3Bucket | GcsBucket:
         if self._tier is StoreTier.GCS:
             from noetl_dagster.storage.tiers.gcs import GcsBucket
 

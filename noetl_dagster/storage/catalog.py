@@ -1,4 +1,4 @@
-"""The references of results in ``noetl.result_ref``, without their bytes."""
+"""The references of results in ``noetl.result_ref``, without their bytes. JSON travels as text, for any codecs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,75 @@ import orjson
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
 from noetl_dagster.result_ref import ROWS_ALONE, ResultRef
 from noetl_dagster.settings import StoreTier
-from noetl_dagster.storage import queries
 from noetl_dagster.storage.codec import dump_json
 
 _PAGE = 500
+
+_COLUMNS = tuple(ResultRef.model_fields)
+_JSON = ("extracted", "extra")
+_TYPES = {
+    "execution_id": "bigint", "ref_id": "bigint", "parent_ref_id": "bigint", "bytes_size": "bigint", "rows": "bigint",
+    "expires_at": "timestamptz",
+}  # fmt: skip
+"""Types of the parameters that are not text."""
+
+_LIST = ", ".join(_COLUMNS)
+_ARRAYS = ", ".join(f"${place}::{_TYPES.get(name, 'text')}[]" for place, name in enumerate(_COLUMNS, start=1))
+_SELECTED = ", ".join(f"{name}::text AS {name}" if name in _JSON else name for name in _COLUMNS)
+
+# one statement for one reference or for thousands
+_INSERT = f"""
+    INSERT INTO noetl.result_ref ({_LIST})
+    SELECT {", ".join(f"{name}::jsonb" if name in _JSON else name for name in _COLUMNS)}
+    FROM unnest({_ARRAYS}) AS given ({_LIST})
+    ON CONFLICT (ref_id) DO NOTHING
+"""
+
+_BY_REF = f"SELECT {_SELECTED} FROM noetl.result_ref WHERE ref = $1"
+
+# the latest result of this name
+_BY_NAME = f"""
+    SELECT {_SELECTED} FROM noetl.result_ref
+    WHERE execution_id = $1 AND source_step = $2 AND name = $3
+    ORDER BY ref_id DESC LIMIT 1
+"""
+
+# the oldest expired references, without rows that another process has locked
+_LOCK_EXPIRED = f"""
+    SELECT {_SELECTED} FROM noetl.result_ref
+    WHERE expires_at <= $1
+    ORDER BY expires_at LIMIT $2
+    FOR UPDATE SKIP LOCKED
+"""
+
+# objects of a store without a reference here: of ended executions, and with $3 also of unknown ones
+_UNRECORDED = """
+    SELECT DISTINCT stored.ref_id
+    FROM unnest($1::bigint[], $2::bigint[]) AS stored (execution_id, ref_id)
+    LEFT JOIN noetl.execution ON execution.execution_id = stored.execution_id
+    WHERE NOT EXISTS (SELECT FROM noetl.result_ref WHERE result_ref.ref_id = stored.ref_id)
+      AND CASE WHEN execution.execution_id IS NOT NULL THEN execution.status <> 'RUNNING'
+          ELSE $3 AND NOT EXISTS (SELECT FROM noetl.event WHERE event.execution_id = stored.execution_id) END
+"""
+
+# what should be in stores now, of one execution or of all, page by page
+_PAGE_OF_STORED = f"""
+    SELECT {_SELECTED} FROM noetl.result_ref
+    WHERE ref_id > $1 AND ($2::bigint IS NULL OR execution_id = $2) AND store_tier = ANY($3::text[])
+      AND kind <> 'manifest' AND (expires_at IS NULL OR expires_at > $4)
+    ORDER BY ref_id LIMIT $5
+"""
+
+# one page of parts in order; a part without a row has a null ref_id
+_PAGE_OF_PARTS = f"""
+    SELECT part_index, part_ref_id, part.*
+    FROM noetl.manifest_part
+    LEFT JOIN LATERAL (SELECT {_SELECTED} FROM noetl.result_ref WHERE ref_id = part_ref_id) AS part ON true
+    WHERE manifest_id = $1 AND part_index > $2
+    ORDER BY part_index LIMIT $3
+"""
+
+_DELETE = "DELETE FROM noetl.result_ref WHERE ref_id = ANY($1::bigint[])"
 
 
 class RefCatalog:
@@ -40,9 +105,9 @@ class RefCatalog:
         """Writes the rows of references in one statement. Recording twice is harmless."""
         if not refs or (self._pool is None and connection is None):
             return
-        columns = [list(column) for column in zip(*map(_row, refs), strict=True)]
+        columns = [[_value(ref, name) for ref in refs] for name in _COLUMNS]
         async with self.connection(connection) as open_connection:
-            await open_connection.execute(queries.INSERT_REFS, *columns)
+            await open_connection.execute(_INSERT, *columns)
 
     async def by_ref(self, ref: str) -> ResultRef:
         """Returns the reference of a logical name.
@@ -52,14 +117,13 @@ class RefCatalog:
         """
         whole = ref.removesuffix(ROWS_ALONE)
         async with self.connection() as connection:
-            row = await connection.fetchrow(queries.FIND_BY_REF, whole)
-        found = _found(row, ref)
+            found = _found(await connection.fetchrow(_BY_REF, whole), ref)
         return found if whole == ref else found.rows_alone
 
     async def by_name(self, execution_id: int, step: str, name: str) -> ResultRef:
         """Returns the latest result of this name; raises as :meth:`by_ref`."""
         async with self.connection() as connection:
-            row = await connection.fetchrow(queries.FIND_BY_NAME, execution_id, step, name)
+            row = await connection.fetchrow(_BY_NAME, execution_id, step, name)
         return _found(row, f"result {name!r} of step {step!r} in execution {execution_id}")
 
     async def stored(
@@ -69,20 +133,17 @@ class RefCatalog:
         after = -1
         while True:
             async with self.connection() as connection:
-                rows = await connection.fetch(
-                    queries.PAGE_OF_STORED, after, execution_id, [tier.value for tier in tiers], now, _PAGE
-                )
+                rows = await connection.fetch(_PAGE_OF_STORED, after, execution_id, tiers, now, _PAGE)
             if not rows:
                 return
-            yield [ref_from_row(row) for row in rows]
+            yield [_ref_from(row) for row in rows]
             after = rows[-1]["ref_id"]
 
     @asynccontextmanager
     async def locked_expired(self, now: datetime) -> AsyncIterator[tuple[Any, list[ResultRef]]]:
         """Locks up to a page of expired references until the block ends."""
         async with self.connection() as connection, connection.transaction():
-            rows = await connection.fetch(queries.LOCK_EXPIRED, now, _PAGE)
-            yield connection, [ref_from_row(row) for row in rows]
+            yield connection, [_ref_from(row) for row in await connection.fetch(_LOCK_EXPIRED, now, _PAGE)]
 
     async def unrecorded(self, owners: Sequence[tuple[int, int]], *, unknown: bool) -> set[int]:
         """Returns the reference ids of ended executions that have no row.
@@ -93,7 +154,7 @@ class RefCatalog:
         """
         executions, ref_ids = zip(*owners, strict=True)
         async with self.connection() as connection:
-            rows = await connection.fetch(queries.UNRECORDED, executions, ref_ids, unknown)
+            rows = await connection.fetch(_UNRECORDED, executions, ref_ids, unknown)
         return {row["ref_id"] for row in rows}
 
     async def forget(self, ref_ids: Sequence[int], connection: Any = None) -> None:
@@ -101,7 +162,7 @@ class RefCatalog:
         if self._pool is None and connection is None:
             return
         async with self.connection(connection) as open_connection:
-            await open_connection.execute(queries.DELETE_REFS, list(ref_ids))
+            await open_connection.execute(_DELETE, ref_ids)
 
     async def parts(
         self, manifest_id: int, start: int = 0, stop: int | None = None
@@ -118,14 +179,14 @@ class RefCatalog:
         while True:
             limit = _PAGE if stop is None else min(_PAGE, stop - last - 1)
             async with self.connection() as connection:
-                rows = await connection.fetch(queries.PAGE_OF_PARTS, manifest_id, last, limit)
+                rows = await connection.fetch(_PAGE_OF_PARTS, manifest_id, last, limit)
             for row in rows:
                 if row["ref_id"] is None:
                     raise ReferenceNotAvailableError(
                         f"part {row['part_index']} of manifest {manifest_id} has expired or was deleted "
                         f"(reference {row['part_ref_id']})"
                     )
-                yield ref_from_row(row)
+                yield _ref_from(row)
             if len(rows) < limit or (stop is not None and rows[-1]["part_index"] >= stop - 1):
                 return
             last = rows[-1]["part_index"]
@@ -134,36 +195,14 @@ class RefCatalog:
 def _found(row: Any, what: str) -> ResultRef:
     if row is None:
         raise ReferenceNotAvailableError(f"{what} is not recorded: expired, deleted, or never stored")
-    return ref_from_row(row)
+    return _ref_from(row)
 
 
-def _row(ref: ResultRef) -> tuple[Any, ...]:
-    return (
-        ref.ref_id,
-        ref.ref,
-        ref.execution_id,
-        ref.source_step,
-        ref.name,
-        ref.kind.value,
-        ref.scope.value,
-        ref.store_tier.value,
-        ref.physical_uri,
-        ref.content_type,
-        ref.compression,
-        ref.bytes_size,
-        ref.sha256,
-        ref.rows,
-        ref.preview,
-        dump_json(ref.extracted).decode(),
-        dump_json(ref.extra).decode(),
-        ref.parent_ref_id,
-        ref.expires_at,
-    )
+def _value(ref: ResultRef, name: str) -> Any:
+    value = getattr(ref, name)
+    return dump_json(value).decode() if isinstance(value, dict) else value
 
 
-def ref_from_row(row: Any) -> ResultRef:
-    """Returns the reference of a row of ``noetl.result_ref``."""
-    fields = {name: row[name] for name in ResultRef.model_fields}
-    fields["extracted"] = orjson.loads(fields["extracted"])
-    fields["extra"] = orjson.loads(fields["extra"])
+def _ref_from(row: Any) -> ResultRef:
+    fields = {name: orjson.loads(row[name]) if name in _JSON else row[name] for name in _COLUMNS}
     return ResultRef.model_validate(fields)

@@ -67,7 +67,6 @@ class Meter:
 
     def preview(self, content_type: str, compression: Compression) -> str | None:
         """Returns the beginning of readable content; None for binary or compressed bytes."""
-        readable = content_type.startswith("text/") or codec.is_json(content_type)
-        if not readable or compression is not Compression.NONE:
+        if compression is not Compression.NONE or not codec.is_readable(content_type):
             return None
         return codec.clip(self._head, self._preview_bytes)

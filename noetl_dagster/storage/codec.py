@@ -82,8 +82,7 @@ class Encoded:
     """A value as it is stored.
 
     Attributes:
-        data: the stored bytes, compressed as ``compression`` specifies.
-        plain_size: bytes before compression.
+        data: the stored bytes, compressed.
         rows: length of a list or a table; None for anything else.
         preview: the beginning, for display.
         extra: facts of the format, for example a table's columns.
@@ -91,8 +90,6 @@ class Encoded:
 
     data: Bytes
     content_type: str
-    compression: Compression
-    plain_size: int
     rows: int | None
     preview: str | None
     extra: dict[str, Any]
@@ -211,38 +208,26 @@ def encode(
     bytes stay bytes; text with a ``text/*`` content type stays text; pandas and Arrow tables become
     Parquet; :class:`JsonLines` stay as they are; everything else becomes JSON.
     """
-    plain, chosen, rows, preview, extra = _plain(value, content_type, preview_bytes)
-    return Encoded(
-        data=compress(plain, compression),
-        content_type=content_type or chosen,
-        compression=compression,
-        plain_size=len(plain),
-        rows=rows,
-        preview=preview,
-        extra=extra,
-    )
-
-
-def _plain(
-    value: Any, content_type: str | None, preview_bytes: int
-) -> tuple[Bytes, str, int | None, str | None, dict[str, Any]]:
+    data: Bytes
+    rows, extra = None, {}
     if isinstance(value, (bytes, bytearray, memoryview)):
-        data = value if isinstance(value, bytes) else memoryview(value)
-        return data, BINARY, None, _preview_of_bytes(data, content_type or BINARY, preview_bytes), {}
-    if isinstance(value, str) and content_type is not None and not is_json(content_type):
-        data = value.encode()
-        return data, TEXT, None, clip(data, preview_bytes), {}
-    if isinstance(value, JsonLines):
-        extra = {} if value.columns is None else {"columns": dict(value.columns)}
-        return memoryview(value.data), JSON_LINES, value.rows, clip(value.data, preview_bytes), extra
-    table = as_arrow_table(value)
-    if table is not None:
-        data = table_to_parquet(table)
-        preview = preview_of_table(table, preview_bytes)
-        return data, PARQUET, table.num_rows, preview, describe_schema(table.schema)
-    data = _in_lines(value)
-    rows = len(value) if isinstance(value, (list, tuple)) else None
-    return data, JSON, rows, clip(data, preview_bytes), {}
+        data, kind = value if isinstance(value, bytes) else memoryview(value), BINARY
+        preview = clip(data, preview_bytes) if is_readable(content_type or kind) else None
+    elif (table := as_arrow_table(value)) is not None:
+        data, kind, rows = table_to_parquet(table), PARQUET, table.num_rows
+        preview = _table_preview(table, preview_bytes)
+        extra = {"columns": {field.name: str(field.type) for field in table.schema}}
+    else:
+        if isinstance(value, str) and content_type is not None and not is_json(content_type):
+            data, kind = value.encode(), TEXT
+        elif isinstance(value, JsonLines):
+            data, kind, rows = memoryview(value.data), JSON_LINES, value.rows
+            extra = {} if value.columns is None else {"columns": dict(value.columns)}
+        else:
+            data, kind = _in_lines(value), JSON
+            rows = len(value) if isinstance(value, (list, tuple)) else None
+        preview = clip(data, preview_bytes)
+    return Encoded(compress(data, compression), content_type or kind, rows, preview, extra)
 
 
 def decode(data: Bytes, content_type: str, compression: str = "none") -> Any:
@@ -267,7 +252,13 @@ def decode(data: Bytes, content_type: str, compression: str = "none") -> Any:
 
 def is_json(content_type: str) -> bool:
     """Reports whether a content type is JSON in one of its spellings."""
-    return content_type.split(";")[0].strip() == JSON or content_type.split(";")[0].strip().endswith("+json")
+    kind = content_type.partition(";")[0].strip()
+    return kind == JSON or kind.endswith("+json")
+
+
+def is_readable(content_type: str) -> bool:
+    """Reports whether people can read bytes of a content type: text or JSON."""
+    return content_type.startswith("text/") or is_json(content_type)
 
 
 def compress(data: Bytes, compression: Compression) -> Bytes:
@@ -367,27 +358,12 @@ def table_to_parquet(table: pa.Table) -> memoryview:
     return memoryview(sink.getvalue()).cast("B")
 
 
-def describe_schema(schema: pa.Schema) -> dict[str, Any]:
-    """Returns the columns of a table for ``ResultRef.extra``: ``{"columns": {name: type}}``."""
-    return {"columns": {field.name: str(field.type) for field in schema}}
-
-
-def preview_of_table(table: pa.Table, limit: int, rows: int = 5) -> str | None:
+def _table_preview(table: pa.Table, limit: int) -> str:
     """Returns the first rows as JSON lines."""
-    lines = [
-        dump_json(row) if _jsonable(row) else str(row).encode() for row in table.slice(0, rows).to_pylist()
-    ]
+    rows = table.slice(0, 5).to_pylist()
+    binary = [any(isinstance(value, bytes) for value in row.values()) for row in rows]
+    lines = [str(row).encode() if raw else dump_json(row) for row, raw in zip(rows, binary, strict=True)]
     return clip(b"\n".join(lines), limit)
-
-
-def _jsonable(row: Mapping[str, Any]) -> bool:
-    return not any(isinstance(value, bytes) for value in row.values())
-
-
-def _preview_of_bytes(data: Bytes, content_type: str, limit: int) -> str | None:
-    if content_type.startswith("text/") or is_json(content_type):
-        return clip(data, limit)
-    return None
 
 
 def clip(data: Bytes | bytearray, limit: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.storage.locations import split_uri
 from noetl_dagster.storage.tiers.gcs import gcs_client
 
-_WILD = frozenset("*?[")
+_WILD = re.compile(r"[*?[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,10 @@ def matching(settings: Settings, pattern: str) -> list[ListedObject]:
     scheme, bucket, key = split_uri(pattern) if "://" in pattern else ("file", "", pattern)
     if scheme == "file":
         return sorted(_files(key), key=lambda one: one.name)
-    prefix = "".join(_until_wild(key.lstrip("/")))
+    wanted = key.lstrip("/")
+    prefix = _WILD.split(wanted, maxsplit=1)[0]
     try:
         listed = _s3(settings, bucket, prefix) if scheme == "s3" else _gcs(settings, bucket, prefix)
-        wanted = key.lstrip("/")
         return sorted((one for one in listed if _matches(one.name, wanted)), key=lambda one: one.name)
     except StorageError:
         raise
@@ -58,16 +59,9 @@ def matching(settings: Settings, pattern: str) -> list[ListedObject]:
 
 
 def _matches(name: str, wanted: str) -> bool:
-    if not _WILD & set(wanted):  # a folder's name means everything below
+    if _WILD.search(wanted) is None:  # a folder's name means everything below
         return name == wanted or name.startswith(wanted.rstrip("/") + "/") or not wanted
     return fnmatchcase(name, wanted)
-
-
-def _until_wild(key: str) -> Iterator[str]:
-    for letter in key:
-        if letter in _WILD:
-            return
-        yield letter
 
 
 def _files(pattern: str) -> Iterator[ListedObject]:

@@ -30,14 +30,14 @@ from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, Sto
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.tiers import open_tier
-from noetl_dagster.storage.tiers.files import confined, path_of_uri
+from noetl_dagster.storage.tiers.files import below, path_of_uri
 from noetl_dagster.storage.tiers.objects import S3Bucket, aws_endpoint, minio_store, s3_store
 
 if TYPE_CHECKING:
     from pyarrow import dataset as arrow_dataset
     from pyarrow import fs as arrow_fs
 
-    from noetl_dagster.storage.tiers.base import Bucket
+    from noetl_dagster.storage.tiers.gcs import GcsBucket
 
 _TIERS = {
     "gs": StoreTier.GCS,
@@ -79,14 +79,6 @@ def mounts(settings: Settings) -> list[Path]:
     return [disk] if settings.pvc_mount_path is None else [settings.pvc_mount_path.absolute(), disk]
 
 
-def is_below(mount: Path | None, uri: str) -> bool:
-    """Reports whether a file URI lies below a mount, links followed."""
-    if mount is None:
-        return False
-    path = path_of_uri(uri)
-    return ".." not in path.parts and path.resolve().is_relative_to(mount.resolve())
-
-
 def local_path(settings: Settings, uri: str) -> Path | None:
     """Returns the file or folder of a pvc or disk URI, for engines that read in place; None for other tiers.
 
@@ -97,12 +89,12 @@ def local_path(settings: Settings, uri: str) -> Path | None:
     if scheme != "file":
         return None
     for mount in mounts(settings):
-        if is_below(mount, uri):
-            return confined(mount, Path(path))
+        if (found := below(mount, Path(path))) is not None:
+            return found
     raise StorageError(f"{path} is below no mount of results ({', '.join(map(str, mounts(settings)))})")
 
 
-def bucket_of(settings: Settings, uri: str) -> Bucket:
+def bucket_of(settings: Settings, uri: str) -> S3Bucket | GcsBucket:
     """Returns the bucket of an ``s3://`` or ``gs://`` URI; its keys are those of :func:`object_key`.
 
     Raises:
@@ -129,11 +121,12 @@ def tier_of_uri(uri: str, settings: Settings) -> StoreTier:
     Raises:
         StorageError: no tier holds it.
     """
-    scheme, bucket, _ = split_uri(uri)
+    scheme, bucket, path = split_uri(uri)
     if scheme == "s3":
         return StoreTier.MINIO if bucket == settings.minio_bucket else StoreTier.S3
     if scheme == "file":
-        return StoreTier.PVC if is_below(settings.pvc_mount_path, uri) else StoreTier.DISK
+        volume = settings.pvc_mount_path
+        return StoreTier.DISK if volume is None or below(volume, Path(path)) is None else StoreTier.PVC
     if scheme in _TIERS:
         return _TIERS[scheme]
     raise StorageError(f"{uri[:200]} is in no tier; expected s3://, gs://, file:///, kv:// or db://")
@@ -235,7 +228,11 @@ def file_sizes(settings: Settings, uri: str, suffix: str = "") -> dict[str, int]
             (f"{scheme}://{bucket}/{name}", name.rpartition("/")[2], size)
             for name, size in bucket_of(settings, uri).sizes(key).items()
         ]
-    return {uri: size for uri, name, size in sorted(sizes) if _is_data(name) and name.endswith(suffix)}
+    return {
+        uri: size
+        for uri, name, size in sorted(sizes)
+        if not name.startswith(("_", ".")) and name.endswith(suffix)
+    }
 
 
 def remove_below(settings: Settings, uri: str) -> None:
@@ -254,63 +251,53 @@ def remove_objects(settings: Settings, uris: Sequence[str]) -> None:
         bucket_of(settings, uris[0]).delete([object_key(uri) for uri in uris])
 
 
-def _is_data(name: str) -> bool:
-    return not name.startswith(("_", "."))
-
-
 def arrow_filesystem(settings: Settings, uri: str) -> tuple[arrow_fs.FileSystem, str]:
     """Returns Arrow's own file system for a URI, and the path in it."""
     from pyarrow import fs
 
-    scheme, bucket, key = split_uri(uri)
+    scheme, bucket, _ = split_uri(uri)
+    match scheme:
+        case "file":
+            filesystem = fs.LocalFileSystem()
+        case "gs" if not settings.gcs_endpoint:
+            filesystem = fs.GcsFileSystem()
+        case "gs":
+            filesystem = fs.GcsFileSystem(anonymous=True, **_endpoint(settings.gcs_endpoint))
+        case "s3" if bucket == settings.minio_bucket:
+            if (settings.minio_endpoint or "").startswith("https://") and not settings.minio_verify:
+                raise StorageError(
+                    f"Arrow reads nothing of {settings.minio_endpoint} without checking its certificate; add the "
+                    "authority to the system's, and leave verify (NOETL_MINIO_VERIFY) as it is"
+                )
+            filesystem = fs.S3FileSystem(
+                session_token=settings.minio_session_token.get_secret_value() or None,
+                access_key=settings.minio_access_key,
+                secret_key=settings.minio_secret_key.get_secret_value(),
+                region=settings.minio_region,
+                **_endpoint(settings.minio_endpoint),
+            )
+        case "s3":  # Arrow takes keys and region from the AWS environment, but not the endpoint
+            filesystem = fs.S3FileSystem(**_endpoint(aws_endpoint()))
+        case _:
+            raise StorageError(
+                f"{uri[:200]}: Arrow reads s3://, gs:// and file:/// in place; use ResultStore.get"
+            )
+    return filesystem, arrow_filesystem_path(settings, uri)
+
+
+def arrow_filesystem_path(settings: Settings, uri: str) -> str:
+    """Returns the path of a URI for Arrow's file systems: ``bucket/key`` or an absolute path."""
     path = local_path(settings, uri)
     if path is not None:
-        return fs.LocalFileSystem(), str(path)
-    if scheme == "gs":
-        return _gcs_filesystem(settings), f"{bucket}/{key}"
-    if scheme != "s3":
-        raise StorageError(
-            f"{uri[:200]}: Arrow reads s3://, gs:// and file:/// in place; use ResultStore.get"
-        )
-    if bucket != settings.minio_bucket:
-        return _s3_filesystem(), f"{bucket}/{key}"
-    return _minio_filesystem(settings), f"{bucket}/{key}"
+        return str(path)
+    _, bucket, key = split_uri(uri)
+    return f"{bucket}/{key}"
 
 
-def _minio_filesystem(settings: Settings) -> Any:
-    from pyarrow import fs
-
-    scheme, _, address = (settings.minio_endpoint or "").partition("://")
-    if scheme == "https" and not settings.minio_verify:
-        raise StorageError(
-            f"Arrow reads nothing of {settings.minio_endpoint} without checking its certificate; add the "
-            "authority to the system's, and leave verify (NOETL_MINIO_VERIFY) as it is"
-        )
-    return fs.S3FileSystem(
-        session_token=settings.minio_session_token.get_secret_value() or None,
-        endpoint_override=address,
-        scheme=scheme,
-        access_key=settings.minio_access_key,
-        secret_key=settings.minio_secret_key.get_secret_value(),
-        region=settings.minio_region,
-    )
-
-
-def _s3_filesystem() -> Any:
-    """Arrow takes keys and region from the AWS environment, but not the endpoint."""
-    from pyarrow import fs
-
-    scheme, _, address = (aws_endpoint() or "").partition("://")
-    return fs.S3FileSystem(endpoint_override=address, scheme=scheme) if address else fs.S3FileSystem()
-
-
-def _gcs_filesystem(settings: Settings) -> Any:
-    from pyarrow import fs
-
-    if not settings.gcs_endpoint:
-        return fs.GcsFileSystem()
-    scheme, _, address = settings.gcs_endpoint.partition("://")
-    return fs.GcsFileSystem(anonymous=True, endpoint_override=address, scheme=scheme)
+def _endpoint(url: str | None) -> dict[str, str]:
+    """Returns the arguments of Arrow's file systems for the address of a store; none for its provider's own."""
+    scheme, _, address = (url or "").partition("://")
+    return {"scheme": scheme, "endpoint_override": address} if address else {}
 
 
 def dataset(
@@ -352,12 +339,3 @@ def _hive_partitioning(file: str, columns: Mapping[str, str]) -> Any:
     except (KeyError, ValueError):
         types = []
     return arrow_dataset.partitioning(pa.schema(types) if types else None, flavor="hive")
-
-
-def arrow_filesystem_path(settings: Settings, uri: str) -> str:
-    """Returns the path of a URI for Arrow's file systems: ``bucket/key`` or an absolute path."""
-    path = local_path(settings, uri)
-    if path is not None:
-        return str(path)
-    _, bucket, key = split_uri(uri)
-    return f"{bucket}/{key}"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import asyncpg
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.storage.tiers import open_tier
+from noetl_dagster.storage.tiers import configured, open_tier
 from noetl_dagster.storage.tiers.base import Bytes, Tier, TierTooSmallError, TierUnavailableError
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 FALLBACKS: dict[StoreTier, tuple[StoreTier, ...]] = {
@@ -63,18 +65,14 @@ class Placement:
 
     def lasting(self) -> list[StoreTier]:
         """Returns the configured tiers whose objects outlive this process."""
-        settings = self._settings
+        home = self._settings.home
         present = {
-            StoreTier.MINIO: settings.minio_endpoint is not None,
-            StoreTier.S3: settings.s3_bucket is not None,
-            StoreTier.GCS: settings.gcs_bucket is not None,
-            StoreTier.PVC: settings.pvc_mount_path is not None,
-            StoreTier.KV: settings.nats_url is not None,
+            StoreTier.KV: self._settings.nats_url is not None,
             StoreTier.DB: self._pool is not None,
-            StoreTier.DISK: (settings.home / "results").is_dir(),
-            StoreTier.DUCKDB: (settings.home / "results.duckdb").is_file(),
+            StoreTier.DISK: (home / "results").is_dir(),
+            StoreTier.DUCKDB: (home / "results.duckdb").is_file(),
         }
-        return [tier for tier, there in present.items() if there]
+        return [*configured(self._settings), *(tier for tier, there in present.items() if there)]
 
     def choose(self, size: int | None, wanted: StoreTier | None) -> StoreTier:
         """Returns the tier of a result of ``size`` bytes; None is a stream of unknown length and counts as large."""
@@ -91,40 +89,33 @@ class Placement:
         Raises:
             StorageError: no tier accepted them; names the reason of each.
         """
-        failures: list[str] = []
-        for candidate in self._candidates(tier):
-            try:
-                uri = await self.tier(candidate).put(key, data)
-            except TierUnavailableError as error:
-                self._note_failure(candidate, error)
-                failures.append(str(error))
-            else:
-                self._resting_until.pop(candidate, None)
-                return self._placed(tier, candidate, uri)
-        raise TierUnavailableError("; ".join(failures))
+        used, uri = await self._first(self._candidates(tier), lambda one: one.put(key, data))
+        return Placed(used, uri, None if used is tier else tier)
 
     async def put_stream(self, tier: StoreTier, key: str, chunks: AsyncIterator[Bytes]) -> Placed:
         """Stores a stream as :meth:`put` does, once the store answers: a stream cannot be repeated for a fallback."""
-        failures: list[str] = []
-        for candidate in self._candidates(tier):
-            if candidate is StoreTier.KV and tier is not StoreTier.KV:
-                continue  # a stream is larger than any KV value
+        own_errors: list[Exception] = []
+
+        async def monitored() -> AsyncIterator[Bytes]:
             try:
-                await self.tier(candidate).ready()
-            except TierUnavailableError as error:
-                self._note_failure(candidate, error)
-                failures.append(str(error))
-                continue
-            self._resting_until.pop(candidate, None)
-            source = _MonitoredStream(chunks)
-            try:
-                uri = await self.tier(candidate).put_stream(key, source.chunks())
-            except Exception:
-                if source.error is not None:
-                    raise source.error from None  # not the store's error
+                async for chunk in chunks:
+                    yield chunk
+            except Exception as error:
+                own_errors.append(error)
                 raise
-            return self._placed(tier, candidate, uri)
-        raise TierUnavailableError("; ".join(failures))
+
+        # a stream is larger than any KV value
+        candidates = [
+            one for one in self._candidates(tier) if one is not StoreTier.KV or tier is StoreTier.KV
+        ]
+        used, _ = await self._first(candidates, lambda one: one.ready())
+        try:
+            uri = await self.tier(used).put_stream(key, monitored())
+        except Exception:
+            if own_errors:  # not the store's error
+                raise own_errors[0] from None
+            raise
+        return Placed(used, uri, None if used is tier else tier)
 
     def _candidates(self, tier: StoreTier) -> list[StoreTier]:
         chain = [tier, *FALLBACKS.get(tier, ())]
@@ -132,36 +123,29 @@ class Placement:
         awake = [candidate for candidate in chain if self._resting_until.get(candidate, 0.0) <= now]
         return awake or chain
 
-    def _note_failure(self, tier: StoreTier, error: TierUnavailableError) -> None:
-        if not isinstance(error, TierTooSmallError):
-            self._resting_until[tier] = time.monotonic() + REST_SECONDS
-            log.warning("%s", error)
-
-    @staticmethod
-    def _placed(wanted: StoreTier, used: StoreTier, uri: str) -> Placed:
-        return Placed(used, uri, None if used is wanted else wanted)
+    async def _first(
+        self, candidates: list[StoreTier], action: Callable[[Tier], Awaitable[T]]
+    ) -> tuple[StoreTier, T]:
+        """Returns the first of the tiers that is available for an action, and the action's result."""
+        failures: list[str] = []
+        for candidate in candidates:
+            try:
+                result = await action(self.tier(candidate))
+            except TierUnavailableError as error:
+                if not isinstance(error, TierTooSmallError):
+                    self._resting_until[candidate] = time.monotonic() + REST_SECONDS
+                    log.warning("%s", error)
+                failures.append(str(error))
+            else:
+                self._resting_until.pop(candidate, None)
+                return candidate, result
+        raise TierUnavailableError("; ".join(failures))
 
     async def close(self) -> None:
         """Closes the tiers that were opened."""
         for tier in self._tiers.values():
             await tier.close()
         self._tiers.clear()
-
-
-class _MonitoredStream:
-    """A stream that keeps its own error, to tell it from one of the store."""
-
-    def __init__(self, chunks: AsyncIterator[Bytes]) -> None:
-        self._chunks = chunks
-        self.error: Exception | None = None
-
-    async def chunks(self) -> AsyncIterator[Bytes]:
-        try:
-            async for chunk in self._chunks:
-                yield chunk
-        except Exception as error:
-            self.error = error
-            raise
 
 
 def key_of(execution_id: int, step: str, name: str, ref_id: int, extension: str) -> str:

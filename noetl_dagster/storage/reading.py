@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import io
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.storage import codec, manifests
+from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.checksum import THREAD_ABOVE, RunningDigest, digest_of
 from noetl_dagster.storage.codec import Compression
-from noetl_dagster.storage.manifests import Batch
+from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.placement import KEY_ROOT, Placement, canonical
 from noetl_dagster.storage.tiers.base import Bytes
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import dataset as arrow_dataset
+
+Batch: TypeAlias = "list[Any] | pa.RecordBatch"
+
 _LOOKS_IN_FLIGHT = 32
+_ROWS_A_BATCH = 1024
 
 
 class ResultReader:
@@ -35,8 +44,8 @@ class ResultReader:
         Raises:
             ReferenceNotAvailableError: there is none, or it has expired.
         """
-        ref = await (self._catalog.by_ref(what) if isinstance(what, str) else self._catalog.by_name(*what))
-        return _unexpired(ref)
+        found = self._catalog.by_ref(what) if isinstance(what, str) else self._catalog.by_name(*what)
+        return _unexpired(await found)
 
     async def get(self, ref: ResultRef | str) -> Any:
         """Returns the value of a reference: an object, bytes, text, an Arrow table, or a manifest's combined parts.
@@ -47,28 +56,20 @@ class ResultReader:
         """
         ref = await self._resolve(ref)
         if ref.kind is RefKind.MANIFEST:
-            return await manifests.assemble(self, ref)
+            return await self._assemble(ref)
         if ref.kind is RefKind.DATASET:
-            return await asyncio.to_thread(manifests.read_dataset, self.settings, ref)
+            return await asyncio.to_thread(lambda: self._dataset(ref).to_table())
         data = await self._read(ref)
         if ref.compression == "none" and ref.content_type == codec.BINARY:
-            return data if isinstance(data, bytes) else bytes(data)
+            return bytes(data)
         return codec.decode(data, ref.content_type, ref.compression)
 
     async def get_bytes(self, ref: ResultRef | str) -> bytes:
         """Returns the bytes of :meth:`stream`, verified."""
         ref = await self._resolve(ref)
         if ref.kind is RefKind.MANIFEST:
-            return b"".join([data async for data in manifests.content(self, ref)])
-        data = codec.decompress(await self._read(ref), Compression(ref.compression))
-        return data if isinstance(data, bytes) else bytes(data)
-
-    async def lines(self, ref: ResultRef) -> AsyncIterator[list[Any]]:
-        """Yields the rows of an object of JSON lines in batches: parsed rows are several times larger."""
-        for rows in codec.rows_of_lines(
-            codec.decompress(await self._read(ref), Compression(ref.compression))
-        ):
-            yield rows
+            return b"".join([data async for data in self._content(ref)])
+        return bytes(codec.decompress(await self._read(ref), Compression(ref.compression)))
 
     async def stream(self, ref: ResultRef | str) -> AsyncIterator[Bytes]:
         """Yields the decompressed bytes of an object, or the encoded value of a manifest, in constant memory.
@@ -78,16 +79,29 @@ class ResultReader:
         """
         ref = await self._resolve(ref)
         if ref.kind is RefKind.MANIFEST:
-            async for data in manifests.content(self, ref):
-                yield data
-            return
-        async for chunk in codec.decompress_stream(self._verified_chunks(ref), Compression(ref.compression)):
+            chunks: AsyncIterable[Bytes] = self._content(ref)
+        else:
+            chunks = codec.decompress_stream(self._chunks(ref), Compression(ref.compression))
+        async for chunk in chunks:
             yield chunk
 
     async def content_type(self, ref: ResultRef | str) -> str:
-        """Returns the content type of the bytes of :meth:`stream`."""
+        """Returns the content type of the bytes of :meth:`stream`.
+
+        That of a manifest is Parquet for tables joined end to end, and JSON for anything else.
+        """
         ref = await self._resolve(ref)
-        return await manifests.content_type(self, ref) if ref.kind is RefKind.MANIFEST else ref.content_type
+        if ref.kind is not RefKind.MANIFEST:
+            return ref.content_type
+        if strategy_of(ref) is not Strategy.CONCAT:
+            return codec.JSON
+        found = codec.JSON
+        async for part in self.parts(ref):
+            nested = part.kind is RefKind.MANIFEST
+            found = await self.content_type(part) if nested else part.content_type
+            if found != codec.PARQUET:
+                return codec.JSON
+        return found
 
     async def parts(
         self, ref: ResultRef | str, start: int = 0, stop: int | None = None
@@ -117,7 +131,7 @@ class ResultReader:
 
     async def batches(self, ref: ResultRef | str) -> AsyncIterator[Batch]:
         """Yields the items of a result in batches, holding one part at most: lists, or Arrow batches of a table."""
-        async for batch in manifests.batches(self, await self._resolve(ref)):
+        async for batch in self._batches(await self._resolve(ref)):
             yield batch
 
     async def missing(self, execution_id: int | None = None) -> AsyncIterator[ResultRef]:
@@ -136,42 +150,38 @@ class ResultReader:
         limit = asyncio.Semaphore(_LOOKS_IN_FLIGHT)
 
         async def there(ref: ResultRef) -> bool:
+            tier, uri = self._placement.tier(ref.store_tier), ref.physical_uri
+            root = tier.uri(KEY_ROOT)
             async with limit:
-                return await self._is_there(ref)
+                if not uri.endswith("/"):
+                    return await tier.exists(uri)
+                if not uri.startswith(root):  # a folder that another program wrote and named
+                    return True
+                async for keys in tier.keys(KEY_ROOT + uri.removeprefix(root)):
+                    if keys:
+                        return True
+                return False
 
         async for refs in self._catalog.stored(tiers, execution_id, datetime.now(UTC)):
             for ref, found in zip(refs, await asyncio.gather(*map(there, refs)), strict=True):
                 if not found:
                     yield ref
 
-    async def _is_there(self, ref: ResultRef) -> bool:
-        tier, uri = self._placement.tier(ref.store_tier), ref.physical_uri
-        if not uri.endswith("/"):
-            return await tier.exists(uri)
-        root = tier.uri(KEY_ROOT)
-        if not uri.startswith(root):  # a folder that another program wrote and named
-            return True
-        async for keys in tier.keys(KEY_ROOT + uri.removeprefix(root)):
-            if keys:
-                return True
-        return False
+    # -- one object ----------------------------------------------------------------------------------
 
-    async def _resolve(self, ref: ResultRef | str, *, expired_too: bool = False) -> ResultRef:
-        found = await self._catalog.by_ref(ref) if isinstance(ref, str) else ref
-        return found if expired_too else _unexpired(found)
+    async def _resolve(self, ref: ResultRef | str) -> ResultRef:
+        return _unexpired(await self._catalog.by_ref(ref) if isinstance(ref, str) else ref)
 
     async def _read(self, ref: ResultRef) -> Bytes:
         """Returns the stored bytes, verified. Large ones are hashed while they arrive."""
-        _require_object(ref)
         if ref.bytes_size >= THREAD_ABOVE:
-            digest = RunningDigest()
             whole, size = bytearray(ref.bytes_size), 0
-            async for chunk in self._chunks(ref, digest):
+            async for chunk in self._chunks(ref):
                 whole[size : size + len(chunk)] = chunk
                 size += len(chunk)
             del whole[size:]
-            _verify(ref, await digest.hexdigest())
             return memoryview(whole)
+        _require_object(ref)
         try:
             data = await self._placement.tier(ref.store_tier).get(ref.physical_uri)
         except KeyError as error:
@@ -179,20 +189,150 @@ class ResultReader:
         _verify(ref, digest_of(data))
         return data
 
-    async def _verified_chunks(self, ref: ResultRef) -> AsyncIterator[Bytes]:
+    async def _chunks(self, ref: ResultRef) -> AsyncIterator[Bytes]:
+        """Yields the stored bytes, and verifies them after the last chunk."""
         _require_object(ref)
         digest = RunningDigest()
-        async for chunk in self._chunks(ref, digest):
-            yield chunk
-        _verify(ref, await digest.hexdigest())
-
-    async def _chunks(self, ref: ResultRef, digest: RunningDigest) -> AsyncIterator[Bytes]:
         try:
             async for chunk in self._placement.tier(ref.store_tier).stream(ref.physical_uri):
                 await digest.add(chunk)
                 yield chunk
         except KeyError as error:
             raise _missing(ref) from error
+        _verify(ref, await digest.hexdigest())
+
+    def _dataset(self, ref: ResultRef) -> arrow_dataset.Dataset:
+        return locations.dataset(
+            self.settings, ref.physical_uri, ref.extra.get("files"), columns=ref.extra.get("columns")
+        )
+
+    # -- several parts -------------------------------------------------------------------------------
+
+    async def _batches(self, ref: ResultRef) -> AsyncIterator[Batch]:
+        if ref.kind is RefKind.MANIFEST:
+            match strategy_of(ref):
+                case Strategy.APPEND:
+                    async for part in self.parts(ref):
+                        yield [await self.get(part)]
+                case Strategy.CONCAT:
+                    async for part in self.parts(ref):
+                        async for batch in self._batches(part):
+                            yield batch
+                case Strategy.ROWS | Strategy.MERGE | Strategy.REPLACE:
+                    yield [await self._assemble(ref)]
+        elif ref.kind is RefKind.DATASET:
+            found = (await asyncio.to_thread(self._dataset, ref)).to_batches()
+            while (batch := await asyncio.to_thread(next, found, None)) is not None:
+                yield batch
+        elif ref.content_type == codec.JSON_LINES:  # parsed rows are several times larger
+            data = codec.decompress(await self._read(ref), Compression(ref.compression))
+            for rows in codec.rows_of_lines(data):
+                yield rows
+        elif codec.is_table(value := await self.get(ref)):
+            for batch in value.to_batches(max_chunksize=_ROWS_A_BATCH):
+                yield batch
+        else:
+            yield value if isinstance(value, list) else [value]
+
+    async def _assemble(self, ref: ResultRef) -> Any:
+        """Returns the whole value of a manifest. Tables that are joined end to end stay a table."""
+        match strategy_of(ref):
+            case Strategy.APPEND:
+                return [await self.get(part) async for part in self.parts(ref)]
+            case Strategy.CONCAT:
+                return _joined([await self.get(part) async for part in self.parts(ref)])
+            case Strategy.ROWS:
+                return await self._with_rows(ref, await self._assemble(ref.rows_alone))
+            case Strategy.MERGE:
+                merged: dict[str, Any] = {}
+                async for part in self.parts(ref):
+                    value = await self.get(part)
+                    if not isinstance(value, Mapping):
+                        raise StorageError(
+                            f"{part.ref} is a {type(value).__name__}, and strategy 'merge' joins mappings; "
+                            "use 'append' or 'concat'"
+                        )
+                    merged.update(value)
+                return merged
+            case Strategy.REPLACE:
+                last: ResultRef | None = None
+                async for part in self.parts(ref):
+                    last = part
+                return None if last is None else await self.get(last)
+
+    async def _with_rows(self, ref: ResultRef, rows: Any) -> dict[str, Any]:
+        """Returns the mapping around the rows of a manifest, with its stored fields."""
+        around = ref.around
+        assert around is not None
+        return around.mapping(rows, {name: await self.get(one) for name, one in around.stored.items()})
+
+    async def _content(self, ref: ResultRef) -> AsyncIterator[bytes]:
+        """Yields a manifest's value as the bytes of one object, with one part in memory at most."""
+        as_parquet = await self.content_type(ref) == codec.PARQUET
+        async for data in self._parquet(ref) if as_parquet else self._json(ref):
+            yield data
+
+    async def _json(self, ref: ResultRef) -> AsyncIterator[bytes]:
+        strategy = strategy_of(ref) if ref.kind is RefKind.MANIFEST else None
+        if strategy is Strategy.APPEND:
+            before = b"["
+            async for part in self.parts(ref):
+                yield before
+                async for data in self._json(part):
+                    yield data
+                before = b","
+            yield b"[]" if before == b"[" else b"]"
+        elif strategy is Strategy.CONCAT:
+            before = b"["
+            async for batch in self._batches(ref):
+                if items := batch if isinstance(batch, list) else batch.to_pylist():
+                    yield before + codec.dump_json(items)[1:-1]
+                    before = b","
+            yield b"[]" if before == b"[" else b"]"
+        elif strategy is Strategy.ROWS:
+            place = uuid.uuid4().hex  # replaced by the rows
+            whole = codec.dump_json(await self._with_rows(ref, place))
+            *pieces, end = whole.split(codec.dump_json(place))
+            for piece in pieces:
+                yield piece
+                async for data in self._json(ref.rows_alone):
+                    yield data
+            yield end
+        else:
+            value = await self.get(ref)
+            yield codec.dump_json(value.to_pylist() if codec.is_table(value) else value)
+
+    async def _parquet(self, ref: ResultRef) -> AsyncIterator[bytes]:
+        """Yields the parts as one Parquet file. Reads them twice: a later part may determine a column's type."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        schema = pa.schema([])
+        async for part in self.parts(ref):
+            found = (await self.get(part)).schema
+            schema = pa.unify_schemas([schema, found], promote_options="default")
+        sink = io.BytesIO()  # emptied after each part
+        writer = parquet.ParquetWriter(sink, schema)
+        async for part in self.parts(ref):
+            table = pa.concat_tables([schema.empty_table(), await self.get(part)], promote_options="default")
+            await asyncio.to_thread(writer.write_table, table)
+            yield sink.getvalue()
+            sink.seek(0)
+            sink.truncate()
+        writer.close()
+        yield sink.getvalue()
+
+
+def _joined(values: list[Any]) -> Any:
+    if values and all(codec.is_table(value) for value in values):
+        import pyarrow as pa
+
+        return pa.concat_tables(values, promote_options="default")
+    joined: list[Any] = []
+    for value in values:
+        rows = value.to_pylist() if codec.is_table(value) else value
+        joined.extend(rows if isinstance(rows, list) else [rows])
+    return joined
 
 
 def _require_object(ref: ResultRef) -> None:

@@ -7,26 +7,31 @@ carry a :class:`~noetl_dagster.result_ref.ResultRef` instead.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any
 
 import asyncpg
 
-from noetl_dagster.events.ids import Snowflake, process_node
+from noetl_dagster.events.ids import Snowflake, process_node, snowflake_floor
 from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope, RowsAround, logical_ref
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.storage import codec, locations, manifests
+from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.checksum import THREAD_ABOVE, Meter, digest_of
 from noetl_dagster.storage.codec import Compression, Encoded
-from noetl_dagster.storage.manifests import Strategy
+from noetl_dagster.storage.manifests import Strategy, record_manifest
 from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, key_of, owner_of
 from noetl_dagster.storage.reading import ResultReader
-from noetl_dagster.storage.removal import ORPHAN_GRACE, Removal
-from noetl_dagster.storage.tiers.base import Bytes
+from noetl_dagster.storage.tiers.base import Bytes, TierUnavailableError
+
+log = logging.getLogger(__name__)
+
+ORPHAN_GRACE = timedelta(days=1)
+"""Age from which bytes without a reference count as abandoned: no put lasts that long."""
 
 _PUTS_IN_FLIGHT = 32
 _NO_SPEC = ResultSpec()
@@ -40,7 +45,6 @@ class NewResult:
         value: bytes, text, a pandas, polars or Arrow table (as Parquet), or any value that JSON can express.
         spec: the task's ``spec.result``; its tier, name, scope, time to live, compression, content type.
         tier: overrides the tier of ``spec``; None chooses by size and settings.
-        content_type: of bytes or text.
         select: dotted paths of fields to copy into ``extracted``.
         parent_ref_id: the reference this one was made from.
         extra: facts of the format to keep next to the reference.
@@ -50,29 +54,15 @@ class NewResult:
     execution_id: int
     step: str
     name: str
-    spec: ResultSpec | None = None
+    spec: ResultSpec = _NO_SPEC
     tier: StoreTier | None = None
-    content_type: str | None = None
     select: Sequence[str] = ()
     parent_ref_id: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Kept(TypedDict, total=False):
-    """Name and storage options of a result; see :class:`NewResult`."""
-
-    execution_id: Required[int]
-    step: Required[str]
-    name: Required[str]
-    spec: ResultSpec | None
-    tier: StoreTier | None
-    content_type: str | None
-    parent_ref_id: int | None
-    extra: Mapping[str, Any]
-
-
 class ResultStore(ResultReader):
-    """Stores and fetches results.
+    """Stores and fetches results. Stores are connected, and buckets created, on first use.
 
     Args:
         settings: filled settings (addresses of the stores).
@@ -86,17 +76,12 @@ class ResultStore(ResultReader):
     ) -> None:
         super().__init__(settings, Placement(settings, pool), RefCatalog(pool))
         self._ids = ids or Snowflake(process_node())
-        self._removal = Removal(self._placement, self._catalog)
-
-    async def start(self) -> None:
-        """Opens nothing: stores are connected and buckets are created on first use."""
 
     async def close(self) -> None:
         """Closes the tiers that were used."""
         await self._placement.close()
 
     async def __aenter__(self) -> ResultStore:
-        await self.start()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -108,24 +93,26 @@ class ResultStore(ResultReader):
         self,
         value: Any,
         *,
+        execution_id: int,
+        step: str,
+        name: str,
+        spec: ResultSpec = _NO_SPEC,
+        tier: StoreTier | None = None,
         select: Sequence[str] = (),
-        connection: Any = None,
-        **kept: Unpack[Kept],
+        parent_ref_id: int | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> ResultRef:
-        """Stores one value and records its reference.
-
-        Args:
-            value: see :class:`NewResult`, as for ``select`` and ``kept``.
-            connection: the row joins this connection's transaction.
+        """Stores one value, described as in :class:`NewResult`, and records its reference.
 
         Raises:
             StorageError: the value cannot be encoded, or no tier accepted it; nothing is recorded then.
         """
-        ref = await self._place(NewResult(value, select=select, **kept))
-        await self._catalog.record([ref], connection)
+        item = NewResult(value, execution_id, step, name, spec, tier, select, parent_ref_id, extra or {})
+        ref = await self._place(item)
+        await self._catalog.record([ref])
         return ref
 
-    async def put_many(self, items: Sequence[NewResult], *, connection: Any = None) -> list[ResultRef]:
+    async def put_many(self, items: Sequence[NewResult]) -> list[ResultRef]:
         """Stores many results; their rows are written in one statement, in order."""
         limit = asyncio.Semaphore(_PUTS_IN_FLIGHT)
 
@@ -134,55 +121,53 @@ class ResultStore(ResultReader):
                 return await self._place(item)
 
         refs = await asyncio.gather(*map(place, items))
-        await self._catalog.record(refs, connection)
+        await self._catalog.record(refs)
         return refs
 
-    async def digest(self, value: Any, spec: ResultSpec | None = None) -> str:
+    async def digest(self, value: Any, spec: ResultSpec = _NO_SPEC) -> str:
         """Returns the checksum that a value would be stored with; stores nothing.
 
         Raises:
             StorageError: the value cannot be encoded.
         """
-        spec = spec or _NO_SPEC
-        encoded = await self._encode(NewResult(value, 0, "", "", spec), spec)
+        encoded = await self._encode(value, spec)
         return await asyncio.to_thread(digest_of, encoded.data)
 
     async def put_stream(
         self,
         chunks: AsyncIterable[Bytes],
         *,
-        connection: Any = None,
-        **kept: Unpack[Kept],
+        execution_id: int,
+        step: str,
+        name: str,
+        spec: ResultSpec = _NO_SPEC,
+        tier: StoreTier | None = None,
+        content_type: str | None = None,
     ) -> ResultRef:
         """Stores a stream of bytes in constant memory.
 
         If the stream or the store fails, nothing is stored and nothing is recorded.
         """
-        item = NewResult(chunks, **kept)
-        spec = item.spec or _NO_SPEC
-        where = (item.execution_id, item.step, spec.name or item.name)
-        kind_of_bytes = item.content_type or spec.content_type or codec.BINARY
+        where = (execution_id, step, spec.name or name)
+        content_type = content_type or spec.content_type or codec.BINARY
         compression = Compression(spec.compression)
         meter = Meter(codec.compress_stream(chunks, compression), self.settings.result_preview_bytes)
         ref_id = self._ids.next()
-        key = key_of(*where, ref_id, codec.EXTENSIONS.get(kind_of_bytes, ""))
-        placed = await self._placement.put_stream(
-            self._placement.choose(None, item.tier or spec.store), key, meter.chunks()
-        )
+        key = key_of(*where, ref_id, codec.EXTENSIONS.get(content_type, ""))
+        chosen = self._placement.choose(None, tier or spec.store)
+        placed = await self._placement.put_stream(chosen, key, meter.chunks())
         ref = self._ref(
             ref_id,
             where,
             spec,
-            placed=placed,
-            content_type=kind_of_bytes,
+            placed,
+            content_type=content_type,
             compression=compression.value,
             bytes_size=meter.size,
             sha256=await meter.digest.hexdigest(),
-            preview=meter.preview(kind_of_bytes, compression),
-            parent_ref_id=item.parent_ref_id,
-            extra=dict(item.extra),
+            preview=meter.preview(content_type, compression),
         )
-        await self._catalog.record([ref], connection)
+        await self._catalog.record([ref])
         return ref
 
     async def register_dataset(
@@ -196,13 +181,8 @@ class ResultStore(ResultReader):
         rows: int | None = None,
         schema: Mapping[str, str] | None = None,
         bytes_size: int = 0,
-        tier: StoreTier | None = None,
-        spec: ResultSpec | None = None,
         content_type: str = codec.PARQUET,
-        preview: str | None = None,
-        parent_ref_id: int | None = None,
         extra: Mapping[str, Any] | None = None,
-        connection: Any = None,
     ) -> ResultRef:
         """Records a folder of files that Spark, for example, has written in place.
 
@@ -212,25 +192,23 @@ class ResultStore(ResultReader):
             schema: column name to type.
             bytes_size: bytes of all files together.
         """
-        spec = spec or _NO_SPEC
-        used = tier or locations.tier_of_uri(physical_uri, self.settings)
+        tier = locations.tier_of_uri(physical_uri, self.settings)
         facts: dict[str, Any] = {"files": list(files), **(extra or {})}
         if schema is not None:
             facts["columns"] = dict(schema)
+        owner = owner_of(KEY_ROOT + physical_uri.rstrip("/").rpartition(KEY_ROOT)[2])
         ref = self._ref(
-            _id_in(physical_uri) or self._ids.next(),
-            (execution_id, step, spec.name or name),
-            spec,
-            placed=Placed(used, physical_uri.rstrip("/") + "/"),
+            owner[1] if owner else self._ids.next(),  # the id in a URI of dataset_uri
+            (execution_id, step, name),
+            _NO_SPEC,
+            Placed(tier, physical_uri.rstrip("/") + "/"),
             kind=RefKind.DATASET,
             content_type=content_type,
             bytes_size=bytes_size,
             rows=rows,
-            preview=preview and codec.clip(preview.encode(), self.settings.result_preview_bytes),
-            parent_ref_id=parent_ref_id,
             extra=facts,
         )
-        await self._catalog.record([ref], connection)
+        await self._catalog.record([ref])
         return ref
 
     async def register_part(
@@ -285,11 +263,9 @@ class ResultStore(ResultReader):
         parts: AsyncIterable[ResultRef] | Iterable[ResultRef],
         strategy: Strategy | str = Strategy.APPEND,
         *,
-        spec: ResultSpec | None = None,
+        spec: ResultSpec = _NO_SPEC,
         around: RowsAround | None = None,
         extracted: Mapping[str, Any] | None = None,
-        parent_ref_id: int | None = None,
-        connection: Any = None,
     ) -> ResultRef:
         """Records one result that consists of others, in order, without fetching or holding them.
 
@@ -298,69 +274,115 @@ class ResultStore(ResultReader):
             around: the mapping that surrounds the rows in the parts; it implies ``Strategy.ROWS``.
             extracted: fields to keep next to the reference.
         """
-        spec, strategy = spec or _NO_SPEC, Strategy.CONCAT if around is not None else Strategy(strategy)
         ref_id = self._ids.next()
+        extra: dict[str, Any] = {"strategy": Strategy(strategy).value}
+        if around is not None:
+            extra = {
+                "strategy": Strategy.CONCAT.value,
+                "around": around.model_dump(mode="json", exclude_defaults=True),
+            }
         ref = self._ref(
             ref_id,
             (execution_id, step, spec.name or name),
             spec,
-            placed=Placed(StoreTier.DB, f"db://manifest/{ref_id}"),
+            Placed(StoreTier.DB, f"db://manifest/{ref_id}"),
             kind=RefKind.MANIFEST,
-            parent_ref_id=parent_ref_id,
-            extra={
-                "strategy": strategy.value,
-                **(
-                    {}
-                    if around is None
-                    else {"around": around.model_dump(mode="json", exclude_defaults=True)}
-                ),
-            },
-            extracted={} if extracted is None else dict(extracted),
+            extra=extra,
+            extracted=dict(extracted or {}),
         )
-        return await manifests.record_manifest(self._catalog, ref, parts, strategy, connection)
+        return await record_manifest(self._catalog, ref, parts, Strategy(extra["strategy"]))
 
     # -- removing ------------------------------------------------------------------------------------
 
+    # Bytes go before their rows, so that the next call finds and completes an interrupted removal.
+
     async def delete(self, ref: ResultRef | str) -> None:
         """Removes a result's bytes, then its row. A manifest's parts are separate results and stay."""
-        await self._removal.one(await self._resolve(ref, expired_too=True))
+        found = await self._catalog.by_ref(ref) if isinstance(ref, str) else ref
+        await self._delete_bytes(found)
+        await self._catalog.forget([found.ref_id])
 
     async def cleanup(self, now: datetime | None = None) -> int:
-        """Removes expired results, bytes first. Several processes may do so at once. Returns the number removed.
+        """Removes expired results, a page at a time. Several processes may do so at once. Returns the number removed.
 
         If a store does not answer, its results stay for the next call.
         """
-        return await self._removal.expired(now or datetime.now(UTC))
+        now, removed = now or datetime.now(UTC), 0
+        while True:
+            async with self._catalog.locked_expired(now) as (connection, refs):
+                outcomes = await asyncio.gather(*map(self._delete_bytes, refs), return_exceptions=True)
+                gone = [ref.ref_id for ref, outcome in zip(refs, outcomes, strict=True) if outcome is None]
+                await self._catalog.forget(gone, connection)
+            removed += len(gone)
+            if not gone:
+                return removed
 
-    async def sweep_orphans(self, now: datetime | None = None, grace: timedelta = ORPHAN_GRACE) -> int:
+    async def sweep_orphans(self, now: datetime | None = None) -> int:
         """Removes bytes without a reference, from puts that were killed or rolled back. Returns the number of objects.
 
-        Interrupted uploads are aborted and counted too. Only objects of ended executions are removed, and with
-        ``NOETL_STORES_SHARED=false`` those of executions that the log does not contain. Of the disk tier only this
-        machine's is swept. A store that does not answer is left for the next call.
+        Interrupted uploads are aborted and counted too. The key of an object contains its execution and reference id,
+        and thereby its time; objects younger than :data:`ORPHAN_GRACE` stay. Only objects of ended executions are
+        removed, and with ``NOETL_STORES_SHARED=false`` those of executions that the log does not contain. Of the disk
+        tier only this machine's is swept. A store that does not answer is left for the next call.
         """
-        shared = self.settings.stores_shared
-        return await self._removal.orphans(now or datetime.now(UTC), grace, shared=shared)
+        before, removed = (now or datetime.now(UTC)) - ORPHAN_GRACE, 0
+        for name in self._placement.lasting():
+            try:
+                removed += await self._sweep(name, before)
+                aborted = await self._placement.tier(name).abort_uploads(KEY_ROOT, before)
+            except TierUnavailableError as error:
+                log.warning("%s", error)
+                continue
+            removed += aborted
+            if aborted:
+                log.info("%s tier: aborted %d interrupted uploads", name.value, aborted)
+        return removed
+
+    async def _sweep(self, name: StoreTier, before: datetime) -> int:
+        tier, removed = self._placement.tier(name), 0
+        newest = snowflake_floor(int(before.timestamp() * 1000))
+        shared = self.settings.stores_shared and name is not StoreTier.DB
+        async for keys in tier.keys(KEY_ROOT):
+            owners = {key: owner for key in keys if (owner := owner_of(key)) and owner[1] < newest}
+            if not owners:
+                continue
+            unknown = await self._catalog.unrecorded(list(owners.values()), unknown=not shared)
+            for key, (_, ref_id) in owners.items():
+                if ref_id in unknown:
+                    await tier.delete(tier.uri(key))
+                    removed += 1
+        if removed:
+            log.info("%s tier: removed %d objects without a reference", name.value, removed)
+        return removed
+
+    async def _delete_bytes(self, ref: ResultRef) -> None:
+        if ref.kind is not RefKind.MANIFEST:
+            await self._placement.tier(ref.store_tier).delete(ref.physical_uri)
 
     # -- inside --------------------------------------------------------------------------------------
 
     async def _place(self, item: NewResult) -> ResultRef:
         """Encodes and stores one value without recording its reference."""
-        spec = item.spec or _NO_SPEC
-        encoded = await self._encode(item, spec)
-        ref_id, name = self._ids.next(), spec.name or item.name
+        spec = item.spec
+        encoded = await self._encode(item.value, spec)
+        data, ref_id, name = encoded.data, self._ids.next(), spec.name or item.name
         extension = codec.EXTENSIONS.get(encoded.content_type, "")
         key = key_of(item.execution_id, item.step, name, ref_id, extension)
-        tier = self._placement.choose(len(encoded.data), item.tier or spec.store)
-        sha256, placed = await self._hash_and_put(tier, key, encoded.data)
+        tier = self._placement.choose(len(data), item.tier or spec.store)
+        if len(data) < THREAD_ABOVE:
+            sha256, placed = digest_of(data), await self._placement.put(tier, key, data)
+        else:  # hashing releases the interpreter
+            sha256, placed = await asyncio.gather(
+                asyncio.to_thread(digest_of, data), self._placement.put(tier, key, data)
+            )
         return self._ref(
             ref_id,
             (item.execution_id, item.step, name),
             spec,
-            placed=placed,
+            placed,
             content_type=encoded.content_type,
-            compression=encoded.compression.value,
-            bytes_size=len(encoded.data),
+            compression=spec.compression,
+            bytes_size=len(data),
             sha256=sha256,
             rows=encoded.rows,
             preview=encoded.preview,
@@ -369,41 +391,28 @@ class ResultStore(ResultReader):
             extra={**encoded.extra, **item.extra},
         )
 
-    async def _encode(self, item: NewResult, spec: ResultSpec) -> Encoded:
+    async def _encode(self, value: Any, spec: ResultSpec) -> Encoded:
         compression = Compression(spec.compression)
 
         def encode() -> Encoded:
             return codec.encode(
-                item.value,
-                content_type=item.content_type or spec.content_type,
+                value,
+                content_type=spec.content_type,
                 compression=compression,
                 preview_bytes=self.settings.result_preview_bytes,
             )
 
-        heavy = compression is not Compression.NONE or codec.is_table(item.value)
+        heavy = compression is not Compression.NONE or codec.is_table(value)
         return await asyncio.to_thread(encode) if heavy else encode()
 
-    async def _hash_and_put(self, tier: StoreTier, key: str, data: Bytes) -> tuple[str, Placed]:
-        """Stores bytes and hashes large ones meanwhile: hashing releases the interpreter."""
-        if len(data) < THREAD_ABOVE:
-            return digest_of(data), await self._placement.put(tier, key, data)
-        return await asyncio.gather(asyncio.to_thread(digest_of, data), self._placement.put(tier, key, data))
-
     def _ref(
-        self,
-        ref_id: int,
-        where: tuple[int, str, str],
-        spec: ResultSpec,
-        *,
-        placed: Placed,
-        extra: dict[str, Any],
-        **fields: Any,
+        self, ref_id: int, where: tuple[int, str, str], spec: ResultSpec, placed: Placed, **fields: Any
     ) -> ResultRef:
         execution_id, step, name = where
         scope = ResultScope(spec.scope)
         expires = spec.ttl is not None and scope is not ResultScope.PERMANENT
         if placed.instead_of is not None:
-            extra = {**extra, "fallback_from": placed.instead_of.value}
+            fields["extra"] = {**fields.get("extra", {}), "fallback_from": placed.instead_of.value}
         return ResultRef(
             ref=logical_ref(execution_id, step, ref_id),
             ref_id=ref_id,
@@ -414,7 +423,6 @@ class ResultStore(ResultReader):
             physical_uri=placed.uri,
             scope=scope,
             expires_at=datetime.now(UTC) + timedelta(seconds=spec.ttl or 0) if expires else None,
-            extra=extra,
             **fields,
         )
 
@@ -423,9 +431,3 @@ def fits_inline(value_bytes: bytes | int, settings: Settings) -> bool:
     """Reports whether a value, as JSON bytes or their number, stays in the event itself."""
     size = value_bytes if isinstance(value_bytes, int) else len(value_bytes)
     return size <= settings.inline_result_bytes
-
-
-def _id_in(uri: str) -> int | None:
-    """Returns the reference id in a URI of :meth:`ResultStore.dataset_uri`."""
-    owner = owner_of(KEY_ROOT + uri.rstrip("/").rpartition(KEY_ROOT)[2])
-    return owner and owner[1]

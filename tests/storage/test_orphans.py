@@ -35,14 +35,9 @@ async def executions(pool: asyncpg.Pool) -> None:
 
 
 async def rolled_back(store: ResultStore, pool: asyncpg.Pool, execution_id: int, tier: StoreTier) -> str:
-    """A put whose transaction did not survive. Returns the URI that is left."""
-    async with pool.acquire() as connection:
-        transaction = connection.transaction()
-        await transaction.start()
-        ref = await store.put(
-            {"a": 1}, execution_id=execution_id, step="load", name="rows", tier=tier, connection=connection
-        )
-        await transaction.rollback()
+    """A put whose row did not survive. Returns the URI that is left."""
+    ref = await store.put({"a": 1}, execution_id=execution_id, step="load", name="rows", tier=tier)
+    await pool.execute("DELETE FROM noetl.result_ref WHERE ref_id = $1", ref.ref_id)
     with pytest.raises(ReferenceNotAvailableError):
         await store.find(ref.ref)
     return ref.physical_uri

@@ -8,8 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.storage.readiness import configured, probe, unready
-from noetl_dagster.storage.tiers import open_tier
+from noetl_dagster.storage.tiers import configured, open_tier, probe, unready
 from tests.conftest import aws_environment
 
 

@@ -22,10 +22,9 @@ async def test_a_slow_reader_gets_the_whole_stream(
     data = os.urandom(64 * MB)
     async with ResultStore(settings, None) as store:
         ref = await store.put(data, execution_id=7, step="load", name="rows", tier=StoreTier.MINIO)
-    impatient = {"allow_http": True, "timeout": timedelta(seconds=4)}
-    monkeypatch.setattr(objects, "_client_options", lambda endpoint: impatient)
-    monkeypatch.setattr(objects, "_RETRIES", {"max_retries": 0, "retry_timeout": timedelta(seconds=1)})
-    objects._minio_client.cache_clear()
+    monkeypatch.setattr(objects, "REQUEST_TIMEOUT", timedelta(seconds=4))
+    monkeypatch.setattr(objects, "RETRY_TIMEOUT", timedelta(seconds=1))
+    objects._client.cache_clear()
     try:
         async with ResultStore(settings, None) as store:
             read = bytearray()
@@ -33,5 +32,5 @@ async def test_a_slow_reader_gets_the_whole_stream(
                 read += chunk
                 await asyncio.sleep(0.8)
     finally:
-        objects._minio_client.cache_clear()
+        objects._client.cache_clear()
     assert read == data

@@ -70,7 +70,9 @@ async def test_fifteen_megabytes_round_trip(store: ResultStore, tier: StoreTier)
     assert await store.get(as_json) == rows
 
     blob = os.urandom(15 * MB)
-    as_bytes = await store.put(blob, **WHERE, tier=tier, content_type="application/octet-stream")
+    as_bytes = await store.put(
+        blob, **WHERE, tier=tier, spec=ResultSpec(content_type="application/octet-stream")
+    )
     assert await store.get(as_bytes) == blob
 
 
@@ -183,16 +185,6 @@ async def test_the_latest_of_a_name_is_found(store: ResultStore) -> None:
     assert await store.get(first) == 1
     with pytest.raises(ReferenceNotAvailableError, match="result 'other' of step 'load'"):
         await store.find((7, "load", "other"))
-
-
-async def test_the_row_joins_the_callers_transaction(store: ResultStore, pool: asyncpg.Pool) -> None:
-    async with pool.acquire() as connection:
-        transaction = connection.transaction()
-        await transaction.start()
-        await store.put(1, **WHERE, connection=connection)
-        assert await connection.fetchval("SELECT count(*) FROM noetl.result_ref") == 1
-        await transaction.rollback()
-    assert await recorded(pool) == 0
 
 
 async def test_many_results_are_stored_together(store: ResultStore, pool: asyncpg.Pool) -> None:

@@ -26,9 +26,8 @@ from noetl_dagster.events.schema import apply_schema
 from noetl_dagster.events.transport.nats import check_stream, connect, ensure_ingest_consumer, ensure_stream
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import Settings, StoreTier, get_settings
-from noetl_dagster.storage.readiness import configured
-from noetl_dagster.storage.tiers import open_tier
-from noetl_dagster.storage.tiers.base import MakesBuckets, TierUnavailableError
+from noetl_dagster.storage.tiers import configured, open_tier
+from noetl_dagster.storage.tiers.base import TierUnavailableError
 
 T = TypeVar("T")
 
@@ -159,8 +158,7 @@ async def _store(
         return Provided(f"store {tier}", ProvisionState.REFUSED, _text_of(error))
     finally:
         await opened.close()
-    made = made or (isinstance(opened, MakesBuckets) and opened.made_bucket)
-    return Provided(f"store {tier}", _made(made), place)
+    return Provided(f"store {tier}", _made(made or opened.made_bucket), place)
 
 
 async def _dagster(settings: Settings, deadline: float) -> AsyncIterator[Provided]:

@@ -24,7 +24,7 @@ from noetl_dagster.cli.doctor.finding import (
 )
 from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.storage.readiness import configured, probe
+from noetl_dagster.storage.tiers import configured, probe
 
 STORES = {
     StoreTier.MINIO: "check NOETL_MINIO_ENDPOINT, _ACCESS_KEY, _SECRET_KEY and _BUCKET",

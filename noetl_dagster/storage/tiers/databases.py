@@ -8,24 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import asyncpg
 
 from noetl_dagster.errors import StorageError
-from noetl_dagster.storage import queries
-from noetl_dagster.storage.tiers.base import (
-    CHUNK,
-    Bytes,
-    TierTooSmallError,
-    TierUnavailableError,
-    WholeValues,
-)
-
-T = TypeVar("T")
+from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier, TierTooSmallError, TierUnavailableError
 
 _UNAVAILABLE = (
     OSError,
@@ -35,20 +26,26 @@ _UNAVAILABLE = (
     asyncpg.InternalClientError,  # the server went away in the middle of a statement
 )
 
-_PREFIX = "db://result_blob/"
+_PUT_PART = "INSERT INTO noetl.result_blob (key, part, data) VALUES ($1, $2, $3)"
+_GET_PARTS = "SELECT data FROM noetl.result_blob WHERE key = $1 ORDER BY part"
+_GET_PART = "SELECT data FROM noetl.result_blob WHERE key = $1 AND part = $2"
+_PAGE_OF_KEYS = """
+    SELECT key FROM noetl.result_blob
+    WHERE starts_with(key, $1) AND key > $2 AND part = 0
+    ORDER BY key LIMIT 1000
+"""
+_DELETE_PARTS = "DELETE FROM noetl.result_blob WHERE key = $1"
 
 
-class DatabaseTier:
+class DatabaseTier(Tier):
     """Objects as rows. The parts of one object are written in one transaction."""
+
+    root = "db://result_blob/"
 
     def __init__(self, pool: asyncpg.Pool | None) -> None:
         if pool is None:
             raise StorageError("db tier: this store has no database; set NOETL_DB_URL")
         self._pool = pool
-
-    def uri(self, key: str) -> str:
-        """Returns the URI of an object stored under ``key``."""
-        return _PREFIX + key
 
     async def ready(self) -> None:
         """Returns when the store answers."""
@@ -66,17 +63,26 @@ class DatabaseTier:
     async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
         """Stores an object in constant memory; if ``chunks`` raises, nothing is left."""
         async with self._connection() as connection, connection.transaction():
-            await connection.execute(queries.DELETE_BLOB, key)
-            part = 0
-            async for data in _in_parts(chunks):
-                await connection.execute(queries.PUT_BLOB_PART, key, part, data)
-                part += 1
+            await connection.execute(_DELETE_PARTS, key)
+            part, pending = 0, bytearray()
+            async for chunk in chunks:
+                view = memoryview(chunk)
+                while view:
+                    take = CHUNK - len(pending)
+                    pending += view[:take]
+                    view = view[take:]
+                    if len(pending) == CHUNK:
+                        await connection.execute(_PUT_PART, key, part, bytes(pending))
+                        part += 1
+                        pending.clear()
+            if pending or not part:  # an empty object is one empty part
+                await connection.execute(_PUT_PART, key, part, bytes(pending))
         return self.uri(key)
 
     async def get(self, uri: str) -> Bytes:
         """Returns the bytes of an object."""
         async with self._connection() as connection:
-            rows = await connection.fetch(queries.GET_BLOB, uri.removeprefix(_PREFIX))
+            rows = await connection.fetch(_GET_PARTS, uri.removeprefix(self.root))
         if not rows:
             raise KeyError(uri)
         return rows[0]["data"] if len(rows) == 1 else b"".join(row["data"] for row in rows)
@@ -86,7 +92,7 @@ class DatabaseTier:
         part = 0
         while True:
             async with self._connection() as connection:
-                data = await connection.fetchval(queries.GET_BLOB_PART, uri.removeprefix(_PREFIX), part)
+                data = await connection.fetchval(_GET_PART, uri.removeprefix(self.root), part)
             if data is None and part == 0:
                 raise KeyError(uri)
             if data is None:
@@ -97,27 +103,24 @@ class DatabaseTier:
     async def exists(self, uri: str) -> bool:
         """Reports whether an object is stored at a URI."""
         async with self._connection() as connection:
-            found = await connection.fetchval(queries.GET_BLOB_PART, uri.removeprefix(_PREFIX), 0)
+            found = await connection.fetchval(_GET_PART, uri.removeprefix(self.root), 0)
         return found is not None
 
     async def delete(self, uri: str) -> None:
         """Removes an object; a missing one is no error."""
         async with self._connection() as connection:
-            await connection.execute(queries.DELETE_BLOB, uri.removeprefix(_PREFIX))
+            await connection.execute(_DELETE_PARTS, uri.removeprefix(self.root))
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         """Yields pages of the keys below a prefix."""
         last = prefix
         while True:
             async with self._connection() as connection:
-                rows = await connection.fetch(queries.PAGE_OF_BLOB_KEYS, prefix, last)
+                rows = await connection.fetch(_PAGE_OF_KEYS, prefix, last)
             if not rows:
                 return
             yield [row["key"] for row in rows]
             last = rows[-1]["key"]
-
-    async def close(self) -> None:
-        """Leaves the pool open; it belongs to its opener."""
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
@@ -126,24 +129,6 @@ class DatabaseTier:
                 yield connection
         except _UNAVAILABLE as error:
             raise TierUnavailableError(f"db tier: PostgreSQL does not answer: {error}") from error
-
-
-async def _in_parts(chunks: AsyncIterator[Bytes]) -> AsyncIterator[bytes]:
-    """Cuts chunks of any size into parts of one size; an empty object is one empty part."""
-    pending = bytearray()
-    whole = 0
-    async for chunk in chunks:
-        view = memoryview(chunk)
-        while view:
-            take = CHUNK - len(pending)
-            pending += view[:take]
-            view = view[take:]
-            if len(pending) == CHUNK:
-                yield bytes(pending)
-                pending.clear()
-                whole += 1
-    if pending or not whole:
-        yield bytes(pending)
 
 
 _LARGEST = 1024**3
@@ -156,7 +141,7 @@ _KEYS_BELOW = "SELECT key FROM result WHERE starts_with(key, ?)"
 _DELETE_VALUE = "DELETE FROM result WHERE key = ?"
 
 
-class DuckDbTier(WholeValues):
+class DuckDbTier(Tier):
     """Objects as rows of the table ``result``.
 
     A DuckDB file has one writing process at a time: it is opened for each operation and others wait.
@@ -164,15 +149,12 @@ class DuckDbTier(WholeValues):
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
+        self.root = f"duckdb://{self._path.name}/"
         self._one_at_a_time = asyncio.Lock()
-
-    def uri(self, key: str) -> str:
-        """Returns the URI of an object stored under ``key``."""
-        return f"duckdb://{self._path.name}/{key}"
 
     async def ready(self) -> None:
         """Returns when the store answers."""
-        await self._run(lambda connection: None)
+        await self._fetch("SELECT 1")
 
     async def put(self, key: str, data: Bytes) -> str:
         """Stores an object and returns its URI."""
@@ -180,37 +162,30 @@ class DuckDbTier(WholeValues):
             raise TierTooSmallError(
                 f"duckdb tier: {len(data)} bytes are more than a value may have ({_LARGEST})"
             )
-        await self._run(lambda connection: connection.execute(_PUT_VALUE, [key, bytes(data)]).fetchall())
+        await self._fetch(_PUT_VALUE, key, bytes(data))
         return self.uri(key)
 
     async def get(self, uri: str) -> Bytes:
         """Returns the bytes of an object."""
-        row = await self._run(lambda connection: connection.execute(_GET_VALUE, [self._key(uri)]).fetchone())
-        if row is None:
+        rows = await self._fetch(_GET_VALUE, uri.removeprefix(self.root))
+        if not rows:
             raise KeyError(uri)
-        value: bytes = row[0]
+        value: bytes = rows[0][0]
         return value
 
     async def delete(self, uri: str) -> None:
         """Removes an object; a missing one is no error."""
-        await self._run(lambda connection: connection.execute(_DELETE_VALUE, [self._key(uri)]).fetchall())
+        await self._fetch(_DELETE_VALUE, uri.removeprefix(self.root))
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         """Yields pages of the keys below a prefix."""
-        rows = await self._run(lambda connection: connection.execute(_KEYS_BELOW, [prefix]).fetchall())
-        yield [key for (key,) in rows]
+        yield [key for (key,) in await self._fetch(_KEYS_BELOW, prefix)]
 
-    async def close(self) -> None:
-        """Has nothing to release."""
-
-    def _key(self, uri: str) -> str:
-        return uri.removeprefix(f"duckdb://{self._path.name}/")
-
-    async def _run(self, action: Callable[[Any], T]) -> T:
+    async def _fetch(self, query: str, *values: Any) -> list[Any]:
         async with self._one_at_a_time:
-            return await asyncio.to_thread(self._with_file, action)
+            return await asyncio.to_thread(self._fetch_now, query, values)
 
-    def _with_file(self, action: Callable[[Any], T]) -> T:
+    def _fetch_now(self, query: str, values: tuple[Any, ...]) -> list[Any]:
         import duckdb
 
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,7 +194,8 @@ class DuckDbTier(WholeValues):
             try:
                 with duckdb.connect(str(self._path)) as connection:
                     connection.execute(_CREATE_TABLE)
-                    return action(connection)
+                    rows: list[Any] = connection.execute(query, values).fetchall()
+                    return rows
             except duckdb.IOException as error:
                 if time.monotonic() > deadline:
                     raise TierUnavailableError(f"duckdb tier: cannot open {self._path}: {error}") from error

@@ -13,12 +13,12 @@ import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from noetl_dagster.errors import StorageError
-from noetl_dagster.storage.tiers.base import CHUNK, Bytes, TierUnavailableError
+from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier, TierUnavailableError
 
 _ONE_READ = 16 * 1024 * 1024
 """Files up to this size are read at once: passing pieces between threads would cost more than it saves."""
@@ -38,20 +38,26 @@ def path_of_uri(uri: str) -> Path:
     return Path(unquote(parts.path))
 
 
+def below(root: Path, path: Path) -> Path | None:
+    """Returns ``path`` with every symbolic link followed if it lies below ``root``, else None."""
+    if ".." in path.parts or not (resolved := path.resolve()).is_relative_to(root.resolve()):
+        return None
+    return resolved
+
+
 def confined(root: Path, path: Path) -> Path:
-    """Returns ``path`` with every symbolic link followed, if it lies below ``root``.
+    """Returns ``path`` as :func:`below`.
 
     Raises:
-        StorageError: it does not; names the path and the mount.
+        StorageError: it does not lie below ``root``; names the path and the mount.
     """
-    if ".." not in path.parts:
-        resolved = path.resolve()
-        if resolved.is_relative_to(root.resolve()):
-            return resolved
-    raise StorageError(f"{path} leaves the mount {root}; results are read and written below it only")
+    resolved = below(root, path)
+    if resolved is None:
+        raise StorageError(f"{path} leaves the mount {root}; results are read and written below it only")
+    return resolved
 
 
-class FileTier:
+class FileTier(Tier):
     """Objects as files below ``root``. ``make_root`` creates the folder; a mount must already exist."""
 
     def __init__(self, root: Path, *, name: str, make_root: bool) -> None:
@@ -69,7 +75,7 @@ class FileTier:
 
     async def put(self, key: str, data: Bytes) -> str:
         """Stores an object and returns its URI."""
-        return await asyncio.to_thread(self._write_whole, key, data)
+        return await asyncio.to_thread(self._put, key, data)
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
         """Writes each chunk while the next one is produced; if ``chunks`` raises, nothing is left."""
@@ -79,21 +85,21 @@ class FileTier:
             async for chunk in chunks:
                 if step is not None:
                     await asyncio.shield(step)
-                step = asyncio.create_task(asyncio.to_thread(self._write, file, chunk))
+                step = asyncio.create_task(asyncio.to_thread(file.write, chunk))
             if step is not None:
                 await asyncio.shield(step)
-            step = asyncio.create_task(asyncio.to_thread(self._publish, file))
+            step = asyncio.create_task(asyncio.to_thread(file.publish))
             await asyncio.shield(step)
         except BaseException:
             if step is not None:  # the file must not be closed under a thread that writes it
                 await asyncio.gather(step, return_exceptions=True)
-            await asyncio.to_thread(file.discard)
+            await asyncio.to_thread(file.close)
             raise
         return self.uri(key)
 
     async def get(self, uri: str) -> Bytes:
         """Returns the bytes of an object."""
-        path = self.path(uri)
+        path = self._path(uri)
         try:
             return await asyncio.to_thread(path.read_bytes)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -103,7 +109,7 @@ class FileTier:
 
     async def stream(self, uri: str) -> AsyncIterator[Bytes]:
         """Yields the bytes of an object in order, in constant memory."""
-        path = self.path(uri)
+        path = self._path(uri)
         try:
             file = await asyncio.to_thread(path.open, "rb")
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -121,11 +127,11 @@ class FileTier:
 
     async def exists(self, uri: str) -> bool:
         """Reports whether an object is stored at a URI."""
-        return await asyncio.to_thread(self.path(uri).exists)
+        return await asyncio.to_thread(self._path(uri).exists)
 
     async def delete(self, uri: str) -> None:
         """Removes an object; a missing one is no error."""
-        await asyncio.to_thread(self._delete, self.path(uri))
+        await asyncio.to_thread(self._delete, self._path(uri))
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         """Yields pages of the keys below a prefix."""
@@ -134,11 +140,7 @@ class FileTier:
             folder, _, names = found
             yield [Path(folder, name).relative_to(self._root).as_posix() for name in names]
 
-    async def close(self) -> None:
-        """Has nothing to release."""
-
-    def path(self, uri: str) -> Path:
-        """Returns the file of a URI, inside the mount."""
+    def _path(self, uri: str) -> Path:
         return confined(self._root, path_of_uri(uri))
 
     def _check_root(self) -> None:
@@ -154,7 +156,7 @@ class FileTier:
                 f"{self._name} tier: {self._root} is not mounted; mount it or set NOETL_PVC_MOUNT_PATH"
             )
 
-    def _prepare(self, key: str) -> Path:
+    def _create(self, key: str) -> NewFile:
         self._check_root()
         path = self._root / key
         confined(self._root, path)
@@ -162,37 +164,13 @@ class FileTier:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{self._name} tier: cannot create {path.parent}: {error}") from error
-        return confined(self._root, path)
+        return NewFile(confined(self._root, path), self._name)
 
-    def _create(self, key: str) -> NewFile:
-        path = self._prepare(key)
-        with self._write_errors(path):
-            return NewFile(path)
-
-    def _write(self, file: NewFile, data: Bytes) -> None:
-        with self._write_errors(file.path):
+    def _put(self, key: str, data: Bytes) -> str:
+        with closing(self._create(key)) as file:
             file.write(data)
-
-    def _publish(self, file: NewFile) -> None:
-        with self._write_errors(file.path):
             file.publish()
-
-    def _write_whole(self, key: str, data: Bytes) -> str:
-        file = self._create(key)
-        try:
-            self._write(file, data)
-            self._publish(file)
-        except BaseException:
-            file.discard()
-            raise
         return self.uri(key)
-
-    @contextmanager
-    def _write_errors(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StorageError(f"{self._name} tier: cannot write {path}: {error}") from error
 
     def _delete(self, path: Path) -> None:
         if path == self._root.resolve():
@@ -211,39 +189,50 @@ class NewFile:
     makes a mounted bucket (gcsfuse) upload nothing early.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, tier: str) -> None:
+        self._path = path
+        self._tier = tier
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-        self._descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        with self._errors():
+            self._descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         self._written = 0
         self._asked_for = 0
 
     def write(self, data: Bytes) -> None:
         """Appends bytes."""
         view = memoryview(data)
-        while view:
-            count = os.write(self._descriptor, view[:_WRITE_OUT])
-            view = view[count:]
-            self._written += count
-            if self._written - self._asked_for >= _WRITE_OUT:
-                self._write_out()
+        with self._errors():
+            while view:
+                count = os.write(self._descriptor, view[:_WRITE_OUT])
+                view = view[count:]
+                self._written += count
+                if self._written - self._asked_for >= _WRITE_OUT:
+                    self._write_out()
 
     def publish(self) -> None:
         """Renames the finished file; the folder is synced so that the name survives a power cut."""
-        os.fsync(self._descriptor)
-        self._close()
-        self._temporary.replace(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with self._errors():
+            os.fsync(self._descriptor)
+            self._close_descriptor()
+            self._temporary.replace(self._path)
+            folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
-    def discard(self) -> None:
+    def close(self) -> None:
         """Removes an unfinished file; harmless after :meth:`publish`."""
-        self._close()
+        self._close_descriptor()
         with suppress(FileNotFoundError):
             self._temporary.unlink()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"{self._tier} tier: cannot write {self._path}: {error}") from error
 
     def _write_out(self) -> None:
         if _sync_file_range is not None:  # Linux only, and a hint: the sync does the rest
@@ -252,7 +241,7 @@ class NewFile:
             _sync_file_range(self._descriptor, offset, size, _SYNC_FILE_RANGE_WRITE)
         self._asked_for = self._written
 
-    def _close(self) -> None:
+    def _close_descriptor(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

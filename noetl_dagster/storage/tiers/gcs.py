@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from io import BytesIO
+from typing import Any, BinaryIO, TypeVar, cast
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.tiers.base import CHUNK, Bytes, TierUnavailableError
+from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier, TierUnavailableError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+T = TypeVar("T")
 
 
 def gcs_client(settings: Settings) -> Any:
@@ -46,14 +46,14 @@ def _client(endpoint: str | None, process: int) -> Any:
 
 
 class GcsBucket:
-    """A bucket of Google Cloud Storage, see :class:`~noetl_dagster.storage.tiers.base.Bucket`.
+    """A bucket of Google Cloud Storage, with the methods of :class:`~noetl_dagster.storage.tiers.objects.S3Bucket`.
 
     Args:
         patience: seconds for which a request is repeated while Google does not answer; None is the client's default.
     """
 
     def __init__(self, settings: Settings, bucket: str, *, patience: float | None = None) -> None:
-        self._bucket = gcs_client(settings).bucket(bucket)
+        self.bucket = gcs_client(settings).bucket(bucket)
         from google.cloud.storage.retry import DEFAULT_RETRY
 
         self._retry = DEFAULT_RETRY if patience is None else DEFAULT_RETRY.with_timeout(patience)
@@ -61,39 +61,37 @@ class GcsBucket:
     def read(self, key: str) -> bytes:
         """Returns the bytes of an object."""
         with _missing_as_file_error():
-            data: bytes = self._bucket.blob(key).download_as_bytes(timeout=120, retry=self._retry)
+            data: bytes = self.bucket.blob(key).download_as_bytes(timeout=120, retry=self._retry)
         return data
 
     def open(self, key: str) -> BinaryIO:
         """Returns a reader that fetches an object while it is read."""
         with _missing_as_file_error():
-            blob = self._bucket.blob(key)
+            blob = self.bucket.blob(key)
             blob.reload(timeout=30, retry=self._retry)
             return cast("BinaryIO", blob.open("rb", chunk_size=CHUNK))
 
     def write(self, key: str, file: BinaryIO, size: int, content_type: str | None = None) -> None:
         """Stores the next ``size`` bytes of a file; Google compares its checksum with the client's."""
         with _missing_as_file_error():
-            self._bucket.blob(key).upload_from_file(
+            self.bucket.blob(key).upload_from_file(
                 file, size=size, content_type=content_type, checksum="crc32c", timeout=600, retry=self._retry
             )
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Returns the bytes of all objects below a prefix by their keys, or those of the object of that name."""
-        name = prefix.rstrip("/")
         with _missing_as_file_error():
-            blobs = list(self._bucket.list_blobs(prefix=name, timeout=30, retry=self._retry))
-        return {
-            blob.name: blob.size for blob in blobs if blob.name == name or blob.name.startswith(f"{name}/")
-        }
+            blobs = list(self.bucket.list_blobs(prefix=prefix, timeout=30, retry=self._retry))
+        folder = prefix.rstrip("/") + "/"
+        return {blob.name: blob.size for blob in blobs if f"{blob.name}/".startswith(folder)}
 
     def exists(self, key: str) -> bool:
         """Reports whether an object is stored under a key."""
-        return bool(self._bucket.blob(key).exists(timeout=30, retry=self._retry))
+        return bool(self.bucket.blob(key).exists(timeout=30, retry=self._retry))
 
     def delete(self, keys: Sequence[str]) -> None:
         """Removes objects; missing ones are no error."""
-        self._bucket.delete_blobs(list(keys), on_error=lambda _: None, timeout=30, retry=self._retry)
+        self.bucket.delete_blobs(list(keys), on_error=lambda _: None, timeout=30, retry=self._retry)
 
 
 @contextmanager
@@ -106,36 +104,32 @@ def _missing_as_file_error() -> Iterator[None]:
         raise FileNotFoundError(str(error)) from error
 
 
-class GcsTier:
+class GcsTier(Tier):
     """Objects of one bucket."""
 
     def __init__(self, settings: Settings) -> None:
         if not settings.gcs_bucket:
             raise StorageError("gcs tier: no bucket; set NOETL_GCS_BUCKET")
         self._settings = settings
-        self._bucket_name = settings.gcs_bucket
-
-    def uri(self, key: str) -> str:
-        """Returns the URI of an object stored under ``key``."""
-        return f"gs://{self._bucket_name}/{key}"
+        self._name = settings.gcs_bucket
+        self.root = f"gs://{self._name}/"
 
     async def ready(self) -> None:
         """Raises ``StorageError`` if the bucket is missing or the store does not answer."""
-        with self._errors("reach", ""):
-            there = await asyncio.to_thread(lambda: self._bucket().exists(timeout=10))
-        if not there:
-            raise StorageError(f"gcs tier: no bucket {self._bucket_name}; create it")
+        if not await self._run("reach", "", lambda objects: objects.bucket.exists(timeout=10)):
+            raise StorageError(f"gcs tier: no bucket {self._name}; create it")
 
     async def put(self, key: str, data: Bytes) -> str:
         """Stores an object and returns its URI."""
-        with self._errors("write", key):
-            await asyncio.to_thread(lambda: self._blob(key).upload_from_string(bytes(data), timeout=120))
+        await self._run("write", key, lambda objects: objects.write(key, BytesIO(data), len(data)))
         return self.uri(key)
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
         """Stores an object in constant memory; if ``chunks`` raises, nothing is left."""
+        writer = await self._run(
+            "write", key, lambda objects: objects.bucket.blob(key).open("wb", chunk_size=2 * CHUNK)
+        )
         with self._errors("write", key):
-            writer = await asyncio.to_thread(lambda: self._blob(key).open("wb", chunk_size=2 * CHUNK))
             try:
                 async for chunk in chunks:
                     await asyncio.to_thread(writer.write, chunk)
@@ -148,58 +142,47 @@ class GcsTier:
     async def get(self, uri: str) -> Bytes:
         """Returns the bytes of an object."""
         key = self._key(uri)
-        with self._errors("read", key):
-            data: bytes = await asyncio.to_thread(lambda: self._blob(key).download_as_bytes(timeout=120))
-        return data
+        return await self._run("read", key, lambda objects: objects.read(key))
 
     async def stream(self, uri: str) -> AsyncIterator[Bytes]:
         """Yields the bytes of an object in order, in constant memory."""
         key = self._key(uri)
+        reader = await self._run("read", key, lambda objects: objects.open(key))
         with self._errors("read", key):
-            reader = await asyncio.to_thread(lambda: self._blob(key).open("rb", chunk_size=CHUNK))
             while chunk := await asyncio.to_thread(reader.read, CHUNK):
                 yield chunk
 
     async def exists(self, uri: str) -> bool:
         """Reports whether an object is stored at a URI."""
         key = self._key(uri)
-        with self._errors("read", key):
-            return bool(await asyncio.to_thread(lambda: self._blob(key).exists(timeout=30)))
+        return await self._run("read", key, lambda objects: objects.exists(key))
 
     async def delete(self, uri: str) -> None:
         """Removes an object; a missing one is no error. A URI ending in ``/`` is a folder."""
-        await asyncio.to_thread(self._delete, uri)
-
-    def _delete(self, uri: str) -> None:
         key = self._key(uri)
-        with self._errors("delete", key):
-            if uri.endswith("/"):
-                for blob in self._bucket().list_blobs(prefix=key):
-                    blob.delete()
-            elif self._blob(key).exists():
-                self._blob(key).delete()
+        is_folder = uri.endswith("/")
+        await self._run(
+            "delete", key, lambda objects: objects.delete([*objects.sizes(key)] if is_folder else [key])
+        )
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         """Yields pages of the keys below a prefix."""
+        pages = await self._run(
+            "list", prefix, lambda objects: objects.bucket.list_blobs(prefix=prefix).pages
+        )
         with self._errors("list", prefix):
-            pages = self._bucket().list_blobs(prefix=prefix).pages
             while (page := await asyncio.to_thread(next, pages, None)) is not None:
                 yield [blob.name for blob in page]
 
-    async def close(self) -> None:
-        """Keeps the client, which belongs to the process."""
-
-    def _bucket(self) -> Any:
-        return gcs_client(self._settings).bucket(self._bucket_name)
-
-    def _blob(self, key: str) -> Any:
-        return self._bucket().blob(key)
-
     def _key(self, uri: str) -> str:
-        prefix = f"gs://{self._bucket_name}/"
-        if not uri.startswith(prefix):
-            raise StorageError(f"gcs tier: {uri} is not in bucket {self._bucket_name}")
-        return uri.removeprefix(prefix)
+        if not uri.startswith(self.root):
+            raise StorageError(f"gcs tier: {uri} is not in bucket {self._name}")
+        return uri.removeprefix(self.root)
+
+    async def _run(self, verb: str, key: str, action: Callable[[GcsBucket], T]) -> T:
+        """Runs an action in a thread, with this process's client."""
+        with self._errors(verb, key):
+            return await asyncio.to_thread(lambda: action(GcsBucket(self._settings, self._name)))
 
     @contextmanager
     def _errors(self, verb: str, key: str) -> Iterator[None]:
@@ -209,10 +192,10 @@ class GcsTier:
         place = f"gcs tier: cannot {verb} {self.uri(key)}"
         try:
             yield
-        except api.NotFound as error:
+        except (api.NotFound, FileNotFoundError) as error:
             if verb == "read":
                 raise KeyError(self.uri(key)) from error
-            raise StorageError(f"{place}: no bucket {self._bucket_name}; create it") from error
+            raise StorageError(f"{place}: no bucket {self._name}; create it") from error
         except (api.Forbidden, api.Unauthorized, auth.DefaultCredentialsError) as error:
             raise StorageError(f"{place}: access denied; check GOOGLE_APPLICATION_CREDENTIALS") from error
         except (api.GoogleAPIError, auth.TransportError, OSError) as error:

@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nats
 from nats.errors import Error as NatsError
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError, NoKeysError
 
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.tiers.base import Bytes, TierTooSmallError, TierUnavailableError, WholeValues
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from noetl_dagster.storage.tiers.base import Bytes, Tier, TierTooSmallError, TierUnavailableError
 
 _HEADERS = 4096
 """Bytes of a NATS message left for its headers and subject."""
 
 
-class KvTier(WholeValues):
+class KvTier(Tier):
     """Objects as values of one bucket; at most one NATS message (1 MB by default) each."""
 
     def __init__(self, settings: Settings) -> None:
         self._url = settings.nats_url
         self._tls = settings.nats_tls
         self._bucket_name = f"{settings.nats_namespace}_results"
+        self.root = f"kv://{self._bucket_name}/"
         self._client: Any = None
         self._bucket: Any = None
         self._opening = asyncio.Lock()
-
-    def uri(self, key: str) -> str:
-        """Returns the URI of an object stored under ``key``."""
-        return f"kv://{self._bucket_name}/{key}"
 
     async def ready(self) -> None:
         """Returns when the store answers."""
@@ -66,7 +60,7 @@ class KvTier(WholeValues):
         bucket = await self._open()
         with self._errors(f"read {uri}"):
             try:
-                entry = await bucket.get(self._key(uri))
+                entry = await bucket.get(uri.removeprefix(self.root))
             except KeyNotFoundError as error:
                 raise KeyError(uri) from error
         value: bytes = entry.value or b""
@@ -76,7 +70,7 @@ class KvTier(WholeValues):
         """Removes an object; a missing one is no error."""
         bucket = await self._open()
         with self._errors(f"delete {uri}"):
-            await bucket.purge(self._key(uri))
+            await bucket.purge(uri.removeprefix(self.root))
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         """Yields pages of the keys below a prefix."""
@@ -93,9 +87,6 @@ class KvTier(WholeValues):
         client, self._client, self._bucket = self._client, None, None
         if client is not None:
             await client.close()
-
-    def _key(self, uri: str) -> str:
-        return uri.removeprefix(f"kv://{self._bucket_name}/")
 
     async def _open(self) -> Any:
         async with self._opening:
@@ -125,16 +116,9 @@ class KvTier(WholeValues):
         try:
             yield
         except (NatsError, OSError, TimeoutError) as error:
-            reason = str(error) or type(error).__name__
-            raise TierUnavailableError(
-                f"kv tier: cannot {action} at {_address(self._url)}: {reason}"
-            ) from error
+            place, reason = (self._url or "").rpartition("@")[2], str(error) or type(error).__name__
+            raise TierUnavailableError(f"kv tier: cannot {action} at {place}: {reason}") from error
 
 
 async def _ignore(error: Exception) -> None:
     """Ignores the client's report of connection errors, which callers get as exceptions."""
-
-
-def _address(url: str | None) -> str:
-    """Returns a server address without the credentials it may contain."""
-    return (url or "").rpartition("@")[2]

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import obstore
-from obstore.exceptions import (
-    BaseError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-)
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import S3Store
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.tiers.base import CHUNK, Bytes, TierUnavailableError
-
-if TYPE_CHECKING:
-    from obstore.store import RetryConfig
+from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier, TierUnavailableError
 
 PART = 8 * 1024 * 1024
 """Bytes per part of a multipart upload; S3 allows 10,000 parts, which makes 80 GB."""
@@ -33,9 +27,12 @@ PARTS_IN_FLIGHT = 3
 PIECE = 512 * 1024
 """Bytes of a stream that are read at once, at least: the client takes several times as much memory for each."""
 
-_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 WHOLE = 16 * 1024 * 1024
 """Objects up to this size go up in one request."""
+
+CONNECT_TIMEOUT = timedelta(seconds=3)
+REQUEST_TIMEOUT = timedelta(seconds=120)
+RETRY_TIMEOUT = timedelta(seconds=10)
 
 CLIENTS = 8
 """Clients of buckets that a process keeps.
@@ -47,39 +44,20 @@ def minio_store(settings: Settings) -> S3Store:
     """Returns the client of the minio tier's bucket, which gives up soon so that a fallback tier helps."""
     if not settings.minio_endpoint:
         raise TierUnavailableError("minio tier: no endpoint; set NOETL_MINIO_ENDPOINT")
-    return _minio_client(
-        settings.minio_endpoint,
+    config = {
+        "access_key_id": settings.minio_access_key,
+        "secret_access_key": settings.minio_secret_key.get_secret_value(),
+        "region": settings.minio_region,
+        "virtual_hosted_style_request": False,
+    }
+    if token := settings.minio_session_token.get_secret_value():
+        config["session_token"] = token
+    return _client(
         settings.minio_bucket,
-        settings.minio_access_key,
-        settings.minio_secret_key.get_secret_value(),
-        settings.minio_region,
-        settings.minio_session_token.get_secret_value(),
-        settings.minio_verify,
-        settings.minio_retries,
-    )
-
-
-@lru_cache(maxsize=CLIENTS)
-def _minio_client(
-    endpoint: str,
-    bucket: str,
-    access_key: str,
-    secret_key: str,
-    region: str,
-    token: str,
-    verify: bool,
-    retries: int,
-) -> S3Store:
-    return S3Store(
-        bucket,
-        config={"session_token": token} if token else None,
-        endpoint=endpoint,
-        access_key_id=access_key,
-        secret_access_key=secret_key,
-        region=region,
-        virtual_hosted_style_request=False,
-        client_options=_client_options(endpoint) | ({} if verify else {"allow_invalid_certificates": True}),
-        retry_config={**_RETRIES, "max_retries": retries},
+        settings.minio_endpoint,
+        frozenset(config.items()),
+        verify=settings.minio_verify,
+        retries=settings.minio_retries,
     )
 
 
@@ -87,15 +65,33 @@ def s3_store(settings: Settings) -> S3Store:
     """Returns the client of the s3 tier's bucket, with credentials, region and endpoint of the AWS environment."""
     if not settings.s3_bucket:
         raise StorageError("s3 tier: no bucket; set NOETL_S3_BUCKET")
-    environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    return _s3_client(settings.s3_bucket, aws_endpoint(), frozenset(environment.items()))
+    # the client reads the environment itself; a changed one makes another client
+    environment = frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
+    return _client(settings.s3_bucket, aws_endpoint(), frozenset(), environment)
 
 
 @lru_cache(maxsize=CLIENTS)
-def _s3_client(bucket: str, endpoint: str | None, environment: frozenset[tuple[str, str]]) -> S3Store:
-    """The client reads ``environment`` itself; a changed environment makes another client."""
-    given = {"endpoint": endpoint} if endpoint else {}
-    return S3Store(bucket, **given, client_options=_client_options(endpoint or ""), retry_config=_RETRIES)
+def _client(
+    bucket: str,
+    endpoint: str | None,
+    config: frozenset[tuple[str, Any]],
+    environment: frozenset[tuple[str, str]] = frozenset(),
+    *,
+    verify: bool = True,
+    retries: int = 3,
+) -> S3Store:
+    options: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "timeout": REQUEST_TIMEOUT}
+    if endpoint and endpoint.startswith("http://"):
+        options["allow_http"] = True
+    if not verify:
+        options["allow_invalid_certificates"] = True
+    return S3Store(
+        bucket,
+        client_options=options,
+        retry_config={"max_retries": retries, "retry_timeout": RETRY_TIMEOUT},
+        **dict(config),
+        **({"endpoint": endpoint} if endpoint else {}),
+    )
 
 
 def minio_admin(settings: Settings) -> Any:
@@ -128,21 +124,11 @@ def aws_endpoint() -> str | None:
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
-def aws_credential() -> str:
-    """Returns the access key id of the AWS environment, or a text that says it is not set."""
-    return os.environ.get("AWS_ACCESS_KEY_ID") or "of the AWS environment (AWS_ACCESS_KEY_ID is not set)"
-
-
-def _client_options(endpoint: str) -> dict[str, Any]:
-    return {
-        "allow_http": endpoint.startswith("http://"),
-        "connect_timeout": timedelta(seconds=3),
-        "timeout": timedelta(seconds=120),
-    }
-
-
 class S3Bucket:
-    """A bucket with the S3 protocol, see :class:`~noetl_dagster.storage.tiers.base.Bucket`."""
+    """A bucket with the S3 protocol, without an event loop: for Spark, IO managers and compute logs.
+
+    Methods raise ``FileNotFoundError`` when an object or the bucket is missing, else the client's own errors.
+    """
 
     def __init__(self, store: S3Store) -> None:
         self._store = store
@@ -157,8 +143,7 @@ class S3Bucket:
 
     def write(self, key: str, file: BinaryIO, size: int, content_type: str | None = None) -> None:
         """Stores the next ``size`` bytes of a file, in constant memory if they are many."""
-        large = size > WHOLE
-        pieces: Iterable[bytes] = _pieces(file, size)
+        large, pieces = size > WHOLE, _pieces(file, size)
         obstore.put(
             self._store,
             key,
@@ -201,78 +186,59 @@ def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
         yield piece
 
 
-class S3Tier:
+@dataclass
+class S3Tier(Tier):
     """Objects of one bucket.
 
-    Args:
+    Attributes:
         store: the bucket's client.
-        bucket: its name, for URIs and messages.
+        bucket: its name.
         name: tier name for messages.
         admin: makes boto3's client, which can list unfinished uploads; obstore's cannot.
         credential: the access key id that signs requests (never a secret), for messages.
         create_bucket: create the bucket when it is missing.
     """
 
-    def __init__(
-        self,
-        store: S3Store,
-        *,
-        admin: Callable[[], Any],
-        bucket: str,
-        name: str,
-        credential: str,
-        create_bucket: bool,
-    ) -> None:
-        self._admin = admin
-        self._store = store
-        self._bucket = bucket
-        self._name = name
-        self._credential = credential
-        self._create_bucket = create_bucket
-        self._made_bucket = False
+    store: S3Store
+    bucket: str
+    name: str
+    credential: str
+    admin: Callable[[], Any]
+    create_bucket: bool = False
 
-    @property
-    def made_bucket(self) -> bool:
-        """Reports whether this object has created the bucket."""
-        return self._made_bucket
-
-    def uri(self, key: str) -> str:
-        """Returns the URI of an object stored under ``key``."""
-        return f"s3://{self._bucket}/{key}"
+    def __post_init__(self) -> None:
+        self.root = f"s3://{self.bucket}/"
 
     async def ready(self) -> None:
         """Returns when the bucket answers; creates it if it is missing and may be created."""
         with self._errors("reach", ""):
             try:
-                await obstore.list_with_delimiter_async(self._store, prefix=".noetl-ready")
+                await obstore.list_with_delimiter_async(self.store, prefix=".noetl-ready")
             except (BaseError, FileNotFoundError) as error:  # either way, for a missing bucket
                 await self._create(error)
 
     async def put(self, key: str, data: Bytes) -> str:
         """Stores an object and returns its URI; creates a missing bucket as :meth:`ready` does."""
+        multipart = len(data) > WHOLE
         try:
-            return await self._put(key, data)
+            return await self._upload(key, data, multipart)
         except FileNotFoundError as error:
             await self._create(error)
-            return await self._put(key, data)
-
-    async def _put(self, key: str, data: Bytes) -> str:
-        with self._errors("write", key):
-            await obstore.put_async(
-                self._store,
-                key,
-                data,
-                use_multipart=len(data) > WHOLE,
-                chunk_size=PART,
-                max_concurrency=PARTS_IN_FLIGHT,
-            )
-        return self.uri(key)
+            return await self._upload(key, data, multipart)
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
         """Stores an object in constant memory; if ``chunks`` raises, nothing is left."""
+        return await self._upload(key, chunks, multipart=True)
+
+    async def _upload(self, key: str, data: Bytes | AsyncIterator[Bytes], multipart: bool) -> str:
         with self._errors("write", key):
             await obstore.put_async(
-                self._store, key, chunks, use_multipart=True, chunk_size=PART, max_concurrency=PARTS_IN_FLIGHT
+                self.store,
+                key,
+                data,
+                use_multipart=multipart,
+                chunk_size=PART,
+                max_concurrency=PARTS_IN_FLIGHT,
             )
         return self.uri(key)
 
@@ -281,7 +247,7 @@ class S3Tier:
         key = self._key(uri)
         with self._errors("read", key):
             try:
-                response = await obstore.get_async(self._store, key)
+                response = await obstore.get_async(self.store, key)
                 return memoryview(await response.bytes_async())
             except FileNotFoundError as error:
                 raise KeyError(uri) from error
@@ -294,7 +260,7 @@ class S3Tier:
                 before = done
                 try:
                     response = await obstore.get_async(
-                        self._store, key, options={"range": {"offset": done}} if done else None
+                        self.store, key, options={"range": {"offset": done}} if done else None
                     )
                     size = response.meta["size"]
                     async for chunk in response.stream(min_chunk_size=PIECE):
@@ -311,7 +277,7 @@ class S3Tier:
         key = self._key(uri)
         with self._errors("read", key):
             try:
-                await obstore.head_async(self._store, key)
+                await obstore.head_async(self.store, key)
             except FileNotFoundError:
                 return False
         return True
@@ -321,15 +287,15 @@ class S3Tier:
         key = self._key(uri)
         with self._errors("delete", key):
             if not uri.endswith("/"):
-                await obstore.delete_async(self._store, key)
+                await obstore.delete_async(self.store, key)
                 return
-            async for page in obstore.list(self._store, prefix=key):
-                await obstore.delete_async(self._store, [entry["path"] for entry in page])
+            async for page in obstore.list(self.store, prefix=key):
+                await obstore.delete_async(self.store, [entry["path"] for entry in page])
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         """Yields pages of the keys below a prefix."""
         with self._errors("list", prefix), suppress(FileNotFoundError):  # no bucket, no keys
-            async for page in obstore.list(self._store, prefix=prefix):
+            async for page in obstore.list(self.store, prefix=prefix):
                 yield [entry["path"] for entry in page]
 
     async def abort_uploads(self, prefix: str, before: datetime) -> int:
@@ -341,33 +307,27 @@ class S3Tier:
 
         aborted = 0
         try:
-            client = self._admin()
-            pages = client.get_paginator("list_multipart_uploads").paginate(
-                Bucket=self._bucket, Prefix=prefix
-            )
+            client = self.admin()
+            pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=prefix)
             for upload in (one for page in pages for one in page.get("Uploads", ())):
                 if upload["Initiated"] < before:
                     client.abort_multipart_upload(
-                        Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                        Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
                     )
                     aborted += 1
         except (BotoCoreError, ClientError) as error:
             if "NoSuchBucket" in str(error) or "NoSuchUpload" in str(error):  # completed just now
                 return aborted
             raise TierUnavailableError(
-                f"{self._name} tier: cannot abort uploads in {self._bucket} with access key {self._credential}: "
+                f"{self.name} tier: cannot abort uploads in {self.bucket} with access key {self.credential}: "
                 f"{error}"
             ) from error
         return aborted
 
-    async def close(self) -> None:
-        """Keeps the client, which belongs to the process."""
-
     def _key(self, uri: str) -> str:
-        prefix = f"s3://{self._bucket}/"
-        if not uri.startswith(prefix):
-            raise StorageError(f"{self._name} tier: {uri} is not in bucket {self._bucket}")
-        return uri.removeprefix(prefix)
+        if not uri.startswith(self.root):
+            raise StorageError(f"{self.name} tier: {uri} is not in bucket {self.bucket}")
+        return uri.removeprefix(self.root)
 
     async def _create(self, cause: Exception) -> None:
         """Creates the bucket. The S3 client signs object requests only; an empty key is the bucket itself."""
@@ -375,22 +335,22 @@ class S3Tier:
 
         if "NoSuchBucket" not in str(cause):
             raise cause
-        if not self._create_bucket:
-            raise StorageError(f"{self._name} tier: no bucket {self._bucket}; create it") from cause
-        url = await obstore.sign_async(self._store, "PUT", "", timedelta(minutes=1))
+        if not self.create_bucket:
+            raise StorageError(f"{self.name} tier: no bucket {self.bucket}; create it") from cause
+        url = await obstore.sign_async(self.store, "PUT", "", timedelta(minutes=1))
 
         async with httpx.AsyncClient(timeout=10) as client:
             response = await client.put(url)
         if response.status_code not in (200, 409):  # 409: another process has just created it
             raise StorageError(
-                f"{self._name} tier: bucket {self._bucket} cannot be created with access key "
-                f"{self._credential}: HTTP {response.status_code} {response.text[:200]}"
+                f"{self.name} tier: bucket {self.bucket} cannot be created with access key "
+                f"{self.credential}: HTTP {response.status_code} {response.text[:200]}"
             ) from cause
-        self._made_bucket = self._made_bucket or response.status_code == 200
+        self.made_bucket = self.made_bucket or response.status_code == 200
 
     @contextmanager
     def _errors(self, verb: str, key: str) -> Iterator[None]:
-        place = f"{self._name} tier: cannot {verb} {self.uri(key)} with access key {self._credential}"
+        place = f"{self.name} tier: cannot {verb} {self.uri(key)} with access key {self.credential}"
         try:
             yield
         except (PermissionDeniedError, UnauthenticatedError) as error:
@@ -398,19 +358,13 @@ class S3Tier:
         except FileNotFoundError:
             raise
         except BaseError as error:
-            reason = _denied(error) if "403 Forbidden" in str(error) else _first_line(error)
+            denied = "403 Forbidden" in str(error)
+            reason = _denied(error) if denied else str(error).partition("\n")[0]
             raise TierUnavailableError(f"{place}: {reason}") from error
 
 
 def _denied(error: Exception) -> str:
-    return f"access denied ({_code(error)}); check the key pair and the bucket's policy"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
-def _code(error: Any) -> str:
-    """Returns the S3 error code inside a client error, for example ``SignatureDoesNotMatch``."""
+    """Returns the reason with the S3 error code of a client error, for example ``SignatureDoesNotMatch``."""
     _, _, rest = str(error).partition("<Code>")
-    return rest.partition("</Code>")[0] or "HTTP 403"
+    code = rest.partition("</Code>")[0] or "HTTP 403"
+    return f"access denied ({code}); check the key pair and the bucket's policy"
