@@ -10,18 +10,12 @@ if TYPE_CHECKING:
     from noetl_dagster.io_managers.results import NoetlResultIOManager
     from noetl_dagster.io_managers.tiered import GcsIOManager, MinioIOManager, PvcIOManager
 
-_MODULES = {
-    "GcsIOManager": "tiered",
-    "MinioIOManager": "tiered",
-    "NoetlResultIOManager": "results",
-    "PvcIOManager": "tiered",
-}
-
 __all__ = ["GcsIOManager", "MinioIOManager", "NoetlResultIOManager", "PvcIOManager"]
 
 
 def __getattr__(name: str) -> Any:
     """Imports an IO manager on first use: a playbook's run needs only one of them."""
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    module = "results" if name == "NoetlResultIOManager" else "tiered"
+    return getattr(import_module(f"{__name__}.{module}"), name)

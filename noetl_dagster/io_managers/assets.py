@@ -11,6 +11,7 @@ import hashlib
 import tempfile
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, get_args
@@ -26,7 +27,8 @@ from noetl_dagster.io_managers.metadata import is_partitioned, storage_metadata
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.result_ref import STORED_METADATA, RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.storage import codec
+from noetl_dagster.storage import codec, locations
+from noetl_dagster.storage.checksum import digest_of
 from noetl_dagster.storage.tiers import open_tier
 from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier
 
@@ -67,17 +69,30 @@ class StoredAsset(BaseModel):
     preview: str | None = None
     replaced: tuple[Replaced, ...] = ()
 
+    def reference(self, tier: StoreTier, asset: str) -> ResultRef:
+        """Returns the reference by which a playbook's step reads the asset."""
+        return ResultRef(
+            ref=self.uri,
+            execution_id=0,
+            source_step=asset,
+            name="asset",
+            kind=self.kind,
+            store_tier=tier,
+            physical_uri=self.uri,
+            content_type=self.content_type,
+            bytes_size=self.bytes_size,
+            sha256=self.sha256,
+            rows=self.rows,
+            preview=self.preview,
+            extra={"files": list(self.files), "columns": self.columns or {}},
+        )
+
 
 class AssetIOManager(UPathIOManager):
-    """Stores assets and op outputs in one tier. Dagster's paths serve as keys only.
+    """Stores assets and op outputs in one tier, below a folder. Dagster's paths serve as keys only.
 
     Accepts bytes, text, JSON values, pandas, polars and Arrow tables, Spark frames (as Parquet datasets), and
     paths of files and folders. Loads the type of the input's annotation.
-
-    Args:
-        settings: addresses and credentials of the tier.
-        tier: which tier.
-        prefix: folder below the bucket or mount.
     """
 
     def __init__(self, settings: Settings, tier: StoreTier, prefix: str = "assets") -> None:
@@ -107,33 +122,13 @@ class AssetIOManager(UPathIOManager):
         stored: StoredAsset | None = self._stored.__dict__.pop("asset", None)
         if stored is None:
             return {}
-        facts = stored.model_dump(exclude={"kind", "content_type", "files", "replaced"})
-        found = storage_metadata(tier=self._tier_name, partitioned=is_partitioned(context), **facts)
-        reference = self._reference(context, stored).model_dump(mode="json", exclude_defaults=True)
-        return {
-            **found,
-            "path": MetadataValue.path(stored.uri),
-            STORED_METADATA: MetadataValue.json(reference),
-        }
-
-    def _reference(self, context: OutputContext, stored: StoredAsset) -> ResultRef:
-        """Returns the reference by which a playbook's step reads the asset."""
         name = context.asset_key.to_user_string() if context.has_asset_key else context.get_identifier()[-1]
-        return ResultRef(
-            ref=stored.uri,
-            execution_id=0,
-            source_step=name,
-            name="asset",
-            kind=stored.kind,
-            store_tier=self._tier_name,
-            physical_uri=stored.uri,
-            content_type=stored.content_type,
-            bytes_size=stored.bytes_size,
-            sha256=stored.sha256,
-            rows=stored.rows,
-            preview=stored.preview,
-            extra={"files": list(stored.files), "columns": stored.columns or {}},
-        )
+        ref = stored.reference(self._tier_name, name)
+        return {
+            **storage_metadata(ref, partitioned=is_partitioned(context)),
+            "path": MetadataValue.path(stored.uri),
+            STORED_METADATA: MetadataValue.json(ref.model_dump(mode="json", exclude_defaults=True)),
+        }
 
     def path_exists(self, path: UPath) -> bool:
         """Reports whether a value is stored."""
@@ -153,11 +148,9 @@ class AssetIOManager(UPathIOManager):
 
     async def _replace(self, key: str, value: Any, run: str) -> StoredAsset:
         """Stores a value next to the current one, replaces the pointer and removes values replaced long ago."""
-        pointer_uri = self._tier.uri(key + _POINTER)
-        try:
-            before = StoredAsset.model_validate_json(bytes(await self._tier.get(pointer_uri)))
-        except KeyError:
-            before = None
+        before = None
+        with suppress(AssetNotStoredError):
+            before = await self._pointer(key)
         stored = await self._store(f"{key}/{run}", value)
         if before is not None:
             kept = await self._without_old(before, stored.uri)
@@ -177,7 +170,9 @@ class AssetIOManager(UPathIOManager):
 
     async def _store(self, key: str, value: Any) -> StoredAsset:
         if isinstance(value, Path):
-            return await (self._store_folder(key, value) if value.is_dir() else self._store_file(key, value))
+            if value.is_dir():
+                return await self._store_folder(key, value)
+            return await self._store_file(key + value.suffix, value)
         if type(value).__module__.startswith("pyspark.sql") and type(value).__name__ == "DataFrame":
             return await self._store_spark(key, value)
         content_type = "text/plain" if isinstance(value, str) else None
@@ -189,7 +184,7 @@ class AssetIOManager(UPathIOManager):
             uri=uri,
             content_type=encoded.content_type,
             bytes_size=len(encoded.data),
-            sha256=await asyncio.to_thread(_digest, encoded.data),
+            sha256=await asyncio.to_thread(digest_of, encoded.data),
             rows=encoded.rows,
             columns=encoded.extra.get("columns"),
             preview=encoded.preview,
@@ -208,7 +203,7 @@ class AssetIOManager(UPathIOManager):
                     yield chunk
 
         parquet = path.suffix == ".parquet"
-        uri = await self._tier.put_stream(key + path.suffix, chunks())
+        uri = await self._tier.put_stream(key, chunks())
         return StoredAsset(
             uri=uri,
             content_type=codec.PARQUET if parquet else codec.BINARY,
@@ -217,64 +212,47 @@ class AssetIOManager(UPathIOManager):
             rows=conversion.parquet_rows([path]) if parquet else None,
         )
 
-    async def _store_folder(self, key: str, folder: Path) -> StoredAsset:
-        """Stores a folder of files as a dataset, without the marker files of Spark and Hadoop."""
-        names = await asyncio.to_thread(_data_files, folder)
-        sizes = [(await self._store_file(f"{key}/{_stem(name)}", folder / name)).bytes_size for name in names]
-        parquet = [folder / name for name in names if name.endswith(".parquet")]
-        return StoredAsset(
-            uri=self._tier.uri(key) + "/",
-            kind=RefKind.DATASET,
-            content_type=codec.PARQUET if parquet else codec.BINARY,
-            bytes_size=sum(sizes),
-            rows=conversion.parquet_rows(parquet) if parquet else None,
-            files=tuple(names),
-        )
+    async def _store_folder(
+        self, key: str, folder: Path, columns: dict[str, str] | None = None
+    ) -> StoredAsset:
+        stored = await asyncio.to_thread(_dataset, self._tier.uri(key), folder, columns)
+        for name in stored.files:
+            await self._store_file(f"{key}/{name}", folder / name)
+        return stored
 
     async def _store_spark(self, key: str, frame: Any) -> StoredAsset:
         """Stores a Spark frame: in place on the shared volume, for buckets first on this machine."""
+        uri = self._tier.uri(key)
         columns = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
         if self._tier_name is StoreTier.PVC:
-            uri = self._tier.uri(key)
             await asyncio.to_thread(frame.write.mode("overwrite").parquet, uri)
-            paths = sorted(conversion.to_path(self._settings, _dataset(uri)).glob("*.parquet"))
-            return StoredAsset(
-                uri=uri + "/",
-                kind=RefKind.DATASET,
-                content_type=codec.PARQUET,
-                bytes_size=sum(path.stat().st_size for path in paths),
-                rows=conversion.parquet_rows(paths),
-                columns=columns,
-                files=tuple(path.name for path in paths),
-            )
-        conversion.require_local_spark(frame.sparkSession, self._tier.uri(key))
+            written = locations.local_path(self._settings, uri)
+            assert written is not None, "a volume holds files"
+            return _dataset(uri, written, columns)
+        conversion.require_local_spark(frame.sparkSession, uri)
         with tempfile.TemporaryDirectory(prefix="noetl-") as folder:
             target = Path(folder) / "frame"
             await asyncio.to_thread(frame.write.parquet, target.as_uri())
-            stored = await self._store_folder(key, target)
-        return stored.model_copy(update={"columns": columns})
+            return await self._store_folder(key, target, columns)
 
     # -- loading -------------------------------------------------------------------------------------
 
     def _load(self, key: str, wanted: str) -> Any:
+        with suppress(KeyError):  # replaced between reading the pointer and reading the object
+            return self._load_current(key, wanted)
         try:
             return self._load_current(key, wanted)
-        except KeyError:  # replaced between reading the pointer and reading the object
-            try:
-                return self._load_current(key, wanted)
-            except KeyError as error:
-                raise StorageError(f"{error.args[0]} is missing; materialise the asset again") from error
+        except KeyError as error:
+            raise StorageError(f"{error.args[0]} is missing; materialise the asset again") from error
 
     def _load_current(self, key: str, wanted: str) -> Any:
         stored = run_sync(self._pointer(key))
-        place = conversion.StoredValue(stored.uri, stored.kind, stored.content_type, stored.files)
+        ref = stored.reference(self._tier_name, key)
         if wanted == "path":
-            return conversion.to_path(self._settings, place)
+            return conversion.to_path(self._settings, ref)
         if wanted == "spark":
-            return conversion.to_spark(self._settings, place)
+            return conversion.to_spark(self._settings, ref)
         if stored.kind is RefKind.DATASET:
-            from noetl_dagster.storage import locations
-
             value = locations.dataset(self._settings, stored.uri, stored.files).to_table()
         else:
             value = run_sync(self._fetch(stored))
@@ -289,7 +267,7 @@ class AssetIOManager(UPathIOManager):
 
     async def _fetch(self, stored: StoredAsset) -> Any:
         data = await self._tier.get(stored.uri)
-        digest = await asyncio.to_thread(_digest, data)
+        digest = await asyncio.to_thread(digest_of, data)
         if digest != stored.sha256:
             raise IntegrityError(f"{stored.uri} was changed or damaged; materialise the asset again")
         return codec.decode(data, stored.content_type)
@@ -313,20 +291,17 @@ def _kind_of_values(annotation: Any) -> str:
     return conversion.kind_of_annotation(arguments[-1]) if arguments else "object"
 
 
-def _dataset(uri: str) -> conversion.StoredValue:
-    return conversion.StoredValue(uri, RefKind.DATASET, codec.PARQUET)
-
-
-def _data_files(folder: Path) -> list[str]:
-    """Returns the sorted names of the files below a folder, without markers."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((".", "_")))
-    return sorted(str(path.relative_to(folder)) for path in paths)
-
-
-def _stem(name: str) -> str:
-    """Returns a file's name without the suffix that storing it adds again."""
-    return name.removesuffix(Path(name).suffix)
-
-
-def _digest(data: Bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _dataset(uri: str, folder: Path, columns: dict[str, str] | None) -> StoredAsset:
+    """Returns the pointer to the files below a folder, without the marker files of Spark and Hadoop."""
+    found = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((".", "_")))
+    names = sorted(str(path.relative_to(folder)) for path in found)
+    parquet = [folder / name for name in names if name.endswith(".parquet")]
+    return StoredAsset(
+        uri=uri + "/",
+        kind=RefKind.DATASET,
+        content_type=codec.PARQUET if parquet else codec.BINARY,
+        bytes_size=sum((folder / name).stat().st_size for name in names),
+        rows=conversion.parquet_rows(parquet) if parquet else None,
+        columns=columns,
+        files=tuple(names),
+    )

@@ -6,27 +6,16 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, get_origin
 
 from noetl_dagster.errors import StorageError
-from noetl_dagster.result_ref import RefKind
+from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as SparkFrame
-
-
-@dataclass(frozen=True, slots=True)
-class StoredValue:
-    """The facts of a stored value that conversion needs."""
-
-    uri: str
-    kind: RefKind
-    content_type: str
-    files: tuple[str, ...] = ()
 
 
 def kind_of_annotation(annotation: Any) -> str:
@@ -51,11 +40,7 @@ def kind_of_annotation(annotation: Any) -> str:
 
 
 def convert(value: Any, wanted: str, what: str) -> Any:
-    """Returns a fetched value as ``bytes``, ``str``, ``pandas``, ``arrow``, ``polars`` or unchanged (``object``).
-
-    Raises:
-        StorageError: the value has no such form; names both.
-    """
+    """Returns a fetched value as ``bytes``, ``str``, ``pandas``, ``arrow``, ``polars`` or unchanged (``object``)."""
     if wanted == "object":
         return value
     if wanted == "bytes":
@@ -96,17 +81,22 @@ def _as_table(value: Any) -> Any:
     return codec.as_arrow_table(value)
 
 
-def to_path(settings: Settings, stored: StoredValue) -> Path:
+def to_path(settings: Settings, ref: ResultRef) -> Path:
     """Returns a path of the stored files: in place if they are files, else a temporary copy of this process."""
-    place = locations.local_path(settings, stored.uri)
+    uri = ref.physical_uri
+    place = locations.local_path(settings, uri)
     if place is not None:
         return place
     folder = passing_folder()
-    if stored.kind is not RefKind.DATASET:
-        name = stored.uri.rstrip("/").rpartition("/")[2]
-        return _download(settings, stored.uri, folder / name)
-    for uri in _file_uris(settings, stored):
-        _download(settings, uri, folder / uri.removeprefix(stored.uri).lstrip("/"))
+    if ref.kind is not RefKind.DATASET:
+        target = folder / uri.rstrip("/").rpartition("/")[2]
+        locations.copy_to_file(settings, uri, target)
+        return target
+    files = [uri.rstrip("/") + "/" + name for name in ref.extra.get("files", ())]
+    for file in files or locations.list_files(settings, uri):
+        target = folder / file.removeprefix(uri).lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        locations.copy_to_file(settings, file, target)
     return folder
 
 
@@ -117,19 +107,7 @@ def passing_folder() -> Path:
     return folder
 
 
-def _download(settings: Settings, uri: str, target: Path) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    locations.copy_to_file(settings, uri, target)
-    return target
-
-
-def _file_uris(settings: Settings, stored: StoredValue) -> Iterable[str]:
-    if stored.files:
-        return [stored.uri.rstrip("/") + "/" + name for name in stored.files]
-    return locations.list_files(settings, stored.uri)
-
-
-def to_spark(settings: Settings, *stored: StoredValue) -> SparkFrame:
+def to_spark(settings: Settings, *refs: ResultRef) -> SparkFrame:
     """Returns a Spark frame over the stored Parquet of one value, or of several end to end.
 
     Files of the shared volume are read in place by driver and executors. Objects of a bucket are first
@@ -139,18 +117,14 @@ def to_spark(settings: Settings, *stored: StoredValue) -> SparkFrame:
 
     from noetl_dagster.spark.sessions import SparkSessions
 
-    for one in stored:
-        if one.content_type != codec.PARQUET:
-            raise StorageError(f"{one.uri} is {one.content_type}; Spark reads Parquet results only")
+    for ref in refs:
+        if ref.content_type != codec.PARQUET:
+            raise StorageError(f"{ref.physical_uri} is {ref.content_type}; Spark reads Parquet results only")
     session = SparkSession.getActiveSession() or SparkSessions(settings).get()
-    places = []
-    for one in stored:
-        place = locations.local_path(settings, one.uri)
-        if place is None:
-            require_local_spark(session, one.uri)
-            place = to_path(settings, one)
-        places.append(place.as_uri())
-    return session.read.parquet(*places)
+    for ref in refs:
+        if locations.local_path(settings, ref.physical_uri) is None:
+            require_local_spark(session, ref.physical_uri)
+    return session.read.parquet(*(to_path(settings, ref).as_uri() for ref in refs))
 
 
 def require_local_spark(session: Any, uri: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -10,12 +11,12 @@ from dagster import (
     MetadataValue,
     OutputContext,
     TableColumn,
-    TableColumnDep,
     TableColumnLineageMetadataValue,
     TableSchema,
     TableSchemaMetadataValue,
 )
 
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 
 _PREVIEW_ROWS = 5
@@ -28,63 +29,42 @@ SCHEMA = "dagster/column_schema"
 LINEAGE = "dagster/column_lineage"
 
 
-def storage_metadata(
-    *,
-    uri: str,
-    tier: StoreTier,
-    bytes_size: int,
-    sha256: str | None,
-    rows: int | None,
-    columns: Mapping[str, str] | None,
-    preview: str | None,
-    partitioned: bool = False,
-) -> dict[str, MetadataValue]:
-    """Returns the known metadata of one stored value, under Dagster's own names if there are any.
-
-    Args:
-        partitioned: the value is one partition of an asset, so its rows are not the whole asset's.
-    """
+def storage_metadata(ref: ResultRef, *, partitioned: bool) -> dict[str, MetadataValue]:
+    """Returns the known metadata of a value, or of one partition, under Dagster's own names if there are any."""
     metadata: dict[str, MetadataValue] = {
-        STORAGE_KIND: MetadataValue.text(tier.value),
-        "bytes": MetadataValue.int(bytes_size),
+        STORAGE_KIND: MetadataValue.text(ref.store_tier.value),
+        "bytes": MetadataValue.int(ref.bytes_size),
     }
-    if tier not in _NOWHERE:
-        metadata["dagster/uri"] = MetadataValue.text(uri)
-    if sha256 is not None:
-        metadata["sha256"] = MetadataValue.text(sha256)
-    if rows is not None:
+    if ref.store_tier not in _NOWHERE:
+        metadata["dagster/uri"] = MetadataValue.text(ref.physical_uri)
+    if ref.sha256 is not None:
+        metadata["sha256"] = MetadataValue.text(ref.sha256)
+    if ref.rows is not None:
         name = "dagster/partition_row_count" if partitioned else "dagster/row_count"
-        metadata[name] = MetadataValue.int(rows)
-    if columns:
+        metadata[name] = MetadataValue.int(ref.rows)
+    if columns := ref.extra.get("columns"):
         schema = TableSchema([TableColumn(name, str(kind)) for name, kind in columns.items()])
         metadata[SCHEMA] = MetadataValue.table_schema(schema)
-    if preview:
-        metadata["preview"] = MetadataValue.md(preview_table(preview) or f"```\n{preview}\n```")
+    if ref.preview:
+        metadata["preview"] = MetadataValue.md(_preview_table(ref.preview) or f"```\n{ref.preview}\n```")
     return metadata
 
 
 def with_origins(metadata: Mapping[str, Any], lineage: Any) -> dict[str, Any]:
-    """Adds the origin of each column to its description: Dagster's open UI stores column lineage without showing it.
-
-    Args:
-        lineage: ``dagster/column_lineage``, as a metadata value; None: unknown.
-    """
+    """Adds the origin of each column to its description: Dagster's open UI stores column lineage without showing it."""
     shown = metadata.get(SCHEMA)
     if not isinstance(shown, TableSchemaMetadataValue) or not isinstance(
         lineage, TableColumnLineageMetadataValue
     ):
         return dict(metadata)
-    deps = lineage.value.deps_by_column
-    columns = [
-        TableColumn(column.name, column.type, description=_origin(deps.get(column.name, ())))
-        for column in shown.schema.columns
-    ]
+    columns = []
+    for column in shown.schema.columns:
+        deps = lineage.value.deps_by_column.get(column.name, ())
+        origins = ", ".join(f"{dep.asset_key.to_user_string()}: {dep.column_name}" for dep in deps)
+        columns.append(
+            TableColumn(column.name, column.type, description=f"from {origins}" if origins else None)
+        )
     return {**metadata, SCHEMA: MetadataValue.table_schema(TableSchema(columns))}
-
-
-def _origin(deps: Sequence[TableColumnDep]) -> str | None:
-    origins = [f"{dep.asset_key.to_user_string()}: {dep.column_name}" for dep in deps]
-    return f"from {', '.join(origins)}" if origins else None
 
 
 def is_partitioned(context: OutputContext) -> bool:
@@ -92,32 +72,27 @@ def is_partitioned(context: OutputContext) -> bool:
     return context.has_asset_key and context.has_asset_partitions
 
 
-def preview_table(preview: str) -> str | None:
+def _preview_table(preview: str) -> str | None:
     """Returns a preview of rows (a JSON list of mappings, or JSON lines) as a Markdown table; None for others.
 
     Previews are cut at a byte limit, so their last row is often incomplete and left out.
     """
-    rows = [row for row in map(_row, _row_texts(preview)) if row][:_PREVIEW_ROWS]
+    texts = preview.split("\n")
+    if preview.startswith("[{"):
+        texts = [part.removesuffix("}") + "}" for part in preview[1:].rstrip("]").split("},")]
+    rows = []
+    for text in texts:
+        with suppress(orjson.JSONDecodeError):
+            row = orjson.loads(text.removeprefix(","))
+            if row and isinstance(row, dict):
+                rows.append(row)
     if not rows:
         return None
+    del rows[_PREVIEW_ROWS:]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_cell(row.get(name)) for name in columns) + " |" for row in rows]
     return "\n".join(lines)
-
-
-def _row_texts(preview: str) -> list[str]:
-    if preview.startswith("[{"):
-        return [part if part.endswith("}") else part + "}" for part in preview[1:].rstrip("]").split("},")]
-    return preview.split("\n")
-
-
-def _row(text: str) -> dict[str, Any] | None:
-    try:
-        row = orjson.loads(text.removeprefix(","))
-    except orjson.JSONDecodeError:
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def _cell(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,7 @@ class NoetlResultIOManager(IOManager):
 
     def _materialised(self, context: InputContext, partition: str | None) -> ResultRef:
         """The reference that the asset's materialisation names."""
-        name = _latest_ref_name(context, partition)
-        if name is None:
+        if (name := _latest_ref_name(context, partition)) is None:
             where = context.asset_key.to_user_string() + (f" [{partition}]" if partition else "")
             raise ReferenceNotAvailableError(
                 f"asset {where} has no materialisation with a result; run the playbook step that makes it"
@@ -112,39 +112,29 @@ class NoetlResultIOManager(IOManager):
         return run_sync(self._open_store().find(name))
 
     def _load(self, context: InputContext, ref: ResultRef) -> Any:
-        annotation = context.dagster_type.typing_type
-        wanted = conversion.kind_of_annotation(annotation)
+        wanted = conversion.kind_of_annotation(context.dagster_type.typing_type)
         store = self._open_store()
-        stored = _stored(ref)
         match wanted:
             case "ref":
                 return ref
             case "path" if ref.kind is RefKind.MANIFEST:
                 return run_sync(_written(store, ref))
             case "path":
-                return conversion.to_path(store.settings, stored)
-            case "spark" if ref.kind is RefKind.MANIFEST:
-                return conversion.to_spark(store.settings, *run_sync(_stored_parts(store, ref)))
+                return conversion.to_path(store.settings, ref)
             case "spark":
-                return conversion.to_spark(store.settings, stored)
+                return conversion.to_spark(store.settings, *run_sync(_tables(store, ref)))
             case "bytes" if ref.kind is not RefKind.DATASET:
                 return run_sync(store.get_bytes(ref))
         return conversion.convert(run_sync(store.get(ref)), wanted, ref.ref)
 
 
-def _stored(ref: ResultRef) -> conversion.StoredValue:
-    return conversion.StoredValue(
-        ref.physical_uri, ref.kind, ref.content_type, tuple(ref.extra.get("files", ()))
-    )
-
-
-async def _stored_parts(store: ResultStore, ref: ResultRef) -> list[conversion.StoredValue]:
-    """Returns the parts of a manifest whose value is one table; else the manifest."""
-    if await store.content_type(ref) != codec.PARQUET:
-        return [_stored(ref)]
+async def _tables(store: ResultStore, ref: ResultRef) -> list[ResultRef]:
+    """Returns the parts of a manifest whose value is one table; else the reference itself."""
+    if ref.kind is not RefKind.MANIFEST or await store.content_type(ref) != codec.PARQUET:
+        return [ref]
     parts = []
     async for part in store.parts(ref):
-        parts += await _stored_parts(store, part) if part.kind is RefKind.MANIFEST else [_stored(part)]
+        parts += await _tables(store, part)
     return parts
 
 
@@ -160,17 +150,7 @@ async def _written(store: ResultStore, ref: ResultRef) -> Path:
 
 def metadata_of(ref: ResultRef, *, partitioned: bool = False) -> dict[str, MetadataValue]:
     """Returns Dagster metadata of a reference, with the name by which :class:`NoetlResultIOManager` finds it."""
-    found = storage_metadata(
-        uri=ref.physical_uri,
-        tier=ref.store_tier,
-        bytes_size=ref.bytes_size,
-        sha256=ref.sha256,
-        rows=ref.rows,
-        columns=ref.extra.get("columns"),
-        preview=ref.preview,
-        partitioned=partitioned,
-    )
-    return {REF_METADATA: MetadataValue.text(ref.ref), **found}
+    return {REF_METADATA: MetadataValue.text(ref.ref), **storage_metadata(ref, partitioned=partitioned)}
 
 
 def _reference_in(value: Any) -> tuple[ResultRef | None, Any]:
@@ -194,19 +174,14 @@ def _address(context: OutputContext) -> tuple[int, str, str]:
     return 0, "dagster", ":".join(context.get_identifier())
 
 
-def _upstream_run_id(context: InputContext) -> str | None:
-    """Returns the run that made the input, if that is this run or the re-executed one."""
-    try:
-        return None if context.upstream_output is None else context.upstream_output.run_id
-    except DagsterInvariantViolationError:  # an asset of another job
-        return None
-
-
 def _latest_ref_name(context: InputContext, partition: str | None) -> str | None:
     asset_key: AssetKey = context.asset_key
     filters = AssetRecordsFilter(asset_key, asset_partitions=[partition] if partition else None)
     records = context.instance.fetch_materializations(filters, limit=_RECENT).records
-    run_id = _upstream_run_id(context)
+    run_id = None
+    with suppress(DagsterInvariantViolationError):  # an asset of another job
+        if context.upstream_output is not None:  # made by this run, or by the re-executed one
+            run_id = context.upstream_output.run_id
     own_first = sorted(records, key=lambda record: record.run_id != run_id)  # stable: newest first in each
     for record in own_first:
         materialization = record.asset_materialization

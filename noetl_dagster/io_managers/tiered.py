@@ -1,7 +1,6 @@
 """IO managers for any Dagster project: assets in MinIO, on a shared volume, in GCS."""
 
 # no annotations from __future__: Dagster looks for ResourceDependency among types, not among texts
-import os
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +11,7 @@ from pydantic import Field, PrivateAttr, SecretStr
 from noetl_dagster.errors import StorageError
 from noetl_dagster.io_managers.assets import AssetIOManager
 from noetl_dagster.settings import Settings, StoreTier, settings_with
+from noetl_dagster.storage.tiers.objects import aws_endpoint
 
 
 class TieredIOManager(ConfigurableIOManager):
@@ -66,8 +66,6 @@ class MinioIOManager(TieredIOManager):
     def store_settings(self) -> Settings:
         """Returns the settings of the bucket."""
         if self.s3 is not None:
-            from noetl_dagster.io_managers.tiered import settings_of
-
             own = ("endpoint", "access_key", "secret_key", "region")
             twice = [name for name in own if getattr(self, name) is not None]
             if twice:
@@ -108,7 +106,6 @@ class GcsIOManager(TieredIOManager):
         return settings_with(gcs_bucket=self.bucket, gcs_endpoint=self.endpoint)
 
 
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _ANYWHERE = "us-east-1"
 """The region for an endpoint without a region: stores other than Amazon's accept any."""
 
@@ -134,7 +131,7 @@ def settings_of(s3: Any) -> dict[str, object]:
     if s3.max_attempts < 1:
         raise StorageError(f"s3: max_attempts is {s3.max_attempts}; the first attempt counts, so 1 at least")
     access_key, secret_key, token, region = _signing(s3)
-    endpoint = s3.endpoint_url or next(filter(None, map(os.environ.get, _ENDPOINTS)), None)
+    endpoint = s3.endpoint_url or aws_endpoint()
     if region is None and endpoint is None:
         raise StorageError("s3: no region; set region_name or AWS_DEFAULT_REGION")
     scheme = "https" if s3.use_ssl else "http"

@@ -11,10 +11,12 @@ from tests.embedded.peers import s3_client
 
 READ = """
 import sys
-from noetl_dagster.io_managers.conversion import RefKind, StoredValue, to_path
+from noetl_dagster.io_managers.conversion import to_path
+from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings
 endpoint, bucket = sys.argv[1:]
-stored = StoredValue(f"s3://{bucket}/report.txt", RefKind.OBJECT, "text/plain")
+uri = f"s3://{bucket}/report.txt"
+stored = ResultRef(ref=uri, execution_id=0, source_step="", name="", store_tier="minio", physical_uri=uri)
 path = to_path(Settings(minio_endpoint=endpoint, minio_bucket=bucket), stored)
 print(path, path.read_text())
 """
