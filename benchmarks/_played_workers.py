@@ -49,7 +49,7 @@ class Fleet:
 
     def __init__(self, settings: Settings, workers: int, slots: int, sleep: float, jitter: float) -> None:
         self.settings = settings
-        self.names = NatsNames.of(settings)
+        self.names = NatsNames(settings)
         self.slots = slots
         self._sleep = sleep
         self._jitter = jitter

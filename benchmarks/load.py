@@ -150,7 +150,7 @@ def apart(settings: Settings) -> Iterator[Settings]:
 
 
 async def _forget(settings: Settings) -> None:
-    client, names = await connect(settings, "load"), NatsNames.of(settings)
+    client, names = await connect(settings, "load"), NatsNames(settings)
     with contextlib.suppress(nats.js.errors.NotFoundError):
         await client.jetstream()._jsm.delete_stream(names.event_stream)
     await client.close()

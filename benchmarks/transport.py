@@ -163,7 +163,7 @@ async def ingested(log: EventLog, settings: Settings, client: NatsClient, count:
 async def consumed(log: EventLog, settings: Settings, client: NatsClient, count: int) -> float:
     """Messages a second from the stream, acknowledged and thrown away."""
     await fill(log, settings, client, count)
-    names = NatsNames.of(settings)
+    names = NatsNames(settings)
     pull = Pull(client, names.event_stream, names.ingest_consumer, ahead=2 * BATCH)
     await pull.open()
     started, taken = time.perf_counter(), 0
@@ -217,8 +217,8 @@ async def main(count: int, rounds: int) -> None:
     log = EventLog(pool, Snowflake(1))
     publisher, taker = await connect(settings, "bench publisher"), await connect(settings, "bench taker")
     stream = taker.jetstream()
-    names = NatsNames.of(settings)
-    await ensure_stream(stream, NatsNames.of(settings))
+    names = NatsNames(settings)
+    await ensure_stream(stream, NatsNames(settings))
     await stream.purge_stream(names.event_stream)
     await ensure_ingest_consumer(stream, names)
 

@@ -13,8 +13,8 @@ async def redelivered_after(settings: Settings, seconds: float) -> None:
     """Makes stream and consumer, before anybody else does: what a dead ingestor had taken comes again so soon."""
     client = await connect(settings, "test")
     stream = client.jetstream()
-    await streams.ensure_stream(stream, NatsNames.of(settings))
+    await streams.ensure_stream(stream, NatsNames(settings))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams, "ACK_SECONDS", seconds)
-        await streams.ensure_ingest_consumer(stream, NatsNames.of(settings))
+        await streams.ensure_ingest_consumer(stream, NatsNames(settings))
     await client.close()

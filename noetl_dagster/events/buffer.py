@@ -7,18 +7,17 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import asyncpg
 
+from noetl_dagster.events.connection import CONNECTION_LOST
+from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.transport.base import Transport
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 
 RETRYABLE = (
-    OSError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.InternalClientError,  # the server went away in the middle of a statement
-    asyncpg.InterfaceError,
+    *CONNECTION_LOST,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.DeadlockDetectedError,  # two writers that offered the same commands in different order
@@ -29,28 +28,7 @@ RETRYABLE = (
 _PATIENCE = RetryLimits(RETRYABLE, seconds=30.0, longest_pause=2.0)
 
 
-class EventWriter(Protocol):
-    """The destination of a buffer: the event log, or a transport to it.
-
-    Attributes:
-        transactional: events can join a transaction of the caller.
-    """
-
-    transactional: bool
-
-    async def append(
-        self, events: Sequence[Event], *, connection: Any = None, gated: bool = False
-    ) -> set[int]:
-        """Appends or sends events; returns the ids of those that are known to be new.
-
-        Args:
-            gated: the log omits them if their execution is cancelled.
-        """
-        ...
-
-    async def present(self, events: Sequence[Event]) -> set[int]:
-        """Returns which of these events have arrived."""
-        ...
+EventWriter = EventLog | Transport
 
 
 @dataclass(slots=True)
@@ -94,7 +72,11 @@ class EventBuffer:
         if not events:
             return set()
         if self._is_idle:
-            return await self._append_now(events)
+            self._landed.clear()
+            try:
+                return await self._append(list(events))
+            finally:
+                self._landed.set()
         future: asyncio.Future[set[int]] = asyncio.get_running_loop().create_future()
         self._push(_BufferedEvents(events, future))
         self._urgent.set()
@@ -103,8 +85,7 @@ class EventBuffer:
     async def post(self, events: Sequence[Event]) -> None:
         """Adds events without waiting for the commit; waits only while the buffer is full.
 
-        Raises:
-            Exception: the failure of an earlier posted batch; its events are not in the log.
+        Raises the failure of an earlier posted batch, whose events are not in the log.
         """
         self._raise_failure()
         await self._room.wait()
@@ -116,11 +97,7 @@ class EventBuffer:
             self._urgent.set()
 
     async def flush(self) -> None:
-        """Waits until all events added so far are committed; it does not wait for events added meanwhile.
-
-        Raises:
-            Exception: as :meth:`post`.
-        """
+        """Waits until all events added so far are committed, not those added meanwhile; raises as :meth:`post`."""
         await self._landed.wait()
         if not self._is_idle:
             reached: asyncio.Future[set[int]] = asyncio.get_running_loop().create_future()
@@ -135,13 +112,6 @@ class EventBuffer:
         """True if nothing waits and nothing is being written, so that an append need not use the writer."""
         return not self._entries and self._landed.is_set() and (self._writer is None or self._writer.done())
 
-    async def _append_now(self, events: Sequence[Event]) -> set[int]:
-        self._landed.clear()
-        try:
-            return await self._append(list(events))
-        finally:
-            self._landed.set()
-
     def _push(self, entry: _BufferedEvents) -> None:
         self._entries.append(entry)
         self._pending += len(entry.events)
@@ -153,8 +123,8 @@ class EventBuffer:
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
+        failure, self._failure = self._failure, None
+        if failure is not None:
             raise failure
 
     async def _write(self) -> None:

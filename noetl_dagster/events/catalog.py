@@ -63,27 +63,12 @@ class RegisteredPlaybooks:
             if latest is not None and latest["sha256"] == digest:
                 return Registration(_version(latest), new=False)
             number = latest["version"] + 1 if latest is not None else 1
-            row = await connection.fetchrow(
-                queries.CATALOG_REGISTER,
-                *(
-                    self._ids.next(),
-                    draft.path,
-                    number,
-                    draft.content,
-                    draft.payload,
-                    draft.meta,
-                    draft.model,
-                    digest,
-                ),
-            )
+            values = (draft.path, number, draft.content, draft.payload, draft.meta, draft.model, digest)
+            row = await connection.fetchrow(queries.CATALOG_REGISTER, self._ids.next(), *values)
         return Registration(_version(row), new=True)
 
     async def find(self, reference: str) -> PlaybookVersion | None:
-        """Returns a version with its content.
-
-        Args:
-            reference: ``path@2``, or ``path@latest`` or ``path`` for the latest.
-        """
+        """Returns a version with its content: ``path@2``, or the latest by ``path@latest`` or ``path``."""
         path, version = split_version(reference)
         row = await self._pool.fetchrow(queries.CATALOG_VERSION, path, version, 1)
         return _version(row) if row is not None else None
@@ -109,20 +94,12 @@ class RegisteredPlaybooks:
         return parse_playbook(row["content"], file=f"{path}@{row['version']}" if row["version"] else path)
 
     async def versions(self, path: str, limit: int, *, after: int = 0) -> list[PlaybookVersion]:
-        """Returns versions of a path, the newest first.
-
-        Args:
-            after: only those with a larger number.
-        """
+        """Returns the versions of a path with a number above ``after``, the newest first."""
         rows = await self._pool.fetch(queries.CATALOG_VERSIONS, path, after, limit)
         return [_version(row) for row in rows]
 
     async def latest(self, limit: int, *, after: str = "") -> Sequence[PlaybookVersion]:
-        """Returns the latest version of each path, in the order of the paths.
-
-        Args:
-            after: only paths that come after this one.
-        """
+        """Returns the latest version of each path that comes after ``after``, in the order of the paths."""
         rows = await self._pool.fetch(queries.CATALOG_LATEST, after, limit)
         return [_version(row) for row in rows]
 
@@ -148,10 +125,7 @@ class PlaybookDraft(NamedTuple):
 
 
 def draft_of(content: str, *, file: str = "<playbook>") -> PlaybookDraft:
-    """Checks a text as ``noetl-dagster check`` does.
-
-    Args:
-        file: name of the text in messages.
+    """Checks a text, named ``file`` in messages, as ``noetl-dagster check`` does.
 
     Raises:
         PlaybookError: it is invalid; the error lists every problem.
@@ -166,6 +140,4 @@ def draft_of(content: str, *, file: str = "<playbook>") -> PlaybookDraft:
 
 
 def _version(row: Any) -> PlaybookVersion:
-    found = {**row, "catalog_id": str(row["catalog_id"])}
-    found.pop("model", None)
-    return PlaybookVersion(**found)
+    return PlaybookVersion.model_validate({**row, "catalog_id": str(row["catalog_id"])})

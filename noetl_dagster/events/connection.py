@@ -14,8 +14,16 @@ import orjson
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 
+CONNECTION_LOST = (
+    OSError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
+"""Exceptions of a call whose connection breaks; the last one if the server goes during a statement."""
+
 DATABASE_AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""Exceptions of a call while the server restarts or is unreachable; the last one if it goes during a statement."""
+"""Exceptions of a call while the server restarts or is unreachable."""
 
 _STARTING = RetryLimits(
     (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError),
@@ -28,8 +36,7 @@ _PLANNING = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqs
 """Every statement looks rows up by index for any parameters, so a session need not plan it each time."""
 
 _YOUNG_SECONDS, _OLD_SECONDS = 0.25, 60.0
-"""A session discards its plans at the first age, then each time that it has become three times as old, and at least
-at the second interval."""
+"""A session discards its plans at the first age, then whenever it is three times as old, and at the second interval."""
 
 IDLE_SECONDS = 0.01
 
@@ -45,30 +52,11 @@ def encode_json(value: Any) -> bytes:
     return encoded
 
 
-def _encode_jsonb(value: Any) -> bytes:
-    return _JSONB_VERSION + encode_json(value)
-
-
-def _decode_jsonb(value: bytes) -> Any:
-    return orjson.loads(value[1:])
-
-
-_CERTIFICATES = {
-    "sslrootcert": "PGSSLROOTCERT",
-    "sslcert": "PGSSLCERT",
-    "sslkey": "PGSSLKEY",
-    "sslcrl": "PGSSLCRL",
-}
-
-
 def check_certificates(url: str) -> None:
-    """Checks that the files of a TLS connection exist; asyncpg's own error does not name them.
-
-    Raises:
-        ServiceError: one is missing or not readable.
-    """
+    """Raises ``ServiceError`` if a file of a TLS connection cannot be read; asyncpg's own error does not name it."""
     given = dict(parse_qsl(urlsplit(url).query))
-    for name, variable in _CERTIFICATES.items():
+    for name in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
+        variable = f"PG{name.upper()}"
         path = given.get(name) or os.environ.get(variable)
         if path and not os.access(path, os.R_OK):
             place = f"{name} of the database's address" if name in given else variable
@@ -80,15 +68,16 @@ def check_certificates(url: str) -> None:
 async def prepare_connection(connection: asyncpg.Connection) -> None:
     """Sets the codecs of the event log on a connection."""
     await connection.set_type_codec(
-        "jsonb", schema="pg_catalog", encoder=_encode_jsonb, decoder=_decode_jsonb, format="binary"
+        "jsonb",
+        schema="pg_catalog",
+        encoder=lambda value: _JSONB_VERSION + encode_json(value),
+        decoder=lambda value: orjson.loads(value[1:]),
+        format="binary",
     )
 
 
 class _Connection(asyncpg.Connection):  # type: ignore[misc]
-    """A session that discards old plans, because tables grow.
-
-    On an empty table all indexes cost the same; the one chosen then may be wrong for a million rows.
-    """
+    """A session that discards old plans: an index chosen for an empty table may be wrong for a million rows."""
 
     __slots__ = ("_due", "_opened")
 
@@ -98,15 +87,10 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
         self._due = self._opened + _YOUNG_SECONDS
 
     async def discard_old_plans(self) -> None:
-        """Discards the plans if they are old."""
         now = time.monotonic()
         if now >= self._due:
             await self.execute("DISCARD PLANS")
             self._due = now + min(2 * (now - self._opened), _OLD_SECONDS)
-
-
-async def _prepare_session(connection: Any) -> None:
-    await connection.discard_old_plans()
 
 
 async def _skip_reset(connection: asyncpg.Connection) -> None:
@@ -131,7 +115,7 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
             max_size=size,
             connection_class=_Connection,
             init=prepare_connection,
-            setup=_prepare_session,
+            setup=lambda connection: connection.discard_old_plans(),
             reset=_skip_reset,
             server_settings={"application_name": application, **_PLANNING},
         )
@@ -167,7 +151,7 @@ class KeptConnection:
         try:
             if self._connection is None:
                 self._connection = await self._pool.acquire()
-                self._check_later()
+                asyncio.get_running_loop().call_later(IDLE_SECONDS, self._check)
             return await self._connection.fetchval(query, *values)
         finally:
             self._busy = False
@@ -175,15 +159,11 @@ class KeptConnection:
             if self._connection is not None and self._connection.is_closed():
                 self._release()
 
-    def _check_later(self) -> None:
-        asyncio.get_running_loop().call_later(IDLE_SECONDS, self._check)
-
     def _check(self) -> None:
-        if self._connection is None:
-            return
-        if self._busy or asyncio.get_running_loop().time() - self._used < IDLE_SECONDS:
-            self._check_later()
-        else:
+        loop = asyncio.get_running_loop()
+        if self._connection is not None and (self._busy or loop.time() - self._used < IDLE_SECONDS):
+            loop.call_later(IDLE_SECONDS, self._check)
+        elif self._connection is not None:
             self._release()
 
     def _release(self) -> None:

@@ -36,20 +36,15 @@ _SECRET = re.compile(
     r"(pass(word|wd|phrase)?|secret|token|api_?key|access_?key|private_?key|credential|authorization|cookie)s?$",
     re.IGNORECASE,
 )
-_TYPES: dict[type, str] = {dict: "dict", list: "list", str: "str", bool: "bool", int: "int", float: "float"}
 _ADDRESS_PASSWORD = re.compile(r"(\w+://[^/\s:@]*:)[^/\s@]+@")
 
 
 def to_result(envelope: Envelope) -> dict[str, Any]:
     """Returns an envelope in the form of the log."""
     result: dict[str, Any] = {"status": envelope["status"]}
-    reference = envelope.get("ref")
-    if reference is not None:
-        result["reference"] = (
-            reference.model_dump(mode="json", exclude_defaults=True)
-            if isinstance(reference, ResultRef)
-            else reference
-        )
+    if (ref := envelope.get("ref")) is not None:
+        stored = isinstance(ref, ResultRef)
+        result["reference"] = ref.model_dump(mode="json", exclude_defaults=True) if stored else ref
     elif "data" in envelope:
         result["data"] = envelope["data"]
     if envelope.get("extracted"):
@@ -74,24 +69,18 @@ def from_result(result: dict[str, Any] | None) -> Envelope:
     return envelope | (result.get("context") or {})
 
 
-def error_part(error: BaseException, source: str | None = None) -> dict[str, Any]:
-    """Returns the ``error`` part of an envelope; ``source`` is the kind of the tool."""
-    message = str(error) or type(error).__name__
-    part: dict[str, Any] = {
+def error_envelope(error: BaseException, source: str | None = None) -> Envelope:
+    """Returns the envelope of a failed task; ``source`` is the kind of its tool."""
+    part = {
         "kind": kind_of(error),
         "source": source,
-        "message": message[:ERROR_MESSAGE_CHARACTERS],
+        "message": (str(error) or type(error).__name__)[:ERROR_MESSAGE_CHARACTERS],
         "retryable": bool(getattr(error, "retryable", False)),
         "status": getattr(error, "status", None),
         "code": getattr(error, "code", None),
     }
-    return part
-
-
-def error_envelope(error: BaseException, source: str | None = None) -> Envelope:
-    """Returns the envelope of a failed task; ``source`` is the kind of its tool."""
     details = error.details if isinstance(error, ToolError) else {}
-    return {"status": ERROR, "error": error_part(error, source)} | details
+    return {"status": ERROR, "error": part} | details
 
 
 def event_context(
@@ -103,12 +92,7 @@ def event_context(
     vars: Mapping[str, Any],
     results: Mapping[str, Envelope],
 ) -> dict[str, Any]:
-    """Returns the context of an event about a command.
-
-    Args:
-        vars: the execution's ``ctx`` values.
-        results: envelopes of the steps that ended; the context has only a summary of each.
-    """
+    """Returns the context of an event about a command: with the ``ctx`` values, and a summary of each step's result."""
     return {
         "execution_id": str(execution_id),
         "job_id": command_id,
@@ -141,7 +125,7 @@ def step_summary(envelope: Envelope) -> dict[str, Any]:
     return {
         "has_data": stored or data is not None,
         "status": "success" if envelope["status"] == "ok" else "error",
-        "data_type": "reference" if stored else _TYPES.get(type(data), type(data).__name__),
+        "data_type": "reference" if stored else type(data).__name__,
     }
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import threading
 import time
+from datetime import datetime
 
 EPOCH_MS = 1_704_067_200_000  # 2024-01-01T00:00:00Z
 NODE_BITS = 10
@@ -47,9 +48,9 @@ def snowflake_milliseconds(identifier: int) -> int:
     return (identifier >> (NODE_BITS + SEQUENCE_BITS)) + EPOCH_MS
 
 
-def snowflake_floor(unix_milliseconds: int) -> int:
-    """Returns the smallest identifier of a time; partition bounds are such values."""
-    return (unix_milliseconds - EPOCH_MS) << (NODE_BITS + SEQUENCE_BITS)
+def snowflake_floor(moment: datetime) -> int:
+    """Returns the smallest identifier of a moment; partition bounds are such values."""
+    return (int(moment.timestamp() * 1000) - EPOCH_MS) << (NODE_BITS + SEQUENCE_BITS)
 
 
 def process_node() -> int:

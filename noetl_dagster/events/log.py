@@ -51,7 +51,7 @@ def as_row(event: Event) -> tuple[Any, ...]:
 
 def as_event(record: asyncpg.Record) -> Event:
     """Returns a row of the log as an event."""
-    return Event(**{name: record[name] for name in queries.COLUMNS})
+    return Event(**record)
 
 
 class StoredPlaybook(NamedTuple):
@@ -81,18 +81,17 @@ class EventLog:
             gated: omits all of them if their execution is cancelled, like claims.
 
         Returns:
-            The ids of the appended events. The caller that gets the id of an event that may exist only once
-            proceeds; the others do not.
+            The ids of the appended events. Only the caller that gets the id of an event that may exist once proceeds.
 
         Raises:
             ExecutionCancelledError: commands of a cancelled execution were to be issued; nothing is appended.
-                Claims of its commands are omitted instead.
         """
         if not events:
             return set()
         if len(events) == 1:  # a prepared insert is quicker than starting a COPY
             [event] = events
-            return {event.event_id} if await self._append_one(event, connection, gated) else set()
+            appended = await self.append_once(event, connection=connection, gated=gated)
+            return {event.event_id} if appended else set()
         if connection is not None:
             async with _admitted(connection, events, gated) as admitted:
                 return await _insert_new(connection, admitted)
@@ -115,17 +114,13 @@ class EventLog:
         )
         return {record["event_id"] for record in found}
 
-    async def append_once(self, event: Event, *, connection: Connection | None = None) -> bool:
+    async def append_once(
+        self, event: Event, *, connection: Connection | None = None, gated: bool = False
+    ) -> bool:
         """Appends an event that may exist only once; returns True for the one caller that created it.
 
-        A claim of a command whose execution is cancelled is omitted.
-
-        Raises:
-            ExecutionCancelledError: it issues a command of a cancelled execution.
+        See :meth:`append` for ``gated`` and for events of cancelled executions.
         """
-        return await self._append_one(event, connection, gated=False)
-
-    async def _append_one(self, event: Event, connection: Connection | None, gated: bool) -> bool:
         row, where = as_row(event), connection or self._kept
         if not gated and not _is_gated(event):
             return await where.fetchval(queries.INSERT_ONE, *row) is not None
@@ -160,11 +155,8 @@ class EventLog:
             model: its canonical model as JSON, from which executions continue without reading the text again.
         """
         digest = hashlib.sha256(source.encode()).hexdigest()
-        meta = {"version": version} if version is not None else {}
-        catalog_id = await self.pool.fetchval(
-            queries.CATALOG_PUT, self.ids.next(), path, digest, source, meta, model
-        )
-        return int(catalog_id)
+        values = (path, digest, source, {} if version is None else {"version": version}, model)
+        return int(await self.pool.fetchval(queries.CATALOG_PUT, self.ids.next(), *values))
 
     async def source(self, catalog_id: int) -> StoredPlaybook | None:
         """Returns a playbook that was run, or None."""
@@ -181,10 +173,7 @@ def _is_gated(event: Event) -> bool:
 async def _admitted(
     connection: Connection, events: Sequence[Event], all_gated: bool
 ) -> AsyncIterator[Sequence[Event]]:
-    """Opens a transaction and yields the events that cancellations do not exclude.
-
-    None of the executions is cancelled before it ends.
-    """
+    """Yields the events that no cancellation excludes, in a transaction during which none of them is cancelled."""
     gated = {event.execution_id for event in events if all_gated or _is_gated(event)}
     if not gated:
         yield events
@@ -192,8 +181,9 @@ async def _admitted(
     async with connection.transaction():
         closed = {record["id"] for record in await connection.fetch(queries.CLOSED, sorted(gated))}
         if closed:
-            issuing = {event.execution_id for event in events if event.event_type == EventType.COMMAND_ISSUED}
-            _refuse(closed & issuing)
+            _refuse(
+                {one.execution_id for one in events if one.event_type == EventType.COMMAND_ISSUED} & closed
+            )
             events = [
                 event
                 for event in events

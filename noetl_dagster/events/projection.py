@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
@@ -36,15 +35,6 @@ INTERVAL = 0.5
 """Seconds between two polls of the log while nothing happens."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShardLag:
-    """The lag of a shard: age in seconds of its oldest waiting event; ``events`` counts those that it has read."""
-
-    shard: int
-    seconds: float
-    events: int
-
-
 class Projection:
     """Maintains the projection. Any number may run: one of them at a time works on a shard.
 
@@ -60,31 +50,23 @@ class Projection:
     async def catch_up(self, *, patient: bool = False) -> int:
         """Applies every event below the oldest running transaction; returns the number of events read.
 
-        Args:
-            patient: waits for another process that works on a shard; by default it skips that shard.
+        It skips a shard on which another process works, or waits for it if it is ``patient``.
         """
         await self._pool.execute(queries.MAKE_CHECKPOINTS)
+        lock = queries.LOCK_CHECKPOINTS if patient else queries.LOCK_FREE_CHECKPOINTS
         total = 0
-        while (taken := await self._take(patient)) is not None:
-            self.active_at = time.monotonic()
+        while True:
+            async with self._pool.acquire() as connection, connection.transaction():
+                taken = await self._apply_batch(connection, lock)
+            if taken is None:
+                return total
             total += taken
-        return total
-
-    async def lag(self) -> list[ShardLag]:
-        """Returns the lag of every shard, by number."""
-        await self._pool.execute(queries.MAKE_CHECKPOINTS)
-        return [
-            ShardLag(
-                shard=row["shard"],
-                seconds=max(row["seconds"], 0.0),
-                events=row["events"],
-            )
-            for row in await self._pool.fetch(queries.LAG)
-        ]
 
     async def lag_seconds(self) -> float:
         """Returns the age in seconds of the oldest event that is not in the projection, 0 if all are."""
-        return max((shard.seconds for shard in await self.lag()), default=0.0)
+        await self._pool.execute(queries.MAKE_CHECKPOINTS)
+        behind: float = await self._pool.fetchval(queries.LAG)
+        return max(behind, 0.0)
 
     async def rebuild(self) -> int:
         """Replays the whole log; returns the number of events.
@@ -98,22 +80,14 @@ class Projection:
             await connection.execute(queries.RESET_CHECKPOINTS)
             await connection.execute(queries.FORGET)
             while (taken := await self._apply_batch(connection, queries.LOCK_CHECKPOINTS)) is not None:
-                self.active_at = time.monotonic()
                 total += taken
         return total + await self.catch_up(patient=True)
-
-    async def _take(self, patient: bool) -> int | None:
-        lock = queries.LOCK_CHECKPOINTS if patient else queries.LOCK_FREE_CHECKPOINTS
-        async with self._pool.acquire() as connection, connection.transaction():
-            return await self._apply_batch(connection, lock)
 
     async def _apply_batch(self, connection: Any, lock: str) -> int | None:
         """Applies one batch to the shards that are furthest behind, within the caller's transaction.
 
-        Shards with the same checkpoint, as they have once they have caught up, are read together.
-
-        Returns:
-            The number of events in the batch, of all shards; None if there are none.
+        Shards with the same checkpoint, as they have once they have caught up, are read together. Returns the number
+        of events in the batch, of all shards; None if there are none.
         """
         free = await connection.fetch(lock)
         positions = sorted({int(row["xact_id"]) for row in free})
@@ -128,6 +102,7 @@ class Projection:
         count = int(await connection.fetchval(queries.COUNT, start, stop))
         await self._project(connection, shards, start, stop)
         await connection.execute(queries.MOVE_CHECKPOINTS, shards, stop, count)
+        self.active_at = time.monotonic()
         return count
 
     async def _project(self, connection: Any, shards: list[int], start: str, stop: str) -> None:
@@ -156,8 +131,7 @@ class BackgroundProjection:
     """Runs the projection during the work of a process, and a little longer.
 
     Args:
-        linger: seconds for which it continues after the last work, for its final events; longer while an older
-            transaction still runs.
+        linger: seconds after the last work; longer while an older transaction still runs.
     """
 
     def __init__(self, projection: Projection, *, linger: float = 2.0) -> None:
@@ -202,13 +176,10 @@ class BackgroundProjection:
 
 
 async def read_execution(pool: asyncpg.Pool, execution_id: int) -> ProjectedExecution | None:
-    """Reads the current row of an execution: the stored one, with the events since the checkpoint applied.
+    """Returns the current row of an execution: the stored one, with the events since its checkpoint applied.
 
-    Returns:
-        None if the log has no such execution.
+    Returns None if the log has no such execution. It needs no transaction: one statement reads row and checkpoint.
     """
-    # It needs no transaction: one statement reads the row and its checkpoint, and the tail is everything after that
-    # checkpoint.
     async with pool.acquire() as connection:
         row = dict(await connection.fetchrow(queries.ROW_AND_CHECKPOINT, execution_id))
         checkpoint = row.pop("checkpoint") or "0"
@@ -218,34 +189,25 @@ async def read_execution(pool: asyncpg.Pool, execution_id: int) -> ProjectedExec
         if not has_tail:
             return execution if known else None
         tail = await connection.fetch(queries.TAIL, execution_id, checkpoint, TAIL_LIMIT)
+        done: Done = defaultdict(int)
         if tail[0]["seen"] >= TAIL_LIMIT:
-            execution = await _from_log(connection, execution_id)
+            execution = ProjectedExecution(execution_id)
+            for counted in await connection.fetch(queries.DONE_OF_EXECUTION, execution_id):
+                done[(counted["node_name"], counted["visit"])] = counted["done"]
+            events = await connection.fetch(queries.EVENTS_OF_EXECUTION, execution_id)
         else:
-            _apply_tail(execution, [event for event in tail if event["event_id"] is not None])
+            events = [event for event in tail if event["is_change"]]
+            for event in tail:
+                if event["done"]:
+                    done[(event["node_name"], event["visit"])] += event["done"]
+    execution.apply(events, done)
     return execution if execution.created_at is not None else None
-
-
-def _apply_tail(execution: ProjectedExecution, tail: list[Any]) -> None:
-    done: Done = defaultdict(int)
-    for event in tail:
-        if event["done"]:
-            done[(event["node_name"], event["visit"])] += event["done"]
-    execution.apply((event for event in tail if event["is_change"]), done)
-
-
-async def _from_log(connection: Any, execution_id: int) -> ProjectedExecution:
-    execution = ProjectedExecution(execution_id)
-    rows = await connection.fetch(queries.DONE_OF_EXECUTION, execution_id)
-    done = {(row["node_name"], row["visit"]): row["done"] for row in rows}
-    execution.apply(await connection.fetch(queries.EVENTS_OF_EXECUTION, execution_id), done)
-    return execution
 
 
 def _stop(window: Any, others: Sequence[int]) -> str | None:
     """Returns the first transaction after a batch; None if there are no events.
 
-    Args:
-        others: checkpoints of the shards that are further ahead, in order: the batch stops at the first of them.
+    The batch stops at the first of ``others``, the checkpoints of the shards that are further ahead.
     """
     if window["first"] is None or int(window["first"]) >= int(window["horizon"]):
         return None

@@ -71,18 +71,16 @@ GROUP BY 1, 2, 3
 
 COUNT = f"SELECT count(*) FROM noetl.event WHERE {_WINDOW}"
 
-EXECUTION_COLUMNS = (
-    "execution_id", "catalog_id", "parent_execution_id", "playbook", "status", "last_event_type",
-    "last_node_name", "last_event_id", "start_time", "end_time", "state", "error", "created_at", "updated_at",
-)  # fmt: skip
-_TYPES = (
-    "bigint", "bigint", "bigint", "text", "text", "text", "text", "bigint", "timestamptz", "timestamptz",
-    "jsonb", "text", "timestamptz", "timestamptz",
-)  # fmt: skip
+_TYPES = {
+    "execution_id": "bigint", "catalog_id": "bigint", "parent_execution_id": "bigint", "playbook": "text",
+    "status": "text", "last_event_type": "text", "last_node_name": "text", "last_event_id": "bigint",
+    "start_time": "timestamptz", "end_time": "timestamptz", "state": "jsonb", "error": "text",
+    "created_at": "timestamptz", "updated_at": "timestamptz",
+}  # fmt: skip
+EXECUTION_COLUMNS = tuple(_TYPES)
 _LIST = ", ".join(EXECUTION_COLUMNS)
-_ARRAYS = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(_TYPES, start=1))
+_ARRAYS = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(_TYPES.values(), start=1))
 
-EXECUTION = f"SELECT {_LIST} FROM noetl.execution WHERE execution_id = $1"
 EXECUTIONS = f"SELECT {_LIST} FROM noetl.execution WHERE execution_id = ANY($1::bigint[])"
 
 PUT_EXECUTIONS = f"""
@@ -141,13 +139,11 @@ SELECT {_VISIT}, sum({_DONE})::bigint AS done FROM noetl.event WHERE execution_i
 GROUP BY 1, 2
 """
 
-# By shard: the number of its events, and the age in seconds of the oldest event that it has not applied.
+# The age in seconds of the oldest event that is not applied in its shard.
 LAG = """
-SELECT checkpoint.shard, checkpoint.events,
-       COALESCE(extract(epoch FROM clock_timestamp() - waiting.created_at), 0)::float8 AS seconds
+SELECT COALESCE(max(extract(epoch FROM clock_timestamp() - waiting.created_at)), 0)::float8
 FROM noetl.projection_checkpoint checkpoint
 LEFT JOIN LATERAL (
     SELECT created_at FROM noetl.event WHERE xact_id >= checkpoint.xact_id ORDER BY event.xact_id LIMIT 1
 ) waiting ON true
-ORDER BY checkpoint.shard
 """

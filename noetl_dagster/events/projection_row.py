@@ -54,13 +54,13 @@ class ProjectedExecution:
         """Applies a batch of events in the order in which their transactions began.
 
         Successful iterations come as counts: however a log is divided into batches, the row is the same, because
-        counts belong to a visit, and all starts of a visit's loop share one count. A count is negative if more
-        iterations lost a page than had their first one.
+        counts belong to a visit, and all starts of a visit's loop share one count.
 
         Args:
             events: rows of :data:`noetl_dagster.events.projection_queries.EVENTS`, including failures of iterations
                 that will not be tried again.
             done: counts of the batch; those of known visits are applied first, others when their loop starts.
+                Negative if more iterations lost a page than had their first one.
         """
         for entry in self._loops():
             entry["done"] += done.pop((entry["step"], entry["visit"]), 0)
@@ -93,16 +93,15 @@ class ProjectedExecution:
         self.state["epoch"] = int(event["meta"]["epoch"])
         self.state["run_id"] = event["meta"].get("dagster_run_id")
         for entry in self._loops():
-            entry["failed"] = (
-                0 if not entry["completed"] else entry["failed"]
-            )  # those iterations are tried again
+            if not entry["completed"]:  # its failed iterations are tried again
+                entry["failed"] = 0
         for step in self.state.get("steps", []):
             if step.pop("unhandled", False):
                 step["status"] = ExecutionStatus.RUNNING
                 step.pop("error", None)
 
     def _ended(self, event: Mapping[str, Any], done: Done) -> None:
-        self.status = STATUS_OF_END[EventType(event["event_type"])]
+        self.status = STATUS_OF_END[event["event_type"]]
         self.end_time, self.error = event["created_at"], event["error"]
         if self.status is ExecutionStatus.CANCELLED:
             for step in self.state.get("steps", []):
@@ -126,11 +125,8 @@ class ProjectedExecution:
             return
         step["visits"] = _visit(event)
         step["status"] = event["status"]
-        known = {
-            "error": event["error"],
-            "result": event["result_uri"],
-            "unhandled": bool(event["meta"].get("unhandled")),
-        }
+        unhandled = bool(event["meta"].get("unhandled"))
+        known = {"error": event["error"], "result": event["result_uri"], "unhandled": unhandled}
         step.update({key: value for key, value in known.items() if value})
 
     def _loop_started(self, event: Mapping[str, Any], done: Done) -> None:
@@ -158,13 +154,11 @@ class ProjectedExecution:
         loops[step] = entry
 
     def _iteration_failed(self, event: Mapping[str, Any], done: Done) -> None:
-        entry = self._loop_of(event)
-        if entry is not None:
+        if (entry := self._loop_of(event)) is not None:
             entry["failed"] += 1
 
     def _loop_done(self, event: Mapping[str, Any], done: Done) -> None:
-        entry = self._loop_of(event)
-        if entry is None:
+        if (entry := self._loop_of(event)) is None:
             return
         meta, entry["completed"] = event["meta"], True
         if "done" in meta:
@@ -216,6 +210,3 @@ _HANDLERS = (
     | dict.fromkeys(STATUS_OF_END, ProjectedExecution._ended)
     | dict.fromkeys(_COUNTED, ProjectedExecution._iteration_failed)
 )
-
-CHANGES = frozenset(_HANDLERS) - _COUNTED
-"""Events that always change a row. Of the failures only an iteration's last one does."""

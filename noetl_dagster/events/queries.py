@@ -1,32 +1,22 @@
 """Every statement that the event log runs."""
 
-COLUMNS = (
-    "execution_id",
-    "event_id",
-    "event_type",
-    "catalog_id",
-    "parent_event_id",
-    "parent_execution_id",
-    "node_name",
-    "node_type",
-    "status",
-    "duration",
-    "context",
-    "result",
-    "meta",
-    "error",
-    "current_index",
-    "current_item",
-    "worker_id",
-    "created_at",
-)
+_TYPES = {
+    "execution_id": "bigint", "event_id": "bigint", "event_type": "text", "catalog_id": "bigint",
+    "parent_event_id": "bigint", "parent_execution_id": "bigint", "node_name": "text", "node_type": "text",
+    "status": "text", "duration": "float8", "context": "jsonb", "result": "jsonb", "meta": "jsonb", "error": "text",
+    "current_index": "int", "current_item": "jsonb", "worker_id": "text", "created_at": "timestamptz",
+}  # fmt: skip
+COLUMNS = tuple(_TYPES)
 """Columns that a writer fills, in the order of :func:`noetl_dagster.events.log.as_row`."""
 
-_TYPES = (
-    "bigint", "bigint", "text", "bigint", "bigint", "bigint", "text", "text", "text", "float8",
-    "jsonb", "jsonb", "jsonb", "text", "int", "jsonb", "text", "timestamptz",
-)  # fmt: skip
 _LIST = ", ".join(COLUMNS)
+
+_ENDS = "('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')"
+_END_OF_COMMAND = f"""
+execution_id = $1 AND meta ->> 'command_id' = $2 AND meta ? 'command_id' AND event_type IN {_ENDS}"""
+_CHUNK_OF_VISIT = """
+execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_type = 'call.partial'"""
+_OF_VISIT = "execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->> 'epoch' = $4"
 
 
 def insert_new(first: int, condition: str = "true") -> str:
@@ -36,34 +26,23 @@ def insert_new(first: int, condition: str = "true") -> str:
         first: number of the parameter with the first column; each parameter is an array.
         condition: one for all of them, evaluated before the first insert.
     """
-    arrays = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(_TYPES, start=first))
-    return f"""
-INSERT INTO noetl.event ({_LIST})
-SELECT {_LIST} FROM unnest({arrays}) AS new ({_LIST})
-WHERE {condition}
-ON CONFLICT DO NOTHING
-RETURNING event_id
-"""
+    arrays = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(_TYPES.values(), start=first))
+    return _insert(f"SELECT {_LIST} FROM unnest({arrays}) AS new ({_LIST}) WHERE {condition}")
+
+
+def _insert(source: str) -> str:
+    return f"INSERT INTO noetl.event ({_LIST}) {source} ON CONFLICT DO NOTHING RETURNING event_id"
 
 
 INSERT_NEW = insert_new(first=1)
 
 # Inserts one event in the cheapest way, unless a unique index refuses it.
-INSERT_ONE = f"""
-INSERT INTO noetl.event ({_LIST}) VALUES ({", ".join(f"${place}" for place in range(1, len(COLUMNS) + 1))})
-ON CONFLICT DO NOTHING
-RETURNING event_id
-"""
+INSERT_ONE = _insert(f"VALUES ({', '.join(f'${place}' for place in range(1, len(COLUMNS) + 1))})")
 
 # Inserts one event that issues or claims a command, unless a unique index or the cancellation of its execution
 # refuses it.
-INSERT_GATED = f"""
-INSERT INTO noetl.event ({_LIST})
-SELECT {", ".join(f"${place}::{type_}" for place, type_ in enumerate(_TYPES, start=1))}
-WHERE noetl.is_open($1::bigint)
-ON CONFLICT DO NOTHING
-RETURNING event_id
-"""
+_VALUES = ", ".join(f"${place}::{type_}" for place, type_ in enumerate(_TYPES.values(), start=1))
+INSERT_GATED = _insert(f"SELECT {_VALUES} WHERE noetl.is_open($1::bigint)")
 
 # Which of the given executions are cancelled: their commands may no longer be issued or claimed.
 CLOSED = "SELECT id FROM unnest($1::bigint[]) AS id WHERE NOT noetl.is_open(id)"
@@ -104,17 +83,14 @@ ORDER BY event_id
 _OF_ASSET = "event_type = 'step.exit' AND status = 'COMPLETED' AND meta ? 'asset' AND meta ->> 'asset' = $1"
 
 # The latest result of an asset; of one partition of it.
-ASSET_RESULT = f"""
+_LATEST_RESULT = """
 SELECT execution_id, event_id, result, meta ->> 'partition' AS partition FROM noetl.event
-WHERE {_OF_ASSET}
-ORDER BY event_id DESC LIMIT 1
+WHERE {which} ORDER BY event_id DESC LIMIT 1
 """
-
-PARTITION_RESULT = f"""
-SELECT execution_id, event_id, result, meta ->> 'partition' AS partition FROM noetl.event
-WHERE {_OF_ASSET} AND meta ? 'partition' AND meta ->> 'partition' = $2
-ORDER BY event_id DESC LIMIT 1
-"""
+ASSET_RESULT = _LATEST_RESULT.format(which=_OF_ASSET)
+PARTITION_RESULT = _LATEST_RESULT.format(
+    which=f"{_OF_ASSET} AND meta ? 'partition' AND meta ->> 'partition' = $2"
+)
 
 # The latest result of every partition of an asset.
 ASSET_PARTITIONS = f"""
@@ -226,11 +202,11 @@ GROUP BY current_index
 """
 
 # The chunks of a visit of a step, from one number to another one.
-CHUNKS = """
+CHUNKS = f"""
 SELECT (meta ->> 'chunk_index')::int AS chunk_index, (meta ->> 'row_count')::bigint AS row_count,
        (meta -> 'has_more')::bool AS has_more, result
 FROM noetl.event
-WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_type = 'call.partial'
+WHERE {_CHUNK_OF_VISIT}
   AND (meta ->> 'chunk_index')::int >= $4 AND (meta ->> 'chunk_index')::int < $5
 ORDER BY (meta ->> 'chunk_index')::int
 """
@@ -248,40 +224,29 @@ FROM noetl.event WHERE execution_id = $1 AND event_type = 'loop.started' AND met
 """
 
 # The iteration that produced each chunk of a visit.
-CHUNK_ITERATIONS = """
-SELECT (meta ->> 'chunk_index')::int AS chunk_index, current_index FROM noetl.event
-WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_type = 'call.partial'
+CHUNK_ITERATIONS = f"""
+SELECT (meta ->> 'chunk_index')::int AS chunk_index, current_index FROM noetl.event WHERE {_CHUNK_OF_VISIT}
 """
 
 # Where a call continues whose chunks are in the log.
-CHUNKS_TOLD = """
+CHUNKS_TOLD = f"""
 SELECT (meta ->> 'chunk_index')::int AS chunk_index, (meta -> 'has_more')::bool AS has_more,
        meta ->> 'command_id' AS command_id, result, context
 FROM noetl.event
-WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_type = 'call.partial'
-  AND (context ->> 'ended')::int = $4
+WHERE {_CHUNK_OF_VISIT} AND (context ->> 'ended')::int = $4
 ORDER BY (meta ->> 'chunk_index')::int
 """
 
 # How a command ended, if it did.
-COMMAND_END = """
+COMMAND_END = f"""
 SELECT event_type, result, context, error, (meta ->> 'attempt')::int AS attempt
-FROM noetl.event
-WHERE execution_id = $1 AND meta ->> 'command_id' = $2
-  AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
-  AND meta ? 'command_id'
+FROM noetl.event WHERE {_END_OF_COMMAND}
 """
 
 # Whether a command is over: it has ended, or its execution was cancelled.
-COMMAND_OVER = """
-SELECT EXISTS (
-    SELECT FROM noetl.event
-    WHERE execution_id = $1 AND meta ->> 'command_id' = $2
-      AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
-      AND meta ? 'command_id'
-) OR EXISTS (
-    SELECT FROM noetl.event WHERE execution_id = $1 AND event_type = 'execution.cancelled'
-)
+COMMAND_OVER = f"""
+SELECT EXISTS (SELECT FROM noetl.event WHERE {_END_OF_COMMAND})
+    OR EXISTS (SELECT FROM noetl.event WHERE execution_id = $1 AND event_type = 'execution.cancelled')
 """
 
 # Commands that were begun and have not ended, each by the latest event of its beginning: claimed ones and, of
@@ -300,8 +265,7 @@ FROM begun
 WHERE NOT EXISTS (
     SELECT FROM noetl.event ended
     WHERE ended.execution_id = $1 AND ended.meta ->> 'command_id' = begun.meta ->> 'command_id'
-      AND ended.event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
-      AND ended.meta ? 'command_id')
+      AND ended.event_type IN {_ENDS} AND ended.meta ? 'command_id')
 ORDER BY begun.meta ->> 'command_id', begun.event_id DESC
 """
 
@@ -343,25 +307,17 @@ WHERE execution_id = $1 AND meta ->> 'command_id' = $2 AND event_type = 'retry_s
 """
 
 # The event by which a visit ended in an epoch.
-STEP_EXIT = f"""
-SELECT {_LIST} FROM noetl.event
-WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->> 'epoch' = $4
-  AND event_type = 'step.exit'
-"""
+STEP_EXIT = f"SELECT {_LIST} FROM noetl.event WHERE {_OF_VISIT} AND event_type = 'step.exit'"
 
 # The outcomes of a visit's checks in an epoch.
 STEP_CHECKS = f"""
-SELECT {_LIST} FROM noetl.event
-WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->> 'epoch' = $4
-  AND event_type = 'check.evaluated'
-ORDER BY event_id
+SELECT {_LIST} FROM noetl.event WHERE {_OF_VISIT} AND event_type = 'check.evaluated' ORDER BY event_id
 """
 
 # The latest process that took a turn of a visit in an epoch.
-STEP_TURNS = """
+STEP_TURNS = f"""
 SELECT (meta ->> 'turn')::int AS turn, event_id, worker_id, context FROM noetl.event
-WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->> 'epoch' = $4
-  AND event_type = 'step.enter' AND meta ? 'turn'
+WHERE {_OF_VISIT} AND event_type = 'step.enter' AND meta ? 'turn'
 ORDER BY 1 DESC LIMIT 1
 """
 

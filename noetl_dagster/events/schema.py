@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import asyncpg
 
@@ -22,6 +24,7 @@ from noetl_dagster.events.ids import snowflake_floor
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import Settings
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 SCHEMA_LOCK = 7_306_001
@@ -94,29 +97,23 @@ class AppliedSchema:
     partitions: tuple[str, ...] = ()
 
 
-def schema_folder() -> Path:
-    """Returns the folder of the numbered SQL files: beside the package in a checkout, inside it in a wheel."""
-    packaged = Path(str(resources.files("noetl_dagster"))) / "schema"
-    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "schema"
-
-
 def schema_files() -> list[Path]:
     """Returns the SQL files in the order in which they are applied."""
-    files = sorted(schema_folder().glob("[0-9]*.sql"))
+    packaged = (
+        Path(str(resources.files("noetl_dagster"))) / "schema"
+    )  # in a wheel; in a checkout beside the package
+    folder = packaged if packaged.is_dir() else Path(__file__).parents[2] / "schema"
+    files = sorted(folder.glob("[0-9]*.sql"))
     if not files:
-        raise ServiceError(f"no schema files in {schema_folder()}; reinstall noetl-dagster")
+        raise ServiceError(f"no schema files in {folder}; reinstall noetl-dagster")
     return files
 
 
-async def apply_schema(url: str, *, now: datetime | None = None) -> AppliedSchema:
+async def apply_schema(url: str) -> AppliedSchema:
     """Applies the schema to a database and creates its partitions; does nothing if it is up to date.
 
     A schema of a later version stays as it is. No statement waits longer than :data:`LOCK_TIMEOUT` for a locked table,
     since other work would wait behind it; then the whole is tried again.
-
-    Args:
-        url: ``postgresql://`` address of the database.
-        now: time from which partitions are created ahead; default: the clock.
 
     Raises:
         ServiceError: the schema is of a later version that excludes this one; or tables are locked for longer
@@ -124,22 +121,33 @@ async def apply_schema(url: str, *, now: datetime | None = None) -> AppliedSchem
     """
     connection = await asyncpg.connect(url)
     try:
-        return await apply_schema_on(connection, now=now)
+        return await apply_schema_on(connection)
     finally:
         await connection.close()
 
 
-async def apply_schema_on(connection: asyncpg.Connection, *, now: datetime | None = None) -> AppliedSchema:
+async def apply_schema_on(connection: asyncpg.Connection) -> AppliedSchema:
     """Applies the schema like :func:`apply_schema`, on an open connection."""
-    time = now or datetime.now(UTC)
+    now = datetime.now(UTC)
     found = await found_schema(connection)
-    ahead = {partition_name(start) for start, _ in month_bounds(time, MONTHS_AHEAD)}
+    ahead = {partition_name(start) for start, _ in month_bounds(now, MONTHS_AHEAD)}
     if found is not None and found.serves and ahead <= set(await partitions(connection)):
-        return _warn_if_later(
-            AppliedSchema(found, changed=False)
-        )  # without a lock, because processes start often
+        return _warn_if_later(AppliedSchema(found, changed=False))  # no lock, because processes start often
+
+    async def apply() -> AppliedSchema:
+        found = await found_schema(connection)
+        changed = found is None or not found.serves
+        if changed:
+            for text in _texts():
+                await connection.execute(text)
+            await connection.execute(_NUMBER, SCHEMA_VERSION, schema_digest(), WORKS_FROM)
+        made = await ensure_partitions(connection, now)
+        applied = await found_schema(connection)
+        assert applied is not None
+        return _warn_if_later(AppliedSchema(applied, changed, tuple(made)))
+
     try:
-        return await with_retries(partial(_apply, connection, time), _HELD, on_failure=_held)
+        return await _change(connection, apply)
     except _HELD.failures as error:
         raise ServiceError(
             f"the schema of the event log cannot be changed: {error}; tables are held by long transactions, "
@@ -147,33 +155,24 @@ async def apply_schema_on(connection: asyncpg.Connection, *, now: datetime | Non
         ) from error
 
 
-async def _apply(connection: asyncpg.Connection, now: datetime) -> AppliedSchema:
-    async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
-        await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-        found = await found_schema(connection)
-        changed = found is None or not found.serves
-        if changed:
-            texts = _texts()
-            for text in texts:
-                await connection.execute(text)
-            await connection.execute(_NUMBER, SCHEMA_VERSION, _digest(texts), WORKS_FROM)
-        made = await ensure_partitions(connection, now)
-        applied = await found_schema(connection)
-        assert applied is not None
-        return _warn_if_later(AppliedSchema(applied, changed, tuple(made)))
-
-
 async def make_partitions(connection: asyncpg.Connection, now: datetime) -> list[str]:
     """Creates partitions like :func:`ensure_partitions`, one process at a time, without blocking others for long."""
+    return await _change(connection, lambda: ensure_partitions(connection, now))
 
-    async def make() -> list[str]:
+
+async def _change(connection: asyncpg.Connection, change: Callable[[], Awaitable[T]]) -> T:
+    """Runs a change of the schema in a transaction, one process at a time, and again while tables are held."""
+
+    async def attempt() -> T:
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
             await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-            return await ensure_partitions(connection, now)
+            return await change()
 
-    return await with_retries(make, _HELD, on_failure=_held)
+    def note(error: BaseException, pause: float) -> None:
+        logger.warning("the schema waits for a table: %s; trying again in %.2g s", error, pause)
+
+    return await with_retries(attempt, _HELD, on_failure=note)
 
 
 def _warn_if_later(applied: AppliedSchema) -> AppliedSchema:
@@ -186,16 +185,8 @@ def _warn_if_later(applied: AppliedSchema) -> AppliedSchema:
     return applied
 
 
-def _held(error: BaseException, pause: float) -> None:
-    logger.warning("the schema waits for a table: %s; trying again in %.2g s", error, pause)
-
-
 async def found_schema(connection: asyncpg.Connection | asyncpg.Pool) -> FoundSchema | None:
-    """Returns the schema of a database; None if it has none.
-
-    Raises:
-        VersionError: the schema is of a later version that excludes this one.
-    """
+    """Returns the schema of a database, or None; raises ``VersionError`` if it is a later one that excludes this."""
     if not await connection.fetchval(_EXISTS):
         return None
     row = await connection.fetchrow(_NUMBERED) if await connection.fetchval(_HAS_NUMBER) else None
@@ -214,52 +205,41 @@ def _texts() -> list[str]:
     return [path.read_text(encoding="utf-8") for path in schema_files()]
 
 
-def _digest(texts: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
-
-
 def schema_digest() -> str:
     """Returns the digest of the texts of this version's schema."""
-    return _digest(_texts())
+    return hashlib.sha256("\n".join(_texts()).encode()).hexdigest()
 
 
-async def await_schema(pool: asyncpg.Pool, *, number: int = 1, patience: float | None = 300.0) -> None:
-    """Waits until another process has applied the schema to a new database.
+async def settle_schema(settings: Settings, pool: asyncpg.Pool, *, apply: bool = True) -> None:
+    """Applies the schema to a new database, or waits until a process that may has applied it.
 
     Args:
-        number: the lowest version of the schema that is needed.
-        patience: longest wait in seconds; None: forever.
+        apply: the process belongs to the control plane; a worker may use the schema of an earlier version.
 
     Raises:
         ServiceError: the wait was in vain; or the schema is of a later version that excludes this one.
     """
-    began = asyncio.get_running_loop().time()
+    assert settings.db_url is not None
+    if apply and settings.schema_apply:
+        await apply_schema(settings.db_url)
+        return
+    number = SCHEMA_VERSION if apply else 1
+    patience = (
+        300.0 if settings.health_port is None else math.inf
+    )  # with a probe the process is not ready meanwhile
+    began = time.monotonic()
     warned = False
     while (found := await found_schema(pool)) is None or found.number < number:
         if not warned:
             what = "no schema yet" if found is None else f"schema {found.number}, {number} is needed"
             logger.warning("the event log has %s; waiting for 'noetl-dagster provision' or 'serve'", what)
             warned = True
-        if patience is not None and asyncio.get_running_loop().time() > began + patience:
+        if time.monotonic() > began + patience:
             raise ServiceError(
                 "the event log has no schema; run 'noetl-dagster provision' or start 'noetl-dagster serve', which "
                 "apply it, or check that NOETL_DB_URL names its database"
             )
         await asyncio.sleep(0.25)
-
-
-async def settle_schema(settings: Settings, pool: asyncpg.Pool, *, apply: bool = True) -> None:
-    """Applies the schema, or waits until a process that may has applied it.
-
-    Args:
-        apply: the process belongs to the control plane; a worker may use the schema of an earlier version.
-    """
-    assert settings.db_url is not None
-    if apply and settings.schema_apply:
-        await apply_schema(settings.db_url)
-        return
-    watched = settings.health_port is not None  # not ready meanwhile
-    await await_schema(pool, number=SCHEMA_VERSION if apply else 1, patience=None if watched else 300.0)
 
 
 async def open_settled_pool(
@@ -282,27 +262,25 @@ async def partitions(connection: asyncpg.Connection) -> list[str]:
 
 
 async def ensure_partitions(connection: asyncpg.Connection, now: datetime) -> list[str]:
-    """Creates the monthly partitions from this month to three months ahead; returns the names of the new ones."""
+    """Creates the monthly partitions from this month to three months ahead; returns the names of the new ones.
+
+    Events of their ranges in the default partition move into them.
+    """
     present = set(await partitions(connection))
     made = []
-    for start, end in month_bounds(now, MONTHS_AHEAD):
-        name = partition_name(start)
+    for month, next_month in month_bounds(now, MONTHS_AHEAD):
+        name, start, end = partition_name(month), snowflake_floor(month), snowflake_floor(next_month)
         if name in present:
             continue
-        await _make_partition(connection, name, partition_floor(start), partition_floor(end))
         made.append(name)
+        if not await connection.fetchval(_CAUGHT, start, end):
+            await connection.execute(_CREATE_PARTITION.format(name=name, start=start, end=end))
+            continue
+        async with connection.transaction():
+            await connection.execute(_CREATE_APART.format(name=name))
+            await connection.execute(_MOVE.format(name=name), start, end)
+            await connection.execute(_ATTACH.format(name=name, start=start, end=end))
     return made
-
-
-async def _make_partition(connection: asyncpg.Connection, name: str, start: int, end: int) -> None:
-    """Creates a partition; events of its range in the default partition move into it."""
-    if not await connection.fetchval(_CAUGHT, start, end):
-        await connection.execute(_CREATE_PARTITION.format(name=name, start=start, end=end))
-        return
-    async with connection.transaction():
-        await connection.execute(_CREATE_APART.format(name=name))
-        await connection.execute(_MOVE.format(name=name), start, end)
-        await connection.execute(_ATTACH.format(name=name, start=start, end=end))
 
 
 def month_bounds(now: datetime, ahead: int) -> list[tuple[datetime, datetime]]:
@@ -321,8 +299,3 @@ def partition_start(name: str) -> datetime | None:
     """Returns the month of a partition by its name, None for one that is not monthly."""
     found = _PARTITION_NAME.fullmatch(name)
     return datetime(int(found[1]), int(found[2]), 1, tzinfo=UTC) if found is not None else None
-
-
-def partition_floor(time: datetime) -> int:
-    """Returns the smallest execution id of a time."""
-    return snowflake_floor(int(time.timestamp() * 1000))

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from noetl_dagster.events.envelopes import Envelope, from_result
-from noetl_dagster.events.types import TERMINAL_EVENTS, Event, EventType
+from noetl_dagster.events.types import Event, EventType
 
 
 class ExecutionStatus(StrEnum):
@@ -35,11 +35,12 @@ class StepStatus(StrEnum):
 PASSED = "PASSED"
 """Status of a check's event; the other is ``FAILED``."""
 
-STATUS_OF_END = {
+STATUS_OF_END: Mapping[str, ExecutionStatus] = {
     EventType.PLAYBOOK_COMPLETED: ExecutionStatus.COMPLETED,
     EventType.PLAYBOOK_FAILED: ExecutionStatus.FAILED,
     EventType.EXECUTION_CANCELLED: ExecutionStatus.CANCELLED,
 }
+"""Statuses by the events that end an execution; at most one such event for each epoch of an execution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +114,11 @@ class ExecutionState:
         run_id: the Dagster run that drives this epoch, None without Dagster.
         ctx: the patches of all ended steps, in order.
         visits: latest visit that was entered, by step.
-        ends: every visit that ended; ``latest``: the latest that was not skipped, by step.
+        ends: every visit that ended, by step and visit; ``latest``: the latest that was not skipped, by step.
         loops: starts of each visit's loop, in order.
-        partition: the partition of the playbook that the execution belongs to.
-        reads: results of other assets that the visit of a step reads, by name: one as the log stores it, or several
-            by partition.
-        watermarks: value of a visit's watermark when the visit was entered.
+        reads: results of other assets that a visit reads, by name: one as the log stores it, or several by partition.
         settings: rendered values of the templates in a visit's settings when it was entered.
+        watermarks: value of a visit's watermark when it was entered.
         checks: latest outcome of each check, by step, visit and name.
         trace: the foreign trace that it is a part of, or was requested by.
         began: id of the event that began the current run: its first, or the resumption after it had stopped.
@@ -150,14 +149,11 @@ class ExecutionState:
     settings: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     watermarks: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     checks: dict[tuple[str, int, str], CheckOutcome] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
     trace: dict[str, str] = field(default_factory=dict)
     began: int = 0
     stops: int = 0
     entered: dict[tuple[str, int], int] = field(default_factory=dict)
     exits: dict[tuple[str, int], int] = field(default_factory=dict)
-    started_at: Any = None
-    ended_at: Any = None
 
     @classmethod
     def fold(cls, execution_id: int, events: Iterable[Event]) -> ExecutionState:
@@ -199,7 +195,6 @@ class ExecutionState:
         self.run_id = event.meta.get("dagster_run_id")
         self.trace = event.meta.get("trace", {})
         self.began = event.event_id
-        self.started_at = event.created_at
 
     def _resumed(self, event: Event) -> None:
         self.epoch = int(event.meta["epoch"])
@@ -208,31 +203,30 @@ class ExecutionState:
             self.began = event.event_id
         self.status = ExecutionStatus.RUNNING
         self.error = None
-        self.ended_at = None
 
     def _terminal(self, event: Event) -> None:
-        self.status = STATUS_OF_END[EventType(event.event_type)]
+        self.status = STATUS_OF_END[event.event_type]
         self.error = event.error
         self.stops += 1
-        self.ended_at = event.created_at
 
     def _entered(self, event: Event) -> None:
-        step, visit = event.node_name or "", int(event.meta.get("visit", 1))
+        step, visit = key = _visit_of(event)
         self.visits[step] = max(visit, self.visits.get(step, 0))
-        self.entered.setdefault((step, visit), event.event_id)
+        self.entered.setdefault(key, event.event_id)
         context = event.context or {}
-        if context.get("reads"):
-            self.reads[(step, visit)] = context["reads"]
-        if context.get("settings"):
-            self.settings[(step, visit)] = context["settings"]
-        if context.get("watermark"):
-            self.watermarks[(step, visit)] = context["watermark"]
+        for name, known in (
+            ("reads", self.reads),
+            ("settings", self.settings),
+            ("watermark", self.watermarks),
+        ):
+            if context.get(name):
+                known[key] = context[name]
 
     def _exited(self, event: Event) -> None:
-        context = event.context or {}
+        step, visit = key = _visit_of(event)
         end = StepEnd(
-            step=event.node_name or "",
-            visit=int(event.meta.get("visit", 1)),
+            step=step,
+            visit=visit,
             epoch=int(event.meta.get("epoch", 1)),
             status=StepStatus(event.status or "COMPLETED"),
             envelope=from_result(event.result),
@@ -242,28 +236,26 @@ class ExecutionState:
             event_id=event.event_id,
             watermark=event.meta.get("watermark"),
         )
-        visit = (end.step, end.visit)
-        self.ends[visit] = end
-        self.exits[visit] = self.exits.get(visit, 0) + 1
-        self.entered.pop(visit, None)
+        self.ends[key] = end
+        self.exits[key] = self.exits.get(key, 0) + 1
+        self.entered.pop(key, None)
         if end.status is not StepStatus.SKIPPED:
-            self.latest[end.step] = end
-        for path, value in context.get("patches", ()):
+            self.latest[step] = end
+        for path, value in (event.context or {}).get("patches", ()):
             assign(self.ctx, path, value)
 
     def _checked(self, event: Event) -> None:
-        meta, context = event.meta, event.context or {}
-        outcome = CheckOutcome(
-            step=event.node_name or "",
-            visit=int(meta.get("visit", 1)),
+        meta, (step, visit) = event.meta, _visit_of(event)
+        self.checks[(step, visit, meta["check"])] = CheckOutcome(
+            step=step,
+            visit=visit,
             name=meta["check"],
             passed=event.status == PASSED,
             severity=meta.get("severity", "error"),
             blocking=bool(meta.get("blocking")),
             why=event.error or "",
-            facts=context.get("facts", {}),
+            facts=(event.context or {}).get("facts", {}),
         )
-        self.checks[(outcome.step, outcome.visit, outcome.name)] = outcome
 
     def checks_of(self, step: str, visit: int) -> list[CheckOutcome]:
         """Returns the outcomes of the checks of a visit, in the order in which they were evaluated."""
@@ -271,16 +263,14 @@ class ExecutionState:
 
     def _loop_started(self, event: Event) -> None:
         meta = event.meta
-        key = (event.node_name or "", int(meta.get("visit", 1)))
-        size = int(meta.get("total_shards", meta.get("collection_size", 0)))
         run = LoopRun(
             loop_id=meta["loop_id"],
-            size=size,
+            size=int(meta.get("total_shards", meta.get("collection_size", 0))),
             epoch=int(meta.get("epoch", 1)),
             context=event.context or {},
             continues=meta.get("continues"),
         )
-        self.loops.setdefault(key, []).append(run)
+        self.loops.setdefault(_visit_of(event), []).append(run)
 
     def _loop_done(self, event: Event) -> None:
         for runs in self.loops.values():
@@ -288,8 +278,9 @@ class ExecutionState:
                 if run.loop_id == event.meta.get("loop_id"):
                     run.done = True
 
-    def _warned(self, event: Event) -> None:
-        self.warnings.append(event.error or "")
+
+def _visit_of(event: Event) -> tuple[str, int]:
+    return event.node_name or "", int(event.meta.get("visit", 1))
 
 
 def assign(target: dict[str, Any], path: list[str] | tuple[str, ...], value: Any) -> None:
@@ -312,5 +303,4 @@ _HANDLERS: Mapping[Any, Callable[[ExecutionState, Event], None]] = {
     EventType.LOOP_FANOUT_STARTED: ExecutionState._loop_started,
     EventType.LOOP_DONE: ExecutionState._loop_done,
     EventType.LOOP_FANIN_COMPLETED: ExecutionState._loop_done,
-    EventType.WARNING: ExecutionState._warned,
-} | dict.fromkeys(TERMINAL_EVENTS, ExecutionState._terminal)
+} | dict.fromkeys(STATUS_OF_END, ExecutionState._terminal)

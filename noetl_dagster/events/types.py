@@ -47,19 +47,8 @@ class EventType(StrEnum):
     WARNING = "warning"
 
 
-TERMINAL_EVENTS = frozenset(
-    {EventType.PLAYBOOK_COMPLETED, EventType.PLAYBOOK_FAILED, EventType.EXECUTION_CANCELLED}
-)
-"""Events that end an execution; at most one for each epoch of an execution."""
-
-COMMAND_ENDS = frozenset(
-    {
-        EventType.COMMAND_COMPLETED,
-        EventType.COMMAND_FAILED,
-        EventType.LOOP_SHARD_DONE,
-        EventType.LOOP_SHARD_FAILED,
-    }
-)
+SHARD_ENDS = frozenset({EventType.LOOP_SHARD_DONE, EventType.LOOP_SHARD_FAILED})
+COMMAND_ENDS = SHARD_ENDS | {EventType.COMMAND_COMPLETED, EventType.COMMAND_FAILED}
 """Events that end a command; at most one for each command."""
 
 

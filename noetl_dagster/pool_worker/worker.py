@@ -19,7 +19,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, NoetlError, ServiceError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import error_envelope
-from noetl_dagster.events.transport.base import TransportWriter
+from noetl_dagster.events.transport.base import Transport
 from noetl_dagster.events.transport.capacity import WorkerReport, announce_commands, publish_report
 from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.nats import NatsClient, connect
@@ -86,7 +86,7 @@ class PoolWorker:
             runtime = await Runtime.open(
                 settings.model_copy(update={"event_buffer_milliseconds": LINGER_MILLISECONDS}),
                 apply=direct,
-                writer=lambda log: TransportWriter(open_transport(settings, log, client)),
+                writer=lambda log: open_transport(settings, log, client),
             )
         except ServiceError:
             await client.close()
@@ -177,8 +177,8 @@ class PoolWorker:
         await self._liveness.close()
         await self._runtime.close()
         writer = self._runtime.buffer.log
-        if isinstance(writer, TransportWriter):
-            await writer.transport.close()
+        if isinstance(writer, Transport):
+            await writer.close()
         await self._control.close()
         await self.client.close()
 

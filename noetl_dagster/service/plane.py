@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.claims import Claims
-from noetl_dagster.events.transport.capacity import CapacityKeeper
+from noetl_dagster.events.transport.capacity import CapacityListener
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.ingest import Ingestor
 from noetl_dagster.events.transport.nats import NatsClient, connect
@@ -69,7 +69,7 @@ class Plane:
     claims: Claims
     catalog: Catalog
     client: NatsClient
-    capacity: CapacityKeeper
+    capacity: CapacityListener
     ingestor: Ingestor
     launcher: Launcher
     choose_partition: ChoosePartition
@@ -94,7 +94,7 @@ class Plane:
             claims=Claims(runtime.pool, lease, metrics.count_waited),
             catalog=Catalog(settings.playbooks_path),
             client=client,
-            capacity=CapacityKeeper(client, runtime.pool),
+            capacity=CapacityListener(client, runtime.pool),
             ingestor=Ingestor(client, handler, observe=metrics.count_ingested),
             launcher=launcher(engine),
             choose_partition=choose_partition,

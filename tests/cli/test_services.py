@@ -50,7 +50,7 @@ def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture
 async def client(settings: Settings) -> AsyncIterator[NatsClient]:
     client = await connect(settings, "test")
-    await ensure_stream(client.jetstream(), NatsNames.of(settings))
+    await ensure_stream(client.jetstream(), NatsNames(settings))
     yield client
     await client.close()
 
@@ -82,7 +82,7 @@ async def test_ingest_once_takes_what_is_there(
     assert done.returncode == 0, done.stderr
     assert "300 events in" in done.stdout
     assert await logged(pool) == sorted(event.event_id for event in events)
-    state = (await client.jetstream().stream_info(NatsNames.of(settings).event_stream)).state
+    state = (await client.jetstream().stream_info(NatsNames(settings).event_stream)).state
     assert state.messages == 0
 
 

@@ -86,7 +86,7 @@ async def test_loop_queries_use_the_loop_index_of_one_partition(
 ) -> None:
     """In a log of several months, each with loops of its own."""
     now = datetime.now(UTC)
-    later = [snowflake_floor(int((now + timedelta(days=days)).timestamp() * 1000)) for days in (35, 70)]
+    later = [snowflake_floor(now + timedelta(days=days)) for days in (35, 70)]
     execution_id = ids.next()
     for one in (execution_id, *later):
         await log.append(

@@ -118,7 +118,7 @@ async def made(settings: Settings) -> bool:
     connection = await nats.connect(settings.nats_url)
     streams = {stream.config.name for stream in await connection.jsm().streams_info()}
     await connection.close()
-    return NatsNames.of(settings).event_stream in streams
+    return NatsNames(settings).event_stream in streams
 
 
 @pytest.mark.parametrize("slots", [1, 5])

@@ -91,7 +91,7 @@ async def test_what_a_dead_worker_had_of_a_dead_op_is_offered_to_others(
 ) -> None:
     """A machine goes with an op and a worker on it: no process knows of the worker's claims."""
     execution = await engine.lifecycle.create(playbook(LOOP))
-    pool, names = engine.runtime.pool, NatsNames.of(settings)
+    pool, names = engine.runtime.pool, NatsNames(settings)
     client = await connect(settings, "ghost")
     report = WorkerReport(worker_id="ghost", slots=9, available_slots=9, interval=3600)
 
@@ -132,7 +132,7 @@ async def test_whoever_is_connected_makes_lost_streams_anew(settings: Settings) 
 
 async def lose_streams(settings: Settings) -> None:
     """As a NATS server does whose disk is new."""
-    client, names = await connect(settings, "test"), NatsNames.of(settings)
+    client, names = await connect(settings, "test"), NatsNames(settings)
     await client.jetstream().delete_stream(names.event_stream)
     await client.close()
 

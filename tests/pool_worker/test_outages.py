@@ -106,7 +106,7 @@ async def test_streams_that_are_deleted_cost_nothing(settings: Settings, tmp_pat
             await warm(engine)
             fan = await Fan.start(engine, tmp_path, 60, held=60)
             await until(lambda: len(fan.begun) == 8, "commands that run")
-            client, names = await connect(own, "test"), NatsNames.of(own)
+            client, names = await connect(own, "test"), NatsNames(own)
             await client.jetstream().delete_stream(names.event_stream)
             await client.close()
             fan.go()

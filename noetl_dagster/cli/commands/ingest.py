@@ -15,7 +15,7 @@ from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.schema import open_settled_pool
-from noetl_dagster.events.transport.capacity import CapacityKeeper
+from noetl_dagster.events.transport.capacity import CapacityListener
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.ingest import BATCH, Ingestor
 from noetl_dagster.events.transport.nats import connect
@@ -47,7 +47,7 @@ async def ingest(
         for difference in await health.open(lambda: _open_ingestor(ingestor)):
             typer.echo(difference, err=True)
         opened.push_async_callback(ingestor.close)
-        keeper = CapacityKeeper(client, pool)
+        keeper = CapacityListener(client, pool)
         await keeper.open()
         opened.push_async_callback(keeper.close)
         if once:

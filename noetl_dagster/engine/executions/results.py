@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -67,7 +67,7 @@ async def finished_outside(
     runtime: Runtime, position: EndPosition, *, limit: int = 100
 ) -> tuple[list[Execution], EndPosition]:
     """Returns the next executions that completed outside of Dagster, and the position after them."""
-    floor = snowflake_floor(int((time.time() - SECONDS_BACK) * 1000))
+    floor = snowflake_floor(datetime.now(UTC) - timedelta(seconds=SECONDS_BACK))
     rows = await runtime.pool.fetch(COMPLETED, str(position.xact_id), position.event_id, floor, limit)
     found = []
     for row in rows:

@@ -10,12 +10,12 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.engine.steps.watermarks import keep_watermarks
+from noetl_dagster.events.ids import snowflake_floor
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.schema import (
     SCHEMA_LOCK,
     make_partitions,
     month_bounds,
-    partition_floor,
     partition_start,
     partitions,
 )
@@ -113,7 +113,7 @@ class Maintenance:
                 continue
             [(_, end), *_] = month_bounds(start, 0)
             if end <= now - self._retention:
-                found.append((name, partition_floor(start), partition_floor(end)))
+                found.append((name, snowflake_floor(start), snowflake_floor(end)))
         return found
 
     async def _drop(self, connection: Any, name: str, start: int, end: int, now: datetime) -> int | None:

@@ -1,40 +1,36 @@
-"""The interface of a transport, and the writer that puts a transport in the place of the event log."""
+"""The interface of a transport."""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from noetl_dagster.errors import EventRefusedError, EventTooLargeError
 from noetl_dagster.events.envelopes import error_envelope, to_result
-from noetl_dagster.events.types import COMMAND_ENDS, Event, EventType
+from noetl_dagster.events.types import COMMAND_ENDS, SHARD_ENDS, Event, EventType
 
 logger = logging.getLogger(__name__)
 
-WORKER_EVENTS = frozenset(
-    {
-        EventType.COMMAND_COMPLETED,
-        EventType.COMMAND_FAILED,
-        EventType.COMMAND_HEARTBEAT,
-        EventType.LOOP_SHARD_DONE,
-        EventType.LOOP_SHARD_FAILED,
-        EventType.CALL_PARTIAL,
-    }
-)
+WORKER_EVENTS = COMMAND_ENDS | {EventType.COMMAND_HEARTBEAT, EventType.CALL_PARTIAL}
 """Events that a worker may emit. All others route, and only the control plane routes."""
 
 
-class Transport(Protocol):
+class Transport(ABC):
     """Carries events to the log, in any order and possibly more than once: their ids make that harmless.
+
+    It takes the place of the event log behind an event buffer. If it cannot carry the end of a command, because that
+    is too large or malformed, it sends a failure that reports this: no command stays without an end.
 
     Attributes:
         transactional: events can join a database transaction of the sender.
     """
 
-    transactional: bool
+    transactional = False
 
+    @abstractmethod
     async def publish(self, events: Sequence[Event]) -> None:
         """Sends events and returns when they are safe: in the log, or in the stream that leads to it.
 
@@ -43,36 +39,16 @@ class Transport(Protocol):
             EventTooLargeError: an event is larger than the transport carries.
             EventRefusedError: the receiver will never take an event.
         """
-        ...
-
-    async def close(self) -> None:
-        """Waits for pending events and closes connections."""
-        ...
-
-
-class TransportWriter:
-    """Takes the place of the event log behind an event buffer, and sends events over a transport.
-
-    If no transport carries the end of a command, because it is too large or malformed, a failure that reports
-    this replaces it: no command stays without an end.
-    """
-
-    def __init__(self, transport: Transport) -> None:
-        self.transport = transport
-        self.transactional = transport.transactional
 
     async def append(
         self, events: Sequence[Event], *, connection: Any = None, gated: bool = False
     ) -> set[int]:
-        """Sends the events and returns their ids; within a transaction of the caller, those of the new ones.
+        """Sends events and returns their ids.
 
         ``gated`` changes nothing here: the sender holds a lease of its command, which ends with the execution.
         """
-        if connection is not None:
-            new: set[int] = await self.transport.publish_on(events, connection)  # type: ignore[attr-defined]
-            return new
         try:
-            await self.transport.publish(events)
+            await self.publish(events)
         except (EventTooLargeError, EventRefusedError):
             for event in events:
                 await self._publish_or_replace(event)
@@ -80,20 +56,23 @@ class TransportWriter:
 
     async def _publish_or_replace(self, event: Event) -> None:
         try:
-            await self.transport.publish([event])
+            await self.publish([event])
         except (EventTooLargeError, EventRefusedError) as error:
             logger.error("event %s of step %s cannot be sent: %s", event.event_type, event.node_name, error)
             if event.event_type in COMMAND_ENDS:
-                await self.transport.publish([_failure(event, error)])
+                await self.publish([_failure(event, error)])
 
     async def present(self, events: Sequence[Event]) -> set[int]:
         """Returns the ids of all the events: a transport confirms only events that have arrived."""
         return {event.event_id for event in events}
 
+    async def close(self) -> None:  # noqa: B027 - the direct transport has none
+        """Closes connections."""
+
 
 def _failure(event: Event, error: EventTooLargeError | EventRefusedError) -> Event:
     """Returns the failure that replaces an end of a command which cannot be sent."""
-    shard = event.event_type in (EventType.LOOP_SHARD_DONE, EventType.LOOP_SHARD_FAILED)
+    shard = event.event_type in SHARD_ENDS
     meta = {name: value for name, value in event.meta.items() if name != "tasks"}
     return replace(
         event,

@@ -34,13 +34,13 @@ Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class WorkerReport(BaseModel):
-    """A worker's capacity report, ``worker.capacity``. Times are in seconds.
+    """A worker's capacity report, ``worker.capacity``.
 
     Attributes:
         status: ``ready``, ``draining`` (claims nothing more) or ``stopped``.
         pool: the pool whose commands it claims.
         tool_pools: free slots by tool kind, for kinds with fewer than the worker has slots.
-        interval: longest time until the next report.
+        interval: most seconds until the next report.
         since: an identifier from its start: commands claimed under its name with a smaller one belong to an
             earlier process.
     """
@@ -73,11 +73,6 @@ class WorkerCapacity:
     targeted: int = 0
     targeted_at: float = 0.0
 
-    @property
-    def ready(self) -> bool:
-        """True if it claims commands."""
-        return self.report.status == "ready" and not self.lost
-
     def free(self, tool_kind: str) -> int:
         """Returns how many commands of a tool kind it can start now."""
         if self.report.status != "ready":
@@ -103,11 +98,7 @@ class CapacityRegistry:
         self.workers[report.worker_id] = WorkerCapacity(report, time.monotonic())
 
     def expect(self, worker_id: str, interval: float) -> None:
-        """Adds a worker that holds commands of an earlier process; it is lost unless it reports from now on.
-
-        Args:
-            interval: assumed seconds between its reports.
-        """
+        """Adds a worker that holds commands of an earlier process; it is lost unless it reports from now on."""
         if worker_id not in self.workers:
             unheard = WorkerReport(worker_id=worker_id, interval=interval)
             self.workers[worker_id] = WorkerCapacity(unheard, time.monotonic())
@@ -126,7 +117,7 @@ class CapacityRegistry:
     def targets(self, commands: int, kinds: Collection[str], pool: str = DEFAULT_POOL) -> list[str]:
         """Returns the workers of a pool to notify of so many commands: those with the most capacity, some in reserve.
 
-        Returns none if all of them together are not known to have enough capacity: then all are notified.
+        Returns none if their capacity together is not known to be enough: then all are notified.
         """
         now = time.monotonic()
         ready = list(self._ready(pool))
@@ -158,14 +149,20 @@ class CapacityRegistry:
         return [name for name, worker in self.workers.items() if worker.lost]
 
     def _ready(self, pool: str) -> Iterator[WorkerCapacity]:
-        return (worker for worker in self.workers.values() if worker.report.pool == pool and worker.ready)
+        mine = (worker for worker in self.workers.values() if worker.report.pool == pool)
+        return (worker for worker in mine if worker.report.status == "ready" and not worker.lost)
 
 
 class CapacityListener:
-    """Keeps a registry up to date from the workers' reports over NATS."""
+    """Keeps a registry up to date from the workers' reports over NATS.
 
-    def __init__(self, client: NatsClient) -> None:
+    Args:
+        pool: also writes the reports to ``noetl.runtime``, for people and for ``GET /api/workers``.
+    """
+
+    def __init__(self, client: NatsClient, pool: asyncpg.Pool | None = None) -> None:
         self._client = client
+        self._pool = pool
         self._subscription: Any = None
         self.registry = CapacityRegistry()
 
@@ -181,27 +178,18 @@ class CapacityListener:
             await self._subscription.unsubscribe()
 
     async def _receive(self, message: Msg) -> None:
-        report = parse_report(message.data)
-        if report is not None:
-            await self._take(report)
-
-    async def _take(self, report: WorkerReport) -> None:
-        self.registry.heard(report)
-
-
-class CapacityKeeper(CapacityListener):
-    """Also writes the reports to ``noetl.runtime``, for people and for ``GET /api/workers``."""
-
-    def __init__(self, client: NatsClient, pool: asyncpg.Pool) -> None:
-        super().__init__(client)
-        self._pool = pool
-
-    async def _take(self, report: WorkerReport) -> None:
-        await super()._take(report)
         try:
-            await put_worker(self._pool, report)
-        except DATABASE_AWAY as error:
-            logger.debug("capacity of %s is not written: %s", report.worker_id, error)
+            report = WorkerReport.model_validate_json(message.data)
+        except ValidationError as error:
+            reason = error.errors(include_url=False, include_input=False)[0]["msg"]
+            logger.warning("not a capacity report: %s", reason)
+            return
+        self.registry.heard(report)
+        if self._pool is not None:
+            try:
+                await put_worker(self._pool, report)
+            except DATABASE_AWAY as error:
+                logger.debug("capacity of %s is not written: %s", report.worker_id, error)
 
 
 async def put_worker(pool: asyncpg.Pool, report: WorkerReport) -> None:
@@ -229,14 +217,3 @@ async def announce_commands(
     with contextlib.suppress(nats.errors.Error, OSError):
         for subject in subjects:
             await client.publish(subject, orjson.dumps({"commands": commands}))
-
-
-def parse_report(content: bytes) -> WorkerReport | None:
-    """Returns the report in a message; None for anything else."""
-    try:
-        return WorkerReport.model_validate_json(content)
-    except ValidationError as error:
-        logger.warning(
-            "not a capacity report: %s", error.errors(include_url=False, include_input=False)[0]["msg"]
-        )
-        return None

@@ -11,6 +11,7 @@ import asyncpg
 from noetl_dagster.events.log import EventLog, as_row
 from noetl_dagster.events.queries import COLUMNS
 from noetl_dagster.events.transport import queries
+from noetl_dagster.events.transport.base import Transport
 from noetl_dagster.events.types import COMMAND_ENDS, Event, EventType
 
 STATEMENT_EVENTS = 100
@@ -41,18 +42,13 @@ class EventHandler:
         self._known: OrderedDict[int, None] = OrderedDict()
 
     async def handle_events(self, events: Sequence[Event], *, connection: Any = None) -> set[int]:
-        """Appends events and returns the ids of those that were new to the log.
+        """Appends events, also within the caller's transaction, and returns the ids of those that are new to the log.
 
         Claims of commands whose execution is cancelled are omitted.
-
-        Args:
-            connection: one with an open transaction of the caller, which these events join.
         """
         if not events:
             return set()
-        claimed = sorted(
-            {event.execution_id for event in events if event.event_type == EventType.COMMAND_CLAIMED}
-        )
+        claimed = sorted({one.execution_id for one in events if one.event_type == EventType.COMMAND_CLAIMED})
         if connection is None and len(events) > STATEMENT_EVENTS and not claimed:
             try:
                 return await self._copy(events)
@@ -111,11 +107,8 @@ def _command_ids(events: Iterable[Event]) -> list[str]:
     return [str(event.meta.get("command_id", "")) for event in events]
 
 
-class DirectTransport:
-    """Carries the events of a worker that shares the event log's database.
-
-    The event buffer in front of it retries failed connections.
-    """
+class DirectTransport(Transport):
+    """Carries the events of a worker that shares the event log's database; its event buffer retries failures."""
 
     transactional = True
 
@@ -126,9 +119,10 @@ class DirectTransport:
         """Appends the events to the log."""
         await self._handler.handle_events(events)
 
-    async def publish_on(self, events: Sequence[Event], connection: Any) -> set[int]:
-        """Appends the events within the transaction of a connection, and returns the ids of the new ones."""
+    async def append(
+        self, events: Sequence[Event], *, connection: Any = None, gated: bool = False
+    ) -> set[int]:
+        """Appends events within the transaction of a connection, if given, and returns the ids of the new ones."""
+        if connection is None:
+            return await super().append(events)
         return await self._handler.handle_events(events, connection=connection)
-
-    async def close(self) -> None:
-        """Does nothing: the pool belongs to the process."""

@@ -13,6 +13,7 @@ import orjson
 
 from noetl_dagster.errors import EventRefusedError, EventTooLargeError, TransportError
 from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.transport.base import Transport
 from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.retrying import RetryLimits, with_retries
@@ -31,7 +32,7 @@ PATIENCE_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class ApiResponse:
-    """An answer of the API. ``url`` is that of the request, for messages."""
+    """An answer of the API; ``url`` is that of the request, for messages."""
 
     status: int
     content: bytes
@@ -52,11 +53,7 @@ class ApiResponse:
         return orjson.loads(self.content)
 
     def checked(self) -> ApiResponse:
-        """Returns the answer itself.
-
-        Raises:
-            TransportError: the answer is an error.
-        """
+        """Returns the answer itself; raises ``TransportError`` if it is an error."""
         if self.is_error:
             raise TransportError(f"{self.url}: {self.status} {self.text[:300]}")
         return self
@@ -88,11 +85,10 @@ class ApiClient:
         """Sends a request, repeatedly until it is answered.
 
         Args:
-            patience: longest time in seconds.
             headers: further ones; default: those of the current trace, if one is recorded.
 
         Raises:
-            TransportError: no answer within that time.
+            TransportError: no answer within ``patience`` seconds.
         """
         from aiohttp import ClientError
 
@@ -139,14 +135,8 @@ class ApiClient:
         return self._session
 
 
-class HttpTransport:
-    """Posts events in batches, repeatedly while the server is unavailable or overloaded.
-
-    Args:
-        patience: seconds for which requests to an unreachable server are repeated.
-    """
-
-    transactional = False
+class HttpTransport(Transport):
+    """Posts events in batches, for ``patience`` seconds while the server is unavailable or overloaded."""
 
     def __init__(self, client: ApiClient, *, patience: float = PATIENCE_SECONDS) -> None:
         self._client = client
@@ -182,11 +172,7 @@ class _Unanswered(TransportError):
 
     def __init__(self, message: str, retry_after: str | None = None) -> None:
         super().__init__(message)
-        self.retry_after = _seconds(retry_after)
-
-
-def _seconds(text: str | None) -> float:
-    try:
-        return float(text or 0)
-    except ValueError:
-        return 0.0
+        try:
+            self.retry_after = float(retry_after or 0)
+        except ValueError:  # a date
+            self.retry_after = 0.0

@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import asyncpg
 import nats.errors
@@ -70,7 +70,7 @@ class IngestReport:
 
 @dataclass(slots=True)
 class _Delivery:
-    """A message with one or more events.
+    """A message with ``size`` events.
 
     Attributes:
         later: seconds until it is to be delivered again, if one of its events cannot be ingested now.
@@ -99,7 +99,7 @@ class Ingestor:
             stream's time stamp to the commit for each event.
 
     Attributes:
-        active_at: when it last fetched a batch or an empty one, or failed at the database; monotonic.
+        active_at: when it last fetched, or failed at the database; monotonic.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Ingestor:
         self._batch = batch
         self._redelivery = tuple(redelivery)
         self._observe = observe
-        self._pull: Pull | None = None
+        self._pull = Pull(client, self._names.event_stream, self._names.ingest_consumer, ahead=2 * batch)
         self._taking = asyncio.Lock()
         self.total = IngestReport()
         self.active_at = time.monotonic()
@@ -125,9 +125,6 @@ class Ingestor:
     async def open(self) -> list[str]:
         """Creates a missing stream or consumer; returns a line for each setting of theirs that differs."""
         differences = await self._ensure()
-        self._pull = Pull(
-            self._client, self._names.event_stream, self._names.ingest_consumer, ahead=2 * self._batch
-        )
         await self._pull.open()
         return differences
 
@@ -139,37 +136,20 @@ class Ingestor:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Ingests until ``stop`` is set, through any outage of either server."""
-        assert self._pull is not None, "open() the ingestor first"
-        pull = self._pull
-
-        async def work() -> None:
-            while True:
-                async with self._taking:
-                    if stop.is_set():
-                        return
-                    messages = await self._take_or_stop(pull, stop)
-                self.active_at = time.monotonic()
-                await self._ingest(messages)
-
-        await self._concurrently(work)
+        await self._ingest_while(lambda: self._take_or_stop(stop))
 
     async def drain(self, *, most_seconds: float = 30.0, quiet_seconds: float = 0.2) -> IngestReport:
         """Ingests until the stream has been empty for a moment; returns the counts."""
-        assert self._pull is not None, "open() the ingestor first"
-        pull, before, started = self._pull, self.total, time.monotonic()
+        before, started = self.total, time.monotonic()
         self.total = IngestReport()
 
-        async def work() -> None:
-            while time.monotonic() - started < most_seconds:
-                messages: list[Msg] = []
-                async with self._taking:
-                    with contextlib.suppress(ConsumerGoneError):
-                        messages = await pull.take(self._batch, quiet_seconds)
-                if not messages:
-                    break
-                await self._ingest(messages)
+        async def take() -> list[Msg] | None:
+            if time.monotonic() - started < most_seconds:
+                with contextlib.suppress(ConsumerGoneError):
+                    return await self._pull.take(self._batch, quiet_seconds) or None
+            return None
 
-        await self._concurrently(work)
+        await self._ingest_while(take)
         done, self.total = self.total, before
         done.seconds = time.monotonic() - started
         for name in ("events", "duplicates", "batches", "dead_letters", "delayed"):
@@ -178,20 +158,31 @@ class Ingestor:
 
     async def close(self) -> None:
         """Returns delivered messages that it has not processed, for immediate redelivery."""
-        if self._pull is not None:
-            with contextlib.suppress(Exception):
-                for message in await self._pull.close():
-                    await message.nak()
-                await self._client.flush(timeout=2)
+        with contextlib.suppress(Exception):
+            for message in await self._pull.close():
+                await message.nak()
+            await self._client.flush(timeout=2)
 
-    @staticmethod
-    async def _concurrently(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _ingest_while(self, take: Callable[[], Awaitable[list[Msg] | None]]) -> None:
+        """Ingests what ``take`` returns, until that is None."""
+
+        async def work() -> None:
+            while True:
+                async with self._taking:
+                    messages = await take()
+                if messages is None:
+                    return
+                self.active_at = time.monotonic()
+                await self._ingest(messages)
+
         async with asyncio.TaskGroup() as group:
             for _ in range(CONCURRENT_BATCHES):
                 group.create_task(work())
 
-    async def _take_or_stop(self, pull: Pull, stop: asyncio.Event) -> list[Msg]:
-        taking = asyncio.ensure_future(pull.take(self._batch, 1.0))
+    async def _take_or_stop(self, stop: asyncio.Event) -> list[Msg] | None:
+        if stop.is_set():
+            return None
+        taking = asyncio.ensure_future(self._pull.take(self._batch, 1.0))
         stopping = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -201,13 +192,12 @@ class Ingestor:
             await asyncio.sleep(0.2)
             with contextlib.suppress(nats.errors.Error, OSError):
                 await self._ensure()
-            return []
         except (OSError, RuntimeError) as error:  # reconnecting
             logger.debug("taking events: %r", error)
             await asyncio.sleep(0.2)
-            return []
         finally:
             stopping.cancel()
+        return []
 
     async def _ingest(self, messages: list[Msg]) -> None:
         try:
@@ -242,7 +232,13 @@ class Ingestor:
             await self._take(entries, messages)
             self.total.batches += 1
         for delivery in deliveries:
-            await self._settle(delivery)
+            if delivery.later is not None:
+                self.total.delayed += 1
+                await delivery.message.nak(delay=delivery.later)
+            elif delivery.dead == delivery.size:
+                await delivery.message.term()
+            else:
+                await delivery.message.ack()
 
     async def _take(self, entries: list[_DeliveredEvent], messages: list[Msg]) -> None:
         unknown = await self._patiently(
@@ -276,16 +272,6 @@ class Ingestor:
         if self._observe is not None:
             delays = [(committed - entry.delivery.stored).total_seconds() for entry in entries]
             self._observe(new, known, delays)
-
-    async def _settle(self, delivery: _Delivery) -> None:
-        """Acknowledges a message whose events are all in the log or dead letters; asks for redelivery of any other."""
-        if delivery.later is not None:
-            self.total.delayed += 1
-            await delivery.message.nak(delay=delivery.later)
-        elif delivery.dead == delivery.size:
-            await delivery.message.term()
-        else:
-            await delivery.message.ack()
 
     async def _retry_later(self, entry: _DeliveredEvent, error: str) -> None:
         delivery = entry.delivery

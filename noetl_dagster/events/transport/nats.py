@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import nats.js.errors
@@ -37,37 +36,19 @@ _ADDRESS_SEPARATOR = re.compile(r",(?=\s*\w+://)")
 _NOT_IN_A_TOKEN = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-@dataclass(frozen=True, slots=True)
 class NatsNames:
-    """NATS names of one installation.
+    """NATS names of one installation, in the namespace of its settings."""
 
-    Attributes:
-        event_stream: ``NOETL_WORKER_EVENTS``.
-        event_prefix: ``noetl.events``.
-        commands: subject that tells every worker of the default pool about waiting commands, ``noetl.commands``.
-        capacity: prefix of the workers' capacity reports, ``noetl.workers``.
-        replicas: copies of a stream in a cluster.
-        ingest_consumer: durable consumer that all ingestors share.
-    """
-
-    event_stream: str
-    event_prefix: str
-    commands: str
-    capacity: str
-    replicas: int = 1
-    ingest_consumer: str = "server-worker-events"
-
-    @classmethod
-    def of(cls, settings: Settings) -> NatsNames:
-        """Returns the names for the namespace of the settings."""
+    def __init__(self, settings: Settings) -> None:
         namespace = settings.nats_namespace
-        return cls(
-            event_stream=f"{namespace.upper()}_WORKER_EVENTS",
-            event_prefix=settings.event_nats_subject_prefix,
-            commands=f"{namespace}.commands",
-            capacity=f"{namespace}.workers",
-            replicas=settings.nats_replicas,
+        self.event_stream = f"{namespace.upper()}_WORKER_EVENTS"
+        self.event_prefix = settings.event_nats_subject_prefix
+        self.commands = (
+            f"{namespace}.commands"  # tells the workers of the default pool about waiting commands
         )
+        self.capacity = f"{namespace}.workers"  # prefix of the workers' capacity reports
+        self.replicas = settings.nats_replicas  # copies of a stream in a cluster
+        self.ingest_consumer = "server-worker-events"  # durable, shared by all ingestors
 
     def event_subject(self, execution_id: int, event_type: str) -> str:
         """Returns ``noetl.events.<execution id>.<event type>``."""
@@ -87,15 +68,14 @@ class NatsNames:
 
 
 def subject_token(name: str) -> str:
-    """Returns a name as one token of a subject: dots of host names and the like become hyphens."""
+    """Returns a name as one token of a subject: dots and the like become hyphens."""
     return _NOT_IN_A_TOKEN.sub("-", name) or "-"
 
 
 class NatsClient(Client):
-    """A client with the installation's names, which reads on after messages that nats-py cannot read.
+    """A client with the installation's names, which replaces bytes of subjects that are not UTF-8 by U+FFFD.
 
-    A server accepts any bytes as a subject, but nats-py stops reading for good at a subject that is not UTF-8. This
-    client replaces such bytes by U+FFFD, so that the receiver of the message can refuse it.
+    A server accepts any bytes as a subject, but nats-py stops reading for good at such a one.
     """
 
     names: NatsNames
@@ -120,7 +100,7 @@ async def connect(settings: Settings, name: str) -> NatsClient:
         raise ServiceError("no NATS server is known; set NOETL_NATS_URL or run 'noetl-dagster services up'")
 
     client = NatsClient()
-    client.names = NatsNames.of(settings)
+    client.names = NatsNames(settings)
     latest: Exception | None = None
 
     async def on_error(error: Exception) -> None:
@@ -181,15 +161,19 @@ async def check_stream(stream: JetStreamContext, names: NatsNames) -> tuple[bool
         found = (await stream.stream_info(names.event_stream)).config
     except nats.js.errors.NotFoundError:
         return False, []
-    return True, _differences(event_stream_config(names), found)
+    wanted, differences = event_stream_config(names), []
+    for field in _COMPARED:
+        ours, theirs = (_plain(getattr(config, field)) for config in (wanted, found))
+        if ours != theirs:
+            differences.append(
+                f"stream {names.event_stream}: {field} is {theirs}, not {ours}; it is left as it is "
+                f"(nats stream edit {names.event_stream})"
+            )
+    return True, differences
 
 
 async def ensure_stream(stream: JetStreamContext, names: NatsNames) -> list[str]:
-    """Creates the stream if it is missing.
-
-    Returns:
-        One line for each setting of an existing stream that differs from this version's.
-    """
+    """Creates the stream if it is missing. Returns the lines of :func:`check_stream` for one that exists."""
     exists, differences = await check_stream(stream, names)
     if not exists:
         try:
@@ -215,18 +199,6 @@ async def ensure_ingest_consumer(stream: JetStreamContext, names: NatsNames) -> 
         await stream.consumer_info(names.event_stream, names.ingest_consumer)
     except nats.js.errors.NotFoundError:
         await stream.add_consumer(names.event_stream, config)  # creating it twice is harmless
-
-
-def _differences(wanted: StreamConfig, found: StreamConfig) -> list[str]:
-    lines = []
-    for field in _COMPARED:
-        ours, theirs = _plain(getattr(wanted, field)), _plain(getattr(found, field))
-        if ours != theirs:
-            lines.append(
-                f"stream {wanted.name}: {field} is {theirs}, not {ours}; it is left as it is "
-                f"(nats stream edit {wanted.name})"
-            )
-    return lines
 
 
 def _plain(value: Any) -> Any:

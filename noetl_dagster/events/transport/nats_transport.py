@@ -35,11 +35,7 @@ LONGEST_PAUSE_SECONDS = 2.0
 
 
 class _Message(NamedTuple):
-    """A message with the name by which the stream stores it only once.
-
-    Attributes:
-        trace: header of the trace that its first event belongs to.
-    """
+    """A message with the name by which the stream stores it only once, and the trace header of its first event."""
 
     subject: str
     name: str
@@ -47,7 +43,7 @@ class _Message(NamedTuple):
     trace: dict[str, str]
 
 
-class NatsTransport:
+class NatsTransport(Transport):
     """Publishes events under ``noetl.events.<execution id>.<event type>`` and waits for the confirmations.
 
     Messages of several events have the subject ``noetl.events.<execution id>.batch``.
@@ -57,14 +53,8 @@ class NatsTransport:
         patience: seconds for which an unreachable server is tried again.
     """
 
-    transactional = False
-
     def __init__(
-        self,
-        client: NatsClient,
-        *,
-        large: Transport | None = None,
-        patience: float = 300.0,
+        self, client: NatsClient, *, large: Transport | None = None, patience: float = 300.0
     ) -> None:
         self._stream = client.jetstream(publish_async_max_pending=4_000)
         self._names = client.names
@@ -83,7 +73,13 @@ class NatsTransport:
             else:
                 encoded.append((event, content))
         if oversize:
-            await self._publish_large(oversize)
+            if self._large is None:
+                first = oversize[0]
+                raise EventTooLargeError(
+                    f"event {first.event_type} of step {first.node_name} is larger than the {EVENT_BYTES} bytes of "
+                    "a NATS message; store the result, or let large events go over HTTP (NOETL_SERVER_URL)"
+                )
+            await self._large.publish(oversize)
         waiting = list(self._messages(encoded))
 
         async def confirm() -> None:
@@ -155,15 +151,6 @@ class NatsTransport:
                 error = future.exception()
                 unconfirmed.append(entry)
         return unconfirmed, error
-
-    async def _publish_large(self, events: list[Event]) -> None:
-        if self._large is None:
-            first = events[0]
-            raise EventTooLargeError(
-                f"event {first.event_type} of step {first.node_name} is larger than the {EVENT_BYTES} bytes of a "
-                "NATS message; store the result, or let large events go over HTTP (NOETL_SERVER_URL)"
-            )
-        await self._large.publish(events)
 
 
 def open_transport(settings: Settings, log: EventLog, client: NatsClient) -> Transport:

@@ -33,27 +33,10 @@ SELECT (SELECT array_agg(event_id) FROM new) AS inserted, runs FROM settled
 """
 
 
-# Scalar subqueries, so that each command is looked up by index: a join of a large batch might read the whole log.
-def _issued(of: str) -> str:
-    """Returns SQL for the id of the event that issued a command."""
-    return f"""(
-    SELECT issued.event_id FROM noetl.event issued
-    WHERE issued.execution_id = {of}.execution_id AND issued.event_type = 'command.issued'
-      AND issued.meta ->> 'command_id' = {of}.command_id AND issued.meta ? 'command_id')"""
-
-
-def _ended(of: str) -> str:
-    """Returns SQL for the id of the event that ended a command."""
-    return f"""(
-    SELECT ended.event_id FROM noetl.event ended
-    WHERE ended.execution_id = {of}.execution_id AND ended.meta ->> 'command_id' = {of}.command_id
-      AND ended.meta ? 'command_id'
-      AND ended.event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed'))"""
-
-
 # Puts issued commands into the queue, leaving out those that have ended and those of cancelled executions;
 # returns the queued ones. $7 is, for each command, the position among the contexts $8 of the one that it shares.
-ENQUEUE = f"""
+# Scalar subqueries look each command up by index: a join of a large batch might read the whole log.
+ENQUEUE = """
 WITH closed AS MATERIALIZED (
     SELECT id FROM (SELECT DISTINCT id FROM unnest($1::bigint[]) AS id ORDER BY id) asked
     WHERE NOT noetl.is_open(id)
@@ -68,15 +51,22 @@ WITH closed AS MATERIALIZED (
 )
 INSERT INTO noetl.queue
     (execution_id, command_id, event_id, node_name, tool_kind, max_attempts, context, shared, priority, turn, pool)
-SELECT wanted.execution_id, wanted.command_id, COALESCE({_issued("wanted")}, 0), wanted.node_name,
-       wanted.tool_kind, wanted.max_attempts, wanted.context, ($8::jsonb[])[wanted.share],
+SELECT wanted.execution_id, wanted.command_id, COALESCE((
+           SELECT issued.event_id FROM noetl.event issued
+           WHERE issued.execution_id = wanted.execution_id AND issued.event_type = 'command.issued'
+             AND issued.meta ->> 'command_id' = wanted.command_id AND issued.meta ? 'command_id'), 0),
+       wanted.node_name, wanted.tool_kind, wanted.max_attempts, wanted.context, ($8::jsonb[])[wanted.share],
        wanted.priority, latest.turn + sum(GREATEST(round(1000 / wanted.weight), 1)::bigint) OVER (
            PARTITION BY wanted.execution_id, wanted.priority, wanted.pool ORDER BY wanted.position),
        wanted.pool
 FROM wanted
 JOIN latest ON latest.execution_id = wanted.execution_id AND latest.priority = wanted.priority
     AND latest.pool = wanted.pool
-WHERE wanted.execution_id NOT IN (SELECT id FROM closed) AND {_ended("wanted")} IS NULL
+WHERE wanted.execution_id NOT IN (SELECT id FROM closed) AND (
+    SELECT ended.event_id FROM noetl.event ended
+    WHERE ended.execution_id = wanted.execution_id AND ended.meta ->> 'command_id' = wanted.command_id
+      AND ended.meta ? 'command_id'
+      AND ended.event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')) IS NULL
 ON CONFLICT DO NOTHING
 RETURNING command_id, event_id
 """

@@ -114,9 +114,7 @@ class EventMessage(BaseModel):
 
 def kept_event(message: EventMessage) -> Event:
     """Returns an event of the log, as it was written, from the message that a worker received."""
-    event = message.event(message.timestamp or datetime.now(UTC))
-    event.meta = message.meta
-    return event
+    return message.event(message.timestamp or datetime.now(UTC))
 
 
 _PAYLOAD = tuple(EventPayload.model_fields)

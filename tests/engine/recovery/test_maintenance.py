@@ -19,7 +19,7 @@ NOW = datetime(2025, 6, 15, tzinfo=UTC)
 
 
 def execution_of(moment: datetime) -> int:
-    return snowflake_floor(int(moment.timestamp() * 1000)) + 5
+    return snowflake_floor(moment) + 5
 
 
 FRAME = """

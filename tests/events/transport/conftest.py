@@ -74,7 +74,7 @@ async def client(settings: Settings) -> AsyncIterator[NatsClient]:
 
 @pytest.fixture
 def names(settings: Settings) -> NatsNames:
-    return NatsNames.of(settings)
+    return NatsNames(settings)
 
 
 @pytest.fixture

@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncpg
 from nats.aio.client import Client as NatsClient
 
-from noetl_dagster.events.transport.capacity import CapacityKeeper, CapacityRegistry, WorkerReport, put_worker
+from noetl_dagster.events.transport.capacity import (
+    CapacityListener,
+    CapacityRegistry,
+    WorkerReport,
+    put_worker,
+)
 from noetl_dagster.events.transport.nats import NatsNames
 from noetl_dagster.settings import Settings
 from tests.waiting import until
@@ -60,9 +65,9 @@ def test_a_worker_known_by_what_it_holds_is_lost_unless_it_reports() -> None:
 async def test_reports_reach_memory_and_the_runtime_table(
     client: NatsClient, pool: asyncpg.Pool, settings: Settings
 ) -> None:
-    keeper = CapacityKeeper(client, pool)
+    keeper = CapacityListener(client, pool)
     await keeper.open()
-    subject = NatsNames.of(settings).capacity_of("w.1")
+    subject = NatsNames(settings).capacity_of("w.1")
     await client.publish(subject, b"no report")
     await client.publish(subject, report("w.1", 5).model_dump_json().encode())
     capacity = "SELECT capacity FROM noetl.runtime WHERE worker_id = 'w.1'"

@@ -16,7 +16,6 @@ from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.errors import EventTooLargeError
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.transport.base import TransportWriter
 from noetl_dagster.events.transport.handler import DirectTransport, EventHandler
 from noetl_dagster.events.transport.ingest import Ingestor
 from noetl_dagster.events.transport.nats import NatsNames, ensure_stream
@@ -51,10 +50,10 @@ async def test_the_streams_are_the_seeds(client: NatsClient, settings: Settings)
     plain = settings.model_copy(
         update={"nats_namespace": "noetl", "event_nats_subject_prefix": "noetl.events"}
     )
-    assert NatsNames.of(plain).event_stream == "NOETL_WORKER_EVENTS"
-    assert NatsNames.of(plain).commands == "noetl.commands"
-    assert await ensure_stream(client.jetstream(), NatsNames.of(settings)) == []
-    config = (await client.jetstream().stream_info(NatsNames.of(settings).event_stream)).config
+    assert NatsNames(plain).event_stream == "NOETL_WORKER_EVENTS"
+    assert NatsNames(plain).commands == "noetl.commands"
+    assert await ensure_stream(client.jetstream(), NatsNames(settings)) == []
+    config = (await client.jetstream().stream_info(NatsNames(settings).event_stream)).config
     assert (config.max_age, config.max_msg_size, config.num_replicas) == (3600, 65_536, 1)
     assert (config.retention, config.storage) == ("workqueue", "file")
 
@@ -62,10 +61,10 @@ async def test_the_streams_are_the_seeds(client: NatsClient, settings: Settings)
 async def test_a_stream_that_differs_is_reported_and_left_alone(
     client: NatsClient, settings: Settings
 ) -> None:
-    name = NatsNames.of(settings).event_stream
+    name = NatsNames(settings).event_stream
     stream = client.jetstream()
     await stream.add_stream(name=name, subjects=[f"{settings.event_nats_subject_prefix}.>"], max_age=60)
-    differences = await ensure_stream(stream, NatsNames.of(settings))
+    differences = await ensure_stream(stream, NatsNames(settings))
     assert any("max_age is 60" in line and name in line for line in differences)
     assert any("retention is limits" in line for line in differences)
     assert (await stream.stream_info(name)).config.max_age == 60
@@ -309,7 +308,7 @@ async def test_a_sender_in_a_transaction_is_told_that_its_command_has_ended(
     pool: asyncpg.Pool, handler: EventHandler, execution_id: int
 ) -> None:
     """So that it takes back what it wrote of a sink."""
-    writer = TransportWriter(DirectTransport(handler))
+    writer = DirectTransport(handler)
     first, late = ended(execution_id, 0), ended(execution_id, 0)
     async with pool.acquire() as connection, connection.transaction():
         assert await writer.append([first], connection=connection) == {first.event_id}

@@ -115,7 +115,7 @@ async def test_events_of_workers_carry_the_trace(
 
     async with serving(settings, listening, event_transport=transport) as service:
         client = await connect(service.settings, "a listener")
-        await client.subscribe(f"{NatsNames.of(settings).event_prefix}.>", cb=heard)
+        await client.subscribe(f"{NatsNames(settings).event_prefix}.>", cb=heard)
         await client.flush()
         engine = await Engine.open(service.settings)
         async with working(service.settings, "w1"):
