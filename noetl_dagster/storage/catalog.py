@@ -110,11 +110,7 @@ class RefCatalog:
             await open_connection.execute(_INSERT, *columns)
 
     async def by_ref(self, ref: str) -> ResultRef:
-        """Returns the reference of a logical name.
-
-        Raises:
-            ReferenceNotAvailableError: it is not recorded.
-        """
+        """Returns the reference of a logical name; raises ``ReferenceNotAvailableError`` if it is not recorded."""
         whole = ref.removesuffix(ROWS_ALONE)
         async with self.connection() as connection:
             found = _found(await connection.fetchrow(_BY_REF, whole), ref)
@@ -146,11 +142,9 @@ class RefCatalog:
             yield connection, [_ref_from(row) for row in await connection.fetch(_LOCK_EXPIRED, now, _PAGE)]
 
     async def unrecorded(self, owners: Sequence[tuple[int, int]], *, unknown: bool) -> set[int]:
-        """Returns the reference ids of ended executions that have no row.
+        """Returns the reference ids of ended executions that have no row, among pairs of execution and reference id.
 
-        Args:
-            owners: pairs of execution id and reference id.
-            unknown: executions that the log does not contain count as ended.
+        With ``unknown``, executions that the log does not contain count as ended.
         """
         executions, ref_ids = zip(*owners, strict=True)
         async with self.connection() as connection:
@@ -167,10 +161,7 @@ class RefCatalog:
     async def parts(
         self, manifest_id: int, start: int = 0, stop: int | None = None
     ) -> AsyncIterator[ResultRef]:
-        """Yields the references in a manifest, in order, a page at a time.
-
-        Args:
-            start, stop: half-open range of positions.
+        """Yields the references in a half-open range of a manifest, in order, reading a page at a time.
 
         Raises:
             ReferenceNotAvailableError: the row of a part is missing; names its position.

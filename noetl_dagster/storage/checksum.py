@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterable, AsyncIterator
 
-from noetl_dagster.storage import codec
-from noetl_dagster.storage.codec import Compression
 from noetl_dagster.storage.tiers.base import Bytes
 
 THREAD_ABOVE = 1024 * 1024
@@ -44,29 +41,3 @@ class RunningDigest:
         running, self._running = self._running, None
         if running is not None:
             await running
-
-
-class Meter:
-    """Counts and hashes a stream as it passes, and keeps its beginning for a preview."""
-
-    def __init__(self, source: AsyncIterable[Bytes], preview_bytes: int) -> None:
-        self._source = source
-        self._preview_bytes = preview_bytes
-        self._head = b""
-        self.size = 0
-        self.digest = RunningDigest()
-
-    async def chunks(self) -> AsyncIterator[Bytes]:
-        """Yields the stream."""
-        async for chunk in self._source:
-            if len(self._head) < self._preview_bytes:
-                self._head += bytes(chunk[: self._preview_bytes - len(self._head)])
-            self.size += len(chunk)
-            await self.digest.add(chunk)
-            yield chunk
-
-    def preview(self, content_type: str, compression: Compression) -> str | None:
-        """Returns the beginning of readable content; None for binary or compressed bytes."""
-        if compression is not Compression.NONE or not codec.is_readable(content_type):
-            return None
-        return codec.clip(self._head, self._preview_bytes)

@@ -64,13 +64,7 @@ class Compression(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """Rows that are already JSON, one per line, as they are stored.
-
-    Attributes:
-        data: each row, followed by a line feed.
-        rows: their number.
-        columns: names and types, as the source names them.
-    """
+    """Rows that are already JSON, each followed by a line feed, and their columns' types as the source names them."""
 
     data: Bytes | bytearray
     rows: int
@@ -82,9 +76,7 @@ class Encoded:
     """A value as it is stored.
 
     Attributes:
-        data: the stored bytes, compressed.
         rows: length of a list or a table; None for anything else.
-        preview: the beginning, for display.
         extra: facts of the format, for example a table's columns.
     """
 
@@ -122,11 +114,7 @@ def _in_lines(value: Any) -> bytes:
 
 
 def json_lines(rows: Iterable[Any]) -> bytes:
-    """Returns rows as JSON, one per line.
-
-    Raises:
-        StorageError: for values that JSON cannot express; names the type.
-    """
+    """Returns rows as JSON, one per line; raises as :func:`dump_json`."""
     option, pieces, rest = _JSON_OPTIONS | orjson.OPT_APPEND_NEWLINE, [], iter(rows)
     try:
         while some := [orjson.dumps(row, _json_default, option) for row in islice(rest, _LINES)]:

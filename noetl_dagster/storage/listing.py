@@ -50,18 +50,16 @@ def matching(settings: Settings, pattern: str) -> list[ListedObject]:
     wanted = key.lstrip("/")
     prefix = _WILD.split(wanted, maxsplit=1)[0]
     try:
-        listed = _s3(settings, bucket, prefix) if scheme == "s3" else _gcs(settings, bucket, prefix)
-        return sorted((one for one in listed if _matches(one.name, wanted)), key=lambda one: one.name)
+        listed = list((_s3 if scheme == "s3" else _gcs)(settings, bucket, prefix))
     except StorageError:
         raise
     except Exception as error:  # each client has errors of its own
         raise StorageError(f"{pattern} cannot be listed: {type(error).__name__}: {error}") from error
-
-
-def _matches(name: str, wanted: str) -> bool:
-    if _WILD.search(wanted) is None:  # a folder's name means everything below
-        return name == wanted or name.startswith(wanted.rstrip("/") + "/") or not wanted
-    return fnmatchcase(name, wanted)
+    if _WILD.search(wanted):
+        listed = [one for one in listed if fnmatchcase(one.name, wanted)]
+    elif wanted:  # a folder's name means everything below
+        listed = [one for one in listed if f"{one.name}/".startswith(wanted.rstrip("/") + "/")]
+    return sorted(listed, key=lambda one: one.name)
 
 
 def _files(pattern: str) -> Iterator[ListedObject]:

@@ -1,17 +1,16 @@
 """Synchronous, picklable functions that read and write stored results by URI, without an event loop.
 
-Spark executors, DuckDB and IO managers use them: they have settings and a URI but no store object.
-Forms: ``s3://bucket/key`` (minio and s3 tiers), ``gs://bucket/key``, ``file:///path`` or an absolute path
-(pvc and disk tiers), ``kv://bucket/key``, ``db://result_blob/key``, ``duckdb://file/key``, and ``data:``
-(eventlog).
+Spark executors, DuckDB and IO managers use them: they have settings and a URI but no store object. Forms:
+``s3://bucket/key`` (minio and s3), ``gs://bucket/key``, ``file:///path`` or an absolute path (pvc and disk),
+``kv://bucket/key``, ``db://result_blob/key``, ``duckdb://file/key``, and ``data:`` (eventlog).
 
-Each engine reads some of them in place:
+Files are read in place by path. Objects are read
 
-- DuckDB: files of pvc and disk by path. Objects through the store's own file system (obstore's fsspec interface):
-  DuckDB's S3 reader is an extension that is downloaded on first use, which closed networks do not allow.
-- Spark: files of pvc by path, on driver and executors. Objects through the data source ``noetl_results``, which
-  reads and writes them with the functions below: PySpark ships without Hadoop's S3 client.
-- Arrow: files, and objects with the endpoint overridden (:func:`dataset`).
+- by DuckDB through obstore's fsspec interface: its own S3 reader is an extension that is downloaded on first use, which
+  closed networks do not allow;
+- by Spark through the data source ``noetl_results``, which uses the functions below: PySpark ships without Hadoop's S3
+  client;
+- by Arrow with the endpoint overridden (:func:`dataset`).
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ def mounts(settings: Settings) -> list[Path]:
 def local_path(settings: Settings, uri: str) -> Path | None:
     """Returns the file or folder of a pvc or disk URI, for engines that read in place; None for other tiers.
 
-    Raises:
-        StorageError: for paths outside the mounts.
+    Raises ``StorageError`` for paths outside the mounts.
     """
     scheme, _, path = split_uri(uri)
     if scheme != "file":
@@ -95,11 +93,7 @@ def local_path(settings: Settings, uri: str) -> Path | None:
 
 
 def bucket_of(settings: Settings, uri: str) -> S3Bucket | GcsBucket:
-    """Returns the bucket of an ``s3://`` or ``gs://`` URI; its keys are those of :func:`object_key`.
-
-    Raises:
-        StorageError: for other URIs.
-    """
+    """Returns the bucket of an ``s3://`` or ``gs://`` URI; its keys are those of :func:`object_key`."""
     scheme, bucket, _ = split_uri(uri)
     if scheme == "gs":
         from noetl_dagster.storage.tiers.gcs import GcsBucket
@@ -116,11 +110,7 @@ def object_key(uri: str) -> str:
 
 
 def tier_of_uri(uri: str, settings: Settings) -> StoreTier:
-    """Returns the tier whose bucket, folder or table a URI is in.
-
-    Raises:
-        StorageError: no tier holds it.
-    """
+    """Returns the tier whose bucket, folder or table a URI is in; raises ``StorageError`` if there is none."""
     scheme, bucket, path = split_uri(uri)
     if scheme == "s3":
         return StoreTier.MINIO if bucket == settings.minio_bucket else StoreTier.S3
@@ -133,11 +123,7 @@ def tier_of_uri(uri: str, settings: Settings) -> StoreTier:
 
 
 def read_bytes(settings: Settings, uri: str) -> bytes:
-    """Returns the stored bytes at a URI of any tier that other processes can read, unverified.
-
-    Raises:
-        ReferenceNotAvailableError: nothing is stored there.
-    """
+    """Returns the stored bytes at a URI of any tier that other processes can read, unverified."""
     try:
         path = local_path(settings, uri)
         if path is not None:
@@ -163,10 +149,7 @@ async def _read_from_tier(settings: Settings, uri: str) -> bytes:
 
 
 def copy_to_file(settings: Settings, uri: str, path: Path, *, sha256: str | None = None) -> None:
-    """Copies the bytes at a URI to a file, in constant memory.
-
-    Args:
-        sha256: of the stored bytes, if it is known.
+    """Copies the bytes at a URI to a file, in constant memory, and compares their ``sha256`` if it is given.
 
     Raises:
         ReferenceNotAvailableError: nothing is stored there.
@@ -187,11 +170,7 @@ def copy_to_file(settings: Settings, uri: str, path: Path, *, sha256: str | None
 
 
 def copy_from_file(settings: Settings, path: Path, uri: str) -> str:
-    """Stores a file at a URI of a bucket, in constant memory.
-
-    Returns:
-        The sha256 of the bytes that were sent.
-    """
+    """Stores a file at a URI of a bucket, in constant memory. Returns the sha256 of the bytes that were sent."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)

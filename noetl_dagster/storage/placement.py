@@ -86,8 +86,7 @@ class Placement:
     async def put(self, tier: StoreTier, key: str, data: Bytes) -> Placed:
         """Stores bytes in ``tier``, or in its next fallback if that store is unavailable.
 
-        Raises:
-            StorageError: no tier accepted them; names the reason of each.
+        Raises ``StorageError`` with the reason of each if no tier accepted them.
         """
         used, uri = await self._first(self._candidates(tier), lambda one: one.put(key, data))
         return Placed(used, uri, None if used is tier else tier)
@@ -151,10 +150,8 @@ class Placement:
 def key_of(execution_id: int, step: str, name: str, ref_id: int, extension: str) -> str:
     """Returns the key of an object: ``exec/<execution>/<step>/<name>-<ref id><extension>``.
 
-    The ref id separates visits, attempts and iterations of one step: stored bytes are never overwritten.
-
-    Raises:
-        StorageError: a name is a path out of the store.
+    The ref id separates visits, attempts and iterations of one step: stored bytes are never overwritten. Raises
+    ``StorageError`` if a name is a path out of the store.
     """
     return f"{KEY_ROOT}{execution_id}/{_segment(step, 'step')}/{_segment(name, 'result')}-{ref_id}{extension}"
 

@@ -41,8 +41,7 @@ class ResultReader:
     async def find(self, what: str | tuple[int, str, str]) -> ResultRef:
         """Returns the reference of a logical name, or the latest of ``(execution id, step, name)``.
 
-        Raises:
-            ReferenceNotAvailableError: there is none, or it has expired.
+        Raises ``ReferenceNotAvailableError`` if there is none, or if it has expired.
         """
         found = self._catalog.by_ref(what) if isinstance(what, str) else self._catalog.by_name(*what)
         return _unexpired(await found)
@@ -106,11 +105,7 @@ class ResultReader:
     async def parts(
         self, ref: ResultRef | str, start: int = 0, stop: int | None = None
     ) -> AsyncIterator[ResultRef]:
-        """Yields the references in a manifest, in order; any other reference is its own only part.
-
-        Args:
-            start, stop: half-open range of a manifest's parts.
-        """
+        """Yields the references in a half-open range of a manifest; any other reference is its own only part."""
         ref = await self._resolve(ref)
         if ref.kind is not RefKind.MANIFEST:
             yield ref
@@ -135,15 +130,10 @@ class ResultReader:
             yield batch
 
     async def missing(self, execution_id: int | None = None) -> AsyncIterator[ResultRef]:
-        """Yields recorded results whose bytes are missing in the configured tiers, oldest first.
+        """Yields recorded results, of one execution or of all, whose bytes are missing in the configured tiers.
 
-        This checks presence only: existing bytes may still be damaged, which readers detect.
-
-        Args:
-            execution_id: None looks at every execution.
-
-        Raises:
-            StorageError: a store does not answer, so its content is unknown.
+        Existing bytes may still be damaged, which readers detect. Raises ``StorageError`` if a store does not answer,
+        since its content is unknown.
         """
         # rows may use an older name of disk
         tiers = [one for one in StoreTier if canonical(one) in self._placement.lasting()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope, RowsAround
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.catalog import RefCatalog
-from noetl_dagster.storage.checksum import THREAD_ABOVE, Meter, digest_of
+from noetl_dagster.storage.checksum import THREAD_ABOVE, RunningDigest, digest_of
 from noetl_dagster.storage.codec import Compression, Encoded
 from noetl_dagster.storage.manifests import Strategy, record_manifest
 from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, key_of, owner_of
@@ -124,12 +124,8 @@ class ResultStore(ResultReader):
         await self._catalog.record(refs)
         return refs
 
-    async def digest(self, value: Any, spec: ResultSpec = _NO_SPEC) -> str:
-        """Returns the checksum that a value would be stored with; stores nothing.
-
-        Raises:
-            StorageError: the value cannot be encoded.
-        """
+    async def digest(self, value: Any, spec: ResultSpec) -> str:
+        """Returns the checksum that a value would be stored with; stores nothing."""
         encoded = await self._encode(value, spec)
         return await asyncio.to_thread(digest_of, encoded.data)
 
@@ -150,12 +146,22 @@ class ResultStore(ResultReader):
         """
         where = (execution_id, step, spec.name or name)
         content_type = content_type or spec.content_type or codec.BINARY
-        compression = Compression(spec.compression)
-        meter = Meter(codec.compress_stream(chunks, compression), self.settings.result_preview_bytes)
+        compression, most = Compression(spec.compression), self.settings.result_preview_bytes
+        digest, head, size = RunningDigest(), b"", 0
+
+        async def metered() -> AsyncIterator[Bytes]:
+            nonlocal head, size
+            async for chunk in codec.compress_stream(chunks, compression):
+                head += bytes(chunk[: most - len(head)])
+                size += len(chunk)
+                await digest.add(chunk)
+                yield chunk
+
         ref_id = self._ids.next()
         key = key_of(*where, ref_id, codec.EXTENSIONS.get(content_type, ""))
         chosen = self._placement.choose(None, tier or spec.store)
-        placed = await self._placement.put_stream(chosen, key, meter.chunks())
+        placed = await self._placement.put_stream(chosen, key, metered())
+        readable = compression is Compression.NONE and codec.is_readable(content_type)
         ref = self._ref(
             ref_id,
             where,
@@ -163,9 +169,9 @@ class ResultStore(ResultReader):
             placed,
             content_type=content_type,
             compression=compression.value,
-            bytes_size=meter.size,
-            sha256=await meter.digest.hexdigest(),
-            preview=meter.preview(content_type, compression),
+            bytes_size=size,
+            sha256=await digest.hexdigest(),
+            preview=codec.clip(head, most) if readable else None,
         )
         await self._catalog.record([ref])
         return ref
@@ -248,11 +254,7 @@ class ResultStore(ResultReader):
         return self._placement.tier(used).uri(key) + "/"
 
     async def ready(self, tier: StoreTier) -> None:
-        """Returns when a tier can be written in place; creates a missing bucket.
-
-        Raises:
-            StorageError: the store does not answer or refuses.
-        """
+        """Returns when a tier can be written in place; creates a missing bucket."""
         await self._placement.tier(tier).ready()
 
     async def manifest(
@@ -340,7 +342,7 @@ class ResultStore(ResultReader):
 
     async def _sweep(self, name: StoreTier, before: datetime) -> int:
         tier, removed = self._placement.tier(name), 0
-        newest = snowflake_floor(int(before.timestamp() * 1000))
+        newest = snowflake_floor(before)
         shared = self.settings.stores_shared and name is not StoreTier.DB
         async for keys in tier.keys(KEY_ROOT):
             owners = {key: owner for key in keys if (owner := owner_of(key)) and owner[1] < newest}
@@ -427,7 +429,6 @@ class ResultStore(ResultReader):
         )
 
 
-def fits_inline(value_bytes: bytes | int, settings: Settings) -> bool:
-    """Reports whether a value, as JSON bytes or their number, stays in the event itself."""
-    size = value_bytes if isinstance(value_bytes, int) else len(value_bytes)
+def fits_inline(size: int, settings: Settings) -> bool:
+    """Reports whether a value of so many bytes of JSON stays in the event itself."""
     return size <= settings.inline_result_bytes

@@ -168,7 +168,7 @@ async def test_tier_follows_size_and_settings(settings: Settings, pool: asyncpg.
         assert asked.store_tier is StoreTier.DISK
     async with ResultStore(chosen.model_copy(update={"pvc_mount_path": None}), pool) as store:
         assert (await store.put(b"x" * 1001, **WHERE)).store_tier is StoreTier.DISK
-    assert fits_inline(b"x" * settings.inline_result_bytes, settings)
+    assert fits_inline(settings.inline_result_bytes, settings)
     assert not fits_inline(settings.inline_result_bytes + 1, settings)
 
 

@@ -24,8 +24,7 @@ PROBE = b"written and read by noetl-dagster"
 def open_tier(tier: StoreTier, settings: Settings, pool: asyncpg.Pool | None) -> Tier:
     """Returns the tier of this name. Nothing is connected or created before the first object.
 
-    Raises:
-        StorageError: the tier is not configured; names the setting.
+    Raises ``StorageError`` with the name of the setting if the tier is not configured.
     """
     match tier:
         case StoreTier.MINIO:
@@ -113,11 +112,7 @@ async def _unready(tier: StoreTier, settings: Settings) -> str | None:
 
 
 async def probe(tier: StoreTier, settings: Settings) -> str:
-    """Writes, reads and removes an object in a tier. Returns its location, for messages.
-
-    Raises:
-        StorageError: one of these fails.
-    """
+    """Writes, reads and removes an object in a tier. Returns its location, for messages."""
     opened = open_tier(tier, settings, None)
     folder = f"probe-{uuid4().hex}/"
     try:

@@ -16,15 +16,8 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.errors import StorageError
+from noetl_dagster.events.connection import CONNECTION_LOST
 from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier, TierTooSmallError, TierUnavailableError
-
-_UNAVAILABLE = (
-    OSError,
-    TimeoutError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # the server went away in the middle of a statement
-)
 
 _PUT_PART = "INSERT INTO noetl.result_blob (key, part, data) VALUES ($1, $2, $3)"
 _GET_PARTS = "SELECT data FROM noetl.result_blob WHERE key = $1 ORDER BY part"
@@ -127,7 +120,7 @@ class DatabaseTier(Tier):
         try:
             async with self._pool.acquire(timeout=30) as connection:
                 yield connection
-        except _UNAVAILABLE as error:
+        except CONNECTION_LOST as error:
             raise TierUnavailableError(f"db tier: PostgreSQL does not answer: {error}") from error
 
 

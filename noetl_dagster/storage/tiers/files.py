@@ -46,11 +46,7 @@ def below(root: Path, path: Path) -> Path | None:
 
 
 def confined(root: Path, path: Path) -> Path:
-    """Returns ``path`` as :func:`below`.
-
-    Raises:
-        StorageError: it does not lie below ``root``; names the path and the mount.
-    """
+    """Returns ``path`` as :func:`below`; raises ``StorageError`` if it does not lie below ``root``."""
     resolved = below(root, path)
     if resolved is None:
         raise StorageError(f"{path} leaves the mount {root}; results are read and written below it only")
