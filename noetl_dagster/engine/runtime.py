@@ -120,11 +120,10 @@ class Runtime:
         assert settings.db_url is not None, "settings without NOETL_DB_URL: fill them with embedded.ensure"
         pool = await open_settled_pool(settings, size=settings.db_pool_size, apply=apply)
         try:
-            runtime = cls(settings, pool, await pool.fetchval(NEXT_NODE), spark, writer)
+            return cls(settings, pool, await pool.fetchval(NEXT_NODE), spark, writer)
         except BaseException:
             pool.terminate()
             raise
-        return runtime
 
     async def close(self) -> None:
         """Commits what is buffered and closes every connection."""
