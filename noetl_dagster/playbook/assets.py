@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from noetl_dagster.playbook.fields import Model, StoredPlace
+from noetl_dagster.playbook.fields import Model, Spelled, StoredPlace
 
 Key = tuple[str, ...]
 """Parts of an asset's key: ``warehouse/patients`` has two."""
@@ -39,6 +39,10 @@ class ScheduleStatus(StrEnum):
 
     RUNNING = "running"
     STOPPED = "stopped"
+
+
+_SWITCHED = {"true": ScheduleStatus.RUNNING, "false": ScheduleStatus.STOPPED}
+"""What YAML makes of on and off."""
 
 
 class AutomationKind(StrEnum):
@@ -96,7 +100,7 @@ class ScheduleSpec(Model):
     cron: str
     timezone: str = "UTC"
     workload: dict[str, Any] = Field(default_factory=dict)
-    status: ScheduleStatus = ScheduleStatus.STOPPED
+    status: Annotated[ScheduleStatus, Spelled(words=_SWITCHED)] = ScheduleStatus.STOPPED
 
 
 class AutomationSpec(Model):

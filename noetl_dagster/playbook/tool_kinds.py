@@ -68,6 +68,17 @@ class ToolKind:
     without_effect: tuple[str, ...] = ()
     takes_anything: bool = False
 
+    @property
+    def all_fields(self) -> set[str]:
+        """Every spelling of its fields, and those without effect."""
+        return {*chain.from_iterable(self.fields), *self.without_effect}
+
+    @property
+    def beside_step(self) -> set[str]:
+        """Its fields in the oldest shape, where ``tool: http`` and the fields stand in the step itself."""
+        own = {*self.all_fields, *AUTH} - {"step"}
+        return own | {"name"} if self.name_fills is not None else own
+
 
 CHUNK_SIZE = ("chunk_size", "batch_size", "fetch_size")
 AS_WORDS = ("rows", "table", "arrow", "parquet")

@@ -30,6 +30,11 @@ def is_template(value: str) -> bool:
     return "{{" in value or "{%" in value
 
 
+def is_open(value: Any) -> bool:
+    """Reports whether a value is missing, or a template that is rendered when the task runs."""
+    return value is None or (isinstance(value, str) and is_template(value))
+
+
 def suggestion(key: str, known: tuple[str, ...], what: str = "known keys") -> str:
     """'did you mean x?' for a near miss, else the list of what is known."""
     return did_you_mean(key, known) or f"{what}: {listed(known)}"

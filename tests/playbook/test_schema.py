@@ -12,7 +12,7 @@ import pytest
 
 from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.catalog import find_playbooks
-from noetl_dagster.playbook.dialects import spelling
+from noetl_dagster.playbook.dialects import loop, playbook, routing, spelling, step
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_playbook, parse_report
 from noetl_dagster.playbook.schema import language_schema
@@ -24,11 +24,11 @@ SCHEMA = language_schema()
 
 def test_it_is_json_and_complete() -> None:
     assert json.loads(json.dumps(SCHEMA)) == SCHEMA
-    assert set(SCHEMA["properties"]) == set(spelling.ROOT_KEYS)
+    assert set(SCHEMA["properties"]) == set(playbook.ROOT_KEYS)
     assert SCHEMA["$defs"]["task"]["properties"]["kind"]["enum"] == list(TOOL_KINDS)
-    assert set(spelling.STEP_KEYS) <= set(SCHEMA["$defs"]["step"]["properties"])
-    assert set(spelling.ARC_KEYS) <= set(SCHEMA["$defs"]["arc"]["properties"])
-    assert set(spelling.LOOP_KEYS) <= set(SCHEMA["$defs"]["loop"]["properties"])
+    assert set(step.STEP_KEYS) <= set(SCHEMA["$defs"]["step"]["properties"])
+    assert set(routing.ARC_KEYS) <= set(SCHEMA["$defs"]["arc"]["properties"])
+    assert set(loop.LOOP_KEYS) <= set(SCHEMA["$defs"]["loop"]["properties"])
 
 
 def test_every_reference_leads_somewhere() -> None:
@@ -49,12 +49,12 @@ def _references(value: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", find_playbooks(PLAYBOOKS), ids=lambda path: path.stem)
 def test_shipped_playbooks_load_and_use_known_keys(path: Path) -> None:
-    playbook = load_playbook(path)
+    loaded = load_playbook(path)
     root = Document(path.read_text(), str(path)).root
     steps = SCHEMA["$defs"]["step"]["properties"]
-    assert len(playbook.steps) == len(root["workflow"])
-    for step in root["workflow"]:
-        assert step.keys() <= steps.keys()
+    assert len(loaded.steps) == len(root["workflow"])
+    for entry in root["workflow"]:
+        assert entry.keys() <= steps.keys()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from noetl_dagster.playbook.assets import (
     CheckKind,
     CheckSpec,
     ReadPartition,
-    Severity,
     SourceSpec,
     call_name,
 )
@@ -30,13 +29,12 @@ def read_asset(block: Block) -> AssetSpec | None:
     if value is None or isinstance(value, bool):
         return None
     if not isinstance(value, dict):
-        block.error(
-            f"asset must be false or a mapping with key, owners, ..., found {described(value)}", "asset"
-        )
+        message = f"asset must be false or a mapping with key, owners, ..., found {described(value)}"
+        block.error(message, "asset")
         return None
     child = block.child("asset")
     assert child is not None
-    spec = child.build(
+    return child.read(
         AssetSpec,
         key=words.asset_key(child, "key"),
         description=words.text(child, "description"),
@@ -47,8 +45,6 @@ def read_asset(block: Block) -> AssetSpec | None:
         metadata=words.settled(child, "metadata", child.mapping("metadata")),
         code_version=words.text(child, "code_version"),
     )
-    child.close(AssetSpec.model_fields)
-    return spec
 
 
 def read_checks(block: Block) -> tuple[CheckSpec, ...]:
@@ -58,11 +54,9 @@ def read_checks(block: Block) -> tuple[CheckSpec, ...]:
     if value is not None and not isinstance(value, list):
         block.error(f"checks must be a list, found {described(value)}", "checks")
         return ()
-    for index, entry in enumerate(value or ()):
-        place = block.document.place(value, index)
-        child = block.reading.own_block(entry, f"{block.what}, check {index + 1}", place)
-        check = None if child is None else _check(child)
-        if check is None or child is None:
+    for child in block.blocks("checks", f"{block.what}, check"):
+        check = _check(child)
+        if check is None:
             continue
         if check.name in checks:
             child.error(f"two checks are called {check.name!r}; rename one", "name")
@@ -71,11 +65,8 @@ def read_checks(block: Block) -> tuple[CheckSpec, ...]:
 
 
 def _check(block: Block) -> CheckSpec | None:
+    fields = block.fields(CheckSpec, name=words.name(block, "name"), kind=None, asks=None)
     asked = [kind for kind in CheckKind if kind in block]
-    name = words.name(block, "name")
-    severity = block.choice(Severity, "severity")
-    blocking = block.flag("blocking")
-    description = block.text("description")
     block.drop(*asked)
     if len(asked) != 1:
         found = f"found {' and '.join(asked)}" if asked else "found none of them"
@@ -83,19 +74,12 @@ def _check(block: Block) -> CheckSpec | None:
     block.close(_CHECK_KEYS)
     if len(asked) != 1:
         return None
-    kind = asked[0]
+    [kind] = asked
     asks = _READERS[kind](block, kind.value)
     if asks is None:
         return None
-    return block.build(
-        CheckSpec,
-        name=name or _default_name(kind, asks),
-        kind=kind,
-        asks=asks,
-        severity=severity,
-        blocking=blocking,
-        description=description,
-    )
+    fields |= {"name": fields["name"] or _default_name(kind, asks), "kind": kind, "asks": asks}
+    return block.build(CheckSpec, **fields)
 
 
 def _default_name(kind: CheckKind, asks: Any) -> str:
@@ -179,9 +163,8 @@ def _is_empty(bounds: Sequence[Any]) -> bool:
 def _fresh(block: Block, kind: str) -> dict[str, float] | None:
     child = block.child(kind)
     if child is None or not child.values:
-        block.error(
-            f"{kind} is a mapping of a column to how old its newest value may be, as {{at: 26h}}", kind
-        )
+        message = f"{kind} is a mapping of a column to how old its newest value may be, as {{at: 26h}}"
+        block.error(message, kind)
         return None
     asks = {column: child.seconds(column) for column in child.values}
     return {column: seconds for column, seconds in asks.items() if seconds is not None} or None
@@ -201,13 +184,12 @@ _READERS: dict[CheckKind, Callable[[Block, str], Any]] = {
 def read_sources(block: Block) -> dict[str, SourceSpec]:
     """Reads ``from`` (``{name: {asset, partition}}``, or the asset's key as text) and calls of ``asset("...")``."""
     sources: dict[str, SourceSpec] = {}
-    shared = isinstance(
-        block.values.get("tool"), str
-    )  # the tool's own fields stand in the step: 'from' is one
+    # the fields of the oldest shape, tool: http, stand in the step: 'from' is one
+    shared = isinstance(block.values.get("tool"), str)
     for name, entry in ({} if shared else block.mapping("from")).items():
         values = {"asset": entry} if isinstance(entry, (str, list)) else entry
         place = block.document.place(block["from"], name)
-        child = block.reading.own_block(values, f"{block.what}, from {name}", place)
+        child = block.reading.block(values, f"{block.what}, from {name}", place)
         if child is None:
             continue
         if name in block.reading.workload:
@@ -217,23 +199,19 @@ def read_sources(block: Block) -> dict[str, SourceSpec]:
             child.error("'asset' is missing, the key of what is read")
         partition = words.text(child, "partition")
         child.close(("asset", "partition"))
-        if key is not None:
-            source = child.build(SourceSpec, asset=key, partition=partition, place=place)
-            if source is not None:
-                sources[name] = source
+        source = None if key is None else child.build(SourceSpec, asset=key, partition=partition, place=place)
+        if source is not None:
+            sources[name] = source
     for container, field, text in _templates(block.values):
         place = block.document.place(container, field)
         for found in (call for part in _TEMPLATE.findall(text) for call in _CALL.finditer(part)):
             if found["key"] is None:
-                block.document.report(
-                    place, f'{block.what}: asset() takes a key as it is, as asset("warehouse/patients")'
-                )
+                message = 'asset() takes a key as it is, as asset("warehouse/patients")'
+                block.document.report(place, f"{block.what}: {message}")
                 continue
-            key_parts = tuple(found["key"].strip("/").split("/"))
-            partition = found["partition"] or ReadPartition.SAME
-            sources[call_name(found["key"], partition)] = SourceSpec(
-                asset=key_parts, partition=partition, place=place
-            )
+            parts, partition = found["key"].strip("/").split("/"), found["partition"] or ReadPartition.SAME
+            source = SourceSpec(asset=tuple(parts), partition=partition, place=place)
+            sources[call_name(found["key"], partition)] = source
     return sources
 
 

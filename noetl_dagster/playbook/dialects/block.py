@@ -1,4 +1,4 @@
-"""ReadContext one mapping of a playbook: keys under any of their spellings, unknown keys reported."""
+"""Reads one mapping of a playbook: keys under any of their spellings, unknown keys reported."""
 
 from __future__ import annotations
 
@@ -71,11 +71,7 @@ class ReadContext:
             name = f"{first} ({number})"
         return name
 
-    def block(self, container: Any, key: Any, what: str) -> Block | None:
-        """The mapping at ``container[key]``; anything else is reported and gives None."""
-        return self.own_block(container[key], what, self.document.place(container, key))
-
-    def own_block(self, value: Any, what: str, place: Place) -> Block | None:
+    def block(self, value: Any, what: str, place: Place) -> Block | None:
         """Returns a mapping as a block; reports anything else and returns None."""
         if isinstance(value, dict):
             return Block(self, value, what, place)
@@ -120,6 +116,14 @@ class Block:
         """Reports an error at a key's value, or at the block."""
         self._report(message, key, "error", kind)
 
+    def missing(self, message: str) -> None:
+        """Reports a field that the block lacks."""
+        self._report(message, None, "error", ProblemKind.MISSING_FIELD)
+
+    def conflict(self, message: str, key: str | None = None) -> None:
+        """Reports a field that contradicts another one."""
+        self._report(message, key, "error", ProblemKind.CONFLICTING_FIELDS)
+
     def warn(
         self, message: str, key: str | None = None, kind: ProblemKind = ProblemKind.INVALID_VALUE
     ) -> None:
@@ -133,33 +137,36 @@ class Block:
         if problem not in self.document.problems:  # as of a value that several steps have from one place
             self.document.problems.append(problem)
 
+    def report_key(self, key: str, message: str, kind: ProblemKind, severity: str = "error") -> None:
+        """Reports a problem at the key itself."""
+        place = self.document.key_place(self.values, key)
+        self.document.report(place, f"{self.what}: {message}", severity, kind)
+
     def spelled(self, *names: str) -> str | None:
         """The first of ``names`` that is present, marking all of them as taken. Two at once is an error."""
         present = [name for name in names if name in self.values]
         self._taken.update(present)
         if len(present) > 1:
             both = " and ".join(map(repr, present))
-            self.error(
-                f"{both} mean the same; keep {present[0]!r}", present[1], ProblemKind.CONFLICTING_FIELDS
-            )
+            self.conflict(f"{both} mean the same; keep {present[0]!r}", present[1])
         return present[0] if present else None
 
-    def take(self, *names: str, default: Any = None) -> Any:
-        """The value under any spelling; ``default`` when it is missing or null."""
+    def _found(self, names: tuple[str, ...]) -> tuple[str, Any]:
+        """The word under which a value stands, and the value; None when it is missing."""
         key = self.spelled(*names)
-        value = None if key is None else self.values[key]
-        return default if value is None else value
+        return (names[0], None) if key is None else (key, self.values[key])
 
-    def text(self, *names: str, default: str | None = None) -> str | None:
+    def take(self, *names: str) -> Any:
+        """The value under any spelling; None when it is missing."""
+        return self._found(names)[1]
+
+    def text(self, *names: str) -> str | None:
         """A text; numbers are taken as written, mappings and lists are errors."""
-        key = self.spelled(*names)
-        if key is None or self.values[key] is None:
-            return default
-        value = self.values[key]
+        key, value = self._found(names)
         if isinstance(value, (dict, list)):
             self.error(f"{key} must be text, found {described(value)}", key)
-            return default
-        return value if isinstance(value, str) else str(value)
+            return None
+        return None if value is None else str(value)
 
     def mapping(self, *names: str) -> dict[str, Any]:
         """A mapping, empty when missing. Mappings under several spellings are laid together."""
@@ -169,23 +176,28 @@ class Block:
             both = " and ".join(map(repr, present))
             self.warn(f"{both} mean the same and are merged", present[1], ProblemKind.CONFLICTING_FIELDS)
             return {key: value for name in reversed(present) for key, value in self.values[name].items()}
-        key = self.spelled(*names)
-        value = None if key is None else self.values[key]
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
+        key, value = self._found(names)
+        if value is not None and not isinstance(value, dict):
             self.error(f"{key} must be a mapping (key: value), found {described(value)}", key)
             return {}
-        return value
+        return value or {}
 
     def input(self, *names: str) -> Input:
         """Named values; also one template that gives them all."""
-        key = next((name for name in names if name in self.values), None)
+        key = self.present(*names)
         value = None if key is None else self.values[key]
         if not isinstance(value, str) or "{{" not in value:
             return self.mapping(*names)
         self.spelled(*names)
         return value
+
+    def condition(self, *names: str) -> str | bool | None:
+        """A template or a boolean. Anything else is reported and counts as true."""
+        key, value = self._found(names)
+        if isinstance(value, (dict, list)):
+            self.error(f"{key} must be a template or a boolean, found {described(value)}", key)
+            return True
+        return value if value is None or isinstance(value, bool) else str(value)
 
     def check_word(self, key: str, words: tuple[str, ...]) -> None:
         """Reports a value that is none of ``words``, in any case, unless it is a template."""
@@ -196,44 +208,44 @@ class Block:
         self.error(f"{key} is {described(value)}; {suggestion(str(value), words, 'use one of')}", key)
 
     def child(self, *names: str) -> Block | None:
-        """A nested mapping as a block, None when missing."""
-        key = self.spelled(*names)
-        if key is None or self.values[key] is None:
-            return None
-        return self.reading.block(self.values, key, f"{self.what}, {key}")
-
-    def inner(self, key: str) -> Block | None:
-        """Returns the mapping at a key as a block; reports anything else."""
-        return self.reading.block(self.values, key, f"{self.what}, {key}")
+        """A nested mapping as a block, None when missing; anything else is reported."""
+        key, value = self._found(names)
+        return None if value is None else self.reading.block(value, f"{self.what}, {key}", self.place_of(key))
 
     def items(self, *names: str) -> list[Any]:
         """A list, empty when missing; a single text or number counts as a list of one."""
-        key = self.spelled(*names)
-        value = None if key is None else self.values[key]
-        if value is None:
-            return []
+        key, value = self._found(names)
         if isinstance(value, dict):
             self.error(f"{key} must be a list, found a mapping", key)
             return []
-        return value if isinstance(value, list) else [value]
+        return [] if value is None else value if isinstance(value, list) else [value]
+
+    def blocks(self, key: str, what: str) -> Iterator[Block]:
+        """Yields the mappings of a list, or the only one, named by ``what`` and number; reports everything else."""
+        value = self.take(key)
+        entries = value if isinstance(value, list) else [] if value is None else [value]
+        for index, entry in enumerate(entries):
+            place = self.document.place(value, index) if entries is value else self.place_of(key)
+            block = self.reading.block(entry, f"{what} {index + 1}", place)
+            if block is not None:
+                yield block
 
     def flag(self, *names: str, default: bool = False) -> bool:
         """Reads a boolean, which may be written as text."""
-        key = self.spelled(*names)
-        value = None if key is None else self._setting(key)
+        key, value = self._setting(names)
         if value is None:
             return default
         if isinstance(value, bool):
             return value
-        if isinstance(value, str) and value.strip().lower() in ("true", "yes", "on", "false", "no", "off"):
-            return value.strip().lower() in ("true", "yes", "on")
+        word = value.strip().lower() if isinstance(value, str) else ""
+        if word in ("true", "yes", "on", "false", "no", "off"):
+            return word in ("true", "yes", "on")
         self.error(f"{key} must be true or false, found {described(value)}", key)
         return default
 
     def number(self, *names: str) -> float | None:
         """A number, also written as text."""
-        key = self.spelled(*names)
-        value = None if key is None else self._setting(key)
+        key, value = self._setting(names)
         if value is None:
             return None
         try:
@@ -254,8 +266,7 @@ class Block:
 
     def seconds(self, *names: str) -> float | None:
         """A duration: a number of seconds, or text such as '500ms', '30s', '5m', '1h'."""
-        key = self.spelled(*names)
-        value = None if key is None else self._setting(key)
+        key, value = self._setting(names)
         if value is None:
             return None
         found = _DURATION.match(str(value)) if not isinstance(value, (dict, list, bool)) else None
@@ -265,9 +276,15 @@ class Block:
         return float(found[1]) * _SECONDS[found[2]]
 
     def choice(self, kind: type[E], *names: str, also: Mapping[str, E] | None = None) -> E | None:
-        """One of the words of an enum, or of ``also``."""
-        key = self.spelled(*names)
-        value = None if key is None else self._word(key)
+        """One of the words of an enum, or of ``also``; a template gives what it says of the workload."""
+        key, value = self._found(names)
+        if isinstance(value, str) and is_template(value):
+            try:
+                value = self._rendered(value)
+            except TemplateError as error:
+                message = f"{key} must be known when the playbook is loaded, from its workload: {error}"
+                self.error(message, key)
+                return None
         if value is None:
             return None
         word = str(value).strip().lower()
@@ -333,9 +350,7 @@ class Block:
         known = tuple(known)
         for key in self.rest():
             remedy = (remedies or {}).get(key) or suggestion(key, known)
-            place = self.document.key_place(self.values, key)
-            message = f"{self.what}: unknown key {key!r}; {remedy}"
-            self.document.report(place, message, severity, ProblemKind.UNKNOWN_FIELD)
+            self.report_key(key, f"unknown key {key!r}; {remedy}", ProblemKind.UNKNOWN_FIELD, severity)
 
     def take_rest(self) -> dict[str, Any]:
         """Everything not taken yet, as it stands."""
@@ -351,42 +366,31 @@ class Block:
         """Returns the first of several spellings that the mapping has."""
         return next((name for name in names if name in self.values), None)
 
-    def _setting(self, key: str) -> Any:
+    def _setting(self, names: tuple[str, ...]) -> tuple[str, Any]:
         """A number or a boolean. Of a template what was rendered when the step was entered; None until then.
 
         One that needs the workload alone is rendered with what is known of it, so that mistakes show early.
         """
-        value = self.values[key]
+        key, value = self._found(names)
         if not isinstance(value, str) or not is_template(value):
-            return value
+            return key, value
         reading = self.reading
         name = reading.name_setting(self.what, key, value)
         if name in reading.given:
-            return reading.given[name]
+            return key, reading.given[name]
         try:
-            names = compile_value(value).names
+            used = compile_value(value).names
         except TemplateError:
-            return None  # reported with every other template that does not parse
-        for unknown in sorted(names & _UNKNOWN_AT_ENTRY - reading.workload.keys()):
-            self.error(f"{key} is settled when the step is entered, and {unknown!r} is not known then", key)
-            return None
-        if names <= {"workload", *reading.workload}:
+            return key, None  # reported with every other template that does not parse
+        later = sorted(used & _UNKNOWN_AT_ENTRY - reading.workload.keys())
+        if later:
+            self.error(f"{key} is settled when the step is entered, and {later[0]!r} is not known then", key)
+        elif used <= {"workload", *reading.workload}:
             try:
-                return self._rendered(value)
+                return key, self._rendered(value)
             except TemplateError as error:
                 self.warn(f"{key} must come with the workload of the execution: {error}", key)
-        return None
-
-    def _word(self, key: str) -> Any:
-        """A word of the language; of a template what it says of the workload of playbook or execution."""
-        value = self.values[key]
-        if not isinstance(value, str) or not is_template(value):
-            return value
-        try:
-            return self._rendered(value)
-        except TemplateError as error:
-            self.error(f"{key} must be known when the playbook is loaded, from its workload: {error}", key)
-            return None
+        return key, None
 
     def _rendered(self, template: str) -> Any:
         workload = self.reading.workload

@@ -10,113 +10,102 @@ from __future__ import annotations
 from typing import Any
 
 from noetl_dagster.errors import ProblemKind
+from noetl_dagster.playbook.dialects import kubernetes as k8s
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.dialects.kubernetes import (
-    ANNOTATIONS,
-    LABELS,
-    LEAST_BYTES,
-    PULL_POLICIES,
-    VARIABLES,
-    Check,
-    Shape,
-    any_text,
-    check_shape,
-    devices_wrong,
-    entries,
-    exceeds,
-    flag,
-    is_open,
-    listed,
-    mapping,
-    name_wrong,
-    object_name,
-    object_wrong,
-    quantity,
-    some_list,
-    some_mapping,
-    text,
-    texts,
-    tolerations,
-    whole,
-    word,
-    words,
-)
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
-from noetl_dagster.playbook.wording import described, is_template, suggestion
+from noetl_dagster.playbook.wording import described, is_open, is_template, suggestion
 
 _QUANTITIES = {
-    "cpu": quantity("500m or 2"),
-    "memory": quantity("512Mi or 4Gi", LEAST_BYTES),
-    "ephemeral-storage": quantity("20Gi", LEAST_BYTES),
+    "cpu": k8s.quantity("500m or 2"),
+    "memory": k8s.quantity("512Mi or 4Gi", k8s.LEAST_BYTES),
+    "ephemeral-storage": k8s.quantity("20Gi", k8s.LEAST_BYTES),
 }
 
-_REFERENCE: Shape = {"name": object_name, "optional": flag}
-_KEY_OF: Shape = {**_REFERENCE, "key": text}
-_FILES: Shape = {"items": some_list, "defaultMode": whole, "optional": flag}
+_REFERENCE: k8s.Shape = {"name": k8s.object_name, "optional": k8s.flag}
+_KEY_OF: k8s.Shape = {**_REFERENCE, "key": k8s.text}
+_FILES: k8s.Shape = {"items": k8s.some_list, "defaultMode": k8s.whole, "optional": k8s.flag}
 
-VARIABLE: Shape = {
-    "name": text,
-    "value": any_text,
-    "valueFrom": mapping(
+VARIABLE: k8s.Shape = {
+    "name": k8s.text,
+    "value": k8s.any_text,
+    "valueFrom": k8s.mapping(
         {
-            "secretKeyRef": mapping(_KEY_OF, "name", "key"),
-            "configMapKeyRef": mapping(_KEY_OF, "name", "key"),
-            "fieldRef": some_mapping,
-            "resourceFieldRef": some_mapping,
-            "fileKeyRef": some_mapping,
+            "secretKeyRef": k8s.mapping(_KEY_OF, "name", "key"),
+            "configMapKeyRef": k8s.mapping(_KEY_OF, "name", "key"),
+            "fieldRef": k8s.some_mapping,
+            "resourceFieldRef": k8s.some_mapping,
+            "fileKeyRef": k8s.some_mapping,
         }
     ),
 }
-VARIABLES_FROM: Shape = {
-    "secretRef": mapping(_REFERENCE, "name"),
-    "configMapRef": mapping(_REFERENCE, "name"),
-    "prefix": any_text,
+VARIABLES_FROM: k8s.Shape = {
+    "secretRef": k8s.mapping(_REFERENCE, "name"),
+    "configMapRef": k8s.mapping(_REFERENCE, "name"),
+    "prefix": k8s.any_text,
 }
-MOUNT: Shape = {
-    "name": object_name,
-    "mountPath": text,
-    "readOnly": flag,
-    "recursiveReadOnly": word("Disabled", "IfPossible", "Enabled"),
-    "subPath": any_text,
-    "subPathExpr": any_text,
-    "mountPropagation": word("None", "HostToContainer", "Bidirectional"),
+MOUNT: k8s.Shape = {
+    "name": k8s.object_name,
+    "mountPath": k8s.text,
+    "readOnly": k8s.flag,
+    "recursiveReadOnly": k8s.word("Disabled", "IfPossible", "Enabled"),
+    "subPath": k8s.any_text,
+    "subPathExpr": k8s.any_text,
+    "mountPropagation": k8s.word("None", "HostToContainer", "Bidirectional"),
 }
 _OTHER_VOLUMES = (
     "awsElasticBlockStore azureDisk azureFile cephfs cinder csi downwardAPI ephemeral fc flexVolume flocker "
     "gcePersistentDisk gitRepo glusterfs image iscsi photonPersistentDisk portworxVolume projected quobyte rbd "
     "scaleIO storageos vsphereVolume"
 )
-VOLUME: Shape = {
-    "name": object_name,
-    "configMap": mapping({"name": object_name, **_FILES}, "name"),
-    "secret": mapping({"secretName": object_name, **_FILES}, "secretName"),
-    "emptyDir": mapping({"medium": any_text, "sizeLimit": quantity("20Gi")}),
-    "hostPath": mapping({"path": text, "type": any_text}, "path"),
-    "nfs": mapping({"server": text, "path": text, "readOnly": flag}, "server", "path"),
-    "persistentVolumeClaim": mapping({"claimName": object_name, "readOnly": flag}, "claimName"),
-    **dict.fromkeys(_OTHER_VOLUMES.split(), some_mapping),
+VOLUME: k8s.Shape = {
+    "name": k8s.object_name,
+    "configMap": k8s.mapping({"name": k8s.object_name, **_FILES}, "name"),
+    "secret": k8s.mapping({"secretName": k8s.object_name, **_FILES}, "secretName"),
+    "emptyDir": k8s.mapping({"medium": k8s.any_text, "sizeLimit": k8s.quantity("20Gi")}),
+    "hostPath": k8s.mapping({"path": k8s.text, "type": k8s.any_text}, "path"),
+    "nfs": k8s.mapping({"server": k8s.text, "path": k8s.text, "readOnly": k8s.flag}, "server", "path"),
+    "persistentVolumeClaim": k8s.mapping({"claimName": k8s.object_name, "readOnly": k8s.flag}, "claimName"),
+    **dict.fromkeys(_OTHER_VOLUMES.split(), k8s.some_mapping),
 }
-SECURITY: Shape = {
-    "allowPrivilegeEscalation": flag,
-    "appArmorProfile": some_mapping,
-    "capabilities": mapping({"add": words, "drop": words}),
-    "privileged": flag,
-    "procMount": word("Default", "Unmasked"),
-    "readOnlyRootFilesystem": flag,
-    "runAsGroup": whole,
-    "runAsNonRoot": flag,
-    "runAsUser": whole,
-    "seLinuxOptions": some_mapping,
-    "seccompProfile": mapping(
-        {"type": word("RuntimeDefault", "Unconfined", "Localhost"), "localhostProfile": text}, "type"
+SECURITY: k8s.Shape = {
+    "allowPrivilegeEscalation": k8s.flag,
+    "appArmorProfile": k8s.some_mapping,
+    "capabilities": k8s.mapping({"add": k8s.words, "drop": k8s.words}),
+    "privileged": k8s.flag,
+    "procMount": k8s.word("Default", "Unmasked"),
+    "readOnlyRootFilesystem": k8s.flag,
+    "runAsGroup": k8s.whole,
+    "runAsNonRoot": k8s.flag,
+    "runAsUser": k8s.whole,
+    "seLinuxOptions": k8s.some_mapping,
+    "seccompProfile": k8s.mapping(
+        {"type": k8s.word("RuntimeDefault", "Unconfined", "Localhost"), "localhostProfile": k8s.text}, "type"
     ),
-    "windowsOptions": some_mapping,
+    "windowsOptions": k8s.some_mapping,
 }
-RESOURCES: Shape = {
-    "requests": lambda block, key: _amounts(block, key),
-    "limits": lambda block, key: _amounts(block, key),
-    "claims": some_list,
-}
+
+
+def _amounts(block: Block, key: str) -> None:
+    """``{cpu: 500m, memory: 4Gi, nvidia.com/gpu: 1}``."""
+    child = block.child(key)
+    for name, value in {} if child is None else child.values.items():
+        assert child is not None
+        if is_template(str(name)) or is_open(value):
+            continue
+        if name in _QUANTITIES:
+            _QUANTITIES[name](child, name)
+        elif str(name).startswith("hugepages-"):
+            k8s.quantity("128Mi")(child, name)
+        elif "/" in str(name):
+            wrong = k8s.devices_wrong(key, name, value)
+            if wrong is not None:
+                child.error(wrong, name)
+        else:
+            remedy = suggestion(str(name), (*_QUANTITIES, "nvidia.com/gpu"), "use")
+            child.report_key(name, f"{name!r} is no resource; {remedy}", ProblemKind.UNKNOWN_FIELD)
+
+
+RESOURCES: k8s.Shape = {"requests": _amounts, "limits": _amounts, "claims": k8s.some_list}
 
 
 def check_container(block: Block) -> None:
@@ -136,7 +125,7 @@ def check_container(block: Block) -> None:
 def _command(block: Block, key: str) -> None:
     """Text for a shell, or a list."""
     if isinstance(block[key], list):
-        words(block, key)
+        k8s.words(block, key)
     elif not isinstance(block[key], str):
         found = described(block[key])
         block.error(f"{key} must be text, which a shell runs, or a list of words, found {found}", key)
@@ -144,30 +133,31 @@ def _command(block: Block, key: str) -> None:
 
 def _args(block: Block, key: str) -> None:
     if isinstance(block[key], list):  # else it is the task's input
-        words(block, key)
+        k8s.words(block, key)
 
 
 def _env(block: Block, key: str) -> None:
     """A mapping of names to texts, or Kubernetes' list."""
     if not isinstance(block[key], list):
-        texts(VARIABLES)(block, key)
+        k8s.texts(k8s.VARIABLES)(block, key)
         return
-    for entry in entries(block, key, "{name: TZ, value: UTC}"):
-        check_shape(entry, VARIABLE, ("name",))
+    for entry in k8s.entries(block, key, "{name: TZ, value: UTC}"):
+        k8s.check_shape(entry, VARIABLE, ("name",))
         if entry.values.get("value") and entry.values.get("valueFrom"):
             entry.error("'value' and 'valueFrom' exclude each other; keep one", "valueFrom")
         name = entry.values.get("name")
-        wrong = name_wrong("env", name, VARIABLES) if isinstance(name, str) and not is_open(name) else None
-        if wrong is not None:
-            entry.error(wrong, "name")
+        if isinstance(name, str) and not is_open(name):
+            wrong = k8s.name_wrong("env", name, k8s.VARIABLES)
+            if wrong is not None:
+                entry.error(wrong, "name")
 
 
 def _resources(block: Block, key: str) -> None:
-    asked = block.inner(key)
+    asked = block.child(key)
     if asked is None:
         return
     before = len(block.document.problems)
-    check_shape(asked, RESOURCES)
+    k8s.check_shape(asked, RESOURCES)
     requests, limits = asked.values.get("requests"), asked.values.get("limits")
     if (
         len(block.document.problems) > before
@@ -176,42 +166,18 @@ def _resources(block: Block, key: str) -> None:
     ):
         return
     for name, request in requests.items():
-        limit = limits.get(name)
-        if limit is not None and exceeds(request, limit):
+        if limits.get(name) is not None and k8s.exceeds(request, limits[name]):
             place = block.document.place(requests, name)
-            message = f"{name}: request {request} is more than limit {limit}; raise the limit"
+            message = f"{name}: request {request} is more than limit {limits[name]}; raise the limit"
             block.document.report(place, f"{asked.what}: {message}")
 
 
-def _amounts(block: Block, key: str) -> None:
-    """``{cpu: 500m, memory: 4Gi, nvidia.com/gpu: 1}``."""
-    child = block.inner(key)
-    if child is None:
-        return
-    for name, value in child.values.items():
-        if is_template(str(name)) or is_open(value):
-            continue
-        if name in _QUANTITIES:
-            _QUANTITIES[name](child, name)
-        elif str(name).startswith("hugepages-"):
-            quantity("128Mi")(child, name)
-        elif "/" in str(name):
-            wrong = devices_wrong(key, name, value)
-            if wrong is not None:
-                child.error(wrong, name)
-        else:
-            remedy = suggestion(str(name), (*_QUANTITIES, "nvidia.com/gpu"), "use")
-            place = block.document.key_place(child.values, name)
-            message = f"{child.what}: {name!r} is no resource; {remedy}"
-            block.document.report(place, message, kind=ProblemKind.UNKNOWN_FIELD)
-
-
 def _volumes(block: Block, key: str) -> None:
-    for entry in entries(block, key, "{name: scratch, emptyDir: {}}"):
-        check_shape(entry, VOLUME, ("name",))
+    for entry in k8s.entries(block, key, "{name: scratch, emptyDir: {}}"):
+        k8s.check_shape(entry, VOLUME, ("name",))
         kinds = [name for name in entry.values if name in VOLUME and name != "name"]
         if not kinds and set(entry.values) <= {"name"}:
-            entry.error("it says nothing of what it is, such as emptyDir: {}", kind=ProblemKind.MISSING_FIELD)
+            entry.missing("it says nothing of what it is, such as emptyDir: {}")
         for name in kinds:
             if entry[name] is None:
                 entry.error(f"{name} is empty; write {name}: {{}}", name)
@@ -226,10 +192,10 @@ def _pull_secrets(block: Block, key: str) -> None:
         place = block.document.place(value, index) if value is not one else block.place_of(key)
         what = f"{block.what}, {key}"
         if isinstance(one, dict):
-            check_shape(Block(block.reading, one, what, place), {"name": object_name}, ("name",))
+            k8s.check_shape(Block(block.reading, one, what, place), {"name": k8s.object_name}, ("name",))
         elif not isinstance(one, str):
             block.document.report(place, f"{what}: write the name of a secret, found {described(one)}")
-        elif not is_template(one) and (wrong := object_wrong(one)) is not None:
+        elif not is_template(one) and (wrong := k8s.object_wrong(one)) is not None:
             block.document.report(place, f"{what}: {wrong}")
 
 
@@ -240,38 +206,36 @@ def _check_mounts(block: Block, mounts: str | None, volumes: str | None) -> None
     if volumes is None and block.values.get("volumes") is not None:  # a template
         return
     given: Any = [] if volumes is None else block[volumes]
-    if not isinstance(given, list) or any(
-        not isinstance(one, dict) or is_open(one.get("name")) for one in given
-    ):
+    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
         return
-    names = tuple(str(one["name"]) for one in given)
+    names = tuple(str(one["name"]) for one in given if not is_open(one.get("name")))
+    if len(names) < len(given):
+        return
     for index, entry in enumerate(block[mounts]):
         name = entry.get("name") if isinstance(entry, dict) else None
         if isinstance(name, str) and not is_open(name) and name not in names:
             remedy = suggestion(name, names, "volumes") if names else "the task has no 'volumes'"
-            where = f"{block.what}, {mounts} {index + 1}"
-            block.document.report(
-                block.document.place(entry, "name"), f"{where}: no volume {name!r}; {remedy}"
-            )
+            message = f"{block.what}, {mounts} {index + 1}: no volume {name!r}; {remedy}"
+            block.document.report(block.document.place(entry, "name"), message)
 
 
-_FIELDS: dict[str, Check] = {
-    "image": text,
+_FIELDS: dict[str, k8s.Check] = {
+    "image": k8s.text,
     "command": _command,
     "args": _args,
     "env": _env,
-    "env_from": listed(VARIABLES_FROM, example="{secretRef: {name: keys}}"),
-    "namespace": object_name,
-    "service_account": object_name,
+    "env_from": k8s.listed(VARIABLES_FROM, example="{secretRef: {name: keys}}"),
+    "namespace": k8s.object_name,
+    "service_account": k8s.object_name,
     "resources": _resources,
     "volumes": _volumes,
-    "volume_mounts": listed(MOUNT, "name", "mountPath", example="{name: scratch, mountPath: /scratch}"),
-    "working_dir": text,
-    "node_selector": texts(LABELS, quoted=True),
-    "tolerations": tolerations,
-    "image_pull_policy": word(*PULL_POLICIES),
+    "volume_mounts": k8s.listed(MOUNT, "name", "mountPath", example="{name: scratch, mountPath: /scratch}"),
+    "working_dir": k8s.text,
+    "node_selector": k8s.texts(k8s.LABELS, quoted=True),
+    "tolerations": k8s.tolerations,
+    "image_pull_policy": k8s.word(*k8s.PULL_POLICIES),
     "image_pull_secrets": _pull_secrets,
-    "security_context": mapping(SECURITY),
-    "labels": texts(LABELS),
-    "annotations": texts(ANNOTATIONS),
+    "security_context": k8s.mapping(SECURITY),
+    "labels": k8s.texts(k8s.LABELS),
+    "annotations": k8s.texts(k8s.ANNOTATIONS),
 }

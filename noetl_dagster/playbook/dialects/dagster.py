@@ -17,7 +17,6 @@ from noetl_dagster.playbook.assets import (
     PartitionKind,
     PartitionsSpec,
     ScheduleSpec,
-    ScheduleStatus,
 )
 from noetl_dagster.playbook.dialects import words
 from noetl_dagster.playbook.dialects.block import Block
@@ -39,7 +38,7 @@ def read_dagster(root: Block) -> DagsterSpec | None:
     block.what = "dagster"
     short = root.values.get("metadata")
     metadata = Block(root.reading, short if isinstance(short, dict) else {}, "metadata", root.place)
-    spec = block.build(
+    return block.read(
         DagsterSpec,
         group=words.group(block, "group"),
         owners=words.owners(block),
@@ -51,8 +50,6 @@ def read_dagster(root: Block) -> DagsterSpec | None:
         freshness=_freshness(block),
         observe=tuple(_observations(block)),
     )
-    block.close(DagsterSpec.model_fields)
-    return spec
 
 
 def _short_schedule(metadata: Block) -> Iterator[ScheduleSpec]:
@@ -87,52 +84,25 @@ def _pools(block: Block) -> dict[str, int]:
     return pools
 
 
-def _blocks(block: Block, key: str, what: str) -> Iterator[Block]:
-    """The mappings of a list; a single mapping counts as a list of one."""
-    value = block.take(key)
-    entries = value if isinstance(value, list) else [] if value is None else [value]
-    for index, entry in enumerate(entries):
-        place = block.document.place(value, index) if isinstance(value, list) else block.place_of(key)
-        one = block.reading.own_block(entry, f"{what} {index + 1}", place)
-        if one is not None:
-            yield one
-
-
 def _schedules(block: Block, metadata: Block) -> Iterator[ScheduleSpec]:
     seen = {"schedule"} if metadata.values.get("schedule") is not None else set()
-    for number, entry in enumerate(_blocks(block, "schedules", "schedule"), start=1):
+    for number, entry in enumerate(block.blocks("schedules", "schedule"), start=1):
         name = words.name(entry, "name") or f"schedule_{number}"
         if name in seen:
             entry.error(f"two schedules are called {name!r}; rename one", "name")
         seen.add(name)
         entry.what = f"schedule {name!r}"
         cron = _cron(entry, "cron")
-        schedule = entry.build(
-            ScheduleSpec,
-            name=name,
-            cron=cron or "",
-            timezone=_timezone(entry),
-            workload=_given(entry),
-            status=_status(entry),
+        workload = entry.mapping("workload")
+        known = tuple(block.reading.workload)
+        for key in (key for key in workload if key not in known):
+            near = suggestion(key, known, "keys of the workload")
+            entry.warn(f"the workload has no key {key!r}; {near}", "workload")
+        schedule = entry.read(
+            ScheduleSpec, name=name, cron=cron or "", timezone=_timezone(entry), workload=workload
         )
-        entry.close(("name", "cron", "timezone", "workload", "status"))
         if schedule is not None and cron is not None:
             yield schedule
-
-
-def _given(block: Block) -> dict[str, Any]:
-    given = block.mapping("workload")
-    for key in given:
-        if key not in block.reading.workload:
-            near = suggestion(key, tuple(block.reading.workload), "keys of the workload")
-            block.warn(f"the workload has no key {key!r}; {near}", "workload")
-    return given
-
-
-def _status(block: Block) -> ScheduleStatus | None:
-    """``running`` or ``stopped``; ``true`` and ``false``, which YAML makes of on and off, mean the same."""
-    switched = {"true": ScheduleStatus.RUNNING, "false": ScheduleStatus.STOPPED}
-    return block.choice(ScheduleStatus, "status", also=switched)
 
 
 def _cron(block: Block, key: str) -> str | None:
@@ -144,10 +114,8 @@ def _cron(block: Block, key: str) -> str | None:
         block.error(f"{key} {line!r} is no cron line: minute hour day month weekday", key)
         return None
     if not ever_comes(line):
-        block.error(
-            f"{key} {line!r} never comes: none of its months has such a day; L is the last day of a month",
-            key,
-        )
+        message = "never comes: none of its months has such a day; L is the last day of a month"
+        block.error(f"{key} {line!r} {message}", key)
         return None
     return line
 
@@ -191,10 +159,10 @@ def _dimension(block: Block, name: str) -> PartitionsSpec | None:
     keys = block.take("static")
     dynamic = words.text(block, "dynamic")
     kind = block.choice(PartitionKind, "kind")
-    implied = (
-        PartitionKind.STATIC if keys is not None else PartitionKind.DYNAMIC if dynamic is not None else None
-    )
-    if kind is not None and implied is not None and kind is not implied:
+    implied = None if dynamic is None else PartitionKind.DYNAMIC
+    if keys is not None:
+        implied = PartitionKind.STATIC
+    if kind is not None and implied not in (None, kind):
         block.error(f"kind is {kind}, and '{implied}' says otherwise; keep one of them", "kind")
     kind = kind or implied
     if kind is None:
@@ -210,10 +178,8 @@ def _dimension(block: Block, name: str) -> PartitionsSpec | None:
         fields["dynamic"] = dynamic
     workload = block.text("workload")
     if workload is not None and workload not in block.reading.workload:
-        block.error(
-            f"the workload has no key {workload!r} for the partition; add it there, with a default",
-            "workload",
-        )
+        message = f"the workload has no key {workload!r} for the partition; add it there, with a default"
+        block.error(message, "workload")
     block.close(("kind", "start", "end", "timezone", "workload", "static", "dynamic"))
     return block.build(PartitionsSpec, name=name, kind=kind, workload=workload, **fields)
 
@@ -255,26 +221,19 @@ def _static_keys(block: Block, value: Any) -> tuple[str, ...]:
 
 def _automation(block: Block) -> AutomationSpec | None:
     value = block.take("automation")
-    if value is None:
-        return None
     if isinstance(value, dict):
-        inner = block.reading.block(block.values, "automation", "dagster, automation")
+        inner = block.child("automation")
         assert inner is not None
-        spec = inner.build(
-            AutomationSpec,
-            kind=AutomationKind.ON_CRON,
-            cron=_cron(inner, "on_cron"),
-            timezone=_timezone(inner),
-        )
+        cron, zone = _cron(inner, "on_cron"), _timezone(inner)
         inner.close(("on_cron", "timezone"))
-        return spec
+        return inner.build(AutomationSpec, kind=AutomationKind.ON_CRON, cron=cron, timezone=zone)
     word = str(value).strip().lower()
-    if word not in (AutomationKind.EAGER, AutomationKind.ON_MISSING):
-        block.error(
-            f'automation is {value!r}; use eager, on_missing or {{on_cron: "0 2 * * *"}}', "automation"
-        )
-        return None
-    return AutomationSpec(kind=AutomationKind(word))
+    if word in (AutomationKind.EAGER, AutomationKind.ON_MISSING):
+        return AutomationSpec(kind=AutomationKind(word))
+    if value is not None:
+        message = f'automation is {value!r}; use eager, on_missing or {{on_cron: "0 2 * * *"}}'
+        block.error(message, "automation")
+    return None
 
 
 LEAST_FRESH = 60.0
@@ -301,27 +260,20 @@ def _freshness(block: Block) -> FreshnessSpec | None:
 
 
 def _observations(block: Block) -> Iterator[ObservationSpec]:
-    for entry in _blocks(block, "observe", "observed source"):
+    for entry in block.blocks("observe", "observed source"):
         key = words.asset_key(entry, "asset")
         place, table = words.text(entry, "object"), words.text(entry, "table")
         if key is None and "asset" not in entry:
             entry.error("an observed source needs 'asset', the key that it is known by")
-        if (place is None) == (table is None):
+        is_one = (place is None) != (table is None)
+        if not is_one:
             entry.error("an observed source is either 'object' (a bucket's or a folder's) or 'table'")
         scheme, separator, _ = (place or "").partition("://")
         if separator and scheme not in _OBSERVED:
             known = ", ".join(f"{one}://" for one in _OBSERVED)
             entry.error(f"object {place!r} cannot be observed; known are {known} and paths", "object")
         every, auth = entry.seconds("every"), entry.take("auth")
-        entry.close(("asset", "object", "table", "auth", "every"))
-        if key is not None and (place is None) != (table is None):
-            spec = entry.build(
-                ObservationSpec,
-                asset=key,
-                object=place,
-                table=table,
-                auth=auth,
-                every=every,
-            )
-            if spec is not None:
-                yield spec
+        entry.close(ObservationSpec.model_fields)
+        if key is not None and is_one:
+            spec = entry.build(ObservationSpec, asset=key, object=place, table=table, auth=auth, every=every)
+            yield from () if spec is None else (spec,)

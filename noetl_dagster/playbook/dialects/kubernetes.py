@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.pods import GPU, amount_of
-from noetl_dagster.playbook.wording import described, is_template, suggestion
+from noetl_dagster.playbook.wording import described, is_open, is_template, suggestion
 
 Check = Callable[[Block, str], None]
 Shape = Mapping[str, Check]
@@ -42,11 +41,6 @@ class TextMapping(NamedTuple):
 LABELS = TextMapping(_KEY, _LABEL, "a label")
 ANNOTATIONS = TextMapping(_KEY, None, "an annotation")
 VARIABLES = TextMapping(_VARIABLE, None, "an environment variable")
-
-
-def is_open(value: Any) -> bool:
-    """Reports whether a value is missing, or a template that is rendered when the task runs."""
-    return value is None or (isinstance(value, str) and is_template(value))
 
 
 # -- single values
@@ -88,16 +82,18 @@ def word(*words: str) -> Check:
     return check
 
 
-def flag(block: Block, key: str) -> None:
-    """Reports a value that is not a boolean."""
-    if not isinstance(block[key], bool):
-        block.error(f"{key} must be true or false, found {described(block[key])}", key)
+def _of_type(type_: type, what: str) -> Check:
+    def check(block: Block, key: str) -> None:
+        value = block[key]
+        if not isinstance(value, type_) or (isinstance(value, bool) and type_ is not bool):
+            block.error(f"{key} must be {what}, found {described(value)}", key)
+
+    return check
 
 
-def whole(block: Block, key: str) -> None:
-    """Reports a value that is not a whole number."""
-    if not isinstance(block[key], int) or isinstance(block[key], bool):
-        block.error(f"{key} must be a whole number, found {described(block[key])}", key)
+flag = _of_type(bool, "true or false")
+whole = _of_type(int, "a whole number")
+some_list = _of_type(list, "a list")
 
 
 def quantity(example: str, least: Decimal = Decimal(0), *, zero: bool = True) -> Check:
@@ -156,38 +152,28 @@ def entry_wrong(key: str, name: Any, value: Any, sort: TextMapping, *, quoted: b
 
 def words(block: Block, key: str) -> None:
     """Reports a value that is not a list of texts, numbers and booleans."""
-    value = block[key]
-    if not isinstance(value, list):
-        block.error(f"{key} must be a list, found {described(value)}", key)
-        return
-    for index, part in enumerate(value):
+    some_list(block, key)
+    for index, part in enumerate(block[key] if isinstance(block[key], list) else ()):
         if isinstance(part, dict | list) or part is None:
-            place = block.document.place(value, index)
+            place = block.document.place(block[key], index)
             message = f"{block.what}, {key} {index + 1}: must be text, found {described(part)}"
             block.document.report(place, message)
 
 
 def some_mapping(block: Block, key: str) -> None:
     """Reports a value that is not a mapping."""
-    block.inner(key)
-
-
-def some_list(block: Block, key: str) -> None:
-    """Reports a value that is not a list."""
-    if not isinstance(block[key], list):
-        block.error(f"{key} must be a list, found {described(block[key])}", key)
+    block.child(key)
 
 
 def texts(sort: TextMapping, *, quoted: bool = False) -> Check:
     """Makes a check of a mapping of names to texts."""
 
     def check(block: Block, key: str) -> None:
-        child = block.inner(key)
+        child = block.child(key)
         for name, value in {} if child is None else child.values.items():
             wrong = entry_wrong(key, name, value, sort, quoted=quoted)
             if wrong is not None:
-                assert child is not None
-                block.document.report(child.place_of(name), f"{block.what}: {wrong}")
+                block.document.report(block.document.place(block[key], name), f"{block.what}: {wrong}")
 
     return check
 
@@ -201,7 +187,7 @@ def check_shape(block: Block, shape: Shape, needs: tuple[str, ...] = ()) -> None
             shape[key](block, key)
     for key in needs:
         if block.values.get(key) is None and not any(block.rest()):  # else it may be misspelled
-            block.error(f"{key!r} is missing", kind=ProblemKind.MISSING_FIELD)
+            block.missing(f"{key!r} is missing")
     camel = {key: re.sub(r"[_-]([a-z])", lambda found: found[1].upper(), str(key)) for key in block.rest()}
     remedies = {key: f"Kubernetes writes {theirs!r}" for key, theirs in camel.items() if theirs in shape}
     block.close(shape, remedies=remedies)
@@ -211,7 +197,7 @@ def mapping(shape: Shape, *needs: str) -> Check:
     """Makes a check of a mapping with the keys of a shape."""
 
     def check(block: Block, key: str) -> None:
-        child = block.inner(key)
+        child = block.child(key)
         if child is not None:
             check_shape(child, shape, needs)
 
@@ -245,7 +231,6 @@ def listed(shape: Shape, *needs: str, example: str) -> Check:
     return check
 
 
-_TOLERATION = "{key, operator, value, effect}"
 TOLERATION: Shape = {
     "key": text,
     "operator": word(*OPERATORS),
@@ -257,7 +242,7 @@ TOLERATION: Shape = {
 
 def tolerations(block: Block, key: str) -> None:
     """Reports tolerations that Kubernetes would refuse."""
-    for entry in entries(block, key, _TOLERATION):
+    for entry in entries(block, key, "{key, operator, value, effect}"):
         check_shape(entry, TOLERATION)
         check_operator(entry)
 
@@ -270,7 +255,7 @@ def check_operator(toleration: Block) -> None:
     if given.get("operator") == "Exists" and "value" in given:
         toleration.error("operator Exists takes no value; leave it out, or write operator: Equal", "value")
     if "key" not in given and given.get("operator") != "Exists":
-        toleration.error("a toleration needs 'key', or operator: Exists", kind=ProblemKind.MISSING_FIELD)
+        toleration.missing("a toleration needs 'key', or operator: Exists")
 
 
 def exceeds(request: Any, limit: Any) -> bool:

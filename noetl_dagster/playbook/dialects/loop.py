@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from typing import Any
 
 from noetl_dagster.errors import ProblemKind
@@ -13,24 +14,20 @@ from noetl_dagster.playbook.dialects.spelling import (
     DESCRIPTION,
     LOOP_IN,
     LOOP_ITERATOR,
-    LOOP_KEYS,
     LOOP_MODES,
+    LOOP_SETTINGS,
     MAX_IN_FLIGHT,
-    RESERVED_ITERATORS,
 )
 from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Loop, LoopMode
-from noetl_dagster.playbook.wording import described
+from noetl_dagster.playbook.wording import described, is_template
 
-_SETTINGS = (
-    "mode",
-    "max_in_flight",
-    "chunk_size",
-    "fail_fast",
-    "allow_partial",
-    "strict_ctx",
-    "frame",
-    "policy",
-)
+LOOP_KEYS = ("in", "iterator", "cursor", "spec", "collection", "element", "mode", "concurrency", "chunk_size")
+_SETTINGS = (*LOOP_SETTINGS, "policy")
+_FLAGS = ("fail_fast", "allow_partial", "strict_ctx")
+_RESERVED_ITERATORS = frozenset({"workload", "ctx", "iter", "loop", "input", "execution_id", "output"})
+
+FED = Loop(iterator="chunk", mode=LoopMode.STREAM, max_in_flight=1)
+"""The loop of a step that takes the chunks of another one and says nothing else: one after another."""
 
 
 def read_loop(block: Block, step_spec: Block, *, step_decides: bool) -> Loop | None:
@@ -42,91 +39,73 @@ def read_loop(block: Block, step_spec: Block, *, step_decides: bool) -> Loop | N
         step_decides: whether ``loop_mode`` is the step's own and not the executor's.
     """
     own = _settings(block)
-    collection = block.take(*LOOP_IN)
-    iterator = block.text(*LOOP_ITERATOR)
-    cursor = _cursor(block)
-    mode = _mode(block, own, step_spec, step_decides=step_decides)
-    loop = block.build(
-        Loop,
+    collection, cursor = block.take(*LOOP_IN), _cursor(block)
+    # ``loop_mode`` of the step, else the loop's own mode, else ``loop_mode`` of the executor
+    outer = step_spec.choice(LoopMode, "loop_mode", also=LOOP_MODES)
+    inner = own.choice(LoopMode, "mode", also=LOOP_MODES)
+    mode = outer or inner if step_decides else inner or outer
+    flags: dict[str, Any] = {name: (own if name in own else step_spec).flag(name) for name in _FLAGS}
+    loop = _built(
+        block,
+        own,
         collection=collection,
-        iterator=iterator,
         mode=LoopMode.CURSOR if cursor is not None else mode,
         max_in_flight=own.whole(*MAX_IN_FLIGHT),
         chunk_size=own.whole("chunk_size"),
         cursor=cursor,
         frame=_frame(own),
-        fail_fast=_flag(own, step_spec, "fail_fast"),
-        allow_partial=_flag(own, step_spec, "allow_partial"),
-        strict_ctx=_flag(own, step_spec, "strict_ctx"),
         fanout=read_fanout(step_spec),
+        **flags,
     )
-    own.drop(*_SETTINGS)
-    own.close(_SETTINGS, severity="warning")
-    block.drop(*DESCRIPTION)
-    block.close(LOOP_KEYS)
-    _check(block, cursor, mode)
+    _check(block, mode)
     _check_collection(block, collection)
-    _check_iterator(block, iterator)
     return loop
-
-
-FED = Loop(iterator="chunk", mode=LoopMode.STREAM, max_in_flight=1)
-"""The loop of a step that takes the chunks of another one and says nothing else: one after another."""
 
 
 def check_fed_spec(spec: Block) -> None:
     """Points out what a step's spec says to a loop over chunks, which has a spec of its own."""
     for name in ("allow_partial", "fail_fast", *MAX_IN_FLIGHT):
         if name in spec:
-            spec.error(
-                f"{name} has no effect on a step that takes chunks; write loop: {{spec: {{{name}: ...}}}}",
-                name,
-                ProblemKind.MISPLACED_FIELD,
-            )
+            remedy = f"write loop: {{spec: {{{name}: ...}}}}"
+            message = f"{name} has no effect on a step that takes chunks; {remedy}"
+            spec.error(message, name, ProblemKind.MISPLACED_FIELD)
 
 
 def read_fed_loop(block: Block) -> Loop | None:
     """The loop of a step that takes the chunks of another one: what a chunk is called, and how many at a time."""
     own = _settings(block)
     if any(name in block for name in (*LOOP_IN, "cursor")):
-        block.error(
-            "an arc on: call.partial feeds the step chunk by chunk, and it cannot go through something else as well; "
-            "leave out 'in', or loop over the rows of a chunk in a child playbook",
-            kind=ProblemKind.CONFLICTING_FIELDS,
-        )
-    mode = own.choice(LoopMode, "mode", also=LOOP_MODES)
-    if mode not in (None, LoopMode.STREAM):
-        own.error(
-            "an arc on: call.partial feeds the step; leave out the mode, or say the arc on: step.done",
-            "mode",
-            ProblemKind.CONFLICTING_FIELDS,
-        )
-    iterator = block.text(*LOOP_ITERATOR)
-    loop = block.build(
-        Loop,
-        iterator=iterator or FED.iterator,
-        mode=LoopMode.STREAM,
-        max_in_flight=_width(own),
-        fail_fast=own.flag("fail_fast"),
-        allow_partial=own.flag("allow_partial"),
-        strict_ctx=own.flag("strict_ctx"),
-    )
-    own.drop(*_SETTINGS)
-    own.close(_SETTINGS, severity="warning")
-    block.drop(*DESCRIPTION, *LOOP_IN, "cursor")
-    block.close(LOOP_KEYS)
-    _check_iterator(block, iterator)
-    return loop
-
-
-def _width(own: Block) -> int:
-    """Chunks that are taken at a time; an execution that began with none takes one after another."""
+        message = "feeds the step chunk by chunk, and it cannot go through something else as well"
+        remedy = "leave out 'in', or loop over the rows of a chunk in a child playbook"
+        block.conflict(f"an arc on: call.partial {message}; {remedy}")
+    if own.choice(LoopMode, "mode", also=LOOP_MODES) not in (None, LoopMode.STREAM):
+        message = "an arc on: call.partial feeds the step; leave out the mode, or say the arc on: step.done"
+        own.conflict(message, "mode")
     width = own.whole(*MAX_IN_FLIGHT)
     if width is not None and width < 1:
-        key = next(name for name in MAX_IN_FLIGHT if name in own)
+        key = own.present(*MAX_IN_FLIGHT)
         own.error(f"{key} must be 1 or more, found {width}", key)
         width = None
-    return width or FED.max_in_flight
+    block.drop(*LOOP_IN, "cursor")
+    # an execution that began with no width takes one chunk after another
+    flags: dict[str, Any] = {name: own.flag(name) for name in _FLAGS}
+    width = width or FED.max_in_flight
+    return _built(block, own, FED.iterator, mode=LoopMode.STREAM, max_in_flight=width, **flags)
+
+
+def _built(block: Block, own: Block, default_iterator: str | None = None, **fields: Any) -> Loop | None:
+    """The loop of these fields and its iterator; reports the keys that are left."""
+    iterator, key = block.text(*LOOP_ITERATOR), block.present(*LOOP_ITERATOR)
+    loop = block.build(Loop, iterator=iterator or default_iterator, **fields)
+    own.drop(*_SETTINGS)
+    own.close(_SETTINGS, severity="warning")
+    block.drop(*DESCRIPTION)
+    block.close(LOOP_KEYS)
+    if iterator is not None and not iterator.isidentifier():
+        block.error(f"{key} {iterator!r} cannot be a name in templates; use letters, digits and _", key)
+    elif iterator in _RESERVED_ITERATORS:
+        block.warn(f"{key} {iterator!r} hides a name of the language; choose another", key)
+    return loop
 
 
 def _settings(block: Block) -> Block:
@@ -141,55 +120,32 @@ def _settings(block: Block) -> Block:
     return spec
 
 
-def _mode(block: Block, own: Block, step_spec: Block, *, step_decides: bool) -> LoopMode | None:
-    """``loop_mode`` of the step, else the loop's own mode, else ``loop_mode`` of the executor."""
-    outer = step_spec.choice(LoopMode, "loop_mode", also=LOOP_MODES)
-    inner = own.choice(LoopMode, "mode", also=LOOP_MODES)
-    return outer or inner if step_decides else inner or outer
-
-
-def _check(block: Block, cursor: CursorSpec | None, mode: LoopMode | None) -> None:
+def _check(block: Block, mode: LoopMode | None) -> None:
     has_collection = any(name in block for name in LOOP_IN)
     if "cursor" in block:
         if has_collection:
-            block.error("a loop takes 'in' or 'cursor', not both", "cursor", ProblemKind.CONFLICTING_FIELDS)
+            block.conflict("a loop takes 'in' or 'cursor', not both", "cursor")
         elif mode is LoopMode.FANOUT:
             block.error("a cursor cannot fan out: its items are not known beforehand", "cursor")
     elif mode is LoopMode.STREAM:
         block.error("mode stream is of steps that an arc on: call.partial leads to", "mode")
     elif mode is LoopMode.CURSOR:
-        message = "mode cursor needs 'cursor': {kind: postgres, auth, claim: SQL}"
-        block.error(message, kind=ProblemKind.MISSING_FIELD)
+        block.missing("mode cursor needs 'cursor': {kind: postgres, auth, claim: SQL}")
     elif not has_collection:
-        block.error("a loop needs 'in', a list or a template that gives one", kind=ProblemKind.MISSING_FIELD)
+        block.missing("a loop needs 'in', a list or a template that gives one")
 
 
 def _check_collection(block: Block, collection: Any) -> None:
     """A literal that can never give a list is refused at once; templates are known at run time only."""
-    if collection is None or isinstance(collection, (list, dict)):
-        return
+    literal = collection
     if isinstance(collection, str):
-        if "{{" in collection or "{%" in collection:
+        if is_template(collection):
             return
-        try:
-            if isinstance(json.loads(collection), (list, dict)):
-                return
-        except ValueError:
-            pass
-    key = next(name for name in LOOP_IN if name in block)
-    block.error(
-        f'{key} must give a list, found {described(collection)}; a template reads "{{{{ name }}}}"', key
-    )
-
-
-def _check_iterator(block: Block, iterator: str | None) -> None:
-    key = block.present(*LOOP_ITERATOR)
-    if iterator is None or key is None:
-        return
-    if not iterator.isidentifier():
-        block.error(f"{key} {iterator!r} cannot be a name in templates; use letters, digits and _", key)
-    elif iterator in RESERVED_ITERATORS:
-        block.warn(f"{key} {iterator!r} hides a name of the language; choose another", key)
+        with suppress(ValueError):
+            literal = json.loads(collection)
+    if collection is not None and not isinstance(literal, (list, dict)):
+        key, found = block.present(*LOOP_IN), described(collection)
+        block.error(f'{key} must give a list, found {found}; a template reads "{{{{ name }}}}"', key)
 
 
 def _cursor(block: Block) -> CursorSpec | None:
@@ -201,26 +157,16 @@ def _cursor(block: Block) -> CursorSpec | None:
     fields = cursor.fields(CursorSpec)
     cursor.close(CursorSpec.model_fields, severity=CursorSpec.unknown_keys)
     if fields["claim"] is None:
-        message = "a cursor needs 'claim', SQL that claims work and returns rows"
-        cursor.error(message, kind=ProblemKind.MISSING_FIELD)
+        cursor.missing("a cursor needs 'claim', SQL that claims work and returns rows")
         return None
     return cursor.build(CursorSpec, **fields)
 
 
 def _frame(own: Block) -> FrameSpec | None:
     frame = own.child("frame")
-    if frame is None:
-        return None
-    spec = frame.read(FrameSpec)
-    if spec is not None and (spec.heartbeat_seconds or 0) >= (spec.lease_seconds or math.inf):
-        frame.error(
-            "heartbeat_seconds must be less than lease_seconds, or the lease runs out between two heartbeats; "
-            "a third of it is usual",
-            "heartbeat_seconds",
-            ProblemKind.CONFLICTING_FIELDS,
-        )
+    spec = None if frame is None else frame.read(FrameSpec)
+    if frame is None or spec is None or (spec.heartbeat_seconds or 0) < (spec.lease_seconds or math.inf):
+        return spec
+    reason = "or the lease runs out between two heartbeats; a third of it is usual"
+    frame.conflict(f"heartbeat_seconds must be less than lease_seconds, {reason}", "heartbeat_seconds")
     return spec
-
-
-def _flag(own: Block, step_spec: Block, name: str) -> bool:
-    return own.flag(name) if name in own else step_spec.flag(name)

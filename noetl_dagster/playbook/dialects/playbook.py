@@ -22,17 +22,24 @@ from noetl_dagster.playbook.dialects.spelling import (
     DOCUMENTARY,
     KIND,
     METADATA_KEYS,
-    ROOT_KEYS,
-    ROOT_REMEDIES,
 )
 from noetl_dagster.playbook.dialects.step import read_step
 from noetl_dagster.playbook.dialects.tool import read_assertion, read_task, read_tasks
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.fields import spellings_of
 from noetl_dagster.playbook.models import Assertion, Metadata, Playbook, Step, Task, Tracing
-from noetl_dagster.playbook.pods import Pod
 from noetl_dagster.playbook.tool_kinds import SECRET_PROVIDERS
 from noetl_dagster.playbook.wording import described
+
+ROOT_KEYS = (
+    *("apiVersion", "kind", "metadata", "workload", "workflow", "keychain", "workbook", "executor"),
+    *("dagster", "tracing"),
+)
+_REMEDIES = {
+    **{key: f"write it in metadata: {key}" for key in ("name", "path", "version", "description")},
+    **dict.fromkeys(("vars", "ctx"), "put inputs into workload; steps write to ctx with set"),
+    "steps": "the list of steps is called 'workflow'",
+}
 
 
 def normalise(
@@ -54,11 +61,10 @@ def normalise(
     reading.given = settings
     if document.root is None:
         if not document.problems:
-            document.report(
-                document.start, f"the file is empty; a playbook starts with apiVersion: {API_VERSION}"
-            )
+            message = f"the file is empty; a playbook starts with apiVersion: {API_VERSION}"
+            document.report(document.start, message)
         return None
-    root = reading.own_block(document.root, "playbook", document.start)
+    root = reading.block(document.root, "playbook", document.start)
     if root is None:
         return None
     _check_header(root)
@@ -67,7 +73,9 @@ def normalise(
     executor = root.mapping("executor")
     if isinstance(executor.get("spec"), dict):
         reading.executor_spec = executor["spec"]
-        reading.run_pod = _run_pod(root, executor)
+        place = document.place(executor, "spec")
+        # steps inherit nothing else of ``kubernetes``
+        reading.run_pod = read_pod(Block(reading, executor["spec"], "executor, spec", place))
     if only is None:
         _check_executor(root, executor)
     metadata = _metadata(root, document.file)
@@ -81,7 +89,7 @@ def normalise(
     if foreign is not None and only is None and not any(step.wants_workers for step in steps):
         message = f"executor: pool {reading.worker_pool!r} has no effect: it is none of dagster.pools"
         document.report(foreign, message, "warning", ProblemKind.FIELD_WITHOUT_EFFECT)
-    root.close(ROOT_KEYS, remedies=ROOT_REMEDIES)
+    root.close(ROOT_KEYS, remedies=_REMEDIES)
     if metadata is None or not steps:
         return None
     return root.build(
@@ -108,7 +116,7 @@ def _tracing(root: Block) -> Tracing | None:
     block = root.child("tracing")
     if block is None:
         return None
-    given, endpoint = block.take(*spellings_of(Tracing, "sampling")), block.text("endpoint")
+    given = block.take(*spellings_of(Tracing, "sampling"))
     try:
         share = None if given is None or isinstance(given, bool) else float(given)
     except (TypeError, ValueError):
@@ -116,11 +124,10 @@ def _tracing(root: Block) -> Tracing | None:
     if share is not None and not 0 <= share <= 1:
         block.error(f"sampling must be a number from 0 to 1, found {described(given)}")
         share = None
+    endpoint = block.text("endpoint")
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-        block.error(
-            f"endpoint must be http://host:4318, a collector of OTLP over HTTP; found {endpoint!r}",
-            "endpoint",
-        )
+        message = "endpoint must be http://host:4318, a collector of OTLP over HTTP"
+        block.error(f"{message}; found {endpoint!r}", "endpoint")
         endpoint = None
     return block.read(Tracing, sampling=share, endpoint=endpoint)
 
@@ -129,7 +136,7 @@ def _check_header(root: Block) -> None:
     for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         value = root.text(key)
         if value is None:
-            root.error(f"'{key}' is missing; write {key}: {expected}", kind=ProblemKind.MISSING_FIELD)
+            root.missing(f"'{key}' is missing; write {key}: {expected}")
         elif value != expected:
             root.error(f"{key} is {value!r}, expected {expected}", key)
 
@@ -139,17 +146,10 @@ def _check_executor(root: Block, executor: dict[str, Any]) -> None:
     place = root.document.place(root.values, "executor")
     block = Block(root.reading, executor, "executor", place)
     for key in sorted(executor.keys() & set(STEP_SPEC)):
-        block.warn(
-            f"{key!r} has no effect here; write spec: {{{key}: ...}}", key, ProblemKind.FIELD_WITHOUT_EFFECT
-        )
+        message = f"{key!r} has no effect here; write spec: {{{key}: ...}}"
+        block.warn(message, key, ProblemKind.FIELD_WITHOUT_EFFECT)
     if isinstance(executor.get("spec"), dict):
         check_step_spec(Block(root.reading, executor["spec"], "executor, spec", place))
-
-
-def _run_pod(root: Block, executor: dict[str, Any]) -> Pod | None:
-    """``executor.spec.kubernetes``; steps inherit nothing else of it."""
-    spec = root.reading.block(executor, "spec", "executor, spec")
-    return None if spec is None else read_pod(spec)
 
 
 def _leave_out_foreign_pool(root: Block, dagster: DagsterSpec | None) -> Place | None:
@@ -193,70 +193,56 @@ def _metadata(root: Block, file: str) -> Metadata | None:
 
 def _words(block: Block, *names: str) -> tuple[str, ...]:
     """A list of words, a text of words with commas, or a mapping (its keys and values)."""
-    key = block.present(*names)
-    if key is None:
-        return ()
     value = block.take(*names)
-    if isinstance(value, dict):
-        return tuple(f"{word}:{item}" for word, item in value.items())
-    if isinstance(value, str):
-        return tuple(word.strip() for word in value.split(",") if word.strip())
-    if value is None:
-        return ()
-    return tuple(str(word) for word in value) if isinstance(value, list) else (str(value),)
+    match value:
+        case None:
+            return ()
+        case dict():
+            return tuple(f"{word}:{item}" for word, item in value.items())
+        case str():
+            return tuple(word.strip() for word in value.split(",") if word.strip())
+        case list():
+            return tuple(str(word) for word in value)
+    return (str(value),)
 
 
 def _keychain(root: Block) -> tuple[dict[str, Any], ...]:
     """A list of ``{name, kind, ...}``; a mapping of name to the rest means the same."""
-    key = root.spelled("keychain")
-    value = None if key is None else root[key]
-    if key is None or value is None:
-        return ()
+    value = root.take("keychain")
+    entries: list[tuple[dict[str, Any], Block]] = []
     if isinstance(value, dict):
-        blocks = [(name, root.reading.block(value, name, f"keychain entry {name!r}")) for name in value]
-        for _, named in blocks:
-            if named is not None:
-                _check_provider(named)
-        return tuple({"name": name, **block.values} for name, block in blocks if block is not None)
-    if not isinstance(value, list):
-        root.error(f"keychain must be a list of {{name, kind, ...}}, found {described(value)}", key)
-        return ()
-    entries = []
-    for index, entry in enumerate(value):
-        block = root.reading.own_block(
-            entry, f"keychain entry {index + 1}", root.document.place(value, index)
-        )
-        if block is not None and block.text("name") is None:
-            block.error("a keychain entry needs 'name'", kind=ProblemKind.MISSING_FIELD)
-        elif block is not None:
-            _check_provider(block)
-            entries.append(block.values)
-    return tuple(entries)
-
-
-def _check_provider(block: Block) -> None:
-    """Entries that ask for a token may name a provider too, which says nothing then."""
-    if isinstance(block.values.get("map"), dict):
-        block.check_word("provider", tuple(chain.from_iterable(SECRET_PROVIDERS)))
+        for name, entry in value.items():
+            block = root.reading.block(entry, f"keychain entry {name!r}", root.document.place(value, name))
+            entries += [] if block is None else [({"name": name}, block)]
+    elif isinstance(value, list):
+        entries = [({}, block) for block in root.blocks("keychain", "keychain entry")]
+    elif value is not None:
+        root.error(f"keychain must be a list of {{name, kind, ...}}, found {described(value)}", "keychain")
+    kept = []
+    for label, block in entries:
+        if not label and block.text("name") is None:
+            block.missing("a keychain entry needs 'name'")
+            continue
+        if isinstance(block.values.get("map"), dict):  # else it asks for a token, and a provider says nothing
+            block.check_word("provider", tuple(chain.from_iterable(SECRET_PROVIDERS)))
+        kept.append(label | block.values)
+    return tuple(kept)
 
 
 def _workbook(root: Block) -> dict[str, Task]:
     """A list of ``{name, tool}`` or ``{name, kind, ...}``, or a mapping of name to tool."""
-    key = root.spelled("workbook")
-    value = None if key is None else root[key]
-    if key is None or value is None:
-        return {}
+    value = root.take("workbook")
+    entries: list[tuple[str | None, Any, Place]] = []
     if isinstance(value, dict):
         named = value["tasks"] if list(value) == ["tasks"] and isinstance(value["tasks"], dict) else value
         entries = [(name, entry, root.document.place(named, name)) for name, entry in named.items()]
     elif isinstance(value, list):
         entries = [(None, entry, root.document.place(value, index)) for index, entry in enumerate(value)]
-    else:
-        root.error(f"workbook must be a list of {{name, tool}}, found {described(value)}", key)
-        return {}
+    elif value is not None:
+        root.error(f"workbook must be a list of {{name, tool}}, found {described(value)}", "workbook")
     tasks: dict[str, Task] = {}
     for label, entry, place in entries:
-        block = root.reading.own_block(entry, "workbook entry", place)
+        block = root.reading.block(entry, "workbook entry", place)
         task = None if block is None else _workbook_task(block, label)
         if task is None or block is None:
             continue
@@ -270,7 +256,7 @@ def _workbook(root: Block) -> dict[str, Task]:
 def _workbook_task(block: Block, label: str | None) -> Task | None:
     name = label or block.values.get("name") or block.values.get("task")
     if not isinstance(name, str):
-        block.error("a workbook entry needs 'name'", kind=ProblemKind.MISSING_FIELD)
+        block.missing("a workbook entry needs 'name'")
         return None
     block.what = f"workbook task {name!r}"
     block.reading.templates = {}
@@ -293,22 +279,20 @@ def _workbook_task(block: Block, label: str | None) -> Task | None:
 
 
 def _workflow(root: Block, only: str | None) -> tuple[Step, ...]:
-    key = root.spelled("workflow")
-    value = None if key is None else root[key]
-    if key is None:
-        root.error("'workflow' is missing; it is the list of steps", kind=ProblemKind.MISSING_FIELD)
+    value = root.take("workflow")
+    if "workflow" not in root:
+        root.missing("'workflow' is missing; it is the list of steps")
         return ()
     if not isinstance(value, list) or not value:
-        root.error(f"workflow must be a list of steps, found {described(value or None)}", key)
+        root.error(f"workflow must be a list of steps, found {described(value or None)}", "workflow")
         return ()
     root.reading.fed = frozenset(fed_steps(value))
     steps: dict[str, Step] = {}
-    for index, entry in enumerate(value):
-        if only is not None and entry.get("step") != only:
+    for block in root.blocks("workflow", "step"):
+        if only is not None and block.values.get("step") != only:
             continue
-        block = root.reading.own_block(entry, f"step {index + 1}", root.document.place(value, index))
-        step = None if block is None else read_step(block)
-        if step is None or block is None:
+        step = read_step(block)
+        if step is None:
             continue
         if step.name in steps:
             first = steps[step.name].place

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -13,28 +13,29 @@ from noetl_dagster.playbook.pods import GPU, Amount, Pod
 from noetl_dagster.playbook.wording import described, is_template
 
 _NO_TEMPLATE = "is no template: pods are described when the playbook is loaded; write the value itself"
-_TOLERATION_KEYS = ("key", "operator", "value", "effect", "toleration_seconds")
+_REFERENCES = {
+    "env_secrets": ("secretRef", "secret_ref"),
+    "env_config_maps": ("configMapRef", "config_map_ref"),
+}
 
 
 def read_pod(spec: Block) -> Pod | None:
     """Reads ``kubernetes`` of a spec; None if it asks for no pod. An empty mapping asks for one like the run's."""
-    key = spec.spelled("kubernetes")
-    if key is None or spec[key] is None or spec[key] is False:
-        return None
-    if spec[key] is True:
+    value = spec.take("kubernetes")
+    if value is True:
         return Pod()
-    block = spec.child(key)
+    block = None if value is False else spec.child("kubernetes")
     if block is None:
         return None
     found: dict[str, Any] = {}
     for field in declarations(Pod):
-        key = None if field.name in ("env_secrets", "env_config_maps") else block.spelled(*field.spellings)
+        key = block.spelled(*field.spellings) if field.name in _READERS else None
         if key is not None and block[key] is not None:
             found[field.name] = _READERS[field.name](block, key)
     key = block.spelled("env_from", "envFrom")
     if key is not None and block[key] is not None:
-        found["env_secrets"], found["env_config_maps"] = _env_from(block, key)
-    block.close(_KEYS)
+        found |= _env_from(block, key)
+    block.close((*_READERS, "env_from"))
     return block.build(Pod, **found)
 
 
@@ -102,7 +103,7 @@ def _texts(sort: k8s.TextMapping) -> Callable[[Block, str], dict[str, str]]:
     """Makes a reader of names and texts; numbers and booleans are taken as they are written."""
 
     def read(block: Block, key: str) -> dict[str, str]:
-        child = block.inner(key)
+        child = block.child(key)
         found: dict[str, str] = {}
         for name, value in {} if child is None else child.values.items():
             text = str(value).lower() if isinstance(value, bool) else value
@@ -118,54 +119,37 @@ def _texts(sort: k8s.TextMapping) -> Callable[[Block, str], dict[str, str]]:
 
 
 def _tolerations(block: Block, key: str) -> tuple[dict[str, Any], ...]:
-    texts = {
-        "key": _checked(),
-        "operator": _checked(k8s.word(*k8s.OPERATORS)),
-        "value": _checked(),
-        "effect": _checked(k8s.word(*k8s.EFFECTS)),
-    }
+    words = {"operator": k8s.word(*k8s.OPERATORS), "effect": k8s.word(*k8s.EFFECTS)}
+    names = ("key", "operator", "value", "effect")
     found = []
     for entry in k8s.entries(block, key, "{key, operator, value, effect}"):
-        read = {
-            name: reader(entry, name)
-            for name, reader in texts.items()
-            if entry.spelled(name) is not None and entry[name] is not None
-        }
+        given = [name for name in names if entry.take(name) is not None]
+        read = {name: _checked(words.get(name))(entry, name) for name in given}
         seconds = entry.whole("toleration_seconds", "tolerationSeconds")
         k8s.check_operator(entry)
-        entry.close(_TOLERATION_KEYS)
+        entry.close((*names, "toleration_seconds"))
         found.append(read if seconds is None else {**read, "toleration_seconds": seconds})
     return tuple(found)
 
 
-def _env_from(block: Block, key: str) -> tuple[tuple[str, ...], tuple[str, ...]] | tuple[None, None]:
+def _env_from(block: Block, key: str) -> dict[str, tuple[str, ...]]:
     """Reads ``{secrets: [...], config_maps: [...]}``, or Kubernetes' list of ``secretRef`` and ``configMapRef``."""
     if isinstance(block[key], list):
-        pairs = [
-            pair
-            for entry in k8s.entries(block, key, "{secretRef: {name: keys}}")
-            for pair in _references(entry)
-        ]
-        secrets, config_maps = (
-            tuple(name for kind, name in pairs if kind == wanted) for wanted in ("secret", "config_map")
-        )
-        return secrets, config_maps
-    inner = block.inner(key)
+        listed: dict[str, list[str | None]] = {kind: [] for kind in _REFERENCES}
+        for entry in k8s.entries(block, key, "{secretRef: {name: keys}}"):
+            for kind, names in _REFERENCES.items():
+                reference = entry.child(*names)
+                if reference is not None and reference.values.get("name") is not None:
+                    listed[kind].append(_checked(k8s.object_name)(reference, "name"))
+            entry.close(("secretRef", "configMapRef"))
+        return {kind: tuple(filter(None, names)) for kind, names in listed.items()}
+    inner = block.child(key)
     if inner is None:
-        return None, None
-    found = _names(inner, "secrets", "secret"), _names(inner, "config_maps", "config_map", "configMaps")
+        return {}
+    secrets = _names(inner, "secrets", "secret")
+    config_maps = _names(inner, "config_maps", "config_map", "configMaps")
     inner.close(("secrets", "config_maps"))
-    return found
-
-
-def _references(entry: Block) -> Iterator[tuple[str, str]]:
-    spellings = {"secret": ("secretRef", "secret_ref"), "config_map": ("configMapRef", "config_map_ref")}
-    for kind, names in spellings.items():
-        reference = entry.child(*names)
-        if reference is not None and reference.values.get("name") is not None:
-            name = _checked(k8s.object_name)(reference, "name")
-            yield from [(kind, name)] if name is not None else []
-    entry.close(("secretRef", "configMapRef"))
+    return {"env_secrets": secrets, "env_config_maps": config_maps}
 
 
 def _names(block: Block, *names: str) -> tuple[str, ...]:
@@ -190,4 +174,3 @@ _READERS: Mapping[str, Callable[[Block, str], Any]] = {
     "annotations": _texts(k8s.ANNOTATIONS),
     "priority_class": _checked(k8s.object_name),
 }
-_KEYS = (*_READERS, "env_from")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from noetl_dagster.errors import ERROR_KINDS, ProblemKind
+from noetl_dagster.errors import ERROR_KINDS
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.fields import declarations
 from noetl_dagster.playbook.models import Backoff, Collect, RetryRule, Sink
@@ -24,7 +24,6 @@ _ERROR_WORDS = {
 }
 _SHAPE = "a retry rule is {when, then: {max_attempts, ...}}"
 _LIMITS = ("max_attempts", "delay", "backoff")
-_RULE = ("when", "then")
 _FLAT = (
     *(name for field in declarations(RetryRule) for name in field.spellings if field.name in _LIMITS),
     *("backoff_multiplier", "retry_on", "retry_on_status", "stop_when"),
@@ -48,20 +47,14 @@ _SINK_FORMATS = ("parquet", "jsonl", "ndjson")
 
 def read_retry(block: Block) -> tuple[RetryRule, ...]:
     """The rules of a step's or tool's ``retry``; ``true`` and a number of attempts are short for one."""
-    key = block.spelled("retry")
-    if key is None or block[key] is None or block[key] is False:
+    value = block.take("retry")
+    if value is None or value is False:
         return ()
-    if isinstance(block[key], (bool, int)):
-        attempts = {} if block[key] is True else {"max_attempts": block.whole(key)}
+    if isinstance(value, int):
+        attempts = {} if value is True else {"max_attempts": block.whole("retry")}
         always = block.build(RetryRule, when=f"{{{{ {_ON_ERROR} }}}}", **attempts)
         return () if always is None else (always,)
-    entries = block[key] if isinstance(block[key], list) else [block[key]]
-    rules = []
-    for index, entry in enumerate(entries):
-        place = block.document.place(block[key], index) if entries is block[key] else block.place_of(key)
-        rule = block.reading.own_block(entry, f"{block.what}, retry rule {index + 1}", place)
-        if rule is not None:
-            rules.append(_rule(rule))
+    rules = [_rule(rule) for rule in block.blocks("retry", f"{block.what}, retry rule")]
     return tuple(rule for rule in rules if rule is not None)
 
 
@@ -73,12 +66,10 @@ def _rule(block: Block) -> RetryRule | None:
         block.error(f"when must be a template or a boolean, found {described(when)}; {_SHAPE}")
         return None
     then = block.child("then")
-    block.close(_RULE)
-    if then is None:
-        if "then" not in block:
-            block.error(f"'then' is missing; {_SHAPE}", kind=ProblemKind.MISSING_FIELD)
-        return None
-    return _limits(then, when)
+    block.close(("when", "then"))
+    if then is None and "then" not in block:
+        block.missing(f"'then' is missing; {_SHAPE}")
+    return None if then is None else _limits(then, when)
 
 
 def _flat_rule(block: Block) -> RetryRule | None:
@@ -137,10 +128,13 @@ def _expression(block: Block, key: str) -> str:
 def _limits(then: Block, when: str | bool) -> RetryRule | None:
     multiplier = then.number("backoff_multiplier")
     then.drop("jitter")  # there always is some
+    collect = then.child("collect")
+    if collect is not None and collect.spelled("into") is not None:
+        collect.warn("'into' is not needed: what was collected is the result of the step", "into")
     rule = then.read(
         RetryRule,
         when=when if isinstance(when, bool) else str(when),
-        collect=_collect(then),
+        collect=None if collect is None else collect.read(Collect),
         sink=read_sink(then),
     )
     if rule is not None and "backoff" not in then and multiplier is not None and multiplier > 1:
@@ -148,42 +142,35 @@ def _limits(then: Block, when: str | bool) -> RetryRule | None:
     return rule
 
 
-def _collect(then: Block) -> Collect | None:
-    block = then.child("collect")
-    if block is None:
-        return None
-    if block.spelled("into") is not None:
-        block.warn("'into' is not needed: what was collected is the result of the step", "into")
-    return block.read(Collect)
-
-
 def read_sink(owner: Block) -> Sink | None:
     """``sink: {tool, table, auth, mode}``, where ``tool`` may itself be a mapping with ``kind``."""
     block = owner.child("sink")
     if block is None:
         return None
-    values: dict[str, Any] = {}
-    for part in _sink_parts(block):
-        values |= {name: value for name, value in part.items() if value not in (None, (), {})}
-    _check_sink(block, values)
-    return block.build(Sink, **values)
+    if isinstance(block.values.get("tool"), dict):
+        tool = block.child("tool")
+        assert tool is not None
+        parts = [part.fields(Sink, tool=part.text("kind"), auth=_credential(part)) for part in (tool, block)]
+        tool.close(("kind", *Sink.model_fields))
+    else:
+        parts = [block.fields(Sink, tool=block.text("tool", "kind"), auth=_credential(block))]
+    block.close(Sink.model_fields)
+    given = {name: value for part in parts for name, value in part.items() if value not in (None, (), {})}
+    _check_sink(block, given)
+    return block.build(Sink, **given)
 
 
 def _check_sink(block: Block, values: dict[str, Any]) -> None:
     tool = values.get("tool", SINK_TOOL)
     if tool not in _SINK_TOOLS:
         hint = suggestion(tool, tuple(_SINK_TOOLS), "use one of")
-        block.error(
-            f"a sink of tool {tool!r} is not supported; {hint}, or a task of kind {tool} after this one",
-            "tool",
-        )
+        remedy = f"{hint}, or a task of kind {tool} after this one"
+        block.error(f"a sink of tool {tool!r} is not supported; {remedy}", "tool")
         return
     needed = {"postgres": ("table", "command"), "duckdb": ("table",)}.get(tool, ("path",))
     if not any(values.get(name) for name in needed):
-        remedy = "'table', or 'command' with SQL" if tool == SINK_TOOL else f"{needed[0]!r}"
-        block.error(
-            f"a sink needs {remedy}" if tool == SINK_TOOL else f"a sink of tool {tool} needs {remedy}"
-        )
+        of_postgres = "a sink needs 'table', or 'command' with SQL"
+        block.error(of_postgres if tool == SINK_TOOL else f"a sink of tool {tool} needs {needed[0]!r}")
     if tool == "duckdb" and not values.get("database"):
         block.error("a sink of tool duckdb needs 'database', the file that the table is in")
     for name in values.keys() - {"tool", "auth", "args", *_SINK_TOOLS[tool]}:
@@ -196,25 +183,13 @@ def _check_sink(block: Block, values: dict[str, Any]) -> None:
         block.error("upsert into duckdb needs 'key', the columns that tell rows apart", "mode")
 
 
-def _sink_parts(block: Block) -> list[dict[str, Any]]:
-    tool = block.child("tool") if isinstance(block.values.get("tool"), dict) else None
-    if tool is None:
-        parts = [block.fields(Sink, tool=block.text("tool", "kind"), auth=_credential(block))]
-    else:
-        parts = [part.fields(Sink, tool=part.text("kind"), auth=_credential(part)) for part in (tool, block)]
-        tool.close(("kind", *Sink.model_fields))
-    block.close(Sink.model_fields)
-    return parts
-
-
 def _credential(block: Block) -> str | None:
     """A credential by name, or by ``{type, credential}``."""
-    key = block.spelled(*AUTH)
-    if key is None or not isinstance(block[key], dict):
-        return None if key is None or block[key] is None else str(block[key])
-    auth = block.child(key)
-    if auth is None:
-        return None
+    value = block.take(*AUTH)
+    if not isinstance(value, dict):
+        return None if value is None else str(value)
+    auth = block.child(*AUTH)
+    assert auth is not None
     name = auth.text("credential", "name", "key")
     auth.drop("type", "kind")
     auth.close(("type", "credential"))

@@ -5,40 +5,26 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from noetl_dagster.playbook.dialects.block import Block, ReadContext
+from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.pod import read_pod
 from noetl_dagster.playbook.dialects.routing import read_rules
-from noetl_dagster.playbook.dialects.spelling import OUTPUT, STEP_ONLY_SPEC
+from noetl_dagster.playbook.dialects.spelling import LOOP_SETTINGS, MAX_IN_FLIGHT, OUTPUT
 from noetl_dagster.playbook.document import Document
-from noetl_dagster.playbook.models import (
-    FanoutSpec,
-    PolicyRule,
-    ResultSpec,
-    StepSpec,
-    TaskSpec,
-)
+from noetl_dagster.playbook.models import FanoutSpec, PolicyRule, ResultSpec, StepSpec, TaskSpec
 from noetl_dagster.playbook.tool_kinds import TIMEOUT
+from noetl_dagster.playbook.wording import is_template
 from noetl_dagster.settings import StoreTier
 
 SIZE_THRESHOLD = "size_threshold"
+STEP_SPEC = (
+    *("loop_mode", "fanout", "policy", "timeout", "dispatch", "max_attempts", "priority", "weight", "pool"),
+    *("kubernetes", "strict_ctx", "allow_partial", "fail_fast", "result"),
+)
+_STEP_ONLY = {*STEP_SPEC, *LOOP_SETTINGS, *MAX_IN_FLIGHT, "admit"} - {"policy", "timeout", "result"}
+"""Keys of a step's, a loop's or the executor's spec that say nothing to its tasks."""
+
 _KEEPING = frozenset({"output_select", "store", "select", "name", "ttl"})
 _INDEX = re.compile(r"\[(-?\d+)\]")
-STEP_SPEC = (
-    "loop_mode",
-    "fanout",
-    "policy",
-    "timeout",
-    "dispatch",
-    "max_attempts",
-    "priority",
-    "weight",
-    "pool",
-    "kubernetes",
-    "strict_ctx",
-    "allow_partial",
-    "fail_fast",
-    "result",
-)
 
 
 def layered_block(own: Block, what: str, *outer: dict[str, Any]) -> Block:
@@ -66,7 +52,7 @@ def layered(document: Document, *layers: dict[str, Any]) -> dict[str, Any]:
 
 def outer_task_spec(document: Document, spec: dict[str, Any]) -> dict[str, Any]:
     """Returns the part of an outer spec (executor, step, loop) that applies to the tasks inside."""
-    return document.gathered((spec, key, key) for key in spec if key not in STEP_ONLY_SPEC)
+    return document.gathered((spec, key, key) for key in spec if key not in _STEP_ONLY)
 
 
 def read_task_spec(own: Block | None, outer: tuple[dict[str, Any], ...], fallback: Block) -> TaskSpec:
@@ -77,57 +63,47 @@ def read_task_spec(own: Block | None, outer: tuple[dict[str, Any], ...], fallbac
         outer: specs of executor, step and loop, outermost first.
         fallback: the task itself, named in messages about inherited values.
     """
-    rules = read_rules(own) if own is not None else None
-    given = Block(fallback.reading, {}, fallback.what, fallback.place) if own is None else own
-    spec = layered_block(given, f"{fallback.what}, spec", *outer)
+    given = own or Block(fallback.reading, {}, fallback.what, fallback.place)
+    rules = read_rules(given)
     if rules is None:
-        rules = _inherited_rules(fallback.reading, outer, fallback)
+        rules = _inherited_rules(outer, fallback)
+    spec = layered_block(given, f"{fallback.what}, spec", *outer)
     spec.drop("policy")
-    timeout = read_timeout(spec)
-    result = read_result(spec)
+    timeout, result = read_timeout(spec), _read_result(spec)
     options = spec.take_rest()
-    return (
-        spec.build(TaskSpec, timeout=timeout, policy=rules or (), result=result, options=options)
-        or TaskSpec()
-    )
+    read = spec.build(TaskSpec, timeout=timeout, policy=rules or (), result=result, options=options)
+    return read or TaskSpec()
 
 
-def _inherited_rules(
-    reading: ReadContext, outer: tuple[dict[str, Any], ...], owner: Block
-) -> tuple[PolicyRule, ...] | None:
+def _inherited_rules(outer: tuple[dict[str, Any], ...], owner: Block) -> tuple[PolicyRule, ...] | None:
     """Rules of the innermost outer spec that has any."""
     for spec in reversed(outer):
         policy = spec.get("policy")
         if isinstance(policy, list) or (isinstance(policy, dict) and "rules" in policy):
-            place = reading.document.place(spec, "policy")
-            return read_rules(Block(reading, spec, f"{owner.what}, inherited spec", place))
+            place = owner.document.place(spec, "policy")
+            return read_rules(Block(owner.reading, spec, f"{owner.what}, inherited spec", place))
     return None
 
 
 def read_timeout(spec: Block, *names: str) -> float | None:
     """Seconds; ``{connect, read}`` counts as their sum."""
     names = names or TIMEOUT
-    key = spec.spelled(*names)
-    if key is None or not isinstance(spec[key], dict):
+    if not isinstance(spec.take(*names), dict):
         return spec.seconds(*names)
-    parts = spec.child(key)
-    if parts is None:
-        return None
+    parts = spec.child(*names)
+    assert parts is not None
     given = [parts.seconds(name) for name in ("connect", "read", "write", "pool", "total")]
     parts.close(("connect", "read"), severity="warning")
     return sum(part for part in given if part is not None) or None
 
 
-def read_result(spec: Block) -> ResultSpec:
-    """``spec.result``."""
-    key = spec.spelled("result")
-    if key is None or not isinstance(spec[key], dict):
-        if key is not None and spec[key] is not None:
-            spec.error("result must be a mapping, for example {store: minio}", key)
+def _read_result(spec: Block) -> ResultSpec:
+    value = spec.take("result")
+    if value is not None and not isinstance(value, dict):
+        spec.error("result must be a mapping, for example {store: minio}", "result")
         return ResultSpec()
-    block = spec.child(key)
-    assert block is not None
-    return _keeping(block)
+    block = spec.child("result")
+    return ResultSpec() if block is None else _keeping(block)
 
 
 def read_keeping(block: Block, result: ResultSpec) -> tuple[Any, ResultSpec]:
@@ -140,10 +116,9 @@ def read_keeping(block: Block, result: ResultSpec) -> tuple[Any, ResultSpec]:
     """
     select, threshold = _selection(block, "output_select")
     said = [ResultSpec(select=select, threshold=threshold)]
-    key = block.spelled(*OUTPUT)
-    output = None if key is None else block[key]
-    if key is not None and _is_about_keeping(output):
-        kept = block.inner(key)
+    output = block.take(*OUTPUT)
+    if _is_about_keeping(output):
+        kept = block.child(*OUTPUT)
         said += [] if kept is None else [_keeping(kept)]
         output = None
     return output, kept_as(*said, result)
@@ -162,7 +137,7 @@ def _is_about_keeping(output: Any) -> bool:
     if not isinstance(output, dict) or not _KEEPING.issuperset(output):
         return False
     store = output.get("store")
-    stored = store is not None and not (isinstance(store, str) and "{{" in store)
+    stored = store is not None and not (isinstance(store, str) and is_template(store))
     return stored or "output_select" in output or "select" in output
 
 
@@ -177,34 +152,29 @@ def _keeping(block: Block) -> ResultSpec:
     }
     ttl = block.seconds("ttl", "ttl_seconds") or (inner.seconds("ttl", "ttl_seconds") if inner else None)
     select, threshold = _selection(block, "output_select", "select")
-    return (
-        block.build(ResultSpec, store=tier, ttl=ttl, select=select, threshold=threshold, **fields)
-        or ResultSpec()
-    )
+    read = block.build(ResultSpec, store=tier, ttl=ttl, select=select, threshold=threshold, **fields)
+    return read or ResultSpec()
 
 
 def _selection(block: Block, *names: str) -> tuple[tuple[str, ...], int | None]:
     """Paths, or ``{strategy: size_threshold, threshold_kb}``, as the paths and the bytes it stores above."""
-    key = block.spelled(*names)
-    value = None if key is None else block[key]
-    if key is None or value is None:
+    value = block.take(*names)
+    if value is None:
         return (), None
     if not isinstance(value, dict) or "path" in value:
         return _paths(value), None
-    rule = block.inner(key)
-    if rule is None:
-        return (), None
-    paths = _paths(rule.take("paths", "fields", default=[]))
+    rule = block.child(*names)
+    assert rule is not None
+    paths = _paths(rule.take("paths", "fields") or [])
     strategy = rule.text("strategy")
     kilobytes = rule.number("threshold_kb")
     if strategy not in (None, SIZE_THRESHOLD):
-        rule.warn(
-            f"strategy {strategy!r} is unknown, known is {SIZE_THRESHOLD!r}; the settings decide", "strategy"
-        )
+        known = f"known is {SIZE_THRESHOLD!r}; the settings decide"
+        rule.warn(f"strategy {strategy!r} is unknown, {known}", "strategy")
     if strategy == SIZE_THRESHOLD and kilobytes is None:
         rule.warn(f"{SIZE_THRESHOLD} without 'threshold_kb'; the settings decide", "strategy")
     if strategy is None and not paths:
-        rule.error("give a list of paths, for example [count, data.total]", None)
+        rule.error("give a list of paths, for example [count, data.total]")
     rule.close(("strategy", "threshold_kb", "paths"))
     return paths, None if kilobytes is None else int(kilobytes * 1024)
 
@@ -243,12 +213,12 @@ def read_step_spec(spec: Block, own: Block) -> StepSpec:
 
 def check_step_spec(spec: Block) -> None:
     """Points out keys of a step's spec that look mistyped; others are handed to the tools as options."""
-    spec.drop(*STEP_SPEC, *STEP_ONLY_SPEC)
+    spec.drop(*STEP_SPEC, *_STEP_ONLY)
     spec.close(STEP_SPEC, severity="warning")
 
 
 def _admission(spec: Block) -> str | bool | None:
-    """``policy.admit``: a template or boolean, or rules of ``{when, then: {allow}}``."""
+    """``policy.admit``: a template or boolean, or rules of ``{when, then: {allow}}``, of which the first counts."""
     direct = spec.take("admit")
     policy = spec.values.get("policy")
     admit = policy.get("admit") if isinstance(policy, dict) else None
@@ -258,24 +228,17 @@ def _admission(spec: Block) -> str | bool | None:
         return admit
     rules = admit.get("rules") if isinstance(admit, dict) else admit
     if not isinstance(rules, list):
-        spec.error(
-            "admit needs rules: [{when, then: {allow: true}}, {else: {then: {allow: false}}}]", "policy"
-        )
+        message = "admit needs rules: [{when, then: {allow: true}}, {else: {then: {allow: false}}}]"
+        spec.error(message, "policy")
         return None
-    return _admission_expression(spec, rules)
-
-
-def _admission_expression(spec: Block, rules: list[Any]) -> str | bool | None:
-    """One template that is true where the first matching rule allows; no match allows."""
     branches: list[str] = []
-    last = "true"
+    last = "true"  # no match allows
     for rule in rules:
         body = rule.get("else", rule) if isinstance(rule, dict) else None
         then = body.get("then", body) if isinstance(body, dict) else None
         if not isinstance(then, dict) or "allow" not in then:
-            spec.error(
-                "an admit rule is {when, then: {allow: true}} or {else: {then: {allow: false}}}", "policy"
-            )
+            message = "an admit rule is {when, then: {allow: true}} or {else: {then: {allow: false}}}"
+            spec.error(message, "policy")
             return None
         allow = "true" if then["allow"] else "false"
         if "else" in rule:
@@ -297,9 +260,8 @@ def _lifecycle_timeout(spec: Block) -> float | None:
     lifecycle = policy.get("lifecycle") if isinstance(policy, dict) else None
     if not isinstance(lifecycle, dict):
         return None
-    block = Block(
-        spec.reading, lifecycle, f"{spec.what}, lifecycle", spec.document.place(policy, "lifecycle")
-    )
+    place = spec.document.place(policy, "lifecycle")
+    block = Block(spec.reading, lifecycle, f"{spec.what}, lifecycle", place)
     return block.seconds("timeout_s", "timeout", "deadline_s")
 
 
@@ -308,7 +270,5 @@ def read_fanout(spec: Block) -> FanoutSpec:
     block = spec.child("fanout")
     if block is None:
         return FanoutSpec()
-    either: dict[str, Any] = {
-        name: block.flag(name, default=spec.flag(name)) for name in ("fail_fast", "allow_partial")
-    }
+    either = {name: block.flag(name, default=spec.flag(name)) for name in ("fail_fast", "allow_partial")}
     return block.read(FanoutSpec, **either) or FanoutSpec()

@@ -20,18 +20,28 @@ from noetl_dagster.playbook.dialects.spec import (
     read_keeping,
     read_step_spec,
 )
-from noetl_dagster.playbook.dialects.spelling import (
-    DESCRIPTION,
-    DOCUMENTARY,
-    INPUT,
-    STEP_KEYS,
-    STEP_REMEDIES,
-)
+from noetl_dagster.playbook.dialects.spelling import DESCRIPTION, DOCUMENTARY, INPUT
 from noetl_dagster.playbook.dialects.tool import UNKNOWN, read_task, read_tasks
-from noetl_dagster.playbook.models import Loop, LoopMode, ResultSpec, StateSpec, Step, Task
-from noetl_dagster.playbook.tool_kinds import AUTH, TOOL_KINDS
+from noetl_dagster.playbook.models import LoopMode, ResultSpec, StateSpec, Step, Task
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 from noetl_dagster.playbook.wording import described, is_template
 
+STEP_KEYS = (
+    *("step", "desc", "tool", "next", "loop", "set", "input", "output", "spec", "retry", "sink"),
+    *("output_select", "asset", "checks", "from", "state"),
+)
+_REMEDIES = {
+    "case": "routes are written as next: {arcs: [{step, when}]}",
+    "eval": "rules are written in the tool's spec: {policy: {rules: [{when, then}]}}",
+    "when": "admission is written as spec: {policy: {admit: {rules: [{when, then: {allow: true}}]}}}",
+    "name": "a step is named by 'step'",
+    "type": "the kind of a tool is written as tool: {kind: ...}",
+}
+_FIELDS_OF_TOOLS = {
+    "auth",
+    "kind",
+    *chain.from_iterable(chain(*(kind.fields for kind in TOOL_KINDS.values()))),
+}
 _COLUMN = re.compile(r"\w[\w-]*(\.\w[\w-]*)*")
 _EXAMPLE = 'state: {key: updated_at, initial: "1970-01-01T00:00:00Z"}'
 
@@ -46,52 +56,44 @@ def read_state(block: Block) -> StateSpec | None:
         return None
     child = block.child("state")
     assert child is not None
-    key, name = child.text("key"), child.text("name")
-    initial = child.take("initial")
+    fields = child.fields(StateSpec)
     child.close(StateSpec.model_fields)
     for missing in (one for one in ("key", "initial") if one not in child):
-        child.error(f"{child.what} needs {missing!r}; write {_EXAMPLE}", kind=ProblemKind.MISSING_FIELD)
+        child.missing(f"{child.what} needs {missing!r}; write {_EXAMPLE}")
+    key, initial = fields["key"], fields["initial"]
     if isinstance(initial, (dict, list, bool)):
         child.error(f"initial is one number or text, or a template, found {described(initial)}", "initial")
     if key is None:
         return None
     if not is_template(key) and _COLUMN.fullmatch(key) is None:
-        child.error(
-            f"key is {described(key)}; name a column of the result's rows, as updated_at or meta.updated_at, "
-            'or write a template over output, as "{{ output.next }}"',
-            "key",
-        )
-    return child.build(StateSpec, key=key, initial=initial, name=name)
-
-
-_FIELDS_OF_TOOLS = frozenset(
-    chain.from_iterable(words for kind in TOOL_KINDS.values() for words in kind.fields)
-) | {
-    "auth",
-    "kind",
-}
+        columns = "name a column of the result's rows, as updated_at or meta.updated_at"
+        remedy = f'{columns}, or write a template over output, as "{{{{ output.next }}}}"'
+        child.error(f"key is {described(key)}; {remedy}", "key")
+    return child.build(StateSpec, **fields)
 
 
 def read_step(block: Block) -> Step | None:
     """A step; what is wrong with it is reported to the document."""
     name = block.text("step")
     if name is None:
-        block.error("a step needs 'step', its name", kind=ProblemKind.MISSING_FIELD)
+        block.missing("a step needs 'step', its name")
         return None
     block.what = f"step {name!r}"
     block.reading.templates = {}
     own_spec = block.child("spec") or Block(block.reading, {}, f"{block.what}, spec", block.place)
     spec = layered_block(own_spec, own_spec.what, block.reading.executor_spec)
-    fed = name in block.reading.fed
-    loop = _loop(block, spec, fed=fed)
-    if fed:
+    loop_block = block.child("loop")
+    if name in block.reading.fed:
+        loop = FED if loop_block is None else read_fed_loop(loop_block)
         check_fed_spec(own_spec)
-    loop_spec = _loop_spec(block)
-    outer = (
-        outer_task_spec(block.document, block.reading.executor_spec),
-        outer_task_spec(block.document, own_spec.values),
-        outer_task_spec(block.document, loop_spec),
-    )
+    else:
+        own_mode = own_spec.values.get("loop_mode")
+        loop = None if loop_block is None else read_loop(loop_block, spec, step_decides=own_mode is not None)
+        if "loop" not in block and own_mode == LoopMode.FANOUT:
+            block.missing("loop_mode: fanout needs a 'loop' with 'in' and 'iterator'")
+    loop_spec = None if loop_block is None else loop_block.values.get("spec")
+    specs = (block.reading.executor_spec, own_spec.values, loop_spec if isinstance(loop_spec, dict) else {})
+    outer = tuple(outer_task_spec(block.document, one) for one in specs)
     output, kept = read_keeping(block, ResultSpec())
     step = block.build(
         Step,
@@ -103,7 +105,7 @@ def read_step(block: Block) -> Step | None:
         routing=read_next(block),
         spec=read_step_spec(spec, own_spec),
         loop=loop,
-        tasks=_kept(_with_older_blocks(block, _tasks(block, outer)), kept),
+        tasks=_with_settings_of_step(block, _tasks(block, outer), kept),
         is_asset=block.values.get("asset") is not False,
         asset=read_asset(block),
         checks=read_checks(block),
@@ -117,54 +119,24 @@ def read_step(block: Block) -> Step | None:
         step = step.model_copy(update={"spec": spec_of})
     check_step_spec(own_spec)
     if "tool" not in block and "next" not in block:
-        _check_empty(block)
+        # a bare name marks the end of a branch; anything more was meant to do something
+        if block.values.keys() <= {"step", *DESCRIPTION}:
+            message = "neither 'tool' nor 'next': the step does nothing and ends its branch"
+            block.warn(message, kind=ProblemKind.EMPTY_STEP)
+        else:
+            block.missing("a step needs 'tool' or 'next'")
     _close(block)
     return step
 
 
-def _check_empty(block: Block) -> None:
-    """A bare name marks the end of a branch; anything more was meant to do something."""
-    if set(block.values) <= {"step", *DESCRIPTION}:
-        message = "neither 'tool' nor 'next': the step does nothing and ends its branch"
-        block.warn(message, kind=ProblemKind.EMPTY_STEP)
-    else:
-        block.error("a step needs 'tool' or 'next'", kind=ProblemKind.MISSING_FIELD)
-
-
-def _loop(block: Block, spec: Block, *, fed: bool) -> Loop | None:
-    loop_block = block.child("loop")
-    if fed:
-        return FED if loop_block is None else read_fed_loop(loop_block)
-    own = block.values.get("spec")
-    own_mode = own.get("loop_mode") if isinstance(own, dict) else None
-    loop = None if loop_block is None else read_loop(loop_block, spec, step_decides=own_mode is not None)
-    if "loop" not in block and own_mode == LoopMode.FANOUT:
-        message = "loop_mode: fanout needs a 'loop' with 'in' and 'iterator'"
-        block.error(message, kind=ProblemKind.MISSING_FIELD)
-    return loop
-
-
-def _loop_spec(block: Block) -> dict[str, Any]:
-    loop = block.values.get("loop")
-    spec = loop.get("spec") if isinstance(loop, dict) else None
-    return spec if isinstance(spec, dict) else {}
-
-
 def _tasks(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, ...]:
-    if isinstance(block.values.get("tool"), str):
-        return _seed_tool(block, outer)
-    return read_tasks(block, outer)
-
-
-def _seed_tool(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, ...]:
-    """The seeds' oldest shape: ``tool: http`` with the tool's fields beside it."""
-    block.spelled("tool")
-    known = TOOL_KINDS.get(block["tool"], UNKNOWN)
-    fields = {*chain.from_iterable(known.fields), *known.without_effect, *AUTH} - {"step"}
-    if known.name_fills is not None:
-        fields.add("name")
+    kind = block.values.get("tool")
+    if not isinstance(kind, str):
+        return read_tasks(block, outer)
+    # the seeds' oldest shape: ``tool: http`` with the tool's fields beside it
+    fields = TOOL_KINDS.get(kind, UNKNOWN).beside_step
     beside = [key for key in block.values if key in fields]
-    block.drop(*beside)
+    block.drop("tool", *beside)
     values = block.document.gathered(
         [(block.values, "tool", "kind"), *((block.values, key, key) for key in beside)]
     )
@@ -172,34 +144,23 @@ def _seed_tool(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, .
     return () if task is None else (task,)
 
 
-def _with_older_blocks(block: Block, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """``retry`` and ``sink`` of a step belong to the task whose result is the step's: the last."""
+def _with_settings_of_step(block: Block, tasks: tuple[Task, ...], kept: ResultSpec) -> tuple[Task, ...]:
+    """``retry``, ``sink`` and storage settings of a step belong to the task whose result is the step's: the last."""
     retry, sink = read_retry(block), read_sink(block)
-    if not (retry or sink) or not tasks:
-        return tasks
-    last = tasks[-1]
-    update = {"retry": last.retry or retry, "sink": last.sink or sink}
-    return (*tasks[:-1], last.model_copy(update=update))
-
-
-def _kept(tasks: tuple[Task, ...], kept: ResultSpec) -> tuple[Task, ...]:
-    """Passes the step's storage settings to its last task, whose result is the step's."""
-    if not tasks or kept == ResultSpec():
+    if not tasks or not (retry or sink or kept != ResultSpec()):
         return tasks
     last = tasks[-1]
     spec = last.spec.model_copy(update={"result": kept_as(last.spec.result, kept)})
-    return (*tasks[:-1], last.model_copy(update={"spec": spec}))
+    update = {"retry": last.retry or retry, "sink": last.sink or sink, "spec": spec}
+    return (*tasks[:-1], last.model_copy(update=update))
 
 
 def _close(block: Block) -> None:
     """Reports what is left: most often fields of a tool that stand beside it."""
     beside = [key for key in block.rest() if key in _FIELDS_OF_TOOLS]
+    where = "beside 'tool' instead of inside it" if "tool" in block else "in the step instead of in a tool"
     for key in beside:
-        where = (
-            "beside 'tool' instead of inside it" if "tool" in block else "in the step instead of in a tool"
-        )
-        place = block.document.key_place(block.values, key)
-        message = f"{block.what}: {key!r} stands {where}; indent it under 'tool', next to 'kind'"
-        block.document.report(place, message, kind=ProblemKind.MISPLACED_FIELD)
+        message = f"{key!r} stands {where}; indent it under 'tool', next to 'kind'"
+        block.report_key(key, message, ProblemKind.MISPLACED_FIELD)
     block.drop(*beside, *DOCUMENTARY)
-    block.close(STEP_KEYS, remedies=STEP_REMEDIES)
+    block.close(STEP_KEYS, remedies=_REMEDIES)

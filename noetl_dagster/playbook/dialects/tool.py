@@ -4,88 +4,87 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Set
-from itertools import chain
 from typing import Any
 
 from noetl_dagster.errors import Place, ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.dialects.container import check_container
 from noetl_dagster.playbook.dialects.literals import check_task
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
 from noetl_dagster.playbook.dialects.routing import read_set
 from noetl_dagster.playbook.dialects.spec import read_keeping, read_task_spec, read_timeout
-from noetl_dagster.playbook.dialects.spelling import (
-    DATABASE_FIELDS,
-    DOCUMENTARY,
-    ENCODED_FIELDS,
-    HTTP_METHODS,
-    INPUT,
-    OUTPUT,
-    SET_BLOCKS,
-    SPEC_WORDS,
-    TASK_KEYS,
-    TASK_REMEDIES,
-)
+from noetl_dagster.playbook.dialects.spelling import DOCUMENTARY, INPUT, liftable
 from noetl_dagster.playbook.models import Assertion, Input, Task
 from noetl_dagster.playbook.tool_kinds import AUTH, SUPPORTED_KINDS, TIMEOUT, TOOL_KINDS, ToolKind
-from noetl_dagster.playbook.wording import described, suggestion
+from noetl_dagster.playbook.wording import described, did_you_mean, suggestion
 
 Specs = tuple[dict[str, Any], ...]
 PREVIOUS = "previous"
-CODE_KINDS = frozenset({"python", "script", "shell", "spark"})
+UNKNOWN = ToolKind(fields=())
+
+_CODE_KINDS = frozenset({"python", "script", "shell", "spark"})
 """Tools whose scripts are code; those of others are commands."""
 
-UNKNOWN = ToolKind(fields=())
+_KEYS = (
+    *("name", "kind", "input", "set", "spec", "output", "output_select", "auth", "retry", "sink", "assert"),
+    "desc",
+)
+_REMEDIES = {
+    "case": "routes are written as next: {arcs: [{step, when}]} of the step",
+    "eval": "rules are written in spec: {policy: {rules: [{when, then}]}}",
+    "when": "admission is written as spec: {policy: {admit: {rules: [{when, then: {allow: true}}]}}} of the step",
+    "next": "it belongs to the step; indent it as 'tool' is",
+    "loop": "it belongs to the step; indent it as 'tool' is",
+}
+_DATABASE_FIELDS = {
+    **{name: name for name in ("db_host", "db_port", "db_user", "db_password", "db_name")},
+    "db_conn_string": "connection_string",
+}
+"""Fields of a postgres task that say how to connect -> the field of a credential."""
+
+_ENCODED_FIELDS = {"command_b64": "command", "commands_b64": "command", "code_b64": "code"}
+"""Fields that hold another one in base64."""
+
+_HTTP_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE")
 _FORM = "application/x-www-form-urlencoded"
 
 
 def read_tasks(step: Block, outer: Specs) -> tuple[Task, ...]:
     """The tasks of a step's ``tool``; ``outer`` are the specs around them, outermost first."""
-    key = step.spelled("tool")
-    value = None if key is None else step[key]
-    if key is None or value is None:
+    value = step.take("tool")
+    if value is None:
         return ()
-    place = step.place_of(key)
     if isinstance(value, list):
-        tasks = _from_list(step, value, outer)
+        if not value:
+            step.error("tool is an empty list; give at least one task {name, kind, ...}", "tool")
+        places = [(entry, step.document.place(value, index)) for index, entry in enumerate(value)]
     elif isinstance(value, dict):
-        tasks = _from_mapping(step, value, place, 0, outer)
+        places = [(value, step.place_of("tool"))]
     else:
-        step.error(f"tool must be a mapping with 'kind' or a list of tasks, found {described(value)}", key)
+        message = f"tool must be a mapping with 'kind' or a list of tasks, found {described(value)}"
+        step.error(message, "tool")
         return ()
+    tasks = [
+        task
+        for index, (entry, place) in enumerate(places)
+        for task in _from_mapping(step, entry, place, index, outer)
+    ]
     _check_names(step, tasks)
-    _check_jumps(step, tasks)
     return tuple(tasks)
-
-
-def _from_list(step: Block, entries: list[Any], outer: Specs) -> list[Task]:
-    if not entries:
-        step.error("tool is an empty list; give at least one task {name, kind, ...}", "tool")
-    tasks: list[Task] = []
-    for index, entry in enumerate(entries):
-        tasks += _from_mapping(step, entry, step.document.place(entries, index), index, outer)
-    return tasks
 
 
 def _from_mapping(step: Block, value: Any, place: Place, index: int, outer: Specs) -> list[Task]:
     """One task ``{kind, ...}``, or labelled ones ``{label: {kind, ...}}``."""
-    if isinstance(value, dict) and "kind" not in value and _is_labelled(value):
-        labelled = [
-            (
-                label,
-                Block(step.reading, inner, f"{step.what}, task {label!r}", step.document.place(value, label)),
-            )
-            for label, inner in value.items()
-        ]
-        found = [read_task(block, outer, name=label) for label, block in labelled]
+    inside = value.values() if isinstance(value, dict) and "kind" not in value else ()
+    if inside and all(isinstance(inner, dict) and "kind" in inner for inner in inside):
+        found = []
+        for label, inner in value.items():
+            place = step.document.place(value, label)
+            block = Block(step.reading, inner, f"{step.what}, task {label!r}", place)
+            found.append(read_task(block, outer, name=label))
     else:
-        block = step.reading.own_block(value, step.what, place)
-        found = [] if block is None else [read_task(block, outer, default_name=f"task_{index}")]
+        only = step.reading.block(value, step.what, place)
+        found = [] if only is None else [read_task(only, outer, default_name=f"task_{index}")]
     return [task for task in found if task is not None]
-
-
-def _is_labelled(value: dict[str, Any]) -> bool:
-    return bool(value) and all(isinstance(inner, dict) and "kind" in inner for inner in value.values())
 
 
 def read_task(
@@ -98,7 +97,8 @@ def read_task(
     """
     kind = _kind(block)
     known = TOOL_KINDS.get(kind or "", UNKNOWN)
-    block = _lifted(block, known)
+    for key, movable in liftable(known).items():
+        block = _without(block, key, movable)
     block.drop("kind")
     own_name = block.text("name")
     named = name or (None if own_name is None or "{{" in own_name else own_name)
@@ -111,7 +111,6 @@ def read_task(
     output, result = read_keeping(block, spec.result)
     task = {
         "set": read_set(block),
-        "output": output,
         "auth": _auth(block, kind),
         "retry": read_retry(block),
         "sink": read_sink(block),
@@ -125,13 +124,12 @@ def read_task(
     _unfold_script(block, config, kind)
     if own_name is not None and known.name_fills is not None:
         config.setdefault(known.name_fills, own_name)
-    _check_required(block, kind, known, config)
-    if kind == "container":
-        check_container(block)
+    missing = [field for field in known.needs if field not in config]
+    if missing and (known.needs_all or len(missing) == len(known.needs)):
+        wanted = " or ".join(map(repr, missing if known.needs_all else known.needs))
+        block.missing(f"{kind} needs {wanted}")
     for field, words in known.words.items():
         block.check_word(field, words)
-    if kind == "http":
-        _check_method(block, config)
     check_task(block, kind)
     return block.build(
         Task,
@@ -140,22 +138,11 @@ def read_task(
         named=named is not None,
         config=config,
         input=input,
+        output=output,
         spec=spec.model_copy(update={"result": result}),
         place=block.place,
         **task,
     )
-
-
-def _lifted(block: Block, kind: ToolKind) -> Block:
-    """The task with those of its fields beside ``kind`` that stand below ``spec``, or ``runtime`` of a container."""
-    fields = set(chain.from_iterable((*kind.fields, kind.without_effect)))
-    if not fields:
-        return block
-    common = {*INPUT, *AUTH, *OUTPUT, *SET_BLOCKS, "payload", "workload", "output_select", "retry", "sink"}
-    if kind.name_fills is not None:
-        common.add("name")
-    block = _without(block, "spec", (fields | common) - SPEC_WORDS)
-    return _without(block, "runtime", fields) if block.values.get("kind") == "container" else block
 
 
 def _without(block: Block, key: str, movable: Set[str]) -> Block:
@@ -168,8 +155,7 @@ def _without(block: Block, key: str, movable: Set[str]) -> Block:
     for name in moved:
         if name in block and key == "spec":
             message = f"{block.what}: {name!r} stands beside 'kind' and below {key!r}; keep one"
-            place = document.key_place(below, name)
-            document.report(place, message, kind=ProblemKind.CONFLICTING_FIELDS)
+            document.report(document.key_place(below, name), message, kind=ProblemKind.CONFLICTING_FIELDS)
     beside = [(block.values, name, name) for name in block.values]
     added = [(below, name, name) for name in moved if name not in block]
     values = document.gathered([*beside, *added])
@@ -186,15 +172,13 @@ def _without(block: Block, key: str, movable: Set[str]) -> Block:
 
 def _kind(block: Block) -> str | None:
     kind = block.text("kind")
+    known = ", ".join(SUPPORTED_KINDS)
     if kind is None:
-        known = ", ".join(SUPPORTED_KINDS)
-        block.error(f"a tool needs 'kind', one of {known}", kind=ProblemKind.MISSING_FIELD)
-        return None
-    if kind not in SUPPORTED_KINDS:
-        near = suggestion(kind, SUPPORTED_KINDS, "")
-        hint = near if near.startswith("did") else ""
-        message = f"tool kind {kind!r} is not supported; supported: {', '.join(SUPPORTED_KINDS)}"
-        message = f"{block.what}: {message}; {hint}" if hint else f"{block.what}: {message}"
+        block.missing(f"a tool needs 'kind', one of {known}")
+    elif kind not in SUPPORTED_KINDS:
+        message = f"{block.what}: tool kind {kind!r} is not supported; supported: {known}"
+        hint = did_you_mean(kind, SUPPORTED_KINDS)
+        message = f"{message}; {hint}" if hint else message
         block.document.report_unsupported(block.place_of("kind"), message, ProblemKind.UNSUPPORTED_KIND)
     return kind
 
@@ -209,8 +193,8 @@ def _input(block: Block, kind: str) -> Input:
 def _auth(block: Block, kind: str) -> Any:
     """``auth``; of a postgres task else ``db_host``, ``db_user`` and so on, a credential written inline."""
     auth = block.take(*AUTH) or None
-    inline = [name for name in DATABASE_FIELDS if name in block] if kind == "postgres" else []
-    fields = {DATABASE_FIELDS[name]: block.take(name) for name in inline}
+    inline = [name for name in _DATABASE_FIELDS if name in block] if kind == "postgres" else []
+    fields = {_DATABASE_FIELDS[name]: block.take(name) for name in inline}
     if auth is not None and inline:
         message = f"{inline[0]!r} has no effect beside 'auth'"
         block.warn(message, inline[0], ProblemKind.FIELD_WITHOUT_EFFECT)
@@ -220,9 +204,8 @@ def _auth(block: Block, kind: str) -> Any:
 def read_assertion(block: Block) -> Assertion:
     """``assert: {expects, returns}``."""
     asserted = block.child("assert")
-    if asserted is None:
-        return Assertion()
-    return asserted.read(Assertion) or Assertion()
+    read = None if asserted is None else asserted.read(Assertion)
+    return read or Assertion()
 
 
 def _config(block: Block, kind: str, known: ToolKind) -> dict[str, Any]:
@@ -238,20 +221,25 @@ def _config(block: Block, kind: str, known: ToolKind) -> dict[str, Any]:
             config[names[0]] = _timeout(block, key) if names[0] == TIMEOUT[0] else block[key]
     _decode(block, known, config)
     _check_rest(block, kind, known)
-    if kind == "http" and isinstance(config.get("json"), dict) and _sends_form(config.get("headers")):
-        config["form"] = config.pop("json")
+    if kind == "http":
+        method, headers = config.get("method"), config.get("headers")
+        if isinstance(method, str) and "{{" not in method and method.upper() not in _HTTP_METHODS:
+            block.error(f"method {method!r} is unknown; use one of {', '.join(_HTTP_METHODS)}", "method")
+        named = headers if isinstance(headers, dict) else {}
+        content = {name.lower(): str(value) for name, value in named.items()}.get("content-type", "")
+        if content.startswith(_FORM) and isinstance(config.get("json"), dict):
+            config["form"] = config.pop("json")
     return config
 
 
 def _decode(block: Block, known: ToolKind, config: dict[str, Any]) -> None:
     """Code and SQL written as base64."""
-    for word, name in ENCODED_FIELDS.items():
+    for word, name in _ENCODED_FIELDS.items():
         text = block.text(word) if any(names[0] == name for names in known.fields) else None
         if text is None:
             continue
         if name in config:
-            message = f"{name!r} and {word!r} mean the same; keep {name!r}"
-            block.error(message, word, ProblemKind.CONFLICTING_FIELDS)
+            block.conflict(f"{name!r} and {word!r} mean the same; keep {name!r}", word)
         try:
             config[name] = base64.b64decode("".join(text.split()), validate=True).decode()
         except ValueError:
@@ -261,14 +249,14 @@ def _decode(block: Block, known: ToolKind, config: dict[str, Any]) -> None:
 
 def _check_rest(block: Block, kind: str, known: ToolKind) -> None:
     """Reports the fields that the kind does not know, or that say nothing here."""
-    names = (*(names[0] for names in known.fields), *TASK_KEYS)
+    names = (*(names[0] for names in known.fields), *_KEYS)
     for key in block.rest():
-        place = block.document.key_place(block.values, key)
         if key in known.without_effect or known.takes_anything:
-            message = f"{block.what}: {key!r} has no effect on a task of kind {kind}"
-            block.document.report(place, message, "warning", ProblemKind.FIELD_WITHOUT_EFFECT)
+            message = f"{key!r} has no effect on a task of kind {kind}"
+            block.report_key(key, message, ProblemKind.FIELD_WITHOUT_EFFECT, "warning")
             continue
-        remedy = TASK_REMEDIES.get(key) or suggestion(key, names, f"fields of {kind}")
+        remedy = _REMEDIES.get(key) or suggestion(key, names, f"fields of {kind}")
+        place = block.document.key_place(block.values, key)
         message = f"{block.what}: {kind} has no field {key!r}; {remedy}"
         block.document.report_unsupported(place, message, ProblemKind.UNKNOWN_FIELD)
 
@@ -277,15 +265,15 @@ def _unfold_script(block: Block, config: dict[str, Any], kind: str) -> None:
     """``script: {source: {type: inline}, code}`` is the code, or the SQL, itself."""
     script = config.get("script")
     source = script.get("source") if isinstance(script, dict) else None
-    type_ = source.get("type") if isinstance(source, dict) else source
-    if not isinstance(script, dict) or type_ != "inline":
+    inline = source if isinstance(source, dict) else {"type": source}
+    if not isinstance(script, dict) or inline.get("type") != "inline":
         return
     del config["script"]
-    code = script.get("code") or (source.get("code") if isinstance(source, dict) else None)
+    code = script.get("code") or inline.get("code")
     if code is None:
         block.error("script of source type 'inline' needs 'code'", "script", kind=ProblemKind.MISSING_FIELD)
     else:
-        config.setdefault("code" if kind in CODE_KINDS else "command", code)
+        config.setdefault("code" if kind in _CODE_KINDS else "command", code)
 
 
 def _timeout(block: Block, key: str) -> Any:
@@ -294,43 +282,18 @@ def _timeout(block: Block, key: str) -> Any:
     return value if isinstance(value, str) and "{{" in value else read_timeout(block, key)
 
 
-def _check_method(block: Block, config: dict[str, Any]) -> None:
-    method = config.get("method")
-    if isinstance(method, str) and "{{" not in method and method.upper() not in HTTP_METHODS:
-        block.error(f"method {method!r} is unknown; use one of {', '.join(HTTP_METHODS)}", "method")
-
-
-def _sends_form(headers: Any) -> bool:
-    if not isinstance(headers, dict):
-        return False
-    return any(
-        name.lower() == "content-type" and str(value).startswith(_FORM) for name, value in headers.items()
-    )
-
-
-def _check_required(block: Block, name: str, kind: ToolKind, config: dict[str, Any]) -> None:
-    missing = [field for field in kind.needs if field not in config]
-    if missing and (kind.needs_all or len(missing) == len(kind.needs)):
-        wanted = " or ".join(map(repr, missing if kind.needs_all else kind.needs))
-        block.error(f"{name} needs {wanted}", kind=ProblemKind.MISSING_FIELD)
-
-
 def _check_names(step: Block, tasks: list[Task]) -> None:
-    seen: dict[str, Task] = {}
+    """Reports names that occur twice, and jumps to tasks that the step does not have."""
+    first: dict[str, Task] = {}
     for task in tasks:
-        if task.name in seen:
-            first = seen[task.name].place
-            line = f" (first on line {first.line})" if first else ""
-            place = task.place or step.place
+        if task.name in first:
+            place = first[task.name].place
+            line = f" (first on line {place.line})" if place else ""
             message = f"{step.what}: task name {task.name!r} occurs twice{line}; rename one"
-            step.document.report(place, message, kind=ProblemKind.DUPLICATE_NAME)
-        seen.setdefault(task.name, task)
-
-
-def _check_jumps(step: Block, tasks: list[Task]) -> None:
-    names = tuple(task.name for task in tasks)
+            step.document.report(task.place or step.place, message, kind=ProblemKind.DUPLICATE_NAME)
+        first.setdefault(task.name, task)
     for to, action in step.reading.jumps:
-        if to != PREVIOUS and to not in names:
-            hint = suggestion(to, names, "tasks of this step")
+        if to != PREVIOUS and to not in first:
+            hint = suggestion(to, tuple(first), "tasks of this step")
             action.error(f"jump to unknown task {to!r}; {hint}", "to", ProblemKind.UNKNOWN_TASK)
     step.reading.jumps.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import Any
 
 from noetl_dagster.errors import TemplateError
@@ -43,19 +44,19 @@ def text(block: Block, *names: str) -> str | None:
 
 def name(block: Block, key: str) -> str | None:
     """A name of letters, digits and underscores."""
-    found = text(block, key)
-    if found is None or _NAME.match(found):
-        return found
-    block.error(f"{key} {found!r} may hold letters, digits and underscores only", key)
-    return None
+    return _matching(block, key, _NAME, "letters, digits and underscores")
 
 
 def group(block: Block, key: str) -> str | None:
     """A group's name; slashes make groups within groups."""
+    return _matching(block, key, _GROUP, "letters, digits, underscores and slashes between them")
+
+
+def _matching(block: Block, key: str, pattern: re.Pattern[str], letters: str) -> str | None:
     found = text(block, key)
-    if found is None or _GROUP.match(found):
+    if found is None or pattern.match(found):
         return found
-    block.error(f"{key} {found!r} may hold letters, digits, underscores and slashes between them only", key)
+    block.error(f"{key} {found!r} may hold {letters} only", key)
     return None
 
 
@@ -90,7 +91,9 @@ def tags(block: Block, key: str = "tags") -> dict[str, str]:
     if not isinstance(value, dict):
         block.error(f"{key} must be a mapping (key: value) or a list of words, found {described(value)}", key)
         return {}
-    found = {str(one): "" if item is None else _plain(item) for one, item in value.items()}
+    found = {}
+    for one, item in value.items():
+        found[str(one)] = "" if item is None else str(item).lower() if isinstance(item, bool) else str(item)
     for one, item in found.items():
         if not _TAG_KEY.match(one) or not _TAG_VALUE.match(item):
             message = "holds letters, digits, '_', '-' and '.', 63 at most, the key also one '/'"
@@ -107,10 +110,6 @@ def kinds(block: Block, key: str = "kinds") -> tuple[str, ...]:
     return found
 
 
-def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 # Ours: croniter is one more dependency for a question of ten lines, and Dagster's own copy takes its import.
 _WORDS = frozenset({"@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually"})
 _BOUNDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
@@ -119,7 +118,6 @@ _NAMES = {
     4: ["sun", "mon", "tue", "wed", "thu", "fri", "sat"],
 }
 _PART = re.compile(r"(?:\*|(\w+)(?:-(\w+))?)(?:/(\d+))?")
-_LAST_DAY = (2, "l")
 _DAY, _MONTH = 2, 3
 _LONGEST = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 """Days of each month, February in a leap year."""
@@ -127,56 +125,43 @@ _LONGEST = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 def is_cron(line: str) -> bool:
     """Reports whether a line is one that Dagster's schedules take."""
-    if line.strip().lower() in _WORDS:
-        return True
-    fields = line.lower().split()
-    return len(fields) == len(_BOUNDS) and all(_is_field(number, text) for number, text in enumerate(fields))
+    return line.strip().lower() in _WORDS or _values(line) is not None
 
 
 def ever_comes(line: str) -> bool:
     """Reports whether one of a line's months has one of its days: the 31st of February never comes."""
+    values = _values(line)
+    return values is None or any(min(values[_DAY]) <= _LONGEST[month - 1] for month in values[_MONTH])
+
+
+def _values(line: str) -> list[list[int]] | None:
+    """The values of each field of a cron line, None if one of them is wrong."""
     fields = line.lower().split()
     if len(fields) != len(_BOUNDS):
-        return True
-    days = fields[_DAY].split(",")
-    if "l" in days:
-        return True
-    first = min(value for day in days for value in _values(_DAY, day))
-    months = {month for part in fields[_MONTH].split(",") for month in _values(_MONTH, part)}
-    return any(first <= _LONGEST[month - 1] for month in months)
+        return None
+    values = [[_part(number, part) for part in field.split(",")] for number, field in enumerate(fields)]
+    return None if any([] in parts for parts in values) else [list(chain(*parts)) for parts in values]
 
 
-def _is_field(number: int, text: str) -> bool:
-    return all(_is_part(number, part) for part in text.split(","))
-
-
-def _is_part(number: int, text: str) -> bool:
-    """``*``, ``5``, ``mon-fri``, ``*/10``."""
-    if (number, text) == _LAST_DAY:
-        return True
+def _part(number: int, text: str) -> list[int]:
+    """Expands a part of a field: ``22-2`` wraps around the end, ``5/10`` runs to it; none if it is wrong."""
+    if (number, text) == (_DAY, "l"):
+        return [28]  # the last day of a month is at least this one
     found = _PART.fullmatch(text)
-    if found is None or found[3] == "0":
-        return False
-    values = [_number(number, one) for one in found.group(1, 2) if one is not None]
-    low, high = _BOUNDS[number]
-    return all(value is not None and low <= value <= high for value in values)  # 22-2 goes over midnight
-
-
-def _number(number: int, text: str) -> int | None:
-    names = _NAMES.get(number, [])
-    if text in names:
-        return names.index(text) + _BOUNDS[number][0]
-    return int(text) if text.isascii() and text.isdigit() else None
-
-
-def _values(number: int, text: str) -> list[int]:
-    """Expands a part of a field: ``22-2`` wraps around the end, ``5/10`` runs to it."""
-    found = _PART.fullmatch(text)
-    assert found is not None
+    step = 0 if found is None else int(found[3] or 1)
+    if found is None or step == 0:
+        return []
     low, high = _BOUNDS[number]
     start = low if found[1] is None else _number(number, found[1])
     end = _number(number, found[2]) if found[2] is not None else start if found[1] and not found[3] else high
-    assert start is not None
-    assert end is not None
+    if not low <= start <= high or not low <= end <= high:
+        return []
     upward = range(start, end + 1) if start <= end else (*range(start, high + 1), *range(low, end + 1))
-    return list(upward)[:: int(found[3] or 1)]
+    return list(upward)[::step]
+
+
+def _number(number: int, text: str) -> int:
+    names = _NAMES.get(number, [])
+    if text in names:
+        return names.index(text) + _BOUNDS[number][0]
+    return int(text) if text.isascii() and text.isdigit() else -1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from itertools import chain
+from functools import wraps
+from typing import Concatenate
 
 from pydantic import BaseModel
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -16,11 +17,12 @@ from noetl_dagster.playbook.dialects.spelling import (
     LOOP_IN,
     LOOP_ITERATOR,
     LOOP_MODES,
+    LOOP_SETTINGS,
     MAX_IN_FLIGHT,
     OUTPUT,
     SET_BLOCKS,
-    SPEC_WORDS,
     WHEN,
+    liftable,
 )
 from noetl_dagster.playbook.fields import declarations
 from noetl_dagster.playbook.migration.yaml_text import (
@@ -36,13 +38,21 @@ from noetl_dagster.playbook.models import CursorSpec, FanoutSpec, NextCall, Poli
 from noetl_dagster.playbook.templates.scope import SCOPES
 from noetl_dagster.playbook.tool_kinds import AUTH, TIMEOUT, TOOL_KINDS, ToolKind
 
-_LOOP_SETTINGS = (
-    *("mode", *MAX_IN_FLIGHT, "chunk_size", "fail_fast", "allow_partial", "strict_ctx", "frame"),
-)
-_TASK_WORDS = frozenset(
-    {*INPUT, *AUTH, *OUTPUT, *SET_BLOCKS, "payload", "workload", "output_select", "retry"}
-)
 _UNKNOWN = ToolKind(fields=())
+
+
+def _once(
+    rewrite: Callable[Concatenate[Words, Entries, ...], None],
+) -> Callable[Concatenate[Words, Node | None, ...], None]:
+    """Rewrites a mapping that was not seen before: one that an alias repeats is rewritten once."""
+
+    @wraps(rewrite)
+    def once(self: Words, node: Node | None, *arguments: str) -> None:
+        if isinstance(node, MappingNode) and id(node) not in self._seen:
+            self._seen.add(id(node))
+            rewrite(self, Entries(node), *arguments)
+
+    return once
 
 
 class Words:
@@ -62,36 +72,30 @@ class Words:
         playbook = entries(root)
         if playbook is None:
             return
-        for node in playbook.items("workflow"):
-            self._step(entries(node))
-        self._workbook(playbook)
-
-    def _workbook(self, playbook: Entries) -> None:
+        for step in playbook.items("workflow"):
+            self._step(step)
         named = playbook.inner("workbook")
         if named is not None and list(named) == ["tasks"]:
             named = named.inner("tasks")
-        nodes = playbook.items("workbook") if named is None else [named.value(name) for name in named]
-        for node in nodes:
+        for node in playbook.items("workbook") if named is None else [named.value(name) for name in named]:
             entry = entries(node)
             if entry is None or "tool" not in entry:
-                self._task(entry)
+                self._task(node)
             else:
                 self._spell(entry, DESCRIPTION)
                 self._tool(entry)
-                self._sink(entry.inner("sink"))
+                self._sink(entry.value("sink"))
 
-    def _step(self, step: Entries | None) -> None:
-        if step is None or self._is_known(step.node):
-            return
-        for words in (INPUT, OUTPUT, DESCRIPTION):
-            self._spell(step, words)
+    @_once
+    def _step(self, step: Entries) -> None:
+        self._spell(step, INPUT, OUTPUT, DESCRIPTION)
         self._sets(step)
         self._tool(step)
-        self._spec(step.inner("spec"))
-        self._loop(step.inner("loop"))
+        self._spec(step.value("spec"))
+        self._loop(step.value("loop"))
         self._next(step)
         self._retry(step.value("retry"))
-        self._sink(step.inner("sink"))
+        self._sink(step.value("sink"))
 
     # -- tools
 
@@ -105,7 +109,7 @@ class Words:
             if found is not tool:
                 step.replace("tool", found)
             for task in found.value if isinstance(found, SequenceNode) else [found]:
-                self._task(entries(task))
+                self._task(task)
         elif isinstance(tool, SequenceNode):
             items: list[Node] = []
             for node in tool.value:
@@ -113,17 +117,13 @@ class Words:
                 items += task.value if isinstance(task, SequenceNode) else [task]
             tool.value[:] = items
             for item in items:
-                self._task(entries(item))
+                self._task(item)
 
     def _nested(self, step: Entries, name: ScalarNode) -> MappingNode:
         """``tool: http`` with the tool's fields beside it, as one mapping."""
-        kind = TOOL_KINDS.get(name.value, _UNKNOWN)
-        fields = {*chain.from_iterable(kind.fields), *kind.without_effect, *AUTH} - {"step"}
-        if kind.name_fills is not None:
-            fields.add("name")
+        fields = TOOL_KINDS.get(name.value, _UNKNOWN).beside_step
         pairs = [step.take(key) for key in list(step) if key in fields]
-        flow = step.node.flow_style
-        tool = mapping([(scalar("kind", name), name), *pairs], name, flow=flow)
+        tool = mapping([(scalar("kind", name), name), *pairs], name, flow=step.node.flow_style)
         step.replace("tool", tool)
         return tool
 
@@ -132,18 +132,17 @@ class Words:
         labelled = entries(node)
         if labelled is None or labelled.kind is not None or not list(labelled):
             return node
-        tasks = [(label, labelled.inner(label)) for label in labelled]
-        if not all(task is not None and "kind" in task for _, task in tasks):
+        tasks = [Entries(value) for _, value in labelled.node.value if isinstance(value, MappingNode)]
+        if len(tasks) < len(labelled.node.value) or not all("kind" in task for task in tasks):
             return node
-        for _, task in tasks:
-            if task is not None:
-                self._lift(task)
-        if any(not self._can_be_named(task) for _, task in tasks if task is not None):
+        for task in tasks:
+            self._lift(task)
+        if any(not self._can_be_named(task) for task in tasks):
             return node
         named: list[Node] = []
         for label_node, inner in list(labelled.node.value):
             task = Entries(inner)
-            kind = TOOL_KINDS.get(task.kind or "", _UNKNOWN)
+            kind = _kind_of(task)
             if "name" in task and kind.name_fills is not None:
                 task.rename("name", kind.name_fills)
             name = scalar("name", label_node)
@@ -155,39 +154,27 @@ class Words:
 
     def _can_be_named(self, task: Entries) -> bool:
         """Reports whether the task has room for its label: its own ``name`` may say what it works on."""
-        kind = TOOL_KINDS.get(task.kind or "", _UNKNOWN)
-        if "name" not in task or (kind.name_fills not in (None, "name") and kind.name_fills not in task):
+        fills = _kind_of(task).name_fills
+        if "name" not in task or (fills not in (None, "name") and fills not in task):
             return True
         self._stays(task.node, "a labelled task with a 'name' of its own stays labelled")
         return False
 
-    def _task(self, task: Entries | None) -> None:
-        if task is None or self._is_known(task.node):
-            return
-        kind = TOOL_KINDS.get(task.kind or "", _UNKNOWN)
+    @_once
+    def _task(self, task: Entries) -> None:
         self._lift(task)
-        for words in (DESCRIPTION, OUTPUT, AUTH, *kind.fields):
-            if words[0] != "args":
-                self._spell(task, words)
+        fields = [words for words in _kind_of(task).fields if words[0] != "args"]
+        self._spell(task, DESCRIPTION, OUTPUT, AUTH, *fields)
         if not isinstance(task.value("args"), SequenceNode):
             self._spell(task, (*INPUT, "payload", "workload") if task.kind == "playbook" else INPUT)
         self._sets(task)
-        self._spec(task.inner("spec"))
+        self._spec(task.value("spec"))
         self._retry(task.value("retry"))
-        self._sink(task.inner("sink"))
+        self._sink(task.value("sink"))
 
     def _lift(self, task: Entries) -> None:
         """Fields of the tool below ``spec``, or ``runtime`` of a container, beside ``kind``."""
-        kind = TOOL_KINDS.get(task.kind or "", _UNKNOWN)
-        fields = set(chain.from_iterable((*kind.fields, kind.without_effect)))
-        if not fields:
-            return
-        below = {
-            "spec": (fields | _TASK_WORDS | {"sink"} | ({"name"} if kind.name_fills else set())) - SPEC_WORDS
-        }
-        if task.kind == "container":
-            below["runtime"] = fields
-        for key, movable in below.items():
+        for key, movable in liftable(_kind_of(task)).items():
             inner = task.inner(key)
             moved = [] if inner is None else [name for name in inner if name in movable]
             if inner is None or not moved:
@@ -200,62 +187,52 @@ class Words:
 
     # -- specs and policies
 
-    def _spec(self, spec: Entries | None) -> None:
-        if spec is None or self._is_known(spec.node):
-            return
+    @_once
+    def _spec(self, spec: Entries) -> None:
         self._spell(spec, TIMEOUT)
         self._value(spec, "loop_mode", LOOP_MODES)
-        fanout = spec.inner("fanout")
-        if fanout is not None:
-            self._spell_fields(fanout, FanoutSpec)
+        self._spell_fields(spec.inner("fanout"), FanoutSpec)
         policy = spec.value("policy")
         if isinstance(policy, SequenceNode):
             rules = scalar("rules", policy)
             spec.replace("policy", mapping([(rules, policy)], policy, flow=policy.flow_style))
-        policy_entries = spec.inner("policy")
-        for node in [] if policy_entries is None else policy_entries.items("rules"):
-            self._rule(entries(node))
+        written = spec.inner("policy")
+        for node in [] if written is None else written.items("rules"):
+            self._rule(node)
 
-    def _rule(self, rule: Entries | None) -> None:
-        if rule is None or self._is_known(rule.node):
-            return
-        self._spell(rule, WHEN)
-        self._spell(rule, DESCRIPTION)
+    @_once
+    def _rule(self, rule: Entries) -> None:
+        self._spell(rule, WHEN, DESCRIPTION)
         otherwise = rule.inner("else")
         if otherwise is not None and "then" not in otherwise:
             node = otherwise.node
             rule.replace("else", mapping([(scalar("then", node), node)], node, flow=node.flow_style))
-            self._action(otherwise)
+            self._action(node)
         elif otherwise is not None:
-            self._action(otherwise.inner("then"))
-        self._action(rule.inner("then"))
+            self._action(otherwise.value("then"))
+        self._action(rule.value("then"))
 
-    def _action(self, action: Entries | None) -> None:
-        if action is None or self._is_known(action.node):
-            return
+    @_once
+    def _action(self, action: Entries) -> None:
         self._spell_fields(action, PolicyAction)
         self._sets(action)
 
     # -- loops, routes, and the oldest blocks
 
-    def _loop(self, loop: Entries | None) -> None:
-        if loop is None or self._is_known(loop.node):
-            return
-        for words in (LOOP_IN, LOOP_ITERATOR, DESCRIPTION):
-            self._spell(loop, words)
-        cursor = loop.inner("cursor")
-        if cursor is not None:
-            self._spell_fields(cursor, CursorSpec)
+    @_once
+    def _loop(self, loop: Entries) -> None:
+        self._spell(loop, LOOP_IN, LOOP_ITERATOR, DESCRIPTION)
+        self._spell_fields(loop.inner("cursor"), CursorSpec)
         self._gather_settings(loop)
         spec = loop.inner("spec")
         if spec is not None:
             self._spell(spec, MAX_IN_FLIGHT)
             self._value(spec, "mode", LOOP_MODES)
-            self._spec(spec)
+            self._spec(spec.node)
 
     def _gather_settings(self, loop: Entries) -> None:
         """Settings beside ``in`` and ``iterator`` below ``spec``, where those of the same name go first."""
-        beside = [key for key in loop if key in _LOOP_SETTINGS]
+        beside = [key for key in loop if key in (*LOOP_SETTINGS, *MAX_IN_FLIGHT)]
         spec = loop.inner("spec")
         if spec is None and beside and "spec" not in loop:
             place = loop.position(beside[0])
@@ -276,14 +253,14 @@ class Words:
         elif isinstance(value, MappingNode):
             router = Entries(value)
             if "step" in router:
-                self._arc(router)
+                self._arc(value)
             elif "mode" in router and "spec" not in router:
                 pair = router.take("mode")
                 spec = mapping([pair], pair[0], flow=True)
                 router.add((scalar("spec", pair[0]), spec), 0)
         written = step.inner("next")
         for arc in [] if written is None else written.items("arcs"):
-            self._arc(entries(arc))
+            self._arc(arc)
 
     def _router(self, arcs: SequenceNode) -> MappingNode:
         """The older list: exclusive where it has conditions; all of several steps without any."""
@@ -298,30 +275,25 @@ class Words:
         move_comment(arcs, router)
         return router
 
-    def _arc(self, arc: Entries | None) -> None:
-        if arc is None or self._is_known(arc.node):
-            return
-        for words in (WHEN, INPUT, DESCRIPTION):
-            self._spell(arc, words)
+    @_once
+    def _arc(self, arc: Entries) -> None:
+        self._spell(arc, WHEN, INPUT, DESCRIPTION)
         self._sets(arc)
 
     def _retry(self, retry: Node | None) -> None:
-        nodes = retry.value if isinstance(retry, SequenceNode) else [retry]
-        for node in nodes:
-            rule = entries(node)
-            if rule is None or self._is_known(rule.node):
-                continue
-            self._spell(rule, ("when", "retry_when"))
-            then = rule.inner("then") or rule
-            self._spell_fields(then, RetryRule)
-            self._sink(then.inner("sink"))
-            call = then.inner("next_call")
-            if call is not None:
-                self._spell_fields(call, NextCall)
+        for node in retry.value if isinstance(retry, SequenceNode) else [retry]:
+            self._retry_rule(node)
 
-    def _sink(self, sink: Entries | None) -> None:
-        if sink is None or self._is_known(sink.node):
-            return
+    @_once
+    def _retry_rule(self, rule: Entries) -> None:
+        self._spell(rule, ("when", "retry_when"))
+        then = rule.inner("then") or rule
+        self._spell_fields(then, RetryRule)
+        self._sink(then.value("sink"))
+        self._spell_fields(then.inner("next_call"), NextCall)
+
+    @_once
+    def _sink(self, sink: Entries) -> None:
         tool = sink.inner("tool")
         if tool is not None and not any(key in sink for key in tool if key != "kind"):
             place = sink.position("tool")
@@ -331,26 +303,26 @@ class Words:
                 sink.add(tool.take(key), place)
             sink.replace("tool", kind if kind is not None else scalar("postgres", tool.node))
         self._spell_fields(sink, Sink)
-        for words in (INPUT, ("tool", "kind")):
-            self._spell(sink, words)
+        self._spell(sink, INPUT, ("tool", "kind"))
 
     # -- single words
 
-    def _spell_fields(self, owner: Entries, model: type[BaseModel]) -> None:
+    def _spell_fields(self, owner: Entries | None, model: type[BaseModel]) -> None:
         """Rewrites older spellings of a model's fields, and older words of their values."""
-        for field in declarations(model):
+        for field in declarations(model) if owner is not None else ():
+            assert owner is not None
             self._spell(owner, field.spellings)
             self._value(owner, field.name, field.words)
 
-    def _spell(self, owner: Entries, words: Iterable[str]) -> None:
-        """The first of ``words`` for whichever of them stands there."""
-        words = tuple(dict.fromkeys(words))
-        present = [word for word in words if word in owner]
-        if len(present) > 1:
-            both = " and ".join(map(repr, present))
-            self._stays(owner.node, f"{both} stay beside each other: they mean the same and are merged")
-        elif present and present[0] != words[0]:
-            owner.rename(present[0], words[0])
+    def _spell(self, owner: Entries, *spellings: tuple[str, ...]) -> None:
+        """The first word of each tuple for whichever of its words stands there."""
+        for words in spellings:
+            present = [word for word in words if word in owner]
+            if len(present) > 1:
+                both = " and ".join(map(repr, present))
+                self._stays(owner.node, f"{both} stay beside each other: they mean the same and are merged")
+            elif present and present[0] != words[0]:
+                owner.rename(present[0], words[0])
 
     def _value(self, owner: Entries, key: str, words: Mapping[str, StrEnum]) -> None:
         value = owner.value(key)
@@ -365,7 +337,7 @@ class Words:
         if not older:
             return
         for key in older:
-            self._scoped(owner.inner(key), SET_BLOCKS[key] or "ctx")
+            self._scoped(owner.value(key), SET_BLOCKS[key] or "ctx")
         names = [name for key in present for name in owner.inner(key) or ()]
         if len(set(names)) < len(names):
             self._stays(owner.node, f"{' and '.join(map(repr, present))} stay: they set the same name")
@@ -384,20 +356,17 @@ class Words:
         if first != "set":
             owner.rename(first, "set")
 
-    def _scoped(self, block: Entries | None, scope: str) -> None:
-        if block is None or self._is_known(block.node):
-            return
+    @_once
+    def _scoped(self, block: Entries, scope: str) -> None:
         for name in list(block):
             is_scope = name in SCOPES and isinstance(block.value(name), MappingNode)
             if not is_scope and not (name.partition(".")[0] in SCOPES and "." in name):
                 block.rename(name, f"{scope}.{name}")
 
-    def _is_known(self, node: Node) -> bool:
-        """Reports whether a node was seen: one that an alias repeats is rewritten once."""
-        known = id(node) in self._seen
-        self._seen.add(id(node))
-        return known
-
     def _stays(self, node: Node, message: str) -> None:
         place = Place(self._file, node.start_mark.line + 1, node.start_mark.column + 1)
         self.problems.append(Problem(place, message, "warning", ProblemKind.CONFLICTING_FIELDS))
+
+
+def _kind_of(task: Entries) -> ToolKind:
+    return TOOL_KINDS.get(task.kind or "", _UNKNOWN)
