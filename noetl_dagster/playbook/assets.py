@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from noetl_dagster.playbook.fields import Model, Spelled, StoredPlace
+from noetl_dagster.playbook.fields import Model, Seconds, Spelled, StoredPlace
 
 Key = tuple[str, ...]
 """Parts of an asset's key: ``warehouse/patients`` has two."""
@@ -114,8 +114,8 @@ class AutomationSpec(Model):
 class FreshnessSpec(Model):
     """The greatest age of the newest result."""
 
-    fail_after: float = Field(description="seconds")
-    warn_after: float | None = Field(None, description="seconds")
+    fail_after: Seconds
+    warn_after: Seconds | None = None
 
 
 class ObservationSpec(Model):
@@ -125,7 +125,7 @@ class ObservationSpec(Model):
     object: str | None = Field(None, description="s3://bucket/pattern, gs://bucket/pattern or a path")
     table: str | None = None
     auth: Any = None
-    every: float = Field(600.0, gt=0, description="seconds")
+    every: Seconds = Field(600.0, gt=0)
 
 
 class DagsterSpec(Model):

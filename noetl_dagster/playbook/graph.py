@@ -65,6 +65,9 @@ class StepGraph:
         self._by_name = {region.name: region for region in self.regions}
         self._region_of = {step: region for region in self.regions for step in region.steps}
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._position
+
     def predecessors(self, name: str) -> tuple[str, ...]:
         """Returns the steps that have an arc to a step."""
         return self._predecessors[name]

@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from noetl_dagster.errors import Place
 from noetl_dagster.playbook.assets import AssetSpec, CheckSpec, DagsterSpec, Key, SourceSpec, key_text
 from noetl_dagster.playbook.fields import Model, Seconds, Spelled, StoredPlace
 from noetl_dagster.playbook.pods import Pod
@@ -31,6 +30,10 @@ class LoopMode(StrEnum):
     CURSOR = "cursor"
     STREAM = "stream"
     FANOUT = "fanout"
+
+
+LOOP_MODES = {"async": LoopMode.PARALLEL}
+"""Further words for a loop's mode."""
 
 
 class RoutingMode(StrEnum):
@@ -298,8 +301,8 @@ class Loop(Model):
 
     collection: Any = None
     iterator: str = "item"
-    mode: LoopMode = LoopMode.SEQUENTIAL
-    max_in_flight: int = Field(16, ge=1)
+    mode: Annotated[LoopMode, Spelled(words=LOOP_MODES)] = LoopMode.SEQUENTIAL
+    max_in_flight: Annotated[int, Spelled("concurrency")] = Field(16, ge=1)
     chunk_size: int | None = Field(None, ge=1)
     cursor: CursorSpec | None = None
     frame: FrameSpec = FrameSpec()
@@ -527,10 +530,6 @@ class Playbook(Model):
     def step(self, name: str) -> Step:
         """Raises ``KeyError`` when there is no such step."""
         return self._steps_by_name[name]
-
-    def place_of(self, step: Step) -> Place:
-        """Returns the place of a step."""
-        return step.place or Place(self.file, 1)
 
     @cached_property
     def _steps_by_name(self) -> dict[str, Step]:

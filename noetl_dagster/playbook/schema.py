@@ -12,33 +12,21 @@ from typing import Any, get_origin
 
 from pydantic import BaseModel
 
+from noetl_dagster.playbook import models
 from noetl_dagster.playbook.assets import (
     AssetSpec,
     AutomationKind,
     CheckKind,
+    FreshnessSpec,
+    ObservationSpec,
     PartitionKind,
+    ScheduleSpec,
     ScheduleStatus,
     Severity,
 )
 from noetl_dagster.playbook.dialects import spelling
 from noetl_dagster.playbook.dialects.kubernetes import EFFECTS, OPERATORS, PULL_POLICIES
 from noetl_dagster.playbook.fields import Declaration, Seconds, declarations
-from noetl_dagster.playbook.models import (
-    ARC_WORDS,
-    Assertion,
-    Collect,
-    CursorSpec,
-    Dispatch,
-    FanoutSpec,
-    FrameSpec,
-    LoopMode,
-    PolicyAction,
-    RetryRule,
-    RoutingMode,
-    Sink,
-    StateSpec,
-    Tracing,
-)
 from noetl_dagster.playbook.pods import Pod
 from noetl_dagster.playbook.tool_kinds import AUTH, TOOL_KINDS, ToolKind
 from noetl_dagster.settings import StoreTier
@@ -74,7 +62,7 @@ def language_schema() -> Schema:
                 "workbook": {"type": ["array", "object", "null"]},
                 "executor": opened({"spec": {"$ref": "#/$defs/spec"}}),
                 "dagster": _dagster(),
-                "tracing": {"anyOf": [{"type": ["boolean", "null"]}, opened(fields_of(Tracing))]},
+                "tracing": {"anyOf": [{"type": ["boolean", "null"]}, opened(fields_of(models.Tracing))]},
             },
             required=("apiVersion", "kind", "workflow"),
         ),
@@ -88,7 +76,7 @@ def language_schema() -> Schema:
             "arc": _arc(),
             "loop": _loop(),
             "retry": _retry(),
-            "sink": opened(fields_of(Sink, tool=ANY, auth=ANY)),
+            "sink": opened(fields_of(models.Sink, tool=ANY, auth=ANY)),
         },
     }
 
@@ -139,22 +127,22 @@ def _schema_of(field: Declaration) -> Schema:
     return (closed if type_.unknown_keys == "error" else opened)(fields_of(type_))
 
 
-def _set_blocks() -> Schema:
-    return spelled(spelling.SET_BLOCKS, MAPPING)
-
-
-def _description() -> Schema:
-    return dict.fromkeys(spelling.DESCRIPTION, TEXT)
-
-
-def _documentary() -> Schema:
-    return dict.fromkeys(spelling.DOCUMENTARY, ANY) | _description()
+SET_BLOCKS = spelled(spelling.SET_BLOCKS, MAPPING)
+DESCRIPTION: Schema = dict.fromkeys(spelling.DESCRIPTION, TEXT)
+DOCUMENTARY: Schema = {**dict.fromkeys(spelling.DOCUMENTARY, ANY), **DESCRIPTION}
+_PATH: Schema = {"anyOf": [TEXT, opened({"path": TEXT}, required=("path",))]}
+_STRATEGY = closed({"strategy": TEXT, "threshold_kb": NUMBER, "paths": TEXTS, "fields": TEXTS})
+SELECTION: Schema = {"anyOf": [_PATH, {"type": "array", "items": _PATH}, _STRATEGY]}
+"""``output_select``: paths, or a strategy."""
 
 
 def _step() -> Schema:
+    asset = closed(fields_of(AssetSpec, key=ASSET_KEY, tags=ANY))
+    partition = {**TEXT, "description": "same, latest, all, or the key of one"}
+    source = closed({"asset": ASSET_KEY, "partition": partition}, required=("asset",))
     return closed(
         {
-            **_documentary(),
+            **DOCUMENTARY,
             "step": TEXT,
             "tool": {"$ref": "#/$defs/tool"},
             "next": {"$ref": "#/$defs/next"},
@@ -162,28 +150,17 @@ def _step() -> Schema:
             "spec": {"$ref": "#/$defs/spec"},
             "retry": {"$ref": "#/$defs/retry"},
             "sink": {"$ref": "#/$defs/sink"},
-            "asset": {"anyOf": [{"type": ["boolean", "null"]}, _asset()]},
+            "asset": {"anyOf": [{"type": ["boolean", "null"]}, asset]},
             "checks": {"type": "array", "items": _check()},
-            "from": {"type": "object", "additionalProperties": {"anyOf": [ASSET_KEY, _source()]}},
-            "state": closed(fields_of(StateSpec), required=("key", "initial")),
-            **_set_blocks(),
+            "from": {"type": "object", "additionalProperties": {"anyOf": [ASSET_KEY, source]}},
+            "state": closed(fields_of(models.StateSpec), required=("key", "initial")),
+            **SET_BLOCKS,
             **spelled(spelling.INPUT, MAPPING),
             **spelled(spelling.OUTPUT, ANY),
-            "output_select": _selection(),
+            "output_select": SELECTION,
         },
         required=("step",),
     )
-
-
-def _selection() -> Schema:
-    """``output_select``: paths, or a strategy."""
-    rule = closed({"strategy": TEXT, "threshold_kb": NUMBER, "paths": TEXTS, "fields": TEXTS})
-    path = {"anyOf": [TEXT, opened({"path": TEXT}, required=("path",))]}
-    return {"anyOf": [path, {"type": "array", "items": path}, rule]}
-
-
-def _asset() -> Schema:
-    return closed(fields_of(AssetSpec, key=ASSET_KEY, tags=ANY))
 
 
 def _check() -> Schema:
@@ -200,22 +177,9 @@ def _check() -> Schema:
     return closed(common | asks) | {"oneOf": [{"required": [kind.value]} for kind in CheckKind]}
 
 
-def _source() -> Schema:
-    partition = {**TEXT, "description": "same, latest, all, or the key of one"}
-    return closed({"asset": ASSET_KEY, "partition": partition}, required=("asset",))
-
-
 def _dagster() -> Schema:
-    schedule = closed(
-        {
-            "name": TEXT,
-            "cron": TEXT,
-            "timezone": TEXT,
-            "workload": MAPPING,
-            "status": {"anyOf": [words(ScheduleStatus), FLAG]},
-        },
-        required=("cron",),
-    )
+    status = {"anyOf": [words(ScheduleStatus), FLAG]}
+    schedule = closed(fields_of(ScheduleSpec, status=status), required=("cron",))
     dimension = closed(
         {
             "kind": words(PartitionKind),
@@ -224,7 +188,7 @@ def _dagster() -> Schema:
         }
     )
     two = {"type": "object", "minProperties": 2, "maxProperties": 2, "additionalProperties": dimension}
-    source = {"asset": ASSET_KEY, "object": TEXT, "table": TEXT, "auth": ANY, "every": SECONDS}
+    source = fields_of(ObservationSpec, asset=ASSET_KEY)
     return closed(
         {
             "group": TEXT,
@@ -239,7 +203,7 @@ def _dagster() -> Schema:
                     closed({"on_cron": TEXT, "timezone": TEXT}, required=("on_cron",)),
                 ]
             },
-            "freshness": closed({"warn_after": SECONDS, "fail_after": SECONDS}, required=("fail_after",)),
+            "freshness": closed(fields_of(FreshnessSpec), required=("fail_after",)),
             "observe": {"type": "array", "items": closed(source, required=("asset",))},
         }
     )
@@ -255,16 +219,16 @@ def _task() -> Schema:
     common = {
         "kind": {"enum": list(TOOL_KINDS)},
         "name": TEXT,
-        **_documentary(),
-        **_set_blocks(),
+        **DOCUMENTARY,
+        **SET_BLOCKS,
         **spelled(spelling.INPUT, {"type": ["object", "array", "null"]}),
         **spelled(spelling.OUTPUT, ANY),
         **spelled(AUTH, ANY),
-        "output_select": _selection(),
+        "output_select": SELECTION,
         "spec": {"$ref": "#/$defs/spec"},
         "retry": {"$ref": "#/$defs/retry"},
         "sink": {"$ref": "#/$defs/sink"},
-        "assert": closed(fields_of(Assertion)),
+        "assert": closed(fields_of(models.Assertion)),
     }
     return opened(common, required=("kind",)) | {"allOf": [_kind(*entry) for entry in TOOL_KINDS.items()]}
 
@@ -301,9 +265,9 @@ def _spec() -> Schema:
             "timeout": {"anyOf": [SECONDS, MAPPING]},
             "policy": {"$ref": "#/$defs/policy"},
             "result": opened({"store": {"anyOf": [words(StoreTier), MAPPING]}, "ttl": SECONDS, "name": TEXT}),
-            "loop_mode": words(LoopMode, *spelling.LOOP_MODES),
-            "fanout": closed(fields_of(FanoutSpec)),
-            "dispatch": words(Dispatch),
+            "loop_mode": words(models.LoopMode, *models.LOOP_MODES),
+            "fanout": closed(fields_of(models.FanoutSpec)),
+            "dispatch": words(models.Dispatch),
             "priority": NUMBER,
             "weight": NUMBER,
             "pool": {
@@ -353,8 +317,8 @@ def _pod() -> Schema:
 
 
 def _policy() -> Schema:
-    action = closed({**fields_of(PolicyAction), **_set_blocks()})
-    rule = closed({**spelled(spelling.WHEN, CONDITION), "then": action, **_description()}, required=("then",))
+    action = closed({**fields_of(models.PolicyAction), **SET_BLOCKS})
+    rule = closed({**spelled(spelling.WHEN, CONDITION), "then": action, **DESCRIPTION}, required=("then",))
     otherwise = closed({"else": {"anyOf": [closed({"then": action}), action]}}, required=("else",))
     rules = {"type": "array", "items": {"anyOf": [rule, otherwise]}}
     return {"anyOf": [rules, opened({"rules": rules})]}
@@ -362,7 +326,7 @@ def _policy() -> Schema:
 
 def _next() -> Schema:
     arcs = {"type": "array", "items": {"anyOf": [TEXT, {"$ref": "#/$defs/arc"}]}}
-    router = closed({"spec": opened({"mode": words(RoutingMode)}), "arcs": arcs}, required=("arcs",))
+    router = closed({"spec": opened({"mode": words(models.RoutingMode)}), "arcs": arcs}, required=("arcs",))
     return {"anyOf": [TEXT, arcs, {"$ref": "#/$defs/arc"}, router, {"type": "null"}]}
 
 
@@ -371,41 +335,37 @@ def _arc() -> Schema:
         {
             "step": TEXT,
             **spelled(spelling.WHEN, CONDITION),
-            "on": {"enum": [*ARC_WORDS]},
-            **_set_blocks(),
+            "on": {"enum": [*models.ARC_WORDS]},
+            **SET_BLOCKS,
             **spelled(spelling.INPUT, MAPPING),
-            **_description(),
+            **DESCRIPTION,
         },
         required=("step",),
     )
 
 
 def _loop() -> Schema:
-    settings = {
-        "mode": words(LoopMode, *spelling.LOOP_MODES),
-        **spelled(spelling.MAX_IN_FLIGHT, NUMBER),
-        "chunk_size": NUMBER,
-        "fail_fast": FLAG,
-        "allow_partial": FLAG,
-        "strict_ctx": FLAG,
-        "frame": opened(fields_of(FrameSpec)),
-    }
+    settings = (*spelling.LOOP_SETTINGS, *spelling.MAX_IN_FLIGHT)
+    own = {name: schema for name, schema in fields_of(models.Loop).items() if name in settings}
     return closed(
         {
             **spelled(spelling.LOOP_IN, ANY),
             **spelled(spelling.LOOP_ITERATOR, TEXT),
-            "cursor": opened(fields_of(CursorSpec, kind={"const": "postgres"})),
-            "spec": opened(settings),
-            **settings,
+            "cursor": opened(fields_of(models.CursorSpec, kind={"const": "postgres"})),
+            "spec": opened(own),
+            **own,
             "policy": MAPPING,
-            **_description(),
+            **DESCRIPTION,
         }
     )
 
 
 def _retry() -> Schema:
     limits = fields_of(
-        RetryRule, when=CONDITION, sink={"$ref": "#/$defs/sink"}, collect=opened(fields_of(Collect))
+        models.RetryRule,
+        when=CONDITION,
+        sink={"$ref": "#/$defs/sink"},
+        collect=opened(fields_of(models.Collect)),
     )
     then = opened({name: schema for name, schema in limits.items() if name != "when"})
     rule = opened({"when": CONDITION, "then": then})

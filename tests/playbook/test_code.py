@@ -92,6 +92,10 @@ def test_only_python_code_is_compiled() -> None:
     assert found('  - step: start\n    tool: {kind: script, code: "echo $1 | wc"}\n') == []
 
 
+def test_code_that_is_no_text_is_no_code() -> None:
+    assert found("  - {step: start, tool: {kind: python, code: {a: [1]}}}\n") == []
+
+
 def test_loading_leaves_code_alone() -> None:
     """A step with broken code may never be reached, or its failure may be routed."""
     assert parse_playbook(f"{HEAD}workflow:\n{QUOTED}").steps

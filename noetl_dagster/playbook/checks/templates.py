@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from noetl_dagster.errors import ERROR_KINDS, Place, Problem, ProblemKind, TemplateError
@@ -17,12 +17,12 @@ from noetl_dagster.playbook.code import (
 from noetl_dagster.playbook.dialects.block import Hints
 from noetl_dagster.playbook.dialects.spelling import DESCRIPTION, LITERAL_FIELDS, WHEN
 from noetl_dagster.playbook.document import Document
-from noetl_dagster.playbook.models import ARC_WORDS, Input, Loop, Playbook, Task
+from noetl_dagster.playbook.models import ARC_WORDS, Input, Playbook
 from noetl_dagster.playbook.templates.rendering import Compiled, compile_value, condition
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 from noetl_dagster.playbook.wording import is_template, suggestion
 
-_KINDS = frozenset({"python", "spark"})
+_KINDS = ("python", "spark")
 _DATA_NAMES = frozenset({"workload", "ctx", "iter", "keychain", "execution_id"})
 
 
@@ -34,23 +34,35 @@ def check_code(playbook: Playbook, document: Document | None = None) -> Iterator
     """
     tasks = [task for step in playbook.steps for task in step.tasks]
     tasks += playbook.workbook.values()
-    codes = {task.config.get("code") for task in tasks if task.kind in _KINDS}
+    codes = {str(task.config.get("code")) for task in tasks if task.kind in _KINDS}
     document = document or Document(playbook.source, playbook.file)
     lines = playbook.source.splitlines()
     known = known_names(playbook)
     hints = Hints(sorted(known), "")
     data_names = _DATA_NAMES.union(playbook.workload, (step.name for step in playbook.steps))
     for place, code in _written(document, document.root):
-        if code in codes:
-            yield from _compiled(code, place, lines)
-            expressions = expressions_in(code)
-            if len(expressions) == 1 and expressions[0].source == code.strip():
-                message = "code: all of it is one template, whose value does nothing; write the code itself or a script"
-                yield Problem(place, message, "warning", ProblemKind.CODE_IS_TEMPLATE)
-            for expression in expressions:
-                where = _place_of(expression.line, expression.column, code, place, lines)
-                yield from check_text(where, "code", expression.source, known, hints)
-            yield from _texts(code, place, lines, data_names)
+        if code not in codes:
+            continue
+        yield from _compiled(code, place, lines)
+        expressions = expressions_in(code)
+        if len(expressions) == 1 and expressions[0].source == code.strip():
+            message = (
+                "code: all of it is one template, whose value does nothing; write the code itself or a script"
+            )
+            yield Problem(place, message, "warning", ProblemKind.CODE_IS_TEMPLATE)
+        for expression in expressions:
+            where = _place_of(expression.line, expression.column, code, place, lines)
+            yield from check_text(where, "code", expression.source, known, hints)
+        for template in templates_in_texts(code):  # values of the playbook are not rendered there
+            try:
+                named = sorted(compile_value(template.source).names & data_names)
+            except TemplateError:
+                continue
+            if named:
+                where = _place_of(template.line, template.column, code, place, lines)
+                remedy = f"take the quotes away, or hand {named[0]!r} over with input"
+                message = f"code: {template.source} in a string literal of Python is not rendered; {remedy}"
+                yield Problem(where, message, "warning", ProblemKind.TEMPLATE_IN_TEXT)
 
 
 def _compiled(code: str, place: Place, lines: list[str]) -> Iterator[Problem]:
@@ -64,20 +76,6 @@ def _compiled(code: str, place: Place, lines: list[str]) -> Iterator[Problem]:
         yield Problem(where, message, kind=ProblemKind.PYTHON_SYNTAX)
     except ValueError as error:  # a null character
         yield Problem(place, f"code: {error}", kind=ProblemKind.PYTHON_SYNTAX)
-
-
-def _texts(code: str, place: Place, lines: list[str], known: frozenset[str]) -> Iterator[Problem]:
-    """Warns of templates in string literals that name a value of the playbook: they are not rendered there."""
-    for template in templates_in_texts(code):
-        try:
-            named = sorted(compile_value(template.source).names & known)
-        except TemplateError:
-            continue
-        if named:
-            where = _place_of(template.line, template.column, code, place, lines)
-            remedy = f"take the quotes away, or hand {named[0]!r} over with input"
-            message = f"code: {template.source} in a string literal of Python is not rendered; {remedy}"
-            yield Problem(where, message, "warning", ProblemKind.TEMPLATE_IN_TEXT)
 
 
 def _place_of(number: int, column: int, code: str, place: Place, lines: list[str]) -> Place:
@@ -109,54 +107,54 @@ def _written(document: Document, root: Any) -> Iterator[tuple[Place, str]]:
 
 
 _SKIPPED_KEYS = frozenset({*LITERAL_FIELDS, *DESCRIPTION, "libs"})
-_KIND_TEST = re.compile(
-    r"""\berror\s*(?:\.\s*kind|\[\s*['"]kind['"]\s*\])\s*(?:[=!]=|(?:not\s+)?in\b)"""
+_TEST = (
+    r"""\b%s\s*(?:\.\s*%s|\[\s*['"]%s['"]\s*\])\s*(?:[=!]=|(?:not\s+)?in\b)"""
     r"""\s*(\[[^\]]*\]|\([^)]*\)|'[^']*'|"[^"]*")"""
 )
-_EVENT_TEST = re.compile(
-    r"""\bevent\s*(?:\.\s*name|\[\s*['"]name['"]\s*\])\s*(?:[=!]=|(?:not\s+)?in\b)"""
-    r"""\s*(\[[^\]]*\]|\([^)]*\)|'[^']*'|"[^"]*")"""
-)
+_KIND_TEST = re.compile(_TEST % ("error", "kind", "kind"))
+_EVENT_TEST = re.compile(_TEST % ("event", "name", "name"))
 _QUOTED = re.compile(r"""['"]([^'"]*)['"]""")
 _CONDITION_KEYS = frozenset(WHEN)
 LANGUAGE_NAMES = frozenset(
     {
-        "workload",
-        "ctx",
-        "vars",
-        "iter",
-        "loop",
-        "_index",
-        "loop_index",
-        "execution_id",
-        "job",
-        "keychain",
-        "input",
-        "step",
-        "results",
-        "output",
-        "outcome",
-        "response",
-        "error",
-        "event",
-        "partition",
-        "asset",
-        "fanin",
-        "result",
-        "data",
-        "this",
-        "meta",
-        "args",
-        "path",
-        "params",
-        "status",
-        "status_code",
-        "attempt",
-        "_prev",
-        "_task",
-        "_attempt",
-        "_retry",
-        "__frame_max_rows",
+        *(
+            "workload",
+            "ctx",
+            "vars",
+            "iter",
+            "loop",
+            "_index",
+            "loop_index",
+            "execution_id",
+            "job",
+            "keychain",
+        ),
+        *(
+            "input",
+            "step",
+            "results",
+            "output",
+            "outcome",
+            "response",
+            "error",
+            "event",
+            "partition",
+            "asset",
+        ),
+        *(
+            "fanin",
+            "result",
+            "data",
+            "this",
+            "meta",
+            "args",
+            "path",
+            "params",
+            "status",
+            "status_code",
+            "attempt",
+        ),
+        *("_prev", "_task", "_attempt", "_retry", "__frame_max_rows"),
     }
 )
 """Names that the language itself defines somewhere."""
@@ -177,41 +175,24 @@ def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]
 
 def known_names(playbook: Playbook) -> frozenset[str]:
     """Every name that something in the playbook defines, wherever it is visible."""
-    names = {*LANGUAGE_NAMES, *playbook.workload}
+    names = {*LANGUAGE_NAMES, *playbook.workload, *playbook.workbook}
+    tasks, targets = [*playbook.workbook.values()], list[str]()
     for step in playbook.steps:
-        names.update((step.name, *_names_of(step.input), *_bare(step.set), *step.sources))
+        names |= {step.name, *_names_of(step.input), *step.sources}
         if step.state is not None:
             names.add("state")
-        for arc in step.routing.arcs:
-            names.update(_bare(arc.set))
         if step.loop is not None:
-            names.update(_loop_names(step.loop))
-        for task in step.tasks:
-            names.update(_task_names(task))
-    for name, task in playbook.workbook.items():
-        names.update((name, *_task_names(task)))
-    return frozenset(names)
+            names |= {step.loop.iterator, "item"}
+        targets += [*step.set, *(target for arc in step.routing.arcs for target in arc.set)]
+        tasks += step.tasks
+    for task in tasks:
+        names |= {task.name, *_names_of(task.input)}
+        targets += [*task.set, *(target for rule in task.spec.policy for target in rule.then.set)]
+    return frozenset(names.union(*(target.split(".")[:2] for target in targets)))
 
 
-def _loop_names(loop: Loop) -> tuple[str, ...]:
-    return (loop.iterator, "item")
-
-
-def _task_names(task: Task) -> Iterator[str]:
-    yield task.name
-    yield from _names_of(task.input)
-    yield from _bare(task.set)
-    for rule in task.spec.policy:
-        yield from _bare(rule.then.set)
-
-
-def _names_of(input: Input) -> Iterator[str]:
-    return iter(() if isinstance(input, str) else input)
-
-
-def _bare(targets: dict[str, Any]) -> Iterator[str]:
-    for target in targets:
-        yield from target.split(".")[:2]
+def _names_of(input: Input) -> Iterable[str]:
+    return () if isinstance(input, str) else input
 
 
 def texts_in(
@@ -246,32 +227,28 @@ def check_text(place: Place, key: str, text: str, known: frozenset[str], hints: 
         hint = near if near.startswith("did you") else "it must come with the workload of the execution"
         message = f"{key}: nothing in the playbook defines {name!r}; {hint}"
         yield Problem(place, message, "warning", ProblemKind.UNDEFINED_NAME)
-    yield from _check_kinds(place, key, text)
-    yield from _check_events(place, key, text)
+    yield from _check_comparisons(place, key, text)
     if key in _CONDITION_KEYS:
         yield from _check_condition(place, key, text, compiled)
 
 
-def _check_kinds(place: Place, key: str, text: str) -> Iterator[Problem]:
-    """Comparisons of ``error.kind`` with a tool: it holds, but a kind of error is what the next reader expects."""
-    compared = (word for test in _KIND_TEST.findall(text) for word in _QUOTED.findall(test))
-    for word in dict.fromkeys(compared):
+def _check_comparisons(place: Place, key: str, text: str) -> Iterator[Problem]:
+    """Finds ``error.kind`` compared with a tool, and ``event.name`` with an event that no arc ever sees."""
+    for word in _compared(_KIND_TEST, text):
+        # it holds, but a kind of error is what the next reader expects
         if word in TOOL_KINDS and word not in ERROR_KINDS:
-            message = (
-                f"{key}: error.kind says what went wrong ({', '.join(ERROR_KINDS[:4])}, ...), "
-                f"and {word!r} is a tool; write error.source == {word!r}"
-            )
+            meaning = f"error.kind says what went wrong ({', '.join(ERROR_KINDS[:4])}, ...)"
+            message = f"{key}: {meaning}, and {word!r} is a tool; write error.source == {word!r}"
             yield Problem(place, message, "warning", ProblemKind.TOOL_AS_ERROR_KIND)
-
-
-def _check_events(place: Place, key: str, text: str) -> Iterator[Problem]:
-    """Comparisons of ``event.name`` with what no arc ever sees."""
-    compared = (word for test in _EVENT_TEST.findall(text) for word in _QUOTED.findall(test))
-    for word in dict.fromkeys(compared):
+    for word in _compared(_EVENT_TEST, text):
         if word not in ARC_WORDS and not is_template(word):
             hint = suggestion(word, ARC_WORDS, "names of events")
             message = f"{key}: event.name is never {word!r}; {hint}"
             yield Problem(place, message, "warning", ProblemKind.UNDEFINED_NAME)
+
+
+def _compared(test: re.Pattern[str], text: str) -> Iterable[str]:
+    return dict.fromkeys(word for found in test.findall(text) for word in _QUOTED.findall(found))
 
 
 def _check_condition(place: Place, key: str, text: str, compiled: Compiled) -> Iterator[Problem]:
@@ -280,7 +257,6 @@ def _check_condition(place: Place, key: str, text: str, compiled: Compiled) -> I
         message = f"{key}: {text!r} holds no template and is always true; write {{{{ ... }}}}"
         yield Problem(place, message, "warning", ProblemKind.CONSTANT_CONDITION)
     elif not compiled.constant and not compiled.is_expression and "{%" not in text:
-        message = (
-            f"{key}: text around a template is true whatever it says; put the whole condition into {{{{ }}}}"
-        )
+        remedy = "put the whole condition into {{ }}"
+        message = f"{key}: text around a template is true whatever it says; {remedy}"
         yield Problem(place, message, "warning", ProblemKind.CONSTANT_CONDITION)

@@ -272,8 +272,8 @@ def _observations(block: Block) -> Iterator[ObservationSpec]:
         if separator and scheme not in _OBSERVED:
             known = ", ".join(f"{one}://" for one in _OBSERVED)
             entry.error(f"object {place!r} cannot be observed; known are {known} and paths", "object")
-        every, auth = entry.seconds("every"), entry.take("auth")
+        fields = entry.fields(ObservationSpec, asset=key, object=place, table=table)
         entry.close(ObservationSpec.model_fields)
         if key is not None and is_one:
-            spec = entry.build(ObservationSpec, asset=key, object=place, table=table, auth=auth, every=every)
+            spec = entry.build(ObservationSpec, **fields)
             yield from () if spec is None else (spec,)

@@ -14,11 +14,10 @@ from noetl_dagster.playbook.dialects.spelling import (
     DESCRIPTION,
     LOOP_IN,
     LOOP_ITERATOR,
-    LOOP_MODES,
     LOOP_SETTINGS,
     MAX_IN_FLIGHT,
 )
-from noetl_dagster.playbook.models import CursorSpec, FrameSpec, Loop, LoopMode
+from noetl_dagster.playbook.models import LOOP_MODES, CursorSpec, FrameSpec, Loop, LoopMode
 from noetl_dagster.playbook.wording import described, is_template
 
 LOOP_KEYS = ("in", "iterator", "cursor", "spec", "collection", "element", "mode", "concurrency", "chunk_size")
@@ -44,19 +43,17 @@ def read_loop(block: Block, step_spec: Block, *, step_decides: bool) -> Loop | N
     outer = step_spec.choice(LoopMode, "loop_mode", also=LOOP_MODES)
     inner = own.choice(LoopMode, "mode", also=LOOP_MODES)
     mode = outer or inner if step_decides else inner or outer
-    flags: dict[str, Any] = {name: (own if name in own else step_spec).flag(name) for name in _FLAGS}
-    loop = _built(
-        block,
-        own,
-        collection=collection,
-        mode=LoopMode.CURSOR if cursor is not None else mode,
-        max_in_flight=own.whole(*MAX_IN_FLIGHT),
-        chunk_size=own.whole("chunk_size"),
-        cursor=cursor,
-        frame=_frame(own),
-        fanout=read_fanout(step_spec),
-        **flags,
-    )
+    fields = {
+        "collection": collection,
+        "mode": LoopMode.CURSOR if cursor is not None else mode,
+        "max_in_flight": own.whole(*MAX_IN_FLIGHT),
+        "chunk_size": own.whole("chunk_size"),
+        "cursor": cursor,
+        "frame": _frame(own),
+        **{name: (own if name in own else step_spec).flag(name) for name in _FLAGS},
+        "fanout": read_fanout(step_spec),
+    }
+    loop = _built(block, own, fields)
     _check(block, mode)
     _check_collection(block, collection)
     return loop
@@ -88,15 +85,14 @@ def read_fed_loop(block: Block) -> Loop | None:
         width = None
     block.drop(*LOOP_IN, "cursor")
     # an execution that began with no width takes one chunk after another
-    flags: dict[str, Any] = {name: own.flag(name) for name in _FLAGS}
-    width = width or FED.max_in_flight
-    return _built(block, own, FED.iterator, mode=LoopMode.STREAM, max_in_flight=width, **flags)
+    fields = {"iterator": FED.iterator, "mode": LoopMode.STREAM, "max_in_flight": width or FED.max_in_flight}
+    return _built(block, own, fields | {name: own.flag(name) for name in _FLAGS})
 
 
-def _built(block: Block, own: Block, default_iterator: str | None = None, **fields: Any) -> Loop | None:
+def _built(block: Block, own: Block, fields: dict[str, Any]) -> Loop | None:
     """The loop of these fields and its iterator; reports the keys that are left."""
     iterator, key = block.text(*LOOP_ITERATOR), block.present(*LOOP_ITERATOR)
-    loop = block.build(Loop, iterator=iterator or default_iterator, **fields)
+    loop = block.build(Loop, **(fields if iterator is None else {**fields, "iterator": iterator}))
     own.drop(*_SETTINGS)
     own.close(_SETTINGS, severity="warning")
     block.drop(*DESCRIPTION)

@@ -14,7 +14,7 @@ from noetl_dagster.playbook.dialects.block import Block, ReadContext
 from noetl_dagster.playbook.dialects.dagster import read_dagster
 from noetl_dagster.playbook.dialects.pod import read_pod
 from noetl_dagster.playbook.dialects.retry import read_sink
-from noetl_dagster.playbook.dialects.routing import fed_steps
+from noetl_dagster.playbook.dialects.routing import streaming_arcs
 from noetl_dagster.playbook.dialects.spec import STEP_SPEC, check_step_spec
 from noetl_dagster.playbook.dialects.spelling import (
     API_VERSION,
@@ -286,7 +286,7 @@ def _workflow(root: Block, only: str | None) -> tuple[Step, ...]:
     if not isinstance(value, list) or not value:
         root.error(f"workflow must be a list of steps, found {described(value or None)}", "workflow")
         return ()
-    root.reading.fed = frozenset(fed_steps(value))
+    root.reading.fed = frozenset(str(arc.get("step")) for step in value for arc in streaming_arcs(step))
     steps: dict[str, Step] = {}
     for block in root.blocks("workflow", "step"):
         if only is not None and block.values.get("step") != only:

@@ -169,14 +169,13 @@ def read_next(step: Block) -> Routing:
     return Routing()
 
 
-def fed_steps(workflow: Any) -> Iterator[str]:
-    """Names of the steps that arcs ``on: call.partial`` lead to, from the workflow as it is written."""
-    for step in workflow if isinstance(workflow, list) else ():
-        value = step.get("next") if isinstance(step, dict) else None
-        arcs = value.get("arcs", [value]) if isinstance(value, dict) else value
-        for arc in arcs if isinstance(arcs, list) else ():
-            if isinstance(arc, dict) and arc.get("on") == CALL_PARTIAL:
-                yield str(arc.get("step"))
+def streaming_arcs(step: Any) -> Iterator[dict[str, Any]]:
+    """Yields the arcs ``on: call.partial`` of a step as it is written."""
+    value = step.get("next") if isinstance(step, dict) else None
+    arcs = value.get("arcs", [value]) if isinstance(value, dict) else value
+    for arc in arcs if isinstance(arcs, list) else ():
+        if isinstance(arc, dict) and arc.get("on") == CALL_PARTIAL:
+            yield arc
 
 
 def _from_router(block: Block) -> Routing:

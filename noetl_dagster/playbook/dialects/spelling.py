@@ -5,7 +5,8 @@ In every tuple of spellings the first word is the canonical one.
 
 from __future__ import annotations
 
-from noetl_dagster.playbook.models import LoopMode
+from noetl_dagster.playbook.fields import spellings_of
+from noetl_dagster.playbook.models import Loop
 from noetl_dagster.playbook.tool_kinds import AUTH, TOOL_KINDS, ToolKind
 
 API_VERSION = "noetl.io/v2"
@@ -27,8 +28,7 @@ DOCUMENTARY = (
 LOOP_IN = ("in", "collection")
 LOOP_ITERATOR = ("iterator", "element")
 LOOP_SETTINGS = ("mode", "max_in_flight", "chunk_size", "fail_fast", "allow_partial", "strict_ctx", "frame")
-MAX_IN_FLIGHT = ("max_in_flight", "concurrency")
-LOOP_MODES = {"async": LoopMode.PARALLEL}
+MAX_IN_FLIGHT = spellings_of(Loop, "max_in_flight")
 
 SPEC_WORDS = frozenset({"timeout", "timeout_s", "timeout_seconds", "policy", "result", "isolation", "memory"})
 """Keys of a task's ``spec`` that are its own, whatever fields the tool has."""

@@ -55,13 +55,15 @@ def migrate(text: str, file: str) -> Migration:
     ending = "\r\n" if "\r\n" in text else "\n"
     plain = text.replace("\r\n", "\n")
     try:
-        before, after, problems = _rewritten(plain, file)
+        before = _written(_composed(plain), plain)  # as the writer lays the text out
+        root, words = _composed(plain), Words(file)
+        words.rewrite(root)
+        after, problems = _written(root, plain), tuple(words.problems)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = Place(file, 1 if mark is None else mark.line + 1)
-        return Migration(
-            text, (Problem(place, f"not valid YAML 1.2: {error}", kind=ProblemKind.YAML_SYNTAX),)
-        )
+        problem = Problem(place, f"not valid YAML 1.2: {error}", kind=ProblemKind.YAML_SYNTAX)
+        return Migration(text, (problem,))
     if before == after:
         return Migration(text, problems)
     parts = [_sections(part) for part in (plain, before, after)]
@@ -70,15 +72,6 @@ def migrate(text: str, file: str) -> Migration:
         if reason is None:
             return Migration(candidate.replace("\n", ending), problems)
     return Migration(text, (*problems, Problem(Place(file, 1), f"is left as it is: {reason}")))
-
-
-def _rewritten(text: str, file: str) -> tuple[str, str, tuple[Problem, ...]]:
-    """The text as the writer lays it out, before and after its words are rewritten."""
-    before = _written(_composed(text), text)
-    root = _composed(text)
-    words = Words(file)
-    words.rewrite(root)
-    return before, _written(root, text), tuple(words.problems)
 
 
 def _composed(text: str) -> Any:
@@ -111,7 +104,8 @@ def _written(root: Any, text: str) -> str:
     writer = YAML()
     writer.width = _UNWRAPPED
     writer.brace_single_entry_mapping_in_flow_sequence = True
-    offset = _offset_of_lists(text)
+    offsets = Counter(len(dash) - len(key) for key, dash in _LIST.findall(text))  # of lists below their key
+    offset = next((offset for offset, _ in offsets.most_common() if offset in (0, 2)), 0)
     writer.indent(mapping=2, sequence=2 + offset, offset=offset)
     stream = StringIO()
     writer.serialize(root, stream)
@@ -129,12 +123,6 @@ def _sections(text: str) -> list[str]:
     lines = text.splitlines(keepends=True)
     edges = [*sorted(starts), len(lines)]
     return ["".join(lines[start:end]) for start, end in pairwise(edges)]
-
-
-def _offset_of_lists(text: str) -> int:
-    """Returns the most frequent indentation of lists below their key."""
-    offsets = Counter(len(dash) - len(key) for key, dash in _LIST.findall(text))
-    return next((offset for offset, _ in offsets.most_common() if offset in (0, 2)), 0)
 
 
 def _difference(playbook: Playbook, before: str, after: str, file: str) -> str | None:

@@ -16,7 +16,6 @@ from noetl_dagster.playbook.dialects.spelling import (
     INPUT,
     LOOP_IN,
     LOOP_ITERATOR,
-    LOOP_MODES,
     LOOP_SETTINGS,
     MAX_IN_FLIGHT,
     OUTPUT,
@@ -34,7 +33,16 @@ from noetl_dagster.playbook.migration.yaml_text import (
     scalar,
     sequence,
 )
-from noetl_dagster.playbook.models import CursorSpec, FanoutSpec, NextCall, PolicyAction, RetryRule, Sink
+from noetl_dagster.playbook.models import (
+    LOOP_MODES,
+    CursorSpec,
+    FanoutSpec,
+    Loop,
+    NextCall,
+    PolicyAction,
+    RetryRule,
+    Sink,
+)
 from noetl_dagster.playbook.templates.scope import SCOPES
 from noetl_dagster.playbook.tool_kinds import AUTH, TIMEOUT, TOOL_KINDS, ToolKind
 
@@ -226,8 +234,7 @@ class Words:
         self._gather_settings(loop)
         spec = loop.inner("spec")
         if spec is not None:
-            self._spell(spec, MAX_IN_FLIGHT)
-            self._value(spec, "mode", LOOP_MODES)
+            self._spell_fields(spec, Loop)
             self._spec(spec.node)
 
     def _gather_settings(self, loop: Entries) -> None:
@@ -264,14 +271,14 @@ class Words:
 
     def _router(self, arcs: SequenceNode) -> MappingNode:
         """The older list: exclusive where it has conditions; all of several steps without any."""
-        flow = arcs.flow_style
         pairs: list[Pair] = [(scalar("arcs", arcs), arcs)]
-        conditions = (entries(arc) for arc in arcs.value)
-        unconditional = all(arc is None or arc.first(WHEN) is None for arc in conditions)
-        if unconditional and len(arcs.value) > 1:
+        conditional = [
+            word in Entries(arc) for arc in arcs.value if isinstance(arc, MappingNode) for word in WHEN
+        ]
+        if len(arcs.value) > 1 and not any(conditional):
             mode = (scalar("mode", arcs), scalar("inclusive", arcs))
             pairs.insert(0, (scalar("spec", arcs), mapping([mode], arcs, flow=True)))
-        router = mapping(pairs, arcs, flow=flow)
+        router = mapping(pairs, arcs, flow=arcs.flow_style)
         move_comment(arcs, router)
         return router
 

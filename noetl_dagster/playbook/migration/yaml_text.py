@@ -18,26 +18,22 @@ class Entries:
         self.node = node
 
     def __contains__(self, key: str) -> bool:
-        return self._position(key) is not None
+        return any(known.value == key for known, _ in self.node.value)
 
     def __iter__(self) -> Iterator[str]:
         return iter([key.value for key, _ in self.node.value if isinstance(key, ScalarNode)])
 
     def value(self, key: str) -> Node | None:
         """Returns the node at a key, None if the key is missing."""
-        position = self._position(key)
-        return None if position is None else self.node.value[position][1]
-
-    def text(self, key: str) -> str | None:
-        """The value as it is written, where it is a scalar."""
-        value = self.value(key)
-        return value.value if isinstance(value, ScalarNode) else None
+        return next((value for known, value in self.node.value if known.value == key), None)
 
     @property
     def kind(self) -> str | None:
         """``kind``, its own or that of what ``<<`` merges in."""
-        merged = self.inner("<<")
-        return self.text("kind") or (None if merged is None else merged.kind)
+        value, merged = self.value("kind"), self.inner("<<")
+        if isinstance(value, ScalarNode) and value.value:
+            return str(value.value)
+        return None if merged is None else merged.kind
 
     def inner(self, key: str) -> Entries | None:
         """The mapping below a key, None where there is none."""
@@ -48,41 +44,27 @@ class Entries:
         value = self.value(key)
         return value.value if isinstance(value, SequenceNode) else []
 
-    def first(self, names: Iterable[str]) -> str | None:
-        """Returns the first of several keys that the mapping has."""
-        return next((name for name in names if name in self), None)
+    def position(self, key: str) -> int:
+        """Returns the index of a key, which must exist."""
+        return next(place for place, (known, _) in enumerate(self.node.value) if known.value == key)
 
     def rename(self, key: str, name: str) -> None:
         """Renames a key."""
-        position = self._position(key)
-        assert position is not None
-        self.node.value[position][0].value = name
+        self.node.value[self.position(key)][0].value = name
 
     def replace(self, key: str, value: Node) -> None:
         """Replaces the node at a key."""
-        position = self._position(key)
-        assert position is not None
+        position = self.position(key)
         self.node.value[position] = (self.node.value[position][0], value)
 
     def take(self, key: str) -> Pair:
         """Takes an entry out, with its comments."""
-        position = self._position(key)
-        assert position is not None
-        pair: Pair = self.node.value.pop(position)
+        pair: Pair = self.node.value.pop(self.position(key))
         return pair
 
     def add(self, pair: Pair, position: int | None = None) -> None:
         """Puts an entry in, at the end by default."""
         self.node.value.insert(len(self.node.value) if position is None else position, pair)
-
-    def position(self, key: str) -> int:
-        """Returns the index of a key, which must exist."""
-        position = self._position(key)
-        assert position is not None
-        return position
-
-    def _position(self, key: str) -> int | None:
-        return next((place for place, (known, _) in enumerate(self.node.value) if known.value == key), None)
 
 
 def entries(node: Node | None) -> Entries | None:
@@ -127,13 +109,10 @@ def merged(original: list[str], before: list[str], after: list[str], *, by_line:
     """
     if not len(original) == len(before) == len(after):
         return "".join(after)
-    sections = zip(original, before, after, strict=True)
-    change = _by_line if by_line else _changed
-    return "".join(own if old == new else change(own, old, new) for own, old, new in sections)
-
-
-def _changed(original: str, before: str, after: str) -> str:
-    return after
+    return "".join(
+        own if old == new else _by_line(own, old, new) if by_line else new
+        for own, old, new in zip(original, before, after, strict=True)
+    )
 
 
 def _by_line(original: str, before: str, after: str) -> str:
