@@ -104,8 +104,11 @@ class Databases:
         assert self._original is not None
         renamed = unique_name()
         try:
+            # Spark's Python workers connect again at once, and renaming would wait five seconds for them
+            self.administrator.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
             self._disconnect_others(name)
             self.administrator.execute(f'ALTER DATABASE "{name}" RENAME TO "{renamed}"')
+            self.administrator.execute(f'ALTER DATABASE "{renamed}" ALLOW_CONNECTIONS true')
         except psycopg2.Error:  # the test dropped it, or a process of the test still connects to it
             self._drop(name)
             return

@@ -186,6 +186,9 @@ class Ingestor:
         stopping = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set() and not taking.done():
+                taking.cancel()
+                return []
             return await taking
         except ConsumerGoneError:
             logger.warning("stream or consumer of worker events are gone; creating them again")

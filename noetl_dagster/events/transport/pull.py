@@ -64,10 +64,10 @@ class Pull:
                     await self._arrived.wait()
             except TimeoutError:
                 return []
-        taken = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
-        if self._ahead:
-            await self._ask(limit)
-        return taken
+        count = min(limit, len(self._waiting))
+        if self._ahead:  # asks before it takes: messages that were taken would be lost if this is cancelled
+            await self._ask(limit, taken=count)
+        return [self._waiting.popleft() for _ in range(count)]
 
     async def close(self) -> list[Msg]:
         """Ends the subscription and returns the messages that were not taken."""
@@ -77,15 +77,14 @@ class Pull:
         self._waiting.clear()
         return left
 
-    async def _ask(self, limit: int) -> None:
-        """Requests more unless enough messages are in transit."""
+    async def _ask(self, limit: int, taken: int = 0) -> None:
+        """Requests more unless enough messages are in transit, when ``taken`` of those that wait are taken."""
         now = asyncio.get_running_loop().time()
         if self._credit > 0 and now > self._expires:
             self._credit = 0
-        room = limit + self._ahead - self._credit - len(self._waiting)
-        if room <= self._ahead // 2 and (
-            self._credit or self._waiting
-        ):  # a request for each message costs too
+        waiting = len(self._waiting) - taken
+        room = limit + self._ahead - self._credit - waiting
+        if room <= self._ahead // 2 and (self._credit or waiting):  # a request for each message costs too
             return
         self._credit += room
         self._expires = now + REQUEST_SECONDS + 1.0
