@@ -219,9 +219,9 @@ async def settle_schema(settings: Settings, pool: asyncpg.Pool, *, apply: bool =
     Raises:
         ServiceError: the wait was in vain; or the schema is of a later version that excludes this one.
     """
-    assert settings.db_url is not None
     if apply and settings.schema_apply:
-        await apply_schema(settings.db_url)
+        async with pool.acquire() as connection:
+            await apply_schema_on(connection)
         return
     number = SCHEMA_VERSION if apply else 1
     patience = (
