@@ -76,11 +76,15 @@ class InterruptionWatch:
         guarded = _Guarded(execution_id, epoch, task)
         self._guarded.add(guarded)
         try:
-            if self._poller is None or self._poller.done():
-                self._poller = asyncio.create_task(self._poll(), context=log_context.empty())
-            if epoch is not None:  # the execution of a command was open when it was claimed, just now
+            if epoch is not None:
                 await self.open()
                 await self._look([execution_id])
+            if self._poller is None or self._poller.done():
+                if (
+                    epoch is None
+                ):  # the execution was open when the command was claimed: work need not wait for a look
+                    self._changed.set()
+                self._poller = asyncio.create_task(self._poll(), context=log_context.empty())
             return await task
         except asyncio.CancelledError:
             if guarded.reason is not None:
@@ -120,15 +124,15 @@ class InterruptionWatch:
     async def _poll(self) -> None:
         """Polls the log; reopens a connection that was lost meanwhile."""
         while self._guarded:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._changed.wait()
             self._changed.clear()
             try:
                 await self.open()
                 await self._look([guarded.execution_id for guarded in self._guarded])
             except DATABASE_AWAY as error:
                 logger.warning("cannot look for cancellations just now: %s", error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECONDS):
-                    await self._changed.wait()
 
     async def _look(self, execution_ids: list[int]) -> None:
         for row in await self._pool.fetch(INTERRUPTIONS, execution_ids):
