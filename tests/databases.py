@@ -39,11 +39,13 @@ _DEFINITIONS = (
     + f" UNION ALL SELECT 'relations', ({_RELATIONS}), ''"
 )
 _FILLED = """
-SELECT oid::regclass::text FROM pg_class
+SELECT oid::regclass::text, pg_relation_size(oid) FROM pg_class
 WHERE relkind = 'r' AND relpersistence <> 't' AND pg_relation_size(oid) > 0
   AND relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
 ORDER BY 1
 """
+_SMALL = 256 * 1024
+"""Bytes of tables whose rows are deleted: to truncate them, PostgreSQL makes new files for them and their indexes."""
 _COUNTED = """
 SELECT format('%I.%I', schemaname, sequencename), last_value, start_value FROM pg_sequences
 """
@@ -141,7 +143,7 @@ class _Original:
 
     def __init__(self, cursor: Any) -> None:
         self._definitions = _rows(cursor, _DEFINITIONS)
-        self._filled = {name: _contents(cursor, name) for (name,) in _rows(cursor, _FILLED)}
+        self._filled = {name: _contents(cursor, name) for name, _size in _rows(cursor, _FILLED)}
         self._counted = _rows(cursor, _COUNTED)
         self._known = {
             "schemas": [name for (name,) in _rows(cursor, "SELECT nspname FROM pg_namespace")],
@@ -156,8 +158,14 @@ class _Original:
         """
         for (statement,) in _rows(cursor, _ADDED, self._known):
             cursor.execute(statement)
-        if gained := [name for (name,) in _rows(cursor, _FILLED) if name not in self._filled]:
+        gained = {name: size for name, size in _rows(cursor, _FILLED) if name not in self._filled}
+        if sum(gained.values()) > _SMALL:
             cursor.execute(f"TRUNCATE {', '.join(gained)} CASCADE")
+        elif gained:
+            deletions = "; ".join(f"DELETE FROM {name}" for name in gained)
+            cursor.execute(
+                f"SET session_replication_role = replica; {deletions}"
+            )  # in any order of foreign keys
         for name, _value, start in set(_rows(cursor, _COUNTED)) - set(self._counted):
             cursor.execute("SELECT setval(%s, %s, false)", [name, start])
         return (

@@ -8,11 +8,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from noetl_dagster.events import queries
+from noetl_dagster.events import queries, schema
 from noetl_dagster.events.ids import Snowflake, snowflake_floor
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.schema import apply_schema_on, ensure_partitions, partitions
 from noetl_dagster.events.types import EventType
+from tests import MONTHS_AHEAD
 
 from .conftest import MakeEvent
 
@@ -38,7 +39,10 @@ async def test_applying_the_schema_again_changes_nothing(pool: asyncpg.Pool[Any]
     assert {row["relname"] for row in before} >= TABLES
 
 
-async def test_every_partition_has_the_indexes(pool: asyncpg.Pool[Any]) -> None:
+async def test_every_partition_has_the_indexes(
+    pool: asyncpg.Pool[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "MONTHS_AHEAD", MONTHS_AHEAD)
     async with pool.acquire() as connection:
         await ensure_partitions(connection, datetime(2031, 5, 1, tzinfo=UTC))
     rows = await pool.fetch(
