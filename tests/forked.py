@@ -12,11 +12,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from threading import Lock
+from typing import IO, Any
 
 from noetl_dagster.launcher import server
 from noetl_dagster.settings import get_settings
@@ -44,8 +46,15 @@ IMPORTED = [
     "noetl_dagster.cli.commands.check",
     "noetl_dagster.cli.commands.executions",
     "noetl_dagster.cli.commands.ingest",
+    "noetl_dagster.cli.commands.provision",
     "noetl_dagster.cli.commands.run",
+    "noetl_dagster.cli.commands.serve",
     "noetl_dagster.cli.commands.upkeep",
+    "noetl_dagster.cli.commands.worker",
+    "noetl_dagster.pool_worker.worker",
+    "noetl_dagster.service.app",
+    "uvicorn.lifespan.on",
+    "uvicorn.protocols.http.httptools_impl",
     *server.IMPORTED,
 ]
 
@@ -57,9 +66,12 @@ class Forked:
 
     Args:
         program: one of ``MAINS``.
-        output: file to whose end it writes.
+        output: file to whose end it writes, or an open descriptor.
         errors: file to whose end it writes what goes to its standard error; that of ``output`` by default.
     """
+
+    stdout: IO[str] | None = None
+    """What it writes, if :func:`start` was asked for a pipe."""
 
     def __init__(
         self,
@@ -67,9 +79,11 @@ class Forked:
         *arguments: str,
         environment: Mapping[str, str],
         folder: Path,
-        output: Path,
+        output: Path | int,
         errors: Path | None = None,
     ) -> None:
+        if isinstance(output, int):
+            output = Connection(os.dup(output))  # which multiprocessing hands over
         forks = multiprocessing.get_context("forkserver")
         forks.set_forkserver_preload(IMPORTED)
         given = (program, arguments, dict(environment), folder, output, errors or output)
@@ -95,13 +109,23 @@ class Forked:
         """Returns the exit code.
 
         Raises:
-            TimeoutError: it has not ended by then.
+            subprocess.TimeoutExpired: it has not ended by then.
         """
         wait([self._process.sentinel], timeout)
         code = self.poll()
         if code is None:
-            raise TimeoutError(f"process {self.pid} runs after {timeout} seconds")
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """Returns what it wrote since the last time, and waits for its end."""
+        if self.stdout is None or self.stdout.closed:
+            self.wait(timeout)
+            return "", None
+        with self.stdout as written, ThreadPoolExecutor(1) as reading:
+            text = reading.submit(written.read)
+            self.wait(timeout)
+            return text.result(timeout), None
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
@@ -137,7 +161,7 @@ def run(
     )
     try:
         code = process.wait(PROCESS_SECONDS)
-    except TimeoutError:
+    except subprocess.TimeoutExpired:
         process.kill()
         raise subprocess.TimeoutExpired(
             [program, *arguments], PROCESS_SECONDS, output.read_bytes(), errors.read_bytes()
@@ -145,19 +169,58 @@ def run(
     return subprocess.CompletedProcess([program, *arguments], code, output.read_text(), errors.read_text())
 
 
+def start(
+    arguments: list[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | str | None = None,
+    stdout: IO[Any] | int | None = None,
+    forks: bool = True,
+    **options: Any,
+) -> Forked | subprocess.Popen[Any]:
+    """Starts a command in a session of its own, with its errors in its output; ``noetl-dagster`` is forked.
+
+    Args:
+        forks: False for a process whose own command line matters.
+        options: of a :class:`subprocess.Popen` that cannot be forked.
+    """
+    ours = arguments[:3] == [sys.executable, "-m", "noetl_dagster"]
+    if not ours or not forks or options.keys() - {"text"}:
+        options |= {"stderr": subprocess.STDOUT, "start_new_session": True}
+        return subprocess.Popen(arguments, env=env, cwd=cwd, stdout=stdout, **options)
+    readable, writable = os.pipe() if stdout == subprocess.PIPE else (None, None)
+    given = writable if writable is not None else 1 if stdout is None else stdout
+    process = Forked(
+        "noetl-dagster",
+        *arguments[3:],
+        environment=os.environ if env is None else env,
+        folder=Path(cwd or "."),
+        output=given if isinstance(given, int) else given.fileno(),
+    )
+    if readable is not None and writable is not None:
+        os.close(writable)
+        process.stdout = os.fdopen(readable, "r", errors="replace")
+    return process
+
+
 def _become(
     program: str,
     arguments: tuple[str, ...],
     environment: dict[str, str],
     folder: Path,
-    output: Path,
-    errors: Path,
+    output: Path | Connection,
+    errors: Path | Connection,
 ) -> None:
     """Makes this process what the program's console script would be."""
     os.setsid()
     for descriptor, file in ((1, output), (2, errors)):
-        with file.open("ab") as opened:
-            os.dup2(opened.fileno(), descriptor)
+        if isinstance(file, Connection):
+            os.dup2(file.fileno(), descriptor)
+        else:
+            with file.open("ab") as opened:
+                os.dup2(opened.fileno(), descriptor)
+    if isinstance(output, Connection):
+        output.close()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

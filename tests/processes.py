@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from noetl_dagster.launcher.address import Address
+from tests import forked
+from tests.forked import Forked
 
 
 def end_run_servers(folder: Path) -> None:
@@ -26,18 +28,16 @@ def end_run_servers(folder: Path) -> None:
             channel.close()
 
 
-StartProcess = Callable[..., subprocess.Popen[Any]]
+StartProcess = Callable[..., Any]
 
 
 @contextmanager
 def killed_in_the_end() -> Iterator[StartProcess]:
-    """Gives what starts processes, each in a session of its own; they and their children end with the block."""
-    started: list[subprocess.Popen[Any]] = []
+    """Gives ``forked.start``; the processes and their children end with the block."""
+    started: list[Forked | subprocess.Popen[Any]] = []
 
-    def start(arguments: list[str], **options: Any) -> subprocess.Popen[Any]:
-        started.append(
-            subprocess.Popen(arguments, stderr=subprocess.STDOUT, start_new_session=True, **options)
-        )
+    def start(arguments: list[str], **options: Any) -> Forked | subprocess.Popen[Any]:
+        started.append(forked.start(arguments, **options))
         return started[-1]
 
     try:

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from pathlib import Path
 
+from tests import forked
 from tests.cli.conftest import COMMAND
 from tests.waiting import PATIENCE_SECONDS, until_now
 
@@ -14,13 +15,15 @@ from tests.waiting import PATIENCE_SECONDS, until_now
 class ServiceProcess:
     """``noetl-dagster <arguments>``; what it says is read as it comes."""
 
-    def __init__(self, environment: dict[str, str], folder: Path, *arguments: str) -> None:
-        self._process = subprocess.Popen(
+    def __init__(
+        self, environment: dict[str, str], folder: Path, *arguments: str, forks: bool = True
+    ) -> None:
+        self._process = forked.start(
             [*COMMAND, *arguments],
             env=environment,
             cwd=folder,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            forks=forks,
             text=True,
         )
         self._said: list[str] = []

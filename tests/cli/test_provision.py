@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 from collections import Counter
+from typing import Any
 
 import asyncpg
 
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
+from tests import forked
+from tests.cli.conftest import COMMAND
 from tests.waiting import PROCESS_SECONDS
 
 FORGET = """
@@ -25,13 +27,14 @@ def environment(settings: Settings, **more: str) -> dict[str, str]:
     return given
 
 
-def provisioning(given: dict[str, str], wait: str = "60") -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "noetl_dagster", "provision", "--wait", wait]
-    return subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def provisioning(given: dict[str, str], wait: str = "60") -> Any:
+    command = [*COMMAND, "provision", "--wait", wait]
+    return forked.start(command, env=given, stdout=subprocess.PIPE, text=True)
 
 
-def told(process: subprocess.Popen[str]) -> list[str]:
-    return process.communicate(timeout=PROCESS_SECONDS)[0].splitlines()
+def told(process: Any) -> list[str]:
+    said: str = process.communicate(timeout=PROCESS_SECONDS)[0]
+    return said.splitlines()
 
 
 def test_two_at_once_make_everything_and_a_third_finds_it(settings: Settings) -> None:

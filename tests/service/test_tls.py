@@ -129,7 +129,7 @@ async def test_a_worker_talks_tls_to_everything(
         }
     )
     environment = {"PATH": "/usr/bin:/bin", **embedded.environment(own)}
-    service = ServiceProcess(environment, tmp_path, "serve")
+    service = ServiceProcess(environment, tmp_path, "serve", forks=False)  # its command line is probed
     try:
         url = (await asyncio.to_thread(service.says, "HTTP API on")).removeprefix("HTTP API on ")
         assert url.startswith("https://127.0.0.1:")
