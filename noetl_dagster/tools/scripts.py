@@ -46,7 +46,11 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
             url = uri if "://" in uri or not base else f"{base.rstrip('/')}/{uri.lstrip('/')}"
             return await _answer_text(url, where, box)
         if kind in ("s3", "gcs"):
-            return await _object_text(uri, source, kind, box)
+            parts = urlsplit(uri if "://" in uri else f"{kind}://{source.get('bucket', '')}/{uri}")
+            credential = await box.credentials.resolve(source.get("auth"), CredentialType(kind))
+            bucket = open_bucket(box.settings, kind, parts.netloc, credential)
+            answer = await obstore.get_async(bucket, parts.path.lstrip("/"))
+            return bytes(await answer.bytes_async()).decode()
     except (OSError, UnicodeDecodeError, CredentialError, obstore.exceptions.BaseError) as error:
         raise ToolError(
             box.credentials.redact(f"{where} cannot be read: {error}"), kind=kind_of(error)
@@ -106,11 +110,3 @@ def _address(script: Any) -> tuple[str, Mapping[str, Any]]:
         source = script.get("source") or {}
         return script["uri"], source if isinstance(source, Mapping) else {"type": source}
     raise ToolError("script must be a path, a URI, or {uri, source: {type}}", kind="schema")
-
-
-async def _object_text(uri: str, source: Mapping[str, Any], kind: str, box: Toolbox) -> str:
-    credential = await box.credentials.resolve(source.get("auth"), CredentialType(kind))
-    parts = urlsplit(uri if "://" in uri else f"{kind}://{source.get('bucket', '')}/{uri}")
-    bucket = open_bucket(box.settings, kind, parts.netloc, credential)
-    result = await obstore.get_async(bucket, parts.path.lstrip("/"))
-    return bytes(await result.bytes_async()).decode()

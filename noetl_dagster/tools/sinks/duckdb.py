@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -300,21 +301,15 @@ def _transact_all(path: str, works: Sequence[Callable[[duckdb.DuckDBPyConnection
         connection.execute(BOOKKEEPING)
         for work in works:
             try:
-                ends.append(_transact(connection, work))
+                connection.begin()
+                end = work(connection)
+                connection.commit()
             except Exception as error:
-                ends.append(error)
+                with suppress(duckdb.Error):  # DuckDB has rolled a failed commit back
+                    connection.rollback()
+                end = error
+            ends.append(end)
     return ends
-
-
-def _transact(connection: duckdb.DuckDBPyConnection, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
-    connection.begin()
-    try:
-        result = work(connection)
-        connection.commit()
-    except BaseException:
-        connection.rollback()
-        raise
-    return result
 
 
 def _opened(path: str) -> duckdb.DuckDBPyConnection:

@@ -204,21 +204,18 @@ def _run(
 
 def _result(cursor: Any, text: str, last: _DuckdbRows | None) -> dict[str, Any]:
     columns = [column[0] for column in cursor.description or ()]
-    if not columns or (columns in (["Count"], ["Success"]) and not _is_query(text)):
+    is_query = text.lstrip("( \n\t").lower().startswith(("select", "with", "from", "values", "table"))
+    if not columns or (columns in (["Count"], ["Success"]) and not is_query):
         rows = cursor.fetchall() if columns else []
         count = int(rows[0][0]) if columns == ["Count"] and rows else 0
         return {"status": "ok", "row_count": count}
-    if last is None:
+    if last is not None:
+        mapped, count = last.take(cursor, columns)
+    else:
         mapped = _mappings(cursor.fetchall(), columns)
         count = len(mapped)
-    else:
-        mapped, count = last.take(cursor, columns)
     return {"status": "ok", "rows": mapped, "row_count": count, "columns": columns}
 
 
 def _mappings(rows: Sequence[Any], columns: Sequence[str]) -> list[dict[str, Any]]:
     return [dict(zip(columns, map(to_jsonable, row), strict=True)) for row in rows]
-
-
-def _is_query(text: str) -> bool:
-    return text.lstrip("( \n\t").lower().startswith(("select", "with", "from", "values", "table"))

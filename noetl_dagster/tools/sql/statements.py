@@ -198,43 +198,28 @@ def without_percent(texts: Sequence[str], params: Mapping[str, Any] | Sequence[A
     if not params or not any("%" in text for text in texts):
         return list(texts)
     named = isinstance(params, Mapping)
-    parts = [list(_parts(text)) for text in texts]
-    if not any(_has_place(plain, text, params) for each in parts for plain, text in each):
-        return list(texts)
     if not named and any(part is Part.NUMBERED for text in texts for part, _ in scan(text)):
         return list(texts)
     count = 0
 
     def native(match: re.Match[str]) -> str:
         nonlocal count
+        name = match[1]
         if match[0] == "%%":
             return "%"
-        if match[1] is not None:
-            return f":{match[1]}" if match[1] in params else match[0]
-        if named:
+        if (name not in params) if named else (name is not None):
             return match[0]
         count += 1
-        return f"${count}"
+        return f":{name}" if named else f"${count}"
 
-    return [
-        "".join(_PLACE.sub(native, text) if plain else text.replace("%%", "%") for plain, text in each)
-        for each in parts
-    ]
-
-
-def _parts(sql: str) -> Iterator[tuple[bool, str]]:
-    """Yields the text in pieces, each with whether it is plain SQL: not quoted, no comment and no parameter."""
-    for plain, group in groupby(scan(sql), key=lambda item: item[0] in _PLAIN):
-        yield plain, "".join(text for _, text in group)
-
-
-def _has_place(plain: bool, text: str, params: Mapping[str, Any] | Sequence[Any]) -> bool:
-    if not plain:
-        return False
-    found = [match for match in _PLACE.finditer(text) if match[0] != "%%"]
-    if isinstance(params, Mapping):
-        return any(match[1] in params for match in found if match[1] is not None)
-    return any(match[1] is None for match in found)
+    rewritten = []
+    for sql in texts:
+        pieces = []
+        for plain, group in groupby(scan(sql), key=lambda item: item[0] in _PLAIN):
+            text = "".join(text for _, text in group)
+            pieces.append(_PLACE.sub(native, text) if plain else text.replace("%%", "%"))
+        rewritten.append("".join(pieces))
+    return rewritten if count else list(texts)
 
 
 _NAME = re.compile(r"[^\W\d]\w*")

@@ -110,13 +110,12 @@ async def write_rows(
 
 
 async def delete_rows(connection: asyncpg.Connection, table: SqlTable, identity: Mapping[str, Any]) -> None:
-    """Deletes the rows of the same identity, or all rows of a table that has none of its columns."""
-    own = {name: value for name, value in identity.items() if name in table.columns}
-    if not own:
+    """Deletes the rows of the same identity; all rows without one."""
+    if not identity:
         await connection.execute(DELETE_ALL_ROWS.format(table=table.name))
         return
-    same = " AND ".join(f"target.{name} = own.{name}" for name in map(quoted, own))
-    await connection.execute(DELETE_OWN_ROWS.format(table=table.name, same=same), to_jsonable(own))
+    same = " AND ".join(f"target.{name} = own.{name}" for name in map(quoted, identity))
+    await connection.execute(DELETE_OWN_ROWS.format(table=table.name, same=same), to_jsonable(identity))
 
 
 def known_columns(names: Iterable[str], table: SqlTable) -> list[str]:

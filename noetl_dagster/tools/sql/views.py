@@ -22,6 +22,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.reading import ResultReader
+from noetl_dagster.tools.access.objects import open_bucket
 from noetl_dagster.tools.base import as_result_ref
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.sql.tables import listed, quoted
@@ -121,25 +122,10 @@ def mount_object_storage(connection: duckdb.DuckDBPyConnection, settings: Settin
     if settings.gcs_bucket is not None:
         filesystem, _ = locations.arrow_filesystem(settings, f"gs://{settings.gcs_bucket}/")
         connection.register_filesystem(_GoogleFiles(filesystem))
-    if settings.minio_endpoint is None:
-        return
-    token = settings.minio_session_token.get_secret_value()
-    store = _Buckets(
-        "s3",
-        config={
-            "endpoint": settings.minio_endpoint,
-            "access_key_id": settings.minio_access_key,
-            "secret_access_key": settings.minio_secret_key.get_secret_value(),
-            "region": settings.minio_region,
-            "virtual_hosted_style_request": False,
-            **({"session_token": token} if token else {}),
-        },
-        client_options={
-            "allow_http": settings.minio_endpoint.startswith("http://"),
-            "allow_invalid_certificates": not settings.minio_verify,
-        },
-    )
-    connection.register_filesystem(store)
+    if settings.minio_endpoint is not None:
+        store = open_bucket(settings, "s3", settings.minio_bucket)
+        config = {name: value for name, value in store.config.items() if name != "bucket"}
+        connection.register_filesystem(_Buckets("s3", config=config, client_options=store.client_options))
 
 
 def create_view(
@@ -227,9 +213,14 @@ async def write_files(
     results: ResultReader, ref: ResultRef, folder: Path, table: MakeTable
 ) -> RowFiles | None:
     """Writes the rows of a stored list to files in a folder, one part in memory at a time; None without rows."""
-    types = _types(ref)
-    if types is not None:
-        return await _lines(results, ref, folder, types)
+    kinds = ref.extra.get("columns")
+    if ref.kind is RefKind.MANIFEST and kinds and all(kind in TYPES for kind in kinds.values()):
+        # the lines stay as they are, in files of a new size: a part may be too large for a file, or much smaller
+        with closing(_LineFiles(folder, str(ref.ref_id))) as files:
+            async for part in results.parts(ref):
+                async for piece in results.stream(part):
+                    await asyncio.to_thread(files.write, memoryview(piece))
+        return RowFiles(files.paths, {name: TYPES[kind] for name, kind in kinds.items()}, files.largest)
     columns: dict[str, pa.DataType] = {}
     paths: list[Path] = []
     async for found in _tables(results, ref, table):
@@ -246,23 +237,6 @@ async def write_files(
         paths.append(folder / f"{ref.ref_id}-null.parquet")
         await asyncio.to_thread(pq.write_table, pa.table(empty), paths[-1])
     return RowFiles(paths, dict.fromkeys(columns)) if columns else None
-
-
-def _types(ref: ResultRef) -> dict[str, str] | None:
-    """Returns DuckDB's types for the columns of lines; None if the values have to be inspected."""
-    kinds = ref.extra.get("columns")
-    if ref.kind is not RefKind.MANIFEST or not kinds or not all(kind in TYPES for kind in kinds.values()):
-        return None
-    return {name: TYPES[kind] for name, kind in kinds.items()}
-
-
-async def _lines(results: ResultReader, ref: ResultRef, folder: Path, types: Mapping[str, str]) -> RowFiles:
-    """Writes the lines unchanged to files of a new size: a part may be too large for a file, or much smaller."""
-    with closing(_LineFiles(folder, str(ref.ref_id))) as files:
-        async for part in results.parts(ref):
-            async for piece in results.stream(part):
-                await asyncio.to_thread(files.write, memoryview(piece))
-    return RowFiles(files.paths, types, files.largest)
 
 
 class _LineFiles:

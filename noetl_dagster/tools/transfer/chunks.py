@@ -71,14 +71,12 @@ class TransferSource(ABC):
     Attributes:
         seeks: reading can resume at a position, so that staged rows are not read again.
         bytes: an estimate of its size; 0 if unknown.
+        identity: changes when the source does; empty if that cannot be determined.
     """
 
     seeks = True
     bytes = 0
-
-    async def identity(self) -> str:
-        """Returns a text that changes when the source does; empty if that cannot be determined."""
-        return ""
+    identity = ""
 
     async def rows_until(self, after: Any) -> int | None:
         """Returns the number of rows up to a position; None if the identity shows whether they have changed."""
@@ -175,7 +173,7 @@ class StagedTarget(ABC):
 
     async def _is_unchanged(self, identity: str, after: Any, rows: int) -> bool:
         """Returns whether the source is the one of which ``rows`` rows were staged, up to the position ``after``."""
-        if identity != await self._source.identity() or (rows and after is None):
+        if identity != self._source.identity or (rows and after is None):
             return False
         counted = None if after is None else await self._source.rows_until(after)
         return counted is None or counted == rows  # else the rows have changed, or the key is not unique

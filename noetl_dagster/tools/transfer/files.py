@@ -57,16 +57,12 @@ class FileSource(TransferSource):
         # if the playbook does not name the format, one value of an array may be the whole file
         is_one_value = self._format is RowFormat.JSON and not end.format
         self._longest = file.size if is_one_value else RECORD_BYTES
-        self.bytes = file.size
+        self.bytes, self.identity = file.size, file.version
 
     @classmethod
     async def of(cls, end: TransferEnd, call: ToolCall, box: Toolbox, size: int) -> FileSource:
         """Finds a file; its chunks have at most ``size`` rows."""
         return cls(await RowFile.of(end.path, *await open_object(end, call, box)), end, size)
-
-    async def identity(self) -> str:
-        """Returns the version of the file."""
-        return self._file.version
 
     async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
         """Yields the rows, from a position on."""
@@ -121,15 +117,19 @@ def csv_table(
     """Parses CSV as :func:`csv_rows` does, into an Arrow table of text, which takes a tenth of the time."""
     if (broken := origin.broken_quote(block)) is not None:
         raise broken
-    names, skipped = (list(columns), 0) if columns is not None else _header(block, origin)
-    text = pa.string()
+    names, skipped = list(columns or ()), 0
+    if columns is None:
+        header = csv.reader(io.StringIO(block.decode("utf-8-sig"), newline=""))
+        names = next((row for row in header if row), [])
+        check_columns(names, origin)
+        skipped = header.line_num
     try:
         table = arrow_csv.read_csv(
             io.BytesIO(block),
             read_options=arrow_csv.ReadOptions(column_names=names, skip_rows=skipped, use_threads=False),
             parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, text),
+                column_types=dict.fromkeys(names, pa.string()),
                 null_values=[""],
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=True,
@@ -143,20 +143,14 @@ def csv_table(
     return names, table.select([n for n in range(len(names)) if n not in unnamed]) if unnamed else table
 
 
-def _header(block: bytes, origin: BlockOrigin) -> tuple[list[str], int]:
-    """Returns the columns, and the number of lines that the header takes."""
-    reader = csv.reader(io.StringIO(block.decode("utf-8-sig"), newline=""))
-    names = next((row for row in reader if row), [])
-    check_columns(names, origin)
-    return names, reader.line_num
-
-
 class FolderSource(TransferSource):
     """The files of a folder one after another, by name, except those whose names begin with ``_`` or ``.``."""
 
-    def __init__(self, files: list[FileSource], identity: str) -> None:
-        self._files, self._identity = files, identity
+    def __init__(self, names: list[str], files: list[FileSource]) -> None:
+        self._files = files
         self.bytes = sum(file.bytes for file in files)
+        known = "\n".join(f"{name}:{file.identity}" for name, file in zip(names, files, strict=True))
+        self.identity = hashlib.blake2b(known.encode(), digest_size=16).hexdigest()
 
     @classmethod
     async def of(cls, end: TransferEnd, call: ToolCall, box: Toolbox, size: int) -> FolderSource:
@@ -168,13 +162,7 @@ class FolderSource(TransferSource):
                 f"source.path: {end.path} has folders, such as {below[0]}; a folder's own files are read: name one of "
                 "them, or read all with a query of kind duckdb"
             )
-        files = [await FileSource.of(end.file(name), call, box, size) for name in names]
-        known = [f"{name}:{await file.identity()}" for name, file in zip(names, files, strict=True)]
-        return cls(files, hashlib.blake2b("\n".join(known).encode(), digest_size=16).hexdigest())
-
-    async def identity(self) -> str:
-        """Returns a digest of the names and versions of the files."""
-        return self._identity
+        return cls(names, [await FileSource.of(end.file(name), call, box, size) for name in names])
 
     async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
         """Yields the rows, from a position on."""

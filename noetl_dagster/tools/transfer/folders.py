@@ -115,7 +115,6 @@ class StagedFolder(StagedTarget):
     @asynccontextmanager
     async def begun(self) -> AsyncIterator[TransferOutcome | None]:
         """Finds the position of an earlier process or call, or creates one."""
-        identity = await self._source.identity()
         await self._clear(self._attempt - 1)
         found = await self._found(self._attempt) if self._lasting else None
         if found is not None and (
@@ -130,7 +129,7 @@ class StagedFolder(StagedTarget):
                 yield None
             return
         await self.discard()
-        position = self._position = FolderPosition(identity=identity, prefix=self._prefix)
+        position = self._position = FolderPosition(identity=self._source.identity, prefix=self._prefix)
         if found is not None:
             position.ended, position.outcome = found.ended, found.outcome
         if self._options.mode is WriteMode.APPEND and self._format is RowFormat.PARQUET:

@@ -74,12 +74,7 @@ class PostgresSource(TransferSource):
 
     async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
         """Yields rows of Python values, or Arrow tables if they are wanted and have a type for every column."""
-        query, values = self._query, list(self._values)
-        if after is not None:
-            query = f"SELECT * FROM ({query}\n) AS source WHERE {self._compared('>')}"
-            values += after
-        if self._order_by:
-            query = f"SELECT * FROM ({query}\n) AS source ORDER BY {listed(self._order_by)}"
+        query, values = self._following(tuple(self.types), after)
         if self._as_tables:
             known: dict[str, Any] = {}
             async for block in self._out(query, values, "csv", CSV_BLOCK):
@@ -103,6 +98,13 @@ class PostgresSource(TransferSource):
         self, columns: Sequence[str], format: str, after: Any = None
     ) -> AsyncIterator[TransferChunk]:
         """Yields bytes of COPY; in the text format from the row after a key on, in the order of ``order_by``."""
+        query, values = self._following(columns, after)
+        places = [columns.index(name) for name in self._order_by]
+        async for block in self._out(query, values, format, COPY_BLOCK):
+            yield TransferChunk(block, _last_key(block, places) if places and format == "text" else None)
+
+    def _following(self, columns: Sequence[str], after: Any) -> tuple[str, list[Any]]:
+        """Returns the query and its values for the rows after a key, in the order of ``order_by``."""
         query, values = self._query, list(self._values)
         if tuple(columns) != tuple(self.types) or self._order_by:
             query = f"SELECT {listed(columns)} FROM ({query}\n) AS source"
@@ -111,9 +113,7 @@ class PostgresSource(TransferSource):
             values += after
         if self._order_by:
             query += f" ORDER BY {listed(self._order_by)}"
-        places = [columns.index(name) for name in self._order_by]
-        async for block in self._out(query, values, format, COPY_BLOCK):
-            yield TransferChunk(block, _last_key(block, places) if places and format == "text" else None)
+        return query, values
 
     async def rows_until(self, after: Sequence[str]) -> int:
         """Returns the number of rows up to a key."""
@@ -133,16 +133,16 @@ class PostgresSource(TransferSource):
 
     async def inexact(self) -> list[str]:
         """Returns the columns with decimal numbers that change as doubles, which Arrow tables have for them."""
-        columns = [name for name, kind in self.types.items() if kind in _DECIMAL]
-        if not columns:
+        tests = {}
+        for name, kind in self.types.items():
+            if kind in _DECIMAL:
+                column, (double, own) = quoted(name), _DECIMAL[kind]
+                tests[name] = f"coalesce(bool_or({column} <> {column}::text::{double}::text::{own}), false)"
+        if not tests:
             return []
-        tests = []
-        for name in columns:
-            column, (double, own) = quoted(name), _DECIMAL[self.types[name]]
-            tests.append(f"coalesce(bool_or({column} <> {column}::text::{double}::text::{own}), false)")
-        query = f"SELECT {', '.join(tests)} FROM ({self._query}\n) AS source"
+        query = f"SELECT {', '.join(tests.values())} FROM ({self._query}\n) AS source"
         row = await self._connection.fetchrow(query, *self._values)
-        return [name for name, changed in zip(columns, row, strict=True) if changed]
+        return [name for name, changed in zip(tests, row, strict=True) if changed]
 
     async def close(self) -> None:
         """Cancels a COPY that is still running."""

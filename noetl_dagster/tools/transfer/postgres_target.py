@@ -194,8 +194,8 @@ class StagedTable(StagedTarget):
         )
         await connection.execute(NAME_STAGE.format(name=self._names["stage"], text=comment))
         ended, outcome = (0, None) if before is None else (before["ended"], before["outcome"])
-        identity = await self._source.identity()
-        await connection.execute(FIRST_POSITION.format(**self._names), identity, ended, outcome)
+        first = FIRST_POSITION.format(**self._names)
+        await connection.execute(first, self._source.identity, ended, outcome)
 
     async def stage(self) -> None:
         """Commits the rows after the position, chunk by chunk."""

@@ -138,24 +138,20 @@ class ResultSource(TransferSource):
     """The items of a stored result, always in the same order."""
 
     def __init__(self, end: TransferEnd, box: Toolbox, size: int) -> None:
-        self._end, self._box, self._size = end, box, size
-
-    async def identity(self) -> str:
-        """Returns the reference."""
-        return str(self._end.ref)
+        self._ref, self._box, self._size = end.ref, box, size
+        self.identity = str(end.ref)
 
     async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
         """Yields the items after the first ``after`` ones."""
-        reference = as_result_ref(self._end.ref)
+        reference = as_result_ref(self._ref)
         if reference is None:
             raise ToolError("transfer: source.ref is no reference of a result", kind="schema")
         rows: list[Row] = []
         count = 0
         async for item in self._box.results.items(reference):
             count += 1
-            if count <= (after or 0):
-                continue
-            rows.append(item if isinstance(item, dict) else {"value": item})
+            if count > (after or 0):
+                rows.append(item if isinstance(item, dict) else {"value": item})
             if len(rows) >= self._size:
                 yield TransferChunk(rows, count)
                 rows = []
