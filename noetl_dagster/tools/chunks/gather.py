@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from noetl_dagster.tools.rows.formats import CHUNK_ROWS
+from noetl_dagster.tools.rows import CHUNK_ROWS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,7 +15,7 @@ from noetl_dagster.storage.codec import JsonLines
 from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered
-from noetl_dagster.tools.rows.formats import CHUNK_ROWS
+from noetl_dagster.tools.rows import CHUNK_ROWS
 
 
 class _LinePages:

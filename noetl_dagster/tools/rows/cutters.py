@@ -18,7 +18,8 @@ from typing import Any
 import orjson
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.rows.formats import BOM, CHUNK_ROWS, BlockOrigin, RowFormat, csv_rows, json_rows
+from noetl_dagster.tools.rows import CHUNK_ROWS
+from noetl_dagster.tools.rows.formats import BOM, BlockOrigin, RowFormat, csv_rows, json_rows
 
 CUT_FORMATS = frozenset({RowFormat.JSONL, RowFormat.CSV, RowFormat.JSON})
 

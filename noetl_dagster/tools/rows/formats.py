@@ -19,9 +19,6 @@ import orjson
 
 from noetl_dagster.errors import ToolError
 
-CHUNK_ROWS = 50_000
-"""Rows that make a chunk, however small they are: as objects, each takes several hundred bytes."""
-
 
 class RowFormat(StrEnum):
     """A format of files of rows."""

@@ -116,14 +116,8 @@ def place_of(sink: Sink, part: str, own: dict[str, Any], folder: str) -> PartPla
     path = parts.path.strip("/") if kind is not SinkKind.FILE else str(Path(folder, parts.path).resolve())
     if not path.strip("/"):
         raise ToolError(f"a sink of tool {sink.tool} needs 'path', below which its parts are", kind="schema")
-    return PartPlace(
-        kind=kind,
-        bucket=bucket,
-        path=path,
-        part=part,
-        format=_format(sink.format, path),
-        auth=sink.auth,
-    )
+    format = _format(sink.format, path)
+    return PartPlace(kind=kind, bucket=bucket, path=path, part=part, format=format, auth=sink.auth)
 
 
 def _format(given: str | None, path: str) -> RowFormat:

@@ -38,8 +38,6 @@ MERGE = (
 MOVE = "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {stage}"
 DIGEST_MOVED = "WITH moved AS ({move} RETURNING {columns}) SELECT {digest} FROM moved"
 READ_AS_TEXT = "noetl_transfer_read"
-CREATE_READ = "CREATE TEMP TABLE {read} ({columns})"
-DROP_READ = "DROP TABLE {read}"
 ADD_COLUMN = "ALTER TABLE {table} ADD COLUMN {column} {type}"
 
 RELATION = """
@@ -159,13 +157,13 @@ class Copier:
     async def _checksum(self, text: io.BytesIO, columns: Sequence[str]) -> Checksum:
         """Returns the checksum of rows as they were read: the server casts their text to the columns' types."""
         texts = ", ".join(f"{quoted(name)} text" for name in columns)
-        await self._connection.execute(CREATE_READ.format(read=READ_AS_TEXT, columns=texts))
+        await self._connection.execute(f"CREATE TEMP TABLE {READ_AS_TEXT} ({texts})")
         text.seek(0)
         await self._connection.copy_to_table(READ_AS_TEXT, source=text, columns=columns, format=self._format)
         types = await self._base_types()
         digest = rows_digest(columns, self._into.columns, lambda name: f"{quoted(name)}::{types[name]}")
         found = await self._connection.fetchval(f"SELECT {digest} FROM {READ_AS_TEXT}")
-        await self._connection.execute(DROP_READ.format(read=READ_AS_TEXT))
+        await self._connection.execute(f"DROP TABLE {READ_AS_TEXT}")
         return Checksum.of_text(found)
 
     async def _sorted(self, names: Sequence[str], type_of: Any) -> list[str]:

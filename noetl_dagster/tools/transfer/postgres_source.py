@@ -6,7 +6,7 @@ import asyncio
 import io
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import asyncpg
@@ -44,46 +44,43 @@ _KEYS = frozenset({"int2", "int4", "int8", "text", "varchar", "uuid", "date", "t
 _DECIMAL = {"numeric": ("float8", "numeric"), "_numeric": ("float8[]", "numeric[]")}
 
 
+@dataclass(eq=False)
 class PostgresSource(TransferSource):
     """A table or query. Reading can resume if ``order_by`` names unique columns.
 
     Attributes:
         types: the server's type of each column, in order.
+        tables: its chunks are Arrow tables if they have a type for every column.
         seeks_by_row: its chunks, not only those of COPY, have positions.
         copied: rows of the last COPY by its own account; None before its end.
     """
 
-    def __init__(
-        self,
-        connection: asyncpg.Connection,
-        order_by: Sequence[str],
-        query: str,
-        values: Sequence[Any],
-        types: Mapping[str, str],
-        size: int,
-        *,
-        tables: bool,
-    ) -> None:
-        self._connection, self._query, self._values, self._size = connection, query, values, size
-        self._order_by, self.types = order_by, types
-        self._as_tables = tables and all(kind in _ARROW for kind in types.values())
-        self.seeks = bool(order_by)
-        self.seeks_by_row = self.seeks and all(types[name] in _KEYS for name in order_by)
-        self.copied: int | None = None
-        self._copying: asyncio.Task[Any] | None = None
+    connection: asyncpg.Connection
+    query: str
+    values: Sequence[Any]
+    types: Mapping[str, str]
+    order_by: Sequence[str]
+    size: int
+    tables: bool
+    copied: int | None = None
+    _copying: asyncio.Task[Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.seeks = bool(self.order_by)
+        self.seeks_by_row = self.seeks and all(self.types[name] in _KEYS for name in self.order_by)
 
     async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
         """Yields rows of Python values, or Arrow tables if they are wanted and have a type for every column."""
         query, values = self._following(tuple(self.types), after)
-        if self._as_tables:
+        if self.tables and all(kind in _ARROW for kind in self.types.values()):
             known: dict[str, Any] = {}
             async for block in self._out(query, values, "csv", CSV_BLOCK):
                 table = await asyncio.to_thread(self._table, block, known)
-                async for chunk in sliced(table, self._size):
+                async for chunk in sliced(table, self.size):
                     yield TransferChunk(chunk.data, self._key_of(chunk.data.slice(len(chunk.data) - 1)))
             return
-        cursor = await self._connection.cursor(query, *values)
-        while records := await cursor.fetch(self._size):
+        cursor = await self.connection.cursor(query, *values)
+        while records := await cursor.fetch(self.size):
             yield TransferChunk([dict(record) for record in records], self._key_of(records[-1:]))
 
     def _key_of(self, last: pa.Table | Sequence[Mapping[str, Any]]) -> list[str] | None:
@@ -91,7 +88,7 @@ class PostgresSource(TransferSource):
         if not self.seeks_by_row:
             return None
         [row] = last.to_pylist() if isinstance(last, pa.Table) else last
-        values = [row[name] for name in self._order_by]
+        values = [row[name] for name in self.order_by]
         return None if None in values else [str(value) for value in values]
 
     async def copy(
@@ -99,37 +96,37 @@ class PostgresSource(TransferSource):
     ) -> AsyncIterator[TransferChunk]:
         """Yields bytes of COPY; in the text format from the row after a key on, in the order of ``order_by``."""
         query, values = self._following(columns, after)
-        places = [columns.index(name) for name in self._order_by]
+        places = [columns.index(name) for name in self.order_by]
         async for block in self._out(query, values, format, COPY_BLOCK):
             yield TransferChunk(block, _last_key(block, places) if places and format == "text" else None)
 
     def _following(self, columns: Sequence[str], after: Any) -> tuple[str, list[Any]]:
         """Returns the query and its values for the rows after a key, in the order of ``order_by``."""
-        query, values = self._query, list(self._values)
-        if tuple(columns) != tuple(self.types) or self._order_by:
+        query, values = self.query, list(self.values)
+        if tuple(columns) != tuple(self.types) or self.order_by:
             query = f"SELECT {listed(columns)} FROM ({query}\n) AS source"
         if after is not None:
             query += f" WHERE {self._compared('>')}"
             values += after
-        if self._order_by:
-            query += f" ORDER BY {listed(self._order_by)}"
+        if self.order_by:
+            query += f" ORDER BY {listed(self.order_by)}"
         return query, values
 
     async def rows_until(self, after: Sequence[str]) -> int:
         """Returns the number of rows up to a key."""
-        query = f"SELECT count(*) FROM ({self._query}\n) AS source WHERE {self._compared('<=')}"
-        return int(await self._connection.fetchval(query, *self._values, *after))
+        query = f"SELECT count(*) FROM ({self.query}\n) AS source WHERE {self._compared('<=')}"
+        return int(await self.connection.fetchval(query, *self.values, *after))
 
     def _compared(self, sign: str) -> str:
         """Returns a condition on the key; its values are the parameters after those of the query."""
-        numbered = enumerate(self._order_by, len(self._values) + 1)
+        numbered = enumerate(self.order_by, len(self.values) + 1)
         places = (f"${number}::text::{self.types[name]}" for number, name in numbered)
-        return f"({listed(self._order_by)}) {sign} ({', '.join(places)})"
+        return f"({listed(self.order_by)}) {sign} ({', '.join(places)})"
 
     async def checksum(self, digest: str) -> str:
         """Returns the value of an aggregate, given as SQL, over all rows."""
-        query = f"SELECT {digest} FROM ({self._query}\n) AS source"
-        return str(await self._connection.fetchval(query, *self._values))
+        query = f"SELECT {digest} FROM ({self.query}\n) AS source"
+        return str(await self.connection.fetchval(query, *self.values))
 
     async def inexact(self) -> list[str]:
         """Returns the columns with decimal numbers that change as doubles, which Arrow tables have for them."""
@@ -140,8 +137,8 @@ class PostgresSource(TransferSource):
                 tests[name] = f"coalesce(bool_or({column} <> {column}::text::{double}::text::{own}), false)"
         if not tests:
             return []
-        query = f"SELECT {', '.join(tests.values())} FROM ({self._query}\n) AS source"
-        row = await self._connection.fetchrow(query, *self._values)
+        query = f"SELECT {', '.join(tests.values())} FROM ({self.query}\n) AS source"
+        row = await self.connection.fetchrow(query, *self.values)
         return [name for name, changed in zip(tests, row, strict=True) if changed]
 
     async def close(self) -> None:
@@ -153,7 +150,7 @@ class PostgresSource(TransferSource):
     async def settings(self) -> dict[str, str]:
         """Returns the connection's settings on which the text of values depends."""
         names = ("timezone", "datestyle", "intervalstyle", "extra_float_digits", "bytea_output")
-        return {name: await self._connection.fetchval("SELECT current_setting($1)", name) for name in names}
+        return {name: await self.connection.fetchval("SELECT current_setting($1)", name) for name in names}
 
     async def _out(self, query: str, values: Sequence[Any], format: str, size: int) -> AsyncIterator[bytes]:
         """Yields COPY in blocks of whole rows, of at least ``size`` bytes."""
@@ -169,7 +166,7 @@ class PostgresSource(TransferSource):
                     await put(block)
 
             self._copying = asyncio.current_task()
-            tag = await self._connection.copy_from_query(query, *values, output=collect, format=format)
+            tag = await self.connection.copy_from_query(query, *values, output=collect, format=format)
             self.copied = int(tag.rpartition(" ")[2])
             if collected:
                 await put(bytes(collected))
@@ -216,13 +213,7 @@ def _last_key(block: bytes, places: Sequence[int]) -> list[str] | None:
 
 @asynccontextmanager
 async def open_postgres(
-    end: TransferEnd,
-    call: ToolCall,
-    box: Toolbox,
-    size: int,
-    *,
-    tables: bool,
-    snapshot: bool,
+    end: TransferEnd, call: ToolCall, box: Toolbox, size: int, *, tables: bool, snapshot: bool
 ) -> AsyncIterator[PostgresSource]:
     """Opens the source in one transaction on a connection of the pool.
 
@@ -260,9 +251,7 @@ async def open_postgres(
                     f"source.order_by names {', '.join(missing)}, which the source does not give; it gives "
                     f"{', '.join(types)}"
                 )
-            source = PostgresSource(
-                connection, end.order_by, statements[0], values, types, size, tables=tables
-            )
+            source = PostgresSource(connection, statements[0], values, types, end.order_by, size, tables)
             if end.order_by:
                 source.bytes = await _estimate(connection, statements[0], values)
             try:
