@@ -26,9 +26,8 @@ from noetl_dagster.playbook.catalog import files_below
 from noetl_dagster.playbook.loader import collector_paused
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.resources.noetl import NoetlResource
-from noetl_dagster.sensors.nats import build_event_sensor
 from noetl_dagster.sensors.recovery import build_recovery_sensor
-from noetl_dagster.sensors.upkeep import build_projection_sensor, build_upkeep
+from noetl_dagster.sensors.upkeep import build_event_sensor, build_projection_sensor, build_upkeep
 from noetl_dagster.settings import Settings
 
 logger = logging.getLogger(__name__)

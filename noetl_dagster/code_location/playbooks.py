@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -11,20 +11,11 @@ from weakref import WeakValueDictionary
 from dagster import Definitions
 
 from noetl_dagster.compiler.automation import source_assets
-from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
-from noetl_dagster.compiler.lineage.tables import PlaybookWriters
+from noetl_dagster.compiler.job import PlaybookJob
 from noetl_dagster.compiler.names import NOETL, PYSPARK
 from noetl_dagster.compiler.ops import RESULTS_IO, TOKENS_IO, TokenIOManager
 from noetl_dagster.io_managers.results import NoetlResultIOManager
-from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider
-
-
-def definitions_of(playbooks: Iterable[Playbook], noetl: EngineProvider) -> Definitions:
-    """Returns Definitions of given playbooks over a given engine."""
-    together = list(playbooks)
-    writers = PlaybookWriters(together)
-    return definitions_of_jobs([compile_playbook(one, writers=writers) for one in together], noetl)
 
 
 def definitions_of_jobs(

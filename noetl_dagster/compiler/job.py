@@ -39,7 +39,7 @@ from noetl_dagster.compiler.lineage.tables import Writers
 from noetl_dagster.compiler.ops import EXPANDED, GROUPS, TOKENS_IN, WORKLOAD, ops_of
 from noetl_dagster.compiler.partitions import PartitionsByAsset
 from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan, plan_playbook
-from noetl_dagster.compiler.pod_tags import run_tags
+from noetl_dagster.compiler.specs import run_tags
 from noetl_dagster.dagster_internals import DynamicCollectDependencyDefinition, UnresolvedAssetJobDefinition
 from noetl_dagster.playbook.assets import ScheduleSpec, ScheduleStatus
 from noetl_dagster.playbook.models import Playbook

@@ -21,9 +21,9 @@ from dagster import (
 
 from noetl_dagster.compiler.names import NOETL, PYSPARK
 from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan
-from noetl_dagster.compiler.pod_tags import op_tags
 from noetl_dagster.compiler.result_metadata import prepare_lineage
 from noetl_dagster.compiler.session import OpSession
+from noetl_dagster.compiler.specs import op_tags
 from noetl_dagster.engine.fanout.shards import Group, GroupReport
 from noetl_dagster.engine.steps.regions import run_region, run_streams
 

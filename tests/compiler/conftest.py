@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from dagster import DagsterInstance, ExecuteInProcessResult
 
-from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
+from tests.definitions import definitions_of
 from tests.playbooks import playbook
 
 

@@ -10,11 +10,11 @@ import pytest
 from dagster import DagsterInstance
 
 from noetl_dagster.code_location.launch import launch
-from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
+from tests.definitions import definitions_of
 from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from dagster import AssetKey, DagsterInstance
 
-from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.resources.engines import EngineProvider
+from tests.definitions import definitions_of
 from tests.playbooks import playbook
 
 from .conftest import DagsterRunResult

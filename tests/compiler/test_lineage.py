@@ -9,10 +9,10 @@ import pytest
 from dagster import AssetKey, AssetMaterialization, DagsterInstance
 
 from noetl_dagster.code_location.launch import launch
-from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
+from tests.definitions import definitions_of
 from tests.playbooks import playbook, text_of
 
 FLOW = """

@@ -21,7 +21,6 @@ from dagster import (
     mem_io_manager,
 )
 
-from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.automation import build_observation_sensor, build_pool_sensor, limits_of
 from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.events.state import ExecutionState
@@ -29,6 +28,7 @@ from noetl_dagster.io_managers import MinioIOManager, PvcIOManager
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
+from tests.definitions import definitions_of
 from tests.playbooks import playbook
 from tests.waiting import until_now
 

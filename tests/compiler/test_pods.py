@@ -11,14 +11,14 @@ from dagster import DagsterInstance, DagsterInvalidConfigError, JobDefinition
 from dagster_k8s.job import get_user_defined_k8s_config
 
 from noetl_dagster.code_location.launch import launch
-from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.executors.pods import POD_TAG
-from noetl_dagster.compiler.pod_tags import CONFIG_TAG, config_of
+from noetl_dagster.compiler.specs import CONFIG_TAG, config_of
 from noetl_dagster.dagster_internals import InMemoryJob, execute_run
 from noetl_dagster.engine.executions.spark_ahead import spark_steps_ahead
 from noetl_dagster.playbook.pods import Amount, Pod
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
+from tests.definitions import definitions_of
 from tests.playbooks import playbook
 
 ASKING = """
@@ -41,7 +41,7 @@ workflow:
 
 PYTHON_ONLY = """
 import sys
-from noetl_dagster.code_location.playbooks import definitions_of
+from tests.definitions import definitions_of
 from noetl_dagster.playbook.pods import Amount, Pod
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings

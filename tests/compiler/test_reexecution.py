@@ -11,7 +11,6 @@ from dagster import DagsterInstance, DagsterRun, JobDefinition
 from dagster._core.execution.api import create_execution_plan
 from dagster._core.execution.plan.state import KnownExecutionState
 
-from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler import runs
 from noetl_dagster.compiler.plan import plan_playbook
 from noetl_dagster.compiler.runs import EXECUTION_TAG, attach, execution_tags
@@ -20,6 +19,7 @@ from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.worker.execution import Execution
+from tests.definitions import definitions_of
 from tests.playbooks import playbook
 
 FLAKY = """

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from dagster import AssetKey, DagsterInstance
 
-from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.resources.engines import EngineProvider
+from tests.definitions import definitions_of
 from tests.playbooks import playbook
 
 from .conftest import DagsterRunResult

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 from dagster import DagsterInstance
 
-from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.settings import Settings
+from tests.definitions import definitions_of
 
 from .expectation import FOLDER, Expectation
 

@@ -13,7 +13,7 @@ from noetl_dagster.events.transport.nats import connect
 from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
-from noetl_dagster.sensors.nats import build_event_sensor
+from noetl_dagster.sensors.upkeep import build_event_sensor
 from noetl_dagster.settings import Settings
 from tests.events.transport.conftest import ended, started
 from tests.playbooks import playbook

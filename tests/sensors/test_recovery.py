@@ -27,7 +27,6 @@ from dagster import (
 )
 
 from noetl_dagster.code_location.definitions import control_of
-from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.runs import execution_tags, latest_run
 from noetl_dagster.engine.engine import Engine
@@ -40,6 +39,7 @@ from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.sensors.recovery import build_recovery_sensor
 from noetl_dagster.settings import Settings, dump_settings
+from tests.definitions import definitions_of
 from tests.playbooks import text_of
 from tests.waiting import until, until_now
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from dagster import AssetKey, DagsterInstance
 
-from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
+from tests.definitions import definitions_of
 from tests.playbooks import playbook
 
 pytestmark = pytest.mark.spark

@@ -9,7 +9,6 @@ import pytest
 from dagster import DagsterInstance
 
 from noetl_dagster.cli.progress import _ProgressLines
-from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.compiler import session
 from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.engine.executions.progress import running_notes
@@ -19,6 +18,7 @@ from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.progress import _named
 from noetl_dagster.spark.sessions import SparkSessions
+from tests.definitions import definitions_of
 from tests.spark.remote.servers import one_step
 from tests.waiting import until
 

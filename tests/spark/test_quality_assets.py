@@ -14,7 +14,7 @@ from dagster import AssetKey, DagsterInstance, Definitions, asset, materialize
 from pyspark.sql import SparkSession
 
 from noetl_dagster.code_location.definitions import build_definitions
-from noetl_dagster.code_location.playbooks import definitions_of, resources_of
+from noetl_dagster.code_location.playbooks import resources_of
 from noetl_dagster.code_location.python_assets import _module, definitions_in_python
 from noetl_dagster.embedded.records_api import create_app
 from noetl_dagster.playbook.loader import load_playbook
@@ -23,6 +23,7 @@ from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.resources.spark import PySparkResource
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.datasets import Layout, register, write_dataset
+from tests.definitions import definitions_of
 from tests.spark.test_flow import served
 
 pytestmark = pytest.mark.spark

@@ -16,7 +16,7 @@ from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, ServiceError
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.launcher.foreground import drive
+from noetl_dagster.launcher.executions import drive
 from noetl_dagster.playbook.catalog import SUFFIXES
 from noetl_dagster.playbook.checks.templates import check_code
 from noetl_dagster.playbook.document import Document

@@ -25,10 +25,9 @@ from dagster import (
 )
 
 from noetl_dagster.compiler.executors import threaded_executor
-from noetl_dagster.compiler.executors.pods import POD_TAG
 from noetl_dagster.compiler.executors.storages import keep_connections
 from noetl_dagster.compiler.executors.threaded import ThreadedExecutor
-from noetl_dagster.compiler.names import NOETL
+from noetl_dagster.compiler.names import NOETL, POD_TAG
 from noetl_dagster.compiler.runs import execution_id_of, tag_suffix
 from noetl_dagster.dagster_internals import process_config
 from noetl_dagster.resources.engines import EngineProvider

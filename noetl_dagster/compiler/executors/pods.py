@@ -23,6 +23,7 @@ from dagster import (
     DagsterRunStatus,
 )
 
+from noetl_dagster.compiler.names import POD_TAG
 from noetl_dagster.dagster_internals import (
     EngineEventData,
     EventLogCursor,
@@ -36,9 +37,6 @@ from noetl_dagster.dagster_internals import (
 )
 
 logger = logging.getLogger(__name__)
-
-POD_TAG = "noetl/pod"
-"""Op tag of a step that asks for a pod of its own; the value is the name of its playbook."""
 
 POLL_SECONDS = 1.0
 """Seconds between two reads of the run's log, for all steps that have pods."""

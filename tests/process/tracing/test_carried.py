@@ -21,7 +21,6 @@ from dagster import DagsterInstance, DagsterRun
 from nats.aio.msg import Msg
 
 from noetl_dagster import embedded
-from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.transport.nats import NatsNames, connect
@@ -30,6 +29,7 @@ from noetl_dagster.process import logs
 from noetl_dagster.process.tracing.spans import trace_id_of
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import EventTransport, LogFormat, Settings
+from tests.definitions import definitions_of
 from tests.playbooks import playbook, text_of
 from tests.pool import working
 from tests.process.tracing.collector import Collector

@@ -14,10 +14,10 @@ from textwrap import dedent
 import pytest
 from dagster import AssetKey, DagsterInstance
 
-from noetl_dagster.code_location.playbooks import definitions_of
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.settings import Settings, dump_settings
 from tests.conftest import SHORT_LIVED_JVM
+from tests.definitions import definitions_of
 from tests.playbooks import playbook
 from tests.spark.remote.servers import HOME, connect_server, run_client
 
