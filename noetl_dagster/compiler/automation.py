@@ -225,7 +225,7 @@ def build_observation_sensor(
         for problem in problems:
             context.log.error(problem)
         cursor = json.dumps({name: moment for name, moment in seen.items() if name in specs})
-        said = "; ".join(problems) or f"{len(events)} sources observed"
-        return SensorResult(asset_events=events, cursor=cursor, skip_reason=said)
+        reason = "; ".join(problems) or f"{len(events)} sources observed"
+        return SensorResult(asset_events=events, cursor=cursor, skip_reason=reason)
 
     return noetl_observe

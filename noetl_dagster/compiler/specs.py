@@ -1,4 +1,4 @@
-"""What a playbook tells Dagster of its steps' assets and checks, and ``dagster-k8s`` of the pods of runs and steps."""
+"""Descriptions for Dagster of the assets and checks of steps, and for ``dagster-k8s`` of the pods of runs and steps."""
 
 from __future__ import annotations
 
