@@ -156,21 +156,15 @@ class Runtime:
         return Execution(program, state, keychain, trace_of(self.settings, program.playbook, state))
 
     def event(
-        self,
-        state: ExecutionState,
-        type_: EventType,
-        node_name: str,
-        node_type: str,
-        status: str,
-        meta: dict[str, Any],
+        self, state: ExecutionState, type_: EventType, node: str, kind: str, status: str, meta: dict[str, Any]
     ) -> Event:
         """Makes an event of an execution."""
         return Event(
             execution_id=state.execution_id,
             event_id=self.ids.next(),
             event_type=type_,
-            node_name=node_name,
-            node_type=node_type,
+            node_name=node,
+            node_type=kind,
             status=status,
             catalog_id=state.catalog_id,
             parent_execution_id=state.parent_execution_id,

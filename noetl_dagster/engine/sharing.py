@@ -111,10 +111,6 @@ class Ranges:
         """Returns the ranges of a process that is gone."""
         self._left.extend(Range(one.start, one.stop, again=True) for one in ranges)
 
-    def clear(self) -> None:
-        """Drops everything that is left."""
-        self._left.clear()
-
 
 @dataclass(frozen=True, slots=True)
 class SharedLoop:
@@ -295,7 +291,7 @@ class SharedItems:
         """Hands out no more items, to any process."""
         if not self._stopped:
             self._stopped = True
-            self._ranges.clear()
+            self._ranges = Ranges(0, 0)
             self._send_all("stop")
 
     def _send_all(self, kind: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,14 @@ from noetl_dagster.worker.command import CURRENT_ITEM_BYTES
 from noetl_dagster.worker.execution import Execution
 
 
+@dataclass(frozen=True, slots=True)
 class Walker:
     """Walks the graph of regions. Branches run at the same time; a join waits for all its possible sources."""
 
-    def __init__(self, runtime: Runtime, steps: Steps, fanouts: Fanouts, lifecycle: Lifecycle) -> None:
-        self._runtime = runtime
-        self._steps = steps
-        self._fanouts = fanouts
-        self._lifecycle = lifecycle
+    _runtime: Runtime
+    _steps: Steps
+    _fanouts: Fanouts
+    _lifecycle: Lifecycle
 
     async def run(self, execution: Execution) -> ExecutionStatus:
         """Runs every step that arcs reach and ends the execution."""
@@ -88,16 +89,14 @@ class Walker:
         return (await self._steps.run(execution, step)).unhandled
 
 
+@dataclass(frozen=True, slots=True)
 class Children:
     """Runs child playbooks for the ``playbook`` tool."""
 
-    def __init__(
-        self, runtime: Runtime, lifecycle: Lifecycle, walker: Walker, watch: InterruptionWatch
-    ) -> None:
-        self._runtime = runtime
-        self._lifecycle = lifecycle
-        self._walker = walker
-        self._watch = watch
+    _runtime: Runtime
+    _lifecycle: Lifecycle
+    _walker: Walker
+    _watch: InterruptionWatch
 
     async def run(self, call: ToolCall) -> ToolResult:
         """Runs the child of a command, or resumes the one that an interrupted run of the command started.

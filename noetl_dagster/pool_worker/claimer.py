@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.connection import DATABASE_AWAY
@@ -44,49 +44,39 @@ class Claimed:
     at: float
 
 
+@dataclass(eq=False, slots=True)
 class Claimer:
     """Claims commands while there is capacity, hands them to the slots, and counts what runs.
 
     When woken, it claims as many commands as the worker can run now. If commands are shorter than a claim, it claims
     some more, so that the slots do not wait for the next claim. It releases the commands that it cannot start soon.
 
-    Args:
+    Attributes:
         slots: commands at once.
         limits: commands at once by tool kind, for kinds with fewer than there are slots.
         interval: seconds after which it claims without having been woken.
     """
 
-    def __init__(
-        self,
-        control: ControlPlane,
-        ids: Snowflake,
-        worker_id: str,
-        slots: int,
-        executions: Executions,
-        *,
-        limits: Mapping[str, int],
-        interval: float,
-    ) -> None:
-        self._control = control
-        self._ids = ids
-        self._worker_id = worker_id
-        self._slots = slots
-        self._limits = limits
-        self._executions = executions
-        self._interval = interval
-        self._running: Counter[str] = Counter()
-        self._freed = asyncio.Event()
-        self._claimed: deque[Claimed] = deque()
-        self._arrived = asyncio.Semaphore(0)
-        self._woken = asyncio.Event()
-        self._usual_seconds: float | None = None
-        self._pending_ids: list[int] = []
-        self._to_release: list[int] = []
-        self._claiming: asyncio.Task[None] | None = None
-        self._closing = False
-        self._releasing = asyncio.Lock()
-        self._exhausted: set[str] = set()
-        self.tasks: list[asyncio.Task[None]] = []
+    control: ControlPlane
+    ids: Snowflake
+    worker_id: str
+    slots: int
+    executions: Executions
+    limits: Mapping[str, int]
+    interval: float
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _running: Counter[str] = field(default_factory=Counter)
+    _freed: asyncio.Event = field(default_factory=asyncio.Event)
+    _claimed: deque[Claimed] = field(default_factory=deque)
+    _arrived: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    _woken: asyncio.Event = field(default_factory=asyncio.Event)
+    _usual_seconds: float | None = None
+    _pending_ids: list[int] = field(default_factory=list)
+    _to_release: list[int] = field(default_factory=list)
+    _claiming: asyncio.Task[None] | None = None
+    _closing: bool = False
+    _releasing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _exhausted: set[str] = field(default_factory=set)
 
     @property
     def active(self) -> int:
@@ -101,11 +91,11 @@ class Claimer:
     @property
     def free(self) -> int:
         """Further commands that may start now; below zero while some wait for others to end."""
-        return self._slots - self.active - self.waiting
+        return self.slots - self.active - self.waiting
 
     def capacity(self, tool_kind: str) -> int:
         """Returns how many further commands of a tool kind may start now."""
-        left = self._left(tool_kind) if tool_kind in self._limits else self.free
+        left = self._left(tool_kind) if tool_kind in self.limits else self.free
         return max(min(self.free, left), 0)
 
     def open(self) -> None:
@@ -156,14 +146,14 @@ class Claimer:
     def _left(self, tool_kind: str) -> int:
         """Returns how many slots are left of those of a kind with a limit."""
         waiting = sum(one.tool_kind == tool_kind for one in self._claimed)
-        return max(self._limits[tool_kind] - self._running[tool_kind] - waiting, 0)
+        return max(self.limits[tool_kind] - self._running[tool_kind] - waiting, 0)
 
     @property
     def _ahead(self) -> int:
         """Commands to claim beyond the free slots: none if a command takes longer than a claim is worth."""
         if self._usual_seconds is None or self._usual_seconds >= AHEAD_SECONDS:
             return 0
-        return min(MOST_AHEAD, int(self._slots * (AHEAD_SECONDS / max(self._usual_seconds, 1e-4) - 1)))
+        return min(MOST_AHEAD, int(self.slots * (AHEAD_SECONDS / max(self._usual_seconds, 1e-4) - 1)))
 
     def _wanted(self) -> int:
         """Returns how many commands to claim now; none while enough of them wait."""
@@ -174,7 +164,7 @@ class Claimer:
     async def _claim(self) -> None:
         while not self._closing:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval):
+                async with asyncio.timeout(self.interval):
                     await self._woken.wait()
             wanted = self._wanted()
             if not wanted:
@@ -183,7 +173,7 @@ class Claimer:
                 continue
             self._woken.clear()
             if not self._pending_ids:  # after a lost answer the same claim has the same answer
-                self._pending_ids = [self._ids.next() for _ in range(wanted)]
+                self._pending_ids = [self.ids.next() for _ in range(wanted)]
             self._claiming = asyncio.create_task(self._claim_batch())
             try:
                 await self._claiming
@@ -199,17 +189,15 @@ class Claimer:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _claim_batch(self) -> None:
-        limits = {kind: min(self._left(kind), len(self._pending_ids)) for kind in self._limits}
-        batch = await self._control.claim(
-            self._worker_id, self._pending_ids, limits, self._executions.known()
-        )
+        limits = {kind: min(self._left(kind), len(self._pending_ids)) for kind in self.limits}
+        batch = await self.control.claim(self.worker_id, self._pending_ids, limits, self.executions.known())
         granted = list(batch.grants())
         full = len(granted) == len(self._pending_ids)
         if full or (granted and limits) or any(grant.claim > 1 for *_, grant in granted):
             # there may be more: an answer has only some commands of limited kinds and of last attempts
             self._woken.set()
         for execution_id, version, events in batch.told():
-            self._executions.learn(execution_id, version, events)
+            self.executions.learn(execution_id, version, events)
         self._pending_ids = []  # nothing below fails
         got = Counter(kind for kind, *_ in granted)
         self._exhausted = {kind for kind, most in limits.items() if got[kind] >= most}
@@ -224,7 +212,7 @@ class Claimer:
             await asyncio.sleep(CHECK_SECONDS)
             if self._to_release:
                 await self._release([])
-            if not self._claimed or self.active < self._slots:
+            if not self._claimed or self.active < self.slots:
                 continue
             late = asyncio.get_running_loop().time() - KEPT_SECONDS
             if self._claimed[0].at > late:
@@ -241,7 +229,7 @@ class Claimer:
             async with self._releasing:
                 while self._to_release:
                     released = self._to_release[:MOST_AT_ONCE]
-                    await self._control.release(self._worker_id, released)
+                    await self.control.release(self.worker_id, released)
                     del self._to_release[: len(released)]
         except (ServiceError, *DATABASE_AWAY) as error:
             logger.warning("%d claims cannot be released now: %s", len(self._to_release), error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from noetl_dagster.engine.pool.claims import Claims
@@ -31,29 +32,23 @@ MOST_CACHED = 64
 _PATIENCE = RetryLimits(RETRYABLE, seconds=300.0)
 
 
+@dataclass(frozen=True, slots=True)
 class DirectControl:
     """For workers that share the event log's database.
 
-    Args:
+    Attributes:
         announce: tells all workers of the pool that so many commands wait again.
         pool: the worker's.
     """
 
-    def __init__(
-        self,
-        log: EventLog,
-        lease_seconds: float,
-        announce: Callable[[int], Awaitable[None]],
-        pool: str = DEFAULT_POOL,
-    ) -> None:
-        self._log = log
-        self._announce = announce
-        self._pool = pool
-        self._claims = Claims(log.pool, lease_seconds)
+    log: EventLog
+    lease_seconds: float
+    announce: Callable[[int], Awaitable[None]]
+    pool: str = DEFAULT_POOL
 
     async def report(self, report: WorkerReport) -> None:
         """Writes a report."""
-        await put_worker(self._log.pool, report)
+        await put_worker(self.log.pool, report)
 
     register = report
 
@@ -66,22 +61,23 @@ class DirectControl:
             limits: maximum of commands by tool kind, for kinds with a limit.
             known: versions of executions whose states the worker has; here it loads the others itself.
         """
-        claim = partial(self._claims.claim, worker_id, event_ids, limits, self._pool)
-        return Batch.model_validate_json(self._claims.answer(await with_retries(claim, _PATIENCE)))
+        claims = Claims(self.log.pool, self.lease_seconds)
+        claim = partial(claims.claim, worker_id, event_ids, limits, self.pool)
+        return Batch.model_validate_json(claims.answer(await with_retries(claim, _PATIENCE)))
 
     async def release(self, worker_id: str, event_ids: Sequence[int]) -> None:
         """Releases claims that were not begun, and announces the commands to all."""
-        queued = await self._claims.release(worker_id, event_ids)
+        queued = await Claims(self.log.pool, self.lease_seconds).release(worker_id, event_ids)
         if queued:
-            await self._announce(queued)
+            await self.announce(queued)
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
         """Returns the events that the state of an execution is folded from, in order."""
-        return await self._log.lifecycle(execution_id)
+        return await self.log.lifecycle(execution_id)
 
     async def source(self, catalog_id: int) -> StoredPlaybook | None:
         """Returns a playbook that was run."""
-        return await self._log.source(catalog_id)
+        return await self.log.source(catalog_id)
 
     async def close(self) -> None:
         """Does nothing: the pool belongs to the process."""

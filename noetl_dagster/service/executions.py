@@ -9,12 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from noetl_dagster.engine.executions.overview import (
-    STATUS_AFTER,
-    Overview,
-    full_overview,
-    newest_executions,
-)
+from noetl_dagster.engine.executions.overview import Overview, full_overview, newest_executions
 from noetl_dagster.errors import LaunchError, NotDeployedError
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import EVENTS
@@ -100,10 +95,7 @@ async def list_executions(
     rows = await newest_executions(
         plane.engine.runtime.pool, limit, after=after, partition=partition, asset=asset
     )
-    found = [
-        {**row, "execution_id": str(row["execution_id"]), "status": STATUS_AFTER[row["ended"]]}
-        for row in rows
-    ]
+    found = [{**row, "execution_id": str(row["execution_id"])} for row in rows]
     return ExecutionListing(executions=[ExecutionSummary.model_validate(one) for one in found])
 
 

@@ -62,10 +62,6 @@ class ChunkStream:
             self.published += 1
         self._wake()
 
-    def begin(self) -> None:
-        """Makes the producer wait for the consumers from now on."""
-        self.has_consumers = True
-
     def consumed(self, step: str, count: int) -> None:
         """Sets how many chunks a consumer has done, from the first without a gap."""
         if step in self._consumed:

@@ -105,12 +105,9 @@ def own_context(command: Command, **more: Any) -> dict[str, Any]:
 
 
 class Grant(BaseModel):
-    """A claimed command.
+    """A command that was claimed for the ``claim``-th time, for ``lease_seconds`` without a heartbeat.
 
-    Attributes:
-        claim: how often it has been claimed, this time included.
-        state_version: changes whenever the execution's state does; a worker that knows it need not ask again.
-        lease_seconds: the claim lasts so long without a heartbeat.
+    ``state_version`` changes whenever the execution's state does; a worker that knows it need not ask again.
     """
 
     model_config = ConfigDict(frozen=True)

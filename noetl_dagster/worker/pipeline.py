@@ -22,7 +22,8 @@ from noetl_dagster.playbook.templates.views import DataView, ReferenceCache, Res
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command, Outcome
-from noetl_dagster.worker.program import StepProgram, TaskProgram, delay_before
+from noetl_dagster.worker.execution import Visit
+from noetl_dagster.worker.program import TaskProgram, delay_before
 from noetl_dagster.worker.results import ResultWriter, check_input, check_result
 from noetl_dagster.worker.spans import CommandSpan
 
@@ -50,17 +51,15 @@ class Pipeline:
     Attributes:
         scope: names of the step, its input and iteration included.
         cache: results fetched so far; dropped by the caller with the command.
-        folder: folder of the playbook file, for relative paths.
         span: the command's span, which records the calls; None if no trace is recorded.
     """
 
     box: Toolbox
     writer: ResultWriter
-    program: StepProgram
+    visit: Visit
     command: Command
     scope: Scope
     cache: ReferenceCache
-    folder: str
     span: CommandSpan | None
     _names: dict[str, Any] = field(init=False)
     _results: dict[str, Envelope] = field(default_factory=dict)
@@ -91,7 +90,7 @@ class Pipeline:
         )
 
     async def _run_tasks(self) -> Envelope:
-        tasks, position = self.program.tasks, 0
+        tasks, position = self.visit.program.tasks, 0
         envelope: Envelope = {"status": OK, "data": None}
         while position < len(tasks):
             task = tasks[position]
@@ -109,7 +108,7 @@ class Pipeline:
         return envelope if envelope["status"] == OK else {"data": None, **envelope, "status": OK}
 
     async def _run_under_policy(self, task: TaskProgram) -> tuple[Envelope, PolicyAction]:
-        attempt = self.command.attempt if len(self.program.tasks) == 1 else 1
+        attempt = self.command.attempt if len(self.visit.program.tasks) == 1 else 1
         names, tries = self._names, 1
         while True:
             names["_task"], names["_attempt"] = task.name, attempt
@@ -173,7 +172,7 @@ class Pipeline:
             input=given,
             auth=await render_async(task.auth, scope, self.box.results.get),
             scope=scope,
-            folder=self.folder,
+            folder=self.visit.execution.folder,
             command_id=command.command_id,
             attempt=attempt,
             number=self._tasks[task.name]["runs"] + 1 if task.name in self._tasks else 1,
@@ -221,11 +220,11 @@ class Pipeline:
 
     async def _finish(self, envelope: Envelope) -> Envelope:
         """Makes the envelope for the log: large values stored, results of the tasks added."""
-        tasks = {task.name: task.task for task in self.program.tasks}
-        last = self.program.tasks[-1].task if tasks else None
+        tasks = {task.name: task.task for task in self.visit.program.tasks}
+        last = self.visit.program.tasks[-1].task if tasks else None
         sealed = await self.writer.seal(envelope, self.command, last)
         sealed.pop("meta", None)
-        if self.command.index is None and len(self.program.tasks) > 1:
+        if self.command.index is None and len(self.visit.program.tasks) > 1:
             sealed["results"] = {
                 name: await self.writer.seal(result, self.command, tasks[name])
                 for name, result in self._results.items()
@@ -246,13 +245,13 @@ class Pipeline:
         self._jumps += 1
         if self._jumps > JUMP_LIMIT:
             raise ToolError(
-                f"step {self.program.step.name}: the tasks jumped {JUMP_LIMIT} times without an end; "
+                f"step {self.visit.program.step.name}: the tasks jumped {JUMP_LIMIT} times without an end; "
                 f"look at the rule that jumps to {action.to!r}",
                 kind="policy",
             )
         if action.to == "previous" or action.to is None:
             return max(position - 1, 0)
-        return self.program.positions[action.to]
+        return self.visit.program.positions[action.to]
 
     async def _apply(self, block: CompiledSet) -> None:
         if not block:

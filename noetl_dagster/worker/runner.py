@@ -60,30 +60,22 @@ class Runner(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class CommandRunner:
     """Runs one command at a time for each caller; callers bound how many at once."""
 
-    def __init__(
-        self,
-        box: Toolbox,
-        writer: ResultWriter,
-        buffer: EventBuffer,
-        events: CommandEvents,
-        heartbeats: Heartbeats,
-        cleanup: ExternalCleanup,
-        streams: ChunkStreams,
-    ) -> None:
-        self._box = box
-        self._writer = writer
-        self._parts = PartSinks(box)
-        self._buffer = buffer
-        self._events = events
-        self._heartbeats = heartbeats
-        self._cleanup = cleanup
-        self._streams = streams
-        box.progress = heartbeats.tell
-        box.chunks = streams
-        box.after, box.over = cleanup.keep, cleanup.is_over
+    box: Toolbox
+    writer: ResultWriter
+    buffer: EventBuffer
+    events: CommandEvents
+    heartbeats: Heartbeats
+    cleanup: ExternalCleanup
+    streams: ChunkStreams
+
+    def __post_init__(self) -> None:
+        self.box.progress = self.heartbeats.tell
+        self.box.chunks = self.streams
+        self.box.after, self.box.over = self.cleanup.keep, self.cleanup.is_over
 
     async def run(self, call: Call, *, claimed: bool = False) -> Outcome:
         """Claims an issued command, unless it is ``claimed``, runs it, and hands its end to the event buffer."""
@@ -92,10 +84,10 @@ class CommandRunner:
     async def traced(self, call: Call, work: Callable[[CommandSpan | None], Awaitable[Outcome]]) -> Outcome:
         """Runs a command's work with its log fields and span; removes its leftovers once its end is in the log."""
         execution, command = call.visit.execution, call.command
-        span, cleanup = None, self._cleanup
+        span, cleanup = None, self.cleanup
         if (trace := execution.trace) is not None:
             parent = step_span(trace, execution.state, command.step, command.visit)
-            span = CommandSpan(trace, parent, command, self._box.credentials.redact)
+            span = CommandSpan(trace, parent, command, self.box.credentials.redact)
         names = {} if span is None else span.names
         with LogContext(
             execution_id=command.execution_id, step=command.step, command_id=command.command_id, **names
@@ -109,15 +101,15 @@ class CommandRunner:
             if cleanup:
                 await cleanup.ended(command)
         if span is not None:
-            span.ended(outcome, self._events.worker_id)
+            span.ended(outcome, self.events.worker_id)
         return outcome
 
     async def _run(self, call: Call, claimed: bool, span: CommandSpan | None) -> Outcome:
         program, command = call.visit.program, call.command
         if not claimed:
-            await self._buffer.post([self._events.claimed(command)])
+            await self.buffer.post([self.events.claimed(command)])
         cache = ReferenceCache()
-        with self._heartbeats.beating(command), self._streams.running(command, program.telling_task):
+        with self.heartbeats.beating(command), self.streams.running(command, program.telling_task):
             outcome = await self.outcome(call, cache, span)
             if claimed and program.retries:
                 outcome.values = call.values or {}  # the next attempt may run in any process
@@ -125,13 +117,13 @@ class CommandRunner:
                 return await self._end_with_sink(call, program.sink, outcome, cache)
             if program.step.state is not None and not outcome.failed:
                 outcome = await self._with_reached(call, outcome, cache)
-        await self._buffer.post([self._ended(call, outcome)])
+        await self.buffer.post([self._ended(call, outcome)])
         return outcome
 
     def _ended(self, call: Call, outcome: Outcome) -> Event:
         """Makes the terminal event; that of a final failure includes the command's context."""
         final = call.is_final(outcome)
-        event = self._events.ended(call.command, outcome, final=final)
+        event = self.events.ended(call.command, outcome, final=final)
         if outcome.failed and final:
             state = call.visit.execution.state
             event.context = (event.context or {}) | event_context(
@@ -146,14 +138,14 @@ class CommandRunner:
 
     async def outcome(self, call: Call, cache: ReferenceCache, span: CommandSpan | None = None) -> Outcome:
         """Runs the tasks of a command, without its events and sink; never raises for their failure."""
-        program, command, folder = call.visit.program, call.command, call.visit.execution.folder
+        visit, command = call.visit, call.command
         try:
             scope = await self._scope(call, cache)
         except TASK_ERRORS as error:
             return Outcome(error_envelope(error))
-        loop = program.step.loop
+        loop = visit.program.step.loop
         limit = loop.fanout.shard_ttl if command.shard and loop is not None else None
-        run = Pipeline(self._box, self._writer, program, command, scope, cache, folder, span).run()
+        run = Pipeline(self.box, self.writer, visit, command, scope, cache, span).run()
         if limit is None:
             return await run
         try:
@@ -177,7 +169,7 @@ class CommandRunner:
         names = (await self._scope(call, cache)).with_locals({"result": view, "output": view})
         meta, identity = command.meta(), {"execution_id": command.execution_id}
         identity |= {name: meta[name] for name in ("loop_id", "iter_index", "shard_id") if name in meta}
-        await self._buffer.flush()
+        await self.buffer.flush()
         completed = False
         try:
             value = await self._result(outcome, view)
@@ -186,34 +178,32 @@ class CommandRunner:
                 prefix = part_prefix(command.execution_id, command.step, command.visit)
                 index = "" if command.index is None else f"{command.index}."
                 name = f"{prefix}{index}{command.attempt}"
-                outcome.sink = await self._parts.stage(
+                outcome.sink = await PartSinks(self.box).stage(
                     sink, value, names, name=name, own=identity, folder=call.visit.execution.folder
                 )
             else:
                 complete = self._completion(command, outcome)
-                written = await write_sink(
-                    self._box, sink, value, names, identity=identity, complete=complete
-                )
+                written = await write_sink(self.box, sink, value, names, identity=identity, complete=complete)
                 completed = written.completed
         except Exception as error:
             known = error
             if not isinstance(error, TASK_ERRORS):
-                known = defect(error, f"sink {sink.tool}", command.step, self._box)
+                known = defect(error, f"sink {sink.tool}", command.step, self.box)
             failed = Outcome(error_envelope(known, sink.tool), tasks=outcome.tasks, duration=outcome.duration)
-            await self._buffer.post([self._ended(call, failed)])
+            await self.buffer.post([self._ended(call, failed)])
             return failed
         if not completed:
-            ended = self._events.ended(command, outcome)
-            new = await self._buffer.append([ended])
-            if outcome.sink is not None and self._buffer.log.transactional and ended.event_id in new:
+            ended = self.events.ended(command, outcome)
+            new = await self.buffer.append([ended])
+            if outcome.sink is not None and self.buffer.log.transactional and ended.event_id in new:
                 try:
-                    await self._parts.publish([outcome.sink])
+                    await PartSinks(self.box).publish([outcome.sink])
                 except ToolError as error:
                     logger.warning("a part of a sink is published when its step ends: %s", error)
         return outcome
 
     async def _scope(self, call: Call, cache: ReferenceCache) -> Scope:
-        return await call.visit.command_scope(call.command, cache, self._box.results.get, call.values)
+        return await call.visit.command_scope(call.command, cache, self.box.results.get, call.values)
 
     async def _with_reached(self, call: Call, outcome: Outcome, cache: ReferenceCache) -> Outcome:
         """Adds the new watermark to the outcome of a command without a sink."""
@@ -235,7 +225,7 @@ class CommandRunner:
         if program.reached is None:
             reached = await greatest_of_batches(batches_of(value), spec.key, step)
         elif await has_rows(value):
-            reached = greatest([await render_async(program.reached, names, self._box.results.get)], step)
+            reached = greatest([await render_async(program.reached, names, self.box.results.get)], step)
         if reached is None:
             return {}
         watermark = moved(kept, reached, step)
@@ -244,13 +234,13 @@ class CommandRunner:
 
     def _completion(self, command: Command, outcome: Outcome) -> Complete | None:
         """Returns the function that writes the completion on the sink's connection, if events go to the log."""
-        log = self._buffer.log
+        log = self.buffer.log
         if not log.transactional:
             return None
 
         async def complete(connection: Any) -> None:
             # the execution may have been cancelled after the claim of the command
-            ended = self._events.ended(command, outcome)
+            ended = self.events.ended(command, outcome)
             if not await log.append([ended], connection=connection, gated=True):
                 raise ToolError(
                     f"command {command.command_id} was ended by another worker, to which its sink is left, "
@@ -262,11 +252,11 @@ class CommandRunner:
 
     async def _result(self, outcome: Outcome, view: ResultView) -> Any:
         """Returns the value of a result, or a reader of its rows when they are more than a chunk."""
-        ref, results = outcome.envelope.get("ref"), self._box.results
+        ref, results = outcome.envelope.get("ref"), self.box.results
         if ref is None:
             return view.plain()
         rows = _listed(ref) if isinstance(ref, ResultRef) else None
-        chunk_bytes = self._box.settings.chunk_bytes
+        chunk_bytes = self.box.settings.chunk_bytes
         if rows is None or (rows.kind is RefKind.OBJECT and rows.bytes_size <= chunk_bytes):
             return await results.get(ref)
         return StoredResult(lambda: results.batches(rows), lambda: results.get(ref))

@@ -154,17 +154,12 @@ def commands_cancelled(trace: Trace, state: ExecutionState, begun: Sequence[Even
 
 
 def _record_step(
-    trace: Trace,
-    state: ExecutionState,
-    step: str,
-    visit: int,
-    attributes: Attributes,
-    failure: SpanFailure | None,
+    trace: Trace, state: ExecutionState, step: str, visit: int, more: Attributes, failure: SpanFailure | None
 ) -> None:
     now, entered = time.time_ns(), state.entered.get((step, visit))
     own, parent = trace.at(step_span(trace, state, step, visit)), trace.execution_span(state.stops)
     start = now if entered is None else _nanoseconds(entered)
-    attributes = {"noetl.step": step, "noetl.visit": visit, **attributes}
+    attributes: Attributes = {"noetl.step": step, "noetl.visit": visit, **more}
     trace.record(Span(own, parent, step, start, now, attributes, failure))
 
 

@@ -14,7 +14,6 @@ from noetl_dagster.cli.console import Json, console, note, print_json
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import (
-    STATUS_AFTER,
     ChunksView,
     LoopView,
     Overview,
@@ -79,7 +78,7 @@ def listing(
     for row in rows:
         started = f"{row['started_at']:%Y-%m-%d %H:%M:%S}"
         own = [row["partition"] or ""] if parted else []
-        status = _coloured(STATUS_AFTER[row["ended"]])
+        status = _coloured(row["status"])
         table.add_row(str(row["execution_id"]), row["playbook"], *own, started, status)
     console.print(table)
 

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import asyncpg
 
-from noetl_dagster.engine.executions.overview import Overview, StepView
+from noetl_dagster.engine.executions.overview import Overview
 from noetl_dagster.engine.executions.progress import Pace
 
 # The newest completed execution of the same playbook, one with the same workload before others.
@@ -92,7 +92,8 @@ class Estimate:
         known = []
         for step in running:
             if step.loop is None or not step.loop.total:
-                left = self._left_of(step, now)
+                usual = self._past.seconds(step.step)
+                left = None if usual is None else max(0.0, usual - (now - self._began[step.step]))
                 if step.loop is not None and not left:
                     return None
                 known += [] if left is None else [left]
@@ -104,10 +105,6 @@ class Estimate:
         if not known and not self._past.ended:
             return None
         return max(known, default=0.0) + self._ahead(found)
-
-    def _left_of(self, step: StepView, now: float) -> float | None:
-        usual = self._past.seconds(step.step)
-        return None if usual is None else max(0.0, usual - (now - self._began[step.step]))
 
     def _ahead(self, found: Overview) -> float:
         """Returns the seconds that followed, in the earlier execution, the end of all steps that have begun by now."""

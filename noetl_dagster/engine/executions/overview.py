@@ -27,7 +27,7 @@ from noetl_dagster.events.queries import (
     TAKERS,
     TEXT_OF_EXECUTION,
 )
-from noetl_dagster.events.state import PASSED, ExecutionStatus
+from noetl_dagster.events.state import PASSED, STATUS_OF_END, ExecutionStatus
 from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.result_ref import ResultRef
 
@@ -335,25 +335,10 @@ def chunks_made(chunks: ChunksView) -> str:
     return f"{chunks.made} chunks" + ("" if chunks.rows is None else f", {chunks.rows} rows")
 
 
-STATUS_AFTER: Mapping[str | None, str] = {
-    None: "RUNNING",
-    "execution.resumed": "RUNNING",
-    "playbook.completed": "COMPLETED",
-    "playbook.failed": "FAILED",
-    "execution.cancelled": "CANCELLED",
-}
-"""The status of an execution after the type of the event that ended it."""
-
-
 async def newest_executions(
-    pool: asyncpg.Pool[Any],
-    limit: int,
-    *,
-    after: int = 0,
-    partition: str | None = None,
-    asset: str | None = None,
-) -> list[Mapping[str, Any]]:
-    """Returns executions, the newest first, in any status.
+    pool: asyncpg.Pool, limit: int, *, after: int = 0, partition: str | None = None, asset: str | None = None
+) -> list[dict[str, Any]]:
+    """Returns executions, the newest first, with their status.
 
     Args:
         after: only those with a larger id.
@@ -361,12 +346,8 @@ async def newest_executions(
         asset: only those that made a result of the asset with this key, its parts joined by slashes.
     """
     wanted = [one for one in (partition, asset) if one is not None]
-    queries = {
-        (False, False): EXECUTIONS,
-        (True, False): EXECUTIONS_OF_PARTITION,
-        (False, True): EXECUTIONS_THAT_MADE,
-        (True, True): EXECUTIONS_THAT_MADE_PARTITION,
-    }
-    query = queries[partition is not None, asset is not None]
-    found: list[Mapping[str, Any]] = await pool.fetch(query, after, limit, *wanted)
-    return found
+    query = EXECUTIONS if asset is None else EXECUTIONS_THAT_MADE
+    if partition is not None:
+        query = EXECUTIONS_OF_PARTITION if asset is None else EXECUTIONS_THAT_MADE_PARTITION
+    rows = await pool.fetch(query, after, limit, *wanted)
+    return [{**row, "status": STATUS_OF_END.get(row["ended"], ExecutionStatus.RUNNING)} for row in rows]

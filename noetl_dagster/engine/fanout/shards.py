@@ -14,7 +14,7 @@ from typing import Any
 from noetl_dagster.engine.loops.activation import Activation
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.collection import Partitions
-from noetl_dagster.engine.loops.loop import SharedCommands, run_items, run_side_by_side, shared_items
+from noetl_dagster.engine.loops.loop import SharedCommands, run_side_by_side, shared_items
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.sharing import ItemSource, Tally
 from noetl_dagster.errors import StorageError, ToolError
@@ -122,7 +122,7 @@ async def work_on_shards(activation: Activation, items: ItemSource) -> Tally:
     watcher = asyncio.create_task(watch()) if fail_fast else None
     try:
         with rare_collections():
-            others = await run_items(commands, iterate)
+            others = await commands.run(iterate)
     finally:
         if watcher is not None:
             watcher.cancel()

@@ -33,9 +33,7 @@ class Activation(Visit):
     """One activation of a visit's loop, with the facts that its commands need.
 
     Attributes:
-        runtime: of this process.
         loop_ids: this activation's id last, after those that it continues.
-        items: the collection.
         resumed: an earlier run of the same activation may have issued or ended commands.
     """
 
@@ -109,7 +107,7 @@ async def activate(
     if items is None:
         evaluated = await evaluate_collection(runtime, program, visit.scope(ReferenceCache()))
         partitions = program.partitions if shard else None
-        context = await keep_collection(runtime, visit, evaluated, loop_id, partitions=partitions)
+        context = await keep_collection(runtime, visit, evaluated, loop_id, partitions)
         items = kept_collection(runtime, context)
     ids, resumed = (*loop_ids, loop_id), resumes and bool(known)
     activation = Activation(execution, program, visit.number, runtime, ids, items, shard, resumed)

@@ -42,10 +42,8 @@ class Attempts:
     Attributes:
         command: the latest attempt.
         spare: retries of a failed call when no rule applies to failures.
-        values: the ``iter`` values of the iteration.
         failures: since the last success; bounds the retries of each call, on every page.
         successes: pages fetched; bounds pagination.
-        pages: the results of successful attempts, once a rule collects.
     """
 
     runtime: Runtime
@@ -137,10 +135,7 @@ class Attempts:
             if not (wanted and rule.allows(made)):
                 continue
             follower = replace(
-                command,
-                attempt=command.attempt + 1,
-                follows=not outcome.failed,
-                not_before=_due(rule, made),
+                command, attempt=command.attempt + 1, follows=not outcome.failed, not_before=_due(rule, made)
             )
             if continuation.next_call is None:
                 return follower

@@ -142,23 +142,15 @@ def _as_items(given: Any, step: str) -> list[Any]:
 
 
 async def keep_collection(
-    runtime: Runtime,
-    visit: Visit,
-    items: list[Any] | ResultRef,
-    loop_id: str,
-    *,
-    partitions: int | None = None,
+    runtime: Runtime, visit: Visit, items: list[Any] | ResultRef, loop_id: str, partitions: int | None = None
 ) -> dict[str, Any]:
-    """Stores a collection: in the event while its items are few and small, else in parts.
+    """Stores a collection; returns the context of ``loop.started``, which :func:`kept_collection` reads.
 
-    ``collection_ref`` of stored parts refers to an object that lists the parts, for external readers.
+    It is in the event while its items are few and small, else in parts, with a list of them for external readers.
 
     Args:
         items: from :func:`evaluate_collection`. Stored items pass through memory a few parts at a time.
         partitions: makes it :class:`Partitions`, at least this many if there are enough items.
-
-    Returns:
-        The context of ``loop.started``, from which :func:`kept_collection` reads the collection.
     """
     settings, results = runtime.settings, runtime.results
     size = items.rows or 0 if isinstance(items, ResultRef) else len(items)

@@ -254,10 +254,8 @@ def merge_patches(
     """Merges the writes (``patches``) of iterations that ran side by side, in item order.
 
     All of them read the same ``ctx``, so lists that grew from the one they read are joined. Of other different values
-    the last item's wins. Within one item its last write counts.
-
-    Returns:
-        The value of each path, and the names that got different values.
+    the last item's wins. Within one item its last write counts. Returns the value of each path, and the names that got
+    different values.
     """
     last = {(index, tuple(path)): value for index, path, value in patches}
     written: dict[Path, list[Any]] = {}

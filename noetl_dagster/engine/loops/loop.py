@@ -29,7 +29,7 @@ class IterationChunks:
     """Publishes the results of a loop's iterations as chunks for other steps, one for each iteration.
 
     A loop that takes chunks itself gives its own the same numbers, which keeps their order. Other loops number them in
-    the order in which they are made.
+    the order in which they are made. ``published``: iterations whose chunks are in the log, or that have none.
     """
 
     def __init__(self, activation: Activation, published: dict[int, int | None]) -> None:
@@ -37,7 +37,7 @@ class IterationChunks:
         self._streams = activation.runtime.streams
         self._ordered = loop.mode is LoopMode.STREAM
         self._publishes_failures = self._ordered and loop.may_fail_in_part
-        self._published = set(published.values())
+        self.published = set(published.values())
         self._free = filterfalse(published.__contains__, count())
 
     @classmethod
@@ -54,23 +54,19 @@ class IterationChunks:
                     await chunks.publish(activation.iteration(end.index, None, end.attempt), end.envelope)
         return chunks
 
-    def has_published(self, index: int) -> bool:
-        """Reports that the log has the chunk of an iteration, or that there is none."""
-        return index in self._published
-
     async def skip(self, command: Command) -> None:
         """Records that the loop makes nothing of a chunk that it takes."""
-        if command.index is not None and command.index not in self._published:
-            self._published.add(command.index)
+        if command.index is not None and command.index not in self.published:
+            self.published.add(command.index)
             await self._streams.skip(command, command.index)
 
     async def publish(self, command: Command, envelope: Envelope) -> None:
         """Publishes the result of a successful iteration once; returns when there is room for another chunk."""
-        if command.index in self._published or (envelope["status"] != OK and not self._publishes_failures):
+        if command.index in self.published or (envelope["status"] != OK and not self._publishes_failures):
             return
         number = command.index if self._ordered else next(self._free)
         assert number is not None
-        self._published.add(command.index)
+        self.published.add(command.index)
         await self._streams.publish_result(command, number, envelope, more=True)
 
 
@@ -152,7 +148,7 @@ async def work_on_loop(activation: Activation, items: ItemSource) -> Tally:
             items.stop()
         return outcome
 
-    return await run_items(SharedCommands(activation, items), iterate)
+    return await SharedCommands(activation, items).run(iterate)
 
 
 async def _run_one(activation: Activation, command: Command, again: bool) -> Outcome:
@@ -181,7 +177,7 @@ class CollectionSource(IterationSource):
                 return
             stop = min(start + length, size)
             with shared_items(self.activation, start, stop, slots) as self._items:
-                await run_items(SharedCommands(self.activation, self._items), iterate)
+                await SharedCommands(self.activation, self._items).run(iterate)
 
     def stop(self) -> None:
         """Begins no further iterations, in any process."""
@@ -205,14 +201,11 @@ def shared_items(
 
 
 class SharedCommands:
-    """The commands of one process's items, issued range by range.
-
-    Each comes with a flag: another process may have run it before, so the log has to be read.
-    """
+    """The commands of one process's items, issued range by range. The flag is that of :data:`Iterate`."""
 
     def __init__(self, activation: Activation, items: ItemSource) -> None:
         self._activation = activation
-        self.items = items
+        self._items = items
         self._slices = self._issued()
         self._ready: deque[tuple[Command, bool]] = deque()
         self._lock = asyncio.Lock()
@@ -232,11 +225,20 @@ class SharedCommands:
             if not self._pauses:
                 self._going.set()
 
-    async def next(self) -> tuple[Command, bool] | None:
+    async def run(self, iterate: Iterate) -> Tally:
+        """Runs the commands, and returns the counts of the other processes."""
+
+        async def work() -> None:
+            while (found := await self._next()) is not None:
+                await iterate(*found)
+
+        return await self._items.run(work)
+
+    async def _next(self) -> tuple[Command, bool] | None:
         """Returns the next command, or None when a coroutine has nothing more to do."""
         if not self._going.is_set():
             await self._going.wait()
-        if self.items.must_end():
+        if self._items.must_end():
             return None
         while not self._ready:
             async with self._lock:
@@ -250,20 +252,10 @@ class SharedCommands:
         return self._ready.popleft()
 
     async def _issued(self) -> AsyncIterator[list[tuple[Command, bool]]]:
-        while (taken := await self.items.take()) is not None:
+        while (taken := await self._items.take()) is not None:
             activation = replace(self._activation, resumed=True) if taken.again else self._activation
             async for commands in issue(activation, taken.start, taken.stop):
                 yield [(command, activation.resumed) for command in commands]
-
-
-async def run_items(commands: SharedCommands, iterate: Iterate) -> Tally:
-    """Runs the commands of one process's items, and returns the counts of the other processes."""
-
-    async def work() -> None:
-        while (found := await commands.next()) is not None:
-            await iterate(*found)
-
-    return await commands.items.run(work)
 
 
 async def run_side_by_side(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:

@@ -104,7 +104,7 @@ class ChunkSource(IterationSource):
         """
         ranges, first = [], start
         for number, item in enumerate(await self.activation.items.slice(start, stop), start):
-            published = self._own is not None and self._own.has_published(number)
+            published = self._own is not None and number in self._own.published
             if not published and "left_out" not in item and await self._passes(item):
                 continue
             if first < number:

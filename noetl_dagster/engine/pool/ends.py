@@ -17,7 +17,7 @@ from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.transport.handler import ENDS_CHANNEL
 from noetl_dagster.events.transport.queries import COMMAND_ENDS
 from noetl_dagster.process.event_loop import cancel_and_wait
-from noetl_dagster.process.retrying import OnFailure, RetryLimits, with_retries
+from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.worker.command import Outcome
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class CommandEnds:
     async def _listen(self) -> None:
         while True:
             connection = await with_retries(
-                lambda: asyncpg.connect(self._url), PATIENCE, on_failure=_cannot("listen for")
+                lambda: asyncpg.connect(self._url), PATIENCE, on_failure=partial(_note_delay, "listen for")
             )
             broken = asyncio.Event()
             connection.add_termination_listener(lambda _, broken=broken: broken.set())
@@ -98,7 +98,7 @@ class CommandEnds:
             rows = await with_retries(
                 partial(self._pool.fetch, COMMAND_ENDS, executions, asked),
                 PATIENCE,
-                on_failure=_cannot("read"),
+                on_failure=partial(_note_delay, "read"),
             )
             for row in rows:
                 waiting = self._waiting.get(row["command_id"])
@@ -106,11 +106,8 @@ class CommandEnds:
                     waiting[1].set_result(_outcome(row))
 
 
-def _cannot(do: str) -> OnFailure:
-    def note(error: BaseException, pause: float) -> None:
-        logger.warning("cannot %s the ends of commands: %s; trying again in %.2g s", do, error, pause)
-
-    return note
+def _note_delay(do: str, error: BaseException, pause: float) -> None:
+    logger.warning("cannot %s the ends of commands: %s; trying again in %.2g s", do, error, pause)
 
 
 def _outcome(row: Any) -> Outcome:

@@ -54,13 +54,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """An earlier request to resume an execution, which the caller remembers between two calls.
-
-    Attributes:
-        epoch: the epoch that was to be opened.
-        count: requests for this epoch so far.
-        at: Unix time of the last.
-    """
+    """The latest of ``count`` requests to open an ``epoch``, ``at`` a Unix time. The caller remembers it."""
 
     epoch: int
     count: int
@@ -69,13 +63,7 @@ class ResumeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """An execution whose process is gone.
-
-    Attributes:
-        epoch: the epoch that resuming opens.
-        attempts: recoveries and requests so far.
-        due: Unix time from which it may be resumed.
-    """
+    """An execution whose process is gone. Resuming opens ``epoch``, from the Unix time ``due`` on."""
 
     execution_id: int
     playbook: str

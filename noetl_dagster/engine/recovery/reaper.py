@@ -99,6 +99,7 @@ Release = Callable[[], Awaitable[int]]
 Announce = Callable[[Sequence[Requeued]], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
 class Reaper:
     """Ends claims of workers that crashed or hang. Any number of reapers may run at the same time.
 
@@ -106,51 +107,43 @@ class Reaper:
     rows of cursors' claims.
     """
 
-    def __init__(
-        self,
-        pool: asyncpg.Pool,
-        handler: EventHandler,
-        ids: Snowflake,
-        announce: Announce | None = None,
-        release: Release | None = None,
-    ) -> None:
-        self._pool = pool
-        self._handler = handler
-        self._ids = ids
-        self._release = release
-        self._announce = announce
+    pool: asyncpg.Pool
+    handler: EventHandler
+    ids: Snowflake
+    announce: Announce | None = None
+    release: Release | None = None
 
     async def overdue(self) -> int:
         """Returns the number of expired leases, of commands and of cursors' claims."""
-        return int(await self._pool.fetchval(OVERDUE))
+        return int(await self.pool.fetchval(OVERDUE))
 
     async def reap(self) -> Reaped:
         """Handles every expired lease."""
-        withdrawn = len(await self._pool.fetch(WITHDRAW_ENDED))
+        withdrawn = len(await self.pool.fetch(WITHDRAW_ENDED))
         requeued: list[Requeued] = []
-        while rows := await self._pool.fetch(REQUEUE, BATCH):
+        while rows := await self.pool.fetch(REQUEUE, BATCH):
             requeued.extend(Requeued(**row) for row in rows)
-            if self._announce is not None:
-                await self._announce(requeued[-len(rows) :])
+            if self.announce is not None:
+                await self.announce(requeued[-len(rows) :])
         failed: list[str] = []
         while names := await self._fail_exhausted():
             failed.extend(names)
         released = 0
-        if self._release is not None and await self._pool.fetchval(FRAMES_OVERDUE):
+        if self.release is not None and await self.pool.fetchval(FRAMES_OVERDUE):
             try:
-                released = await self._release()
+                released = await self.release()
             except NoetlError as error:  # the next pass tries again
                 logger.warning("rows that a cursor loop had claimed were not given back: %s", error)
         if failed:  # their workers are gone, and no process removes their leftovers
-            await remove_orphans(self._pool)
+            await remove_orphans(self.pool)
         return Reaped(tuple(requeued), tuple(failed), withdrawn, released)
 
     async def _fail_exhausted(self) -> list[str]:
         """Ends commands that no worker finished; their ends remove them from the queue."""
-        async with self._pool.acquire() as connection, connection.transaction():
+        async with self.pool.acquire() as connection, connection.transaction():
             rows = await connection.fetch(EXHAUSTED, BATCH)
             if rows:
-                await self._handler.handle_events([self._failure(row) for row in rows], connection=connection)
+                await self.handler.handle_events([self._failure(row) for row in rows], connection=connection)
             return [row["command_id"] for row in rows]
 
     def _failure(self, row: Any) -> Event:
@@ -175,7 +168,7 @@ class Reaper:
         }
         return Event(
             execution_id=row["execution_id"],
-            event_id=self._ids.next(),
+            event_id=self.ids.next(),
             event_type=EventType.LOOP_SHARD_FAILED if shard else EventType.COMMAND_FAILED,
             node_name=row["node_name"],
             status="FAILED",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import NoetlError, ToolError
+from noetl_dagster.errors import NoetlError
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope
 from noetl_dagster.events.queries import SINK_PARTS
 from noetl_dagster.events.state import CheckOutcome
@@ -51,15 +51,6 @@ async def evaluate(runtime: Runtime, visit: Visit, envelope: Envelope, scope: Sc
         )
         for check, _ in checks
     ]
-
-
-def blocking_failure(outcomes: Sequence[CheckOutcome]) -> ToolError | None:
-    """Returns the failure of a step whose blocking checks did not pass, or None."""
-    failed = [one for one in outcomes if one.blocking and not one.passed]
-    if not failed:
-        return None
-    said = "; ".join(f"{one.name}: {one.why}" for one in failed)
-    return ToolError(f"the result did not pass {said}", kind="check", code="CHECK_FAILED")
 
 
 async def _holds(runtime: Runtime, when: Condition, scope: Scope) -> CheckVerdict:

@@ -135,11 +135,8 @@ async def run_streams(steps: Steps, execution: Execution, region: Region) -> tup
 def streams_are_over(execution: Execution, region: Region) -> bool:
     """Reports that the log has the end of every step of a stream."""
     graph, state = execution.program.graph, execution.state
-    for step in region.order:
-        source = graph.fed_by(step)
-        if state.end_of(step, VISIT) is None and (source is None or _is_taken(state, source)):
-            return False
-    return True
+    sources = (graph.fed_by(step) for step in region.order if state.end_of(step, VISIT) is None)
+    return all(source is not None and not _is_taken(state, source) for source in sources)
 
 
 async def _run_with_takers(steps: Steps, execution: Execution, name: str) -> None:
@@ -172,7 +169,7 @@ async def _run_with_takers(steps: Steps, execution: Execution, name: str) -> Non
                     stream.leave(taker)
 
             def begin() -> None:
-                stream.begin()
+                stream.has_consumers = True
                 for taker in takers:
                     group.create_task(take(taker))
 

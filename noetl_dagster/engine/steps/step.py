@@ -14,7 +14,7 @@ from noetl_dagster.engine.loops.gather import LoopResult, merge_patches
 from noetl_dagster.engine.loops.loop import CollectionSource, OpenSource, run_loop
 from noetl_dagster.engine.loops.stream import ChunkSource
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.steps.checks import blocking_failure, evaluate, settle_sink
+from noetl_dagster.engine.steps.checks import evaluate, settle_sink
 from noetl_dagster.engine.steps.entry import VisitDrivers, reads_of, settings_of
 from noetl_dagster.engine.steps.watermarks import entered_watermark, moved_watermark
 from noetl_dagster.errors import AssetNotFoundError, NoetlError, TemplateError, ToolError
@@ -316,9 +316,10 @@ class Steps:
             return []
         named = scope.with_locals(ending.arc_names())
         outcomes = await evaluate(self.runtime, ending.visit, ending.envelope, named)
-        failure = blocking_failure(outcomes)
-        if failure is not None:
-            ending.fail(failure)
+        failed = [one for one in outcomes if one.blocking and not one.passed]
+        if failed:
+            said = "; ".join(f"{one.name}: {one.why}" for one in failed)
+            ending.fail(ToolError(f"the result did not pass {said}", kind="check", code="CHECK_FAILED"))
         return outcomes
 
     def _check_event(self, visit: Visit, outcome: CheckOutcome) -> Event:
