@@ -80,9 +80,7 @@ class InterruptionWatch:
                 await self.open()
                 await self._look([execution_id])
             if self._poller is None or self._poller.done():
-                if (
-                    epoch is None
-                ):  # the execution was open when the command was claimed: work need not wait for a look
+                if epoch is None:  # its execution was open when the command was claimed: work does not wait
                     self._changed.set()
                 self._poller = asyncio.create_task(self._poll(), context=log_context.empty())
             return await task
