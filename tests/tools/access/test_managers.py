@@ -460,10 +460,8 @@ async def test_a_manager_that_never_answers_is_given_up(
 async def test_a_package_that_is_missing(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, handle: str, package: str, remedy: str
 ) -> None:
-    from noetl_dagster.tools.access.managers import aws, google
-
-    google._client.cache_clear()
-    aws._secrets_manager.cache_clear()
+    manager = f"{asking.__package__}.{handle.split('/')[2]}"
+    monkeypatch.delitem(sys.modules, manager, raising=False)
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, package, None)

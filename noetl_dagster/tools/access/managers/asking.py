@@ -5,40 +5,34 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
 
 import orjson
 
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.settings import Settings
 
-KEPT_SECONDS = 60.0
-"""Seconds for which a secret is cached; changes take effect after this time."""
-
-REFUSED_SECONDS = 2.0
-"""Seconds for which a refusal is cached for later shards."""
-
-PATIENCE_SECONDS = 30.0
-"""Seconds that a manager may take to answer."""
-
+KEPT_SECONDS = 60.0  # for which a secret is cached; changes take effect after this time
+REFUSED_SECONDS = 2.0  # for which a refusal is cached for later shards
+PATIENCE_SECONDS = 30.0  # that a manager may take to answer
 MOST_KEPT = 1_000
-
-KEY = "#"
-"""Separates a secret's name from the name of its field."""
+KEY = "#"  # separates a secret's name from the name of its field
 
 Secret = str | Mapping[str, str]
 """A text, or texts by their keys."""
 
+_AWS = "dagster-aws; install dagster-aws"
 _MANAGERS = {
-    "aws": ("aws", "secret"),
-    "aws_ssm": ("aws", "parameter"),
-    "google": ("google", "secret"),
-    "kubernetes": ("kubernetes", "secret"),
+    "aws": ("aws", "secret", _AWS),
+    "aws_ssm": ("aws", "parameter", _AWS),
+    "google": ("google", "secret", "google-cloud-secret-manager; install noetl-dagster[google]"),
+    "kubernetes": ("kubernetes", "secret", "the Kubernetes client; install noetl-dagster[k8s]"),
 }
+"""Module and function of each provider, and the package that it needs. Modules are imported on first use."""
+
 MANAGERS = frozenset(_MANAGERS)
 
 
@@ -69,9 +63,7 @@ class SecretManagers:
             CredentialError: there is no such secret, it may not be read, or the manager does not answer.
         """
         path, _, key = name.partition(KEY)
-        asked = self._asked.get((provider, path))
-        if asked is None or time.monotonic() >= asked.until:
-            asked = self._ask(provider, path)
+        asked = self._ask(provider, path)
         if not asked.answer.done():
             # a caller that stops waiting leaves the answer to the others
             waiting = asyncio.shield(asyncio.wrap_future(asked.answer))
@@ -91,7 +83,7 @@ class SecretManagers:
             raise CredentialError(
                 f"secret {path!r}: provider {provider!r} fails with {type(answer).__name__}"
             )
-        return _value(provider, path, key, answer)
+        return _value(_where(provider, path), key, answer)
 
     def _ask(self, provider: str, path: str) -> _Asked:
         place = (provider, path)
@@ -104,48 +96,46 @@ class SecretManagers:
             # if it hangs, a later caller asks again after the time limit
             asked = self._asked[place] = _Asked(until=time.monotonic() + PATIENCE_SECONDS)
         # not of a pool: a manager that never answers must not keep the process from ending
-        threading.Thread(
-            target=self._answer, args=(provider, path, asked), name="secrets", daemon=True
-        ).start()
+        threading.Thread(target=self._answer, args=(*place, asked), name="secrets", daemon=True).start()
         return asked
 
     def _answer(self, provider: str, path: str, asked: _Asked) -> None:
-        module, function = _MANAGERS[provider]
+        module, function, needed = _MANAGERS[provider]
+        where = _where(provider, path)
+        kept = REFUSED_SECONDS
         try:
-            fetch: Callable[[str, Settings], Secret] = getattr(
-                import_module(f"{__package__}.{module}"), function
-            )
-            found: Secret | Exception = fetch(path, self._settings)
+            fetch = getattr(import_module(f"{__package__}.{module}"), function)
+            found: Secret | Exception = fetch(path, where, self._settings)
+            kept = KEPT_SECONDS
+        except ImportError:
+            found = CredentialError(f"{where} needs {needed}")
         except Exception as error:
             found = error
-        refused = isinstance(found, Exception)
-        asked.until = time.monotonic() + (REFUSED_SECONDS if refused else KEPT_SECONDS)
+        asked.until = time.monotonic() + kept
         asked.answer.set_result(found)
 
 
-def _value(provider: str, path: str, key: str, secret: Secret) -> str:
+def _where(provider: str, path: str) -> str:
+    return f"secret {path!r} of provider {provider!r}"
+
+
+def _value(where: str, key: str, secret: Secret) -> str:
     """Returns one field of a secret, or the whole. Messages name fields, never their values."""
-    where = f"secret {path!r} of provider {provider!r}"
-    if not key:
-        if isinstance(secret, str):
+    if isinstance(secret, str):
+        if not key:
             return secret
-        raise CredentialError(f"{where} has several values; name one of them with 'key': {_listed(secret)}")
-    fields: Mapping[str, Any] = _fields(where, key, secret) if isinstance(secret, str) else secret
+        try:
+            fields = orjson.loads(secret)
+        except orjson.JSONDecodeError:
+            fields = None
+        if not isinstance(fields, dict):
+            raise CredentialError(f"{where} is no JSON object, so it has no key {key!r}; leave 'key' out")
+    else:
+        fields = secret
+    listed = ", ".join(sorted(fields)) or "none"
+    if not key:
+        raise CredentialError(f"{where} has several values; name one of them with 'key': {listed}")
     value = fields.get(key)
     if value is None:
-        raise CredentialError(f"{where} has no key {key!r}; it has {_listed(fields)}")
+        raise CredentialError(f"{where} has no key {key!r}; it has {listed}")
     return value if isinstance(value, str) else orjson.dumps(value).decode()
-
-
-def _fields(where: str, key: str, text: str) -> Mapping[str, Any]:
-    try:
-        fields = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        fields = None
-    if not isinstance(fields, dict):
-        raise CredentialError(f"{where} is no JSON object, so it has no key {key!r}; leave 'key' out")
-    return fields
-
-
-def _listed(fields: Mapping[str, Any]) -> str:
-    return ", ".join(sorted(fields)) or "none"
