@@ -113,10 +113,10 @@ class Clients:
         state = self._open()
         async with state.opening:
             client = state.nats.get(key)
-            seconds = self._settings.nats_connect_seconds
             if client is None or client.is_closed:
                 import nats
 
+                seconds = self._settings.nats_connect_seconds
                 try:
                     client = await nats.connect(
                         **arguments,
@@ -140,7 +140,10 @@ class Clients:
             with contextlib.suppress(Exception):
                 await connection.close()
         for pool in state.postgres.values():
-            await _close_pool(pool)
+            try:
+                await asyncio.wait_for(pool.close(), CONNECT_SECONDS)
+            except (TimeoutError, asyncpg.PostgresError, OSError):
+                pool.terminate()
 
     def _open(self) -> _Open:
         loop = asyncio.get_running_loop()
@@ -192,13 +195,6 @@ async def _prepare_connection(connection: asyncpg.Connection) -> None:
     await connection.set_type_codec(
         "json", schema="pg_catalog", encoder=encode_json, decoder=orjson.loads, format="binary"
     )
-
-
-async def _close_pool(pool: asyncpg.Pool) -> None:
-    try:
-        await asyncio.wait_for(pool.close(), CONNECT_SECONDS)
-    except (TimeoutError, asyncpg.PostgresError, OSError):
-        pool.terminate()
 
 
 def _fingerprint(arguments: dict[str, Any]) -> str:

@@ -31,14 +31,10 @@ from noetl_dagster.tools.access.encryption import Encryption
 from noetl_dagster.tools.access.managers.asking import MANAGERS, SecretManagers
 
 CACHE_SECONDS = 60.0
-EMBEDDED = "embedded"
 HANDLE_PREFIX = "secret://"
-HIDDEN = "***"
 
 SELECT_CREDENTIAL = "SELECT type, data FROM noetl.credential WHERE name = $1"
-
 SELECT_NAMES = "SELECT name FROM noetl.credential ORDER BY name"
-
 UPSERT_CREDENTIAL = """
 INSERT INTO noetl.credential (name, type, data) VALUES ($1, $2, $3)
 ON CONFLICT (name) DO UPDATE SET type = EXCLUDED.type, data = EXCLUDED.data, updated_at = now()
@@ -170,33 +166,25 @@ class Credentials:
         self._secrets: set[str] = set()
 
     async def get(self, name: str, *types: CredentialType) -> Credential:
-        """Returns the credential of that name.
-
-        Args:
-            name: as the playbook writes it.
-            types: accepted types; none given: any.
+        """Returns the credential of that name, if it is of one of the types; none given: any.
 
         Raises:
             CredentialError: it is not found (the message names every place), or is of another type.
         """
-        cached = self._cache.get(name)
-        if cached is not None and time.monotonic() - cached[0] < CACHE_SECONDS:
-            credential = cached[1]
-        else:
+        cached_at, found = self._cache.get(name, (0.0, None))
+        if found is None or time.monotonic() - cached_at >= CACHE_SECONDS:
             found = await self._find(name)
             if found is None:
                 if self._uses_embedded(types):
                     return self._embedded(name)
                 raise CredentialError(self._not_found(name))
-            credential = found
-            self._cache[name] = (time.monotonic(), credential)
-            self.hide(credential)
-        if types and credential.type not in types:
-            wanted = " or ".join(types)
+            self._cache[name] = (time.monotonic(), found)
+            self.hide(found)
+        if types and found.type not in types:
             raise CredentialError(
-                f"credential {name!r} is of type {credential.type}; {wanted} is needed here"
+                f"credential {name!r} is of type {found.type}; {' or '.join(types)} is needed here"
             )
-        return credential
+        return found
 
     async def resolve(self, auth: Any, *types: CredentialType) -> Credential | None:
         """Returns the credential that a rendered ``auth`` field names, or None if the field is empty.
@@ -221,7 +209,17 @@ class Credentials:
             return await self.get(name, *types)
         if "type" in auth:
             return await self._inline(auth, types)
-        return await self._of_aliases(auth, types)
+        if len(auth) == 1:
+            return await self.resolve(next(iter(auth.values())), *types)
+        for entry in auth.values():
+            with suppress(CredentialError):
+                found = await self.resolve(entry)
+                if found is not None and (not types or found.type in types):
+                    return found
+        raise CredentialError(
+            f"auth names {', '.join(map(str, auth))}, none of which is a credential of type "
+            f"{' or '.join(types) or 'any'}"
+        )
 
     async def names(self) -> list[str]:
         """Returns the names of the credentials of the file, the environment and the table, in this order.
@@ -232,11 +230,9 @@ class Credentials:
         path = self._settings.credentials_file
         found = [str(name) for name in _read_file(path)] if path is not None else []
         known = {environment_name(name) for name in found} | {environment_name("key")}  # which is a setting
-        found += sorted(
-            name.removeprefix(environment_name("")).lower()
-            for name in os.environ
-            if name.startswith(environment_name("")) and name not in known
-        )
+        prefix = environment_name("")
+        variables = (name for name in os.environ if name.startswith(prefix) and name not in known)
+        found += sorted(name.removeprefix(prefix).lower() for name in variables)
         if self._pool is not None:
             with suppress(asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
                 found += [row["name"] for row in await self._pool.fetch(SELECT_NAMES)]
@@ -279,7 +275,9 @@ class Credentials:
             )
         elif provider in MANAGERS:
             secret = await self._managers.find(provider, name)
-            self._hide_fields(secret)
+            if secret.startswith("{"):  # code may use the fields of JSON separately
+                with suppress(orjson.JSONDecodeError):
+                    self.hide(Credential("secret", CredentialType.SECRET, orjson.loads(secret)))
         else:
             known = ", ".join(names[0] for names in SECRET_PROVIDERS)
             raise CredentialError(f"secret provider {asked!r} is unknown; known: {known}")
@@ -298,17 +296,11 @@ class Credentials:
             pair = f"{user}:{credential.get('password', default='')}"
             self._secrets.add(base64.b64encode(pair.encode()).decode())
 
-    def _hide_fields(self, text: str) -> None:
-        """Hides the fields of a secret that is JSON as well, since code may use them separately."""
-        if text.startswith("{"):
-            with suppress(orjson.JSONDecodeError):
-                self.hide(Credential("secret", CredentialType.SECRET, orjson.loads(text)))
-
     def redact(self, text: str) -> str:
         """Returns the text with every known secret value replaced by ``***``."""
         for secret in self._secrets:
             if secret in text:
-                text = text.replace(secret, HIDDEN)
+                text = text.replace(secret, "***")
         return text
 
     async def _find(self, name: str) -> Credential | None:
@@ -318,15 +310,10 @@ class Credentials:
         variable = environment_name(name)
         if variable in os.environ:
             return _parse(name, os.environ[variable], f"environment variable {variable}")
-        return await self._from_table(name)
-
-    async def _from_table(self, name: str) -> Credential | None:
-        if self._pool is None:
-            return None
-        try:
-            row = await self._pool.fetchrow(SELECT_CREDENTIAL, name)
-        except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
-            return None
+        row = None
+        if self._pool is not None:
+            with suppress(asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+                row = await self._pool.fetchrow(SELECT_CREDENTIAL, name)
         if row is None:
             return None
         return Credential(name, credential_type(row["type"]), self.encryption.unseal(name, row["data"]))
@@ -335,37 +322,17 @@ class Credentials:
         kind = credential_type(str(auth["type"]))
         if types and kind not in types:
             raise CredentialError(f"auth is of type {kind}; {' or '.join(types)} is needed here")
-        fields = auth.get("data") if isinstance(auth.get("data"), Mapping) else auth
-        assert isinstance(fields, Mapping)
-        data = {key: await self.reveal(value) for key, value in fields.items() if key != "type"}
-        credential = Credential("inline", kind, data)
+        given = auth.get("data")
+        fields = given if isinstance(given, Mapping) else auth
+        revealed = {key: await self.reveal(value) for key, value in fields.items() if key != "type"}
+        credential = Credential("inline", kind, revealed)
         self.hide(credential)
         return credential
 
-    async def _of_aliases(
-        self, auth: Mapping[str, Any], types: tuple[CredentialType, ...]
-    ) -> Credential | None:
-        entries = list(auth.values())
-        if len(entries) == 1:
-            return await self.resolve(entries[0], *types)
-        for entry in entries:
-            try:
-                found = await self.resolve(entry)
-            except CredentialError:
-                continue
-            if found is not None and (not types or found.type in types):
-                return found
-        raise CredentialError(
-            f"auth names {', '.join(map(str, auth))}, none of which is a credential of type "
-            f"{' or '.join(types) or 'any'}"
-        )
-
     def _uses_embedded(self, types: tuple[CredentialType, ...]) -> bool:
-        return (
-            CredentialType.POSTGRES in types
-            and self._settings.default_postgres_credential == EMBEDDED
-            and self._settings.db_url is not None
-        )
+        settings = self._settings
+        chosen = settings.default_postgres_credential == "embedded" and settings.db_url is not None
+        return chosen and CredentialType.POSTGRES in types
 
     def _embedded(self, name: str) -> Credential:
         return Credential(name, CredentialType.POSTGRES, {"url": self._settings.db_url})
@@ -417,8 +384,8 @@ def _parse(name: str, value: Any, source: str) -> Credential:
     if not isinstance(value, Mapping) or "type" not in value:
         raise CredentialError(f"credential {name!r} in {source} needs 'type' and 'data'")
     data = value.get("data")
-    if not isinstance(data, Mapping):
-        data = (
-            {key: item for key, item in value.items() if key != "type"} if data is None else {"value": data}
-        )
+    if data is None:
+        data = {key: item for key, item in value.items() if key != "type"}
+    elif not isinstance(data, Mapping):
+        data = {"value": data}
     return Credential(name, credential_type(str(value["type"])), dict(data))

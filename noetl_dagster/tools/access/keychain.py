@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
@@ -24,14 +25,10 @@ OF_ANY_EXECUTION = 0
 SCOPES = {"global": True, "catalog": True, "local": False, "shared": False}
 """Whether an entry of the scope is shared between executions."""
 
-LIFE_SECONDS = 3_600.0
-"""Life of a token without ``expires_in`` in its response and without ``ttl_seconds`` in the entry."""
-
-MARGIN = 0.1
-LONGEST_MARGIN_SECONDS = 30.0
-"""A token is renewed when this part of its life (``MARGIN``), at most so many seconds, is left."""
-
 ASK_SECONDS = 30.0
+LIFE_SECONDS = 3_600.0  # of a token without ``expires_in`` whose entry has no ``ttl_seconds``
+MARGIN = 0.1  # a token is renewed when this part of its life is left
+LONGEST_MARGIN_SECONDS = 30.0  # or so many seconds
 
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('noetl.keychain'), hashtext($1))"
 _GET = """
@@ -80,9 +77,8 @@ class Keychain:
         if entry.get("endpoint") or entry.get("url"):
             return await self._token(name, entry, execution_id)
         if isinstance(entry.get("map"), Mapping):
-            provider = entry.get("provider", "env")
-            handles = {field: f"{HANDLE_PREFIX}{provider}/{path}" for field, path in entry["map"].items()}
-            return {field: await self._credentials.reveal(handle) for field, handle in handles.items()}
+            prefix, reveal = f"{HANDLE_PREFIX}{entry.get('provider', 'env')}", self._credentials.reveal
+            return {field: await reveal(f"{prefix}/{path}") for field, path in entry["map"].items()}
         wanted = str(entry.get("credential") or entry.get("auth") or name)
         return (await self._credentials.get(wanted)).data
 
@@ -93,7 +89,9 @@ class Keychain:
                 f"keychain entry {name!r} has scope {scope!r}; use one of {', '.join(SCOPES)}"
             )
         owner = OF_ANY_EXECUTION if SCOPES[scope] else execution_id
-        key = self._key(name, entry)
+        # entries with the same request share a token's row
+        asked = encode_json([entry.get(part) for part in ("endpoint", "url", "method", "headers", "data")])
+        key = f"{name}:{self._encryption.digest(asked)}"
         until, token = self._tokens.get((key, owner), (0.0, {}))
         if time.monotonic() < until:
             return token
@@ -104,11 +102,6 @@ class Keychain:
         self._credentials.hide(Credential(name, CredentialType.SECRET, token))
         self._tokens[(key, owner)] = (time.monotonic() + seconds, token)
         return token
-
-    def _key(self, name: str, entry: Mapping[str, Any]) -> str:
-        """Returns the name of a token's row, which entries with the same request share."""
-        asked = encode_json([entry.get(part) for part in ("endpoint", "url", "method", "headers", "data")])
-        return f"{name}:{self._encryption.digest(asked)}"
 
     async def _shared(
         self, name: str, key: str, owner: int, entry: Mapping[str, Any]
@@ -143,22 +136,12 @@ class Keychain:
             raise CredentialError(f"{what} does not answer: {type(error).__name__}") from None
         if answer.status >= 400:  # its text may repeat the request
             raise CredentialError(f"{what} refuses a token with status {answer.status}")
-        try:
+        token, life = None, LIFE_SECONDS
+        with suppress(orjson.JSONDecodeError):
             token = orjson.loads(content)
-        except orjson.JSONDecodeError:
-            token = None
         if not isinstance(token, dict):
             raise CredentialError(f"{what} gives no JSON object; a token's fields are needed")
-        return token, _seconds(token, entry)
-
-
-def _seconds(token: Mapping[str, Any], entry: Mapping[str, Any]) -> float:
-    """Returns the seconds for which a new token is used: its life without the margin."""
-    life = LIFE_SECONDS
-    for text in (token.get("expires_in"), entry.get("ttl_seconds")):
-        try:
-            life = float(text)  # type: ignore[arg-type]
-            break
-        except (TypeError, ValueError):
-            continue
-    return max(life - min(life * MARGIN, LONGEST_MARGIN_SECONDS), 0.0)
+        for text in (entry.get("ttl_seconds"), token.get("expires_in")):  # the latter takes precedence
+            with suppress(TypeError, ValueError):
+                life = float(text)  # type: ignore[arg-type]
+        return token, max(life - min(life * MARGIN, LONGEST_MARGIN_SECONDS), 0.0)

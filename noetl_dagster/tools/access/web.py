@@ -118,7 +118,9 @@ async def answered(
 async def _final(
     session: ClientSession, request: HttpRequest, seconds: float, follow: bool
 ) -> ClientResponse:
-    jar: Any = None
+    from aiohttp import CookieJar
+
+    jar: CookieJar | None = None  # for this chain of redirects
     for _ in range(MAX_REDIRECTS + 1):
         response = await session.request(
             request.method,
@@ -138,7 +140,7 @@ async def _final(
         if following is None:
             return response
         if response.cookies:
-            jar = _jar() if jar is None else jar
+            jar = CookieJar(unsafe=True) if jar is None else jar  # addresses without a name too
             jar.update_cookies(response.cookies, response.url)
         response.release()
         request = following
@@ -158,17 +160,10 @@ def _proxy(url: URL) -> str | None:
     return proxies.get(url.scheme)
 
 
-def _jar() -> Any:
-    """Returns a jar for the cookies of one chain of redirects."""
-    from aiohttp import CookieJar
-
-    return CookieJar(unsafe=True)  # addresses without a name too
-
-
 def _redirected(request: HttpRequest, response: ClientResponse) -> HttpRequest | None:
     """Returns the request that a response redirects to (RFC 9110, 15.4), None if it is no redirect."""
-    location = response.headers.get("Location")
-    if response.status not in _REDIRECTS or location is None:
+    location, status = response.headers.get("Location"), response.status
+    if status not in _REDIRECTS or location is None:
         return None
     url = request.url.join(address(location))
     if url.scheme not in ("http", "https"):
@@ -178,15 +173,9 @@ def _redirected(request: HttpRequest, response: ClientResponse) -> HttpRequest |
     headers, method, body = request.headers, request.method, request.body
     if not same_origin(url, request.url):
         headers = _without(headers, request.secrets | _OWN_TO_AN_ORIGIN)
-    if _turns_to_get(response.status, method):
+    if method not in ("GET", "HEAD") and (status in (302, 303) or (status == 301 and method == "POST")):
         headers, method, body = _without(headers, _ABOUT_THE_BODY), "GET", None
     return replace(request, method=method, url=url, headers=headers, body=body)
-
-
-def _turns_to_get(status: int, method: str) -> bool:
-    if method in ("GET", "HEAD"):
-        return False
-    return status in (302, 303) or (status == 301 and method == "POST")
 
 
 def _without(headers: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
@@ -202,28 +191,26 @@ def address(url: str, params: Mapping[str, Any] | None = None) -> URL:
         ValueError: it is no address.
     """
     encoded = _SENDABLE.fullmatch(url) is not None
-    pairs = list(_pairs(params)) if params else []
+    pairs = _pairs({name: value for name, value in (params or {}).items() if value is not None})
     if not pairs:
         return URL(url, encoded=encoded)
     if encoded and "?" not in url and "#" not in url:
         return URL(f"{url}?{urlencode(pairs)}", encoded=True)
     written = URL(url, encoded=encoded)
-    given = {name for name, _ in pairs}
     before = parse_qsl(written.raw_query_string, keep_blank_values=True)
-    pairs = [*(pair for pair in before if pair[0] not in given), *pairs]
+    given = {name for name, _ in pairs}
+    kept = [(name, text) for name, text in before if name not in given]
     bare = written.with_query(None).with_fragment(None)
-    return URL(f"{bare}?{urlencode(pairs)}", encoded=True)
+    return URL(f"{bare}?{urlencode(kept + pairs)}", encoded=True)
 
 
 def form_encoded(fields: Mapping[str, Any]) -> bytes:
     """Returns the body of a form; a list becomes one field for each of its values, null an empty one."""
-    return urlencode([(name, text) for name, value in fields.items() for text in _texts(value)]).encode()
+    return urlencode(_pairs(fields)).encode()
 
 
-def _pairs(params: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for name, value in params.items():
-        if value is not None:
-            yield from ((str(name), text) for text in _texts(value))
+def _pairs(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(str(name), text) for name, value in fields.items() for text in _texts(value)]
 
 
 def _texts(value: Any) -> Iterable[str]:
