@@ -188,6 +188,33 @@ async def time_limit(call: ToolCall) -> AsyncIterator[None]:
         ) from None
 
 
+@asynccontextmanager
+async def pipes_variables(
+    call: ToolCall, box: Toolbox, default: JobMessages
+) -> AsyncIterator[Mapping[str, str]]:
+    """Yields the variables by which a job of the call reports to its Dagster run (Dagster Pipes), while it runs.
+
+    There are none without ``pipes``, without Dagster, and in workers.
+
+    Args:
+        default: the channel of ``pipes: true``.
+
+    Raises:
+        ToolError: ``pipes`` names no channel.
+    """
+    asked = call.config.get("pipes")
+    try:
+        channel = default if asked is True else JobMessages(str(asked)) if asked else None
+    except ValueError:
+        known = " or ".join(JobMessages)
+        raise call.error(f"pipes is true, {known}, not {asked!r}") from None
+    if channel is None or box.pipes is None:
+        yield {}
+        return
+    async with box.pipes(call, channel) as variables:
+        yield variables
+
+
 def seconds_of(call: ToolCall) -> float | None:
     """Returns the ``timeout`` of a call's config; raises ``ToolError`` if it is no number."""
     given = call.config.get("timeout")

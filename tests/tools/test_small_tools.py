@@ -10,7 +10,7 @@ from noetl_dagster.errors import NoetlError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
-from noetl_dagster.tools.commands.container import job_manifest
+from noetl_dagster.tools.commands.jobs import job_manifest
 from noetl_dagster.tools.registry import KINDS, WORKBOOK, tool_for
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,8 @@ TIMES = (5.0, 30.0)
 """Seconds to connect to the API server, and to wait for its response; its client would wait for ever."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Kubernetes' clients, with the credentials of this process."""
-
-    batch: Any
-    core: Any
-
-
-def connect(asker: str) -> Cluster:
-    """Returns clients for the configured cluster.
+def connect(asker: str) -> tuple[Any, Any]:
+    """Returns the configured cluster's clients of jobs (``BatchV1Api``) and of pods (``CoreV1Api``).
 
     Args:
         asker: the caller, for error messages; likewise below.
@@ -37,10 +29,8 @@ def connect(asker: str) -> Cluster:
     try:
         from kubernetes import client, config
     except ImportError:
-        raise ToolError(
-            f"{asker}: no Kubernetes client is installed; install noetl-dagster[k8s]",
-            kind="unknown",
-        ) from None
+        message = f"{asker}: no Kubernetes client is installed; install noetl-dagster[k8s]"
+        raise ToolError(message, kind="unknown") from None
     try:
         config.load_config()  # a kubeconfig, else the pod's own service account
     except config.ConfigException:
@@ -51,7 +41,7 @@ def connect(asker: str) -> Cluster:
     configuration = client.Configuration.get_default_copy()
     configuration.retries = 0  # the callers repeat their requests
     api = client.ApiClient(configuration)
-    return Cluster(client.BatchV1Api(api), client.CoreV1Api(api))
+    return client.BatchV1Api(api), client.CoreV1Api(api)
 
 
 def own_namespace() -> str:
@@ -67,15 +57,6 @@ def own_namespace() -> str:
     return str(context["context"].get("namespace") or "default")
 
 
-def _message(body: Any) -> str:
-    """Returns the message in the response to a refused request; empty if there is none."""
-    try:
-        response = json.loads(body or "")
-    except ValueError:
-        return ""
-    return str(response.get("message") or "") if isinstance(response, dict) else ""
-
-
 async def ask_cluster(asker: str, request: Any, *arguments: Any, **options: Any) -> Any:
     """Sends one request to the API server, in a thread.
 
@@ -88,16 +69,34 @@ async def ask_cluster(asker: str, request: Any, *arguments: Any, **options: Any)
     try:
         return await asyncio.to_thread(request, *arguments, **options, _request_timeout=TIMES)
     except ApiException as error:
+        response = None
+        with suppress(ValueError):
+            response = json.loads(error.body or "")
+        message = str(response.get("message") or "") if isinstance(response, dict) else ""
         raise ToolError(
             f"{asker}: Kubernetes answered {error.status} {error.reason}"
-            + (f": {message[:EXCERPT]}" if (message := _message(error.body)) else ""),
+            f"{': ' if message else ''}{message[:EXCERPT]}",
             kind=kind_of_status(error.status or 500),
             status=error.status,
             retryable=error.status in (409, 429) or (error.status or 0) >= 500,
         ) from None
     except HTTPError as error:
-        raise ToolError(
-            f"{asker}: the Kubernetes API cannot be reached: {type(error).__name__}",
-            kind="connection",
-            retryable=True,
-        ) from None
+        message = f"{asker}: the Kubernetes API cannot be reached: {type(error).__name__}"
+        raise ToolError(message, kind="connection", retryable=True) from None
+
+
+async def delete_job(asker: str, batch: Any, job: Any) -> bool:
+    """Deletes a job with its pod; returns false if it is gone, or another one has its name.
+
+    Raises:
+        ToolError: as :func:`ask_cluster`.
+    """
+    options = {"propagationPolicy": "Background", "preconditions": {"uid": job.metadata.uid}}
+    name, namespace = job.metadata.name, job.metadata.namespace
+    try:
+        await ask_cluster(asker, batch.delete_namespaced_job, name, namespace, body=options)
+    except ToolError as error:
+        if error.status not in (404, 409):
+            raise
+        return False
+    return True

@@ -5,24 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import JobMessages, Tool, Toolbox, ToolCall, ToolResult, time_limit
-from noetl_dagster.tools.commands.cluster import EXCERPT, Cluster, ask_cluster, connect, own_namespace
-from noetl_dagster.tools.commands.jobs import (
-    CALL,
-    COMMAND,
-    MADE_OF,
-    OURS,
-    call_name,
-    command_label,
-    job_manifest,
-    job_name,
-    later_number,
+from noetl_dagster.tools.base import (
+    JobMessages,
+    Tool,
+    Toolbox,
+    ToolCall,
+    ToolResult,
+    pipes_variables,
+    time_limit,
 )
-from noetl_dagster.tools.commands.pipes import pipes_variables
+from noetl_dagster.tools.commands import jobs
+from noetl_dagster.tools.commands.cluster import EXCERPT, ask_cluster, connect, delete_job, own_namespace
 from noetl_dagster.tools.scripts import load_script
 
 logger = logging.getLogger(__name__)
@@ -59,12 +55,12 @@ class ContainerTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Runs the job and returns its outcome."""
-        cluster = await asyncio.to_thread(connect, _asker(call))
+        batch, core = await asyncio.to_thread(connect, f"container in step {call.step}")
         namespace = str(call.config.get("namespace") or await asyncio.to_thread(own_namespace))
         script = await load_script(call, box)
         async with pipes_variables(call, box, JobMessages.OBJECTS) as variables:
-            manifest = job_manifest(call, script, variables)
-            job = _ContainerJob(call, cluster, namespace)
+            manifest = jobs.job_manifest(call, script, variables)
+            job = _ContainerJob(call, batch, core, namespace)
             if box.after is not None and call.command_id:
                 box.after(call, job.clear)
                 return await self._run(job, box, manifest)
@@ -89,15 +85,8 @@ class ContainerTool(Tool):
             raise
         log = None if log is None else box.credentials.redact(log)
         if condition.type == "Complete":
-            code = 0 if exit_code is None else exit_code
-            data = {
-                "job": job.name,
-                "namespace": job.namespace,
-                "pod": pod,
-                "exit_code": code,
-                "stdout": log,
-            }
-            return ToolResult(data=data)
+            ended = {"pod": pod, "exit_code": exit_code or 0, "stdout": log}
+            return ToolResult(data={"job": job.name, "namespace": job.namespace, **ended})
         where = f"{job.asker}: job {job.name}"
         if condition.reason == "DeadlineExceeded":
             raise ToolError(f"{where} took longer than its timeout", kind="timeout", retryable=True)
@@ -114,10 +103,10 @@ class ContainerTool(Tool):
 class _ContainerJob:
     """The job of a call in the cluster."""
 
-    def __init__(self, call: ToolCall, cluster: Cluster, namespace: str) -> None:
-        self.call, self.namespace, self.name = call, namespace, job_name(call)
-        self.asker = _asker(call)
-        self._batch, self._core = cluster.batch, cluster.core
+    def __init__(self, call: ToolCall, batch: Any, core: Any, namespace: str) -> None:
+        self.call, self.namespace, self.name = call, namespace, jobs.job_name(call)
+        self.asker = f"container in step {call.step}"
+        self._batch, self._core = batch, core
 
     async def make(self, manifest: dict[str, Any], box: Toolbox) -> None:
         """Creates the job, or adopts the one that an earlier process created for the same call.
@@ -128,7 +117,7 @@ class _ContainerJob:
             ToolError: Kubernetes refuses it, a foreign job has its name, or the command has ended.
         """
         await self._refuse_stale(box)
-        made_of = manifest["metadata"]["annotations"][MADE_OF]
+        made_of = manifest["metadata"]["annotations"][jobs.MADE_OF]
         while not await self._created(manifest):
             found = await self._found()
             if found is not None and not self._is_own(found):
@@ -138,10 +127,10 @@ class _ContainerJob:
                     kind="client_error",
                 )
             if found is not None and found.metadata.deletion_timestamp is None:
-                if found.metadata.annotations.get(MADE_OF) == made_of:
+                if found.metadata.annotations.get(jobs.MADE_OF) == made_of:
                     return
                 logger.warning("%s: job %s has another definition; it is replaced", self.asker, self.name)
-                await self._delete(found)
+                await delete_job(self.asker, self._batch, found)
             await asyncio.sleep(POLL_SECONDS)  # until the deletion is complete
 
     async def ended(self, box: Toolbox) -> Any:
@@ -210,7 +199,7 @@ class _ContainerJob:
         """
         found = await self._found()
         if found is not None and self._is_own(found):
-            await self._delete(found)
+            await delete_job(self.asker, self._batch, found)
 
     async def clear(self) -> None:
         """Deletes every job of the call's command, including those of earlier processes.
@@ -219,13 +208,13 @@ class _ContainerJob:
             ToolError: as :meth:`remove`.
         """
         for found in await self._of_command():
-            await self._delete(found)
+            await delete_job(self.asker, self._batch, found)
 
     async def _refuse_stale(self, box: Toolbox) -> None:
         """Raises ``ToolError`` if the command has ended elsewhere, or if a later call shows that this one failed."""
-        names = [job.metadata.annotations[CALL] for job in await self._of_command()]
-        if call_name(self.call) not in names:
-            later = later_number(self.call, names)
+        names = [job.metadata.annotations[jobs.CALL] for job in await self._of_command()]
+        if jobs.call_name(self.call) not in names:
+            later = jobs.later_number(self.call, names)
             if later is not None:
                 raise ToolError(
                     f"{self.asker}: this call failed before its process ended; call {later} came after it",
@@ -237,20 +226,11 @@ class _ContainerJob:
 
     async def _of_command(self) -> list[Any]:
         """Returns the jobs of the call's command."""
-        selector = f"{OURS}={self.call.execution_id},{COMMAND}={command_label(self.call)}"
-        listed = partial(self._batch.list_namespaced_job, self.namespace, label_selector=selector)
-        jobs = (await ask_cluster(self.asker, listed)).items
-        return [job for job in jobs if CALL in (job.metadata.annotations or {})]
-
-    async def _delete(self, found: Any) -> None:
-        options = {"propagationPolicy": "Background", "preconditions": {"uid": found.metadata.uid}}
-        name = found.metadata.name
-        delete = partial(self._batch.delete_namespaced_job, name, self.namespace, body=options)
-        try:
-            await ask_cluster(self.asker, delete)
-        except ToolError as error:
-            if error.status not in (404, 409):
-                raise
+        selector = f"{jobs.OURS}={self.call.execution_id},{jobs.COMMAND}={jobs.command_label(self.call)}"
+        listed = await ask_cluster(
+            self.asker, self._batch.list_namespaced_job, self.namespace, label_selector=selector
+        )
+        return [job for job in listed.items if jobs.CALL in (job.metadata.annotations or {})]
 
     async def _created(self, manifest: dict[str, Any]) -> bool:
         """Creates the job; False if its name is taken. Waits for a running request even when cancelled."""
@@ -277,11 +257,7 @@ class _ContainerJob:
             return None
 
     def _is_own(self, job: Any) -> bool:
-        return bool((job.metadata.annotations or {}).get(CALL) == call_name(self.call))
-
-
-def _asker(call: ToolCall) -> str:
-    return f"container in step {call.step}"
+        return bool((job.metadata.annotations or {}).get(jobs.CALL) == jobs.call_name(self.call))
 
 
 def _end_of(job: Any) -> Any:

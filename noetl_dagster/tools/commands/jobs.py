@@ -7,8 +7,7 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,28 +17,24 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import ToolCall, seconds_of
 from noetl_dagster.tools.commands import cluster
 
+logger = logging.getLogger(__name__)
+
 KEPT_SECONDS = 86_400
 """Seconds for which an ended job stays for a process that resumes its command, unless the command's end removes it."""
 
 MARGIN_SECONDS = 60
 """Seconds after the timeout of its call at which a job ends by itself, since its process would have ended it."""
 
-CALL = "noetl/call"
-"""Annotation of a job: its call."""
-
-MADE_OF = "noetl/made-of"
-"""Annotation of a job: a digest of its container's definition."""
-
-COMMAND = "noetl/command"
-"""Label of a job: a digest of its command."""
-
-MANAGED = {"app.kubernetes.io/managed-by": "noetl-dagster"}
-
-EXECUTION = "noetl/execution-id"
+CALL = "noetl/call"  # annotation: the job's call
+MADE_OF = "noetl/made-of"  # annotation: a digest of its container's definition
+COMMAND = "noetl/command"  # label: a digest of its command
+EXECUTION = "noetl/execution-id"  # label
 
 OURS = f"app.kubernetes.io/managed-by=noetl-dagster,{EXECUTION}"
 """Selects the jobs of containers; with ``=<id>`` appended those of an execution."""
 
+_AT_ONCE = 100  # executions per listing of orphans
+_ASKER = "jobs of containers"
 
 _OF_CONTAINER = {
     "resources": "resources",
@@ -86,7 +81,7 @@ def job_manifest(
     container["env"] += _variables(variables)
     labels = {
         **_texts(config.get("labels")),
-        **MANAGED,
+        "app.kubernetes.io/managed-by": "noetl-dagster",
         EXECUTION: str(call.execution_id),
         COMMAND: command_label(call),
         "noetl/step": _label(call.step),
@@ -144,13 +139,6 @@ def _digest(text: bytes) -> str:
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
-def command_of(name: str) -> tuple[int, str] | None:
-    """Returns execution and id of a call's command; None if it has none."""
-    command, _, _ = name.rpartition("/")[0].rpartition("/")
-    execution = command.partition(":")[0]
-    return (int(execution), command) if execution.isdecimal() else None
-
-
 def job_name(call: ToolCall) -> str:
     """Returns at most 53 characters, so that its pods' names contain all of it."""
     return f"noetl-{_label(call.step, 30).lower()}-{_digest(call_name(call).encode())}"
@@ -175,13 +163,6 @@ def _label(text: str, length: int = 63) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:length].strip("-") or "step"
 
 
-logger = logging.getLogger(__name__)
-
-_ASKER = "jobs of containers"
-
-AT_ONCE = 100
-"""Executions per listing."""
-
 IsOver = Callable[[int, str], Awaitable[bool]]
 """Reports whether a command has ended according to the log, by its execution and name."""
 
@@ -198,39 +179,30 @@ async def remove_orphans(is_over: IsOver, executions: Collection[int] | None = N
     if not cluster.NAMESPACE.is_file():
         return 0
     count = 0
+    ids = list(map(str, sorted(executions or ())))
+    runs = [",".join(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE)]
     try:
-        clients = await asyncio.to_thread(cluster.connect, _ASKER)
+        batch, _ = await asyncio.to_thread(cluster.connect, _ASKER)
         namespace = await asyncio.to_thread(cluster.own_namespace)
-        for selector in _selectors(executions):
-            listed = partial(clients.batch.list_namespaced_job, namespace, label_selector=selector)
-            for job in (await cluster.ask_cluster(_ASKER, listed)).items:
-                count += await _removed(clients, job, is_over)
+        for selector in [OURS] if executions is None else [f"{OURS} in ({run})" for run in runs]:
+            listed = await cluster.ask_cluster(
+                _ASKER, batch.list_namespaced_job, namespace, label_selector=selector
+            )
+            for job in listed.items:
+                count += await _removed(batch, job, is_over)
     except ToolError as error:
         logger.warning("%s", error)
     return count
 
 
-def _selectors(executions: Collection[int] | None) -> Iterator[str]:
-    if executions is None:
-        yield OURS
-        return
-    ids = sorted(executions)
-    for start in range(0, len(ids), AT_ONCE):
-        yield f"{OURS} in ({','.join(map(str, ids[start : start + AT_ONCE]))})"
-
-
-async def _removed(clients: cluster.Cluster, job: Any, is_over: IsOver) -> bool:
-    command = command_of((job.metadata.annotations or {}).get(CALL, ""))
-    if command is None or not await is_over(*command):
+async def _removed(batch: Any, job: Any, is_over: IsOver) -> bool:
+    call = (job.metadata.annotations or {}).get(CALL, "")
+    command = call.rpartition("/")[0].rpartition("/")[0]
+    execution = command.partition(":")[0]
+    if not execution.isdecimal() or not await is_over(int(execution), command):
         return False
-    options = {"propagationPolicy": "Background", "preconditions": {"uid": job.metadata.uid}}
-    delete = clients.batch.delete_namespaced_job
     try:
-        await cluster.ask_cluster(
-            _ASKER, partial(delete, job.metadata.name, job.metadata.namespace, body=options)
-        )
+        return await cluster.delete_job(_ASKER, batch, job)
     except ToolError as error:
-        if error.status not in (404, 409):
-            logger.warning("%s", error)
+        logger.warning("%s", error)
         return False
-    return True

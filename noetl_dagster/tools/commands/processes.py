@@ -25,19 +25,11 @@ class Finished:
     truncated: bool = False
 
 
-def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns the environment of a child: that of this process without ``NOETL_*``, which contains credentials."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
-    return {**own, **(extra or {})}
-
-
 async def run_process(
     command: Sequence[str],
     *,
     folder: str | Path = ".",
     env: Mapping[str, str] | None = None,
-    stdin: bytes = b"",
-    output_bytes: int = OUTPUT_BYTES,
     pass_fds: Sequence[int] = (),
 ) -> Finished:
     """Runs a command to its end.
@@ -46,17 +38,19 @@ async def run_process(
     Processes that the command left in its group end with it.
 
     Args:
+        env: variables beside those of this process; its ``NOETL_*`` are left out, since they contain credentials.
         pass_fds: open files that the program inherits, under the same numbers.
 
     Raises:
         OSError: the program cannot be started.
     """
+    own = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             *command,
             cwd=folder,
-            env=environment(env),
-            stdin=asyncio.subprocess.PIPE,
+            env={**own, **(env or {})},
+            stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -70,53 +64,40 @@ async def run_process(
         cancelled, process = error, await starting
     assert process.stdout is not None
     assert process.stderr is not None
-    output, errors = _Tail(output_bytes), _Tail(output_bytes)
-    readers = [
-        asyncio.ensure_future(output.read(process.stdout)),
-        asyncio.ensure_future(errors.read(process.stderr)),
-    ]
+    output, errors = _Tail(), _Tail()
+    reading = asyncio.gather(output.read(process.stdout), errors.read(process.stderr), return_exceptions=True)
     try:
         if cancelled is not None:
             raise cancelled
-        await _feed(process, stdin)
         await process.wait()
     finally:
         await asyncio.shield(_end_group(process))
-        await asyncio.gather(*readers, return_exceptions=True)
+        await reading
     assert process.returncode is not None
     return Finished(process.returncode, output.text(), errors.text(), output.truncated or errors.truncated)
 
 
 class _Tail:
-    """Reads a stream to its end and keeps the last bytes."""
+    """Reads a stream to its end and keeps the last ``OUTPUT_BYTES``."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._kept = bytearray()
         self.truncated = False
 
     async def read(self, stream: asyncio.StreamReader) -> None:
         while chunk := await stream.read(_CHUNK):
             self._kept += chunk
-            if len(self._kept) > 2 * self._limit:
+            if len(self._kept) > 2 * OUTPUT_BYTES:
                 self._cut()
 
     def _cut(self) -> None:
-        if len(self._kept) > self._limit:
-            del self._kept[: len(self._kept) - self._limit]
+        if len(self._kept) > OUTPUT_BYTES:
+            del self._kept[:-OUTPUT_BYTES]
             self.truncated = True
 
     def text(self) -> str:
         self._cut()
         return self._kept.decode(errors="replace")
-
-
-async def _feed(process: asyncio.subprocess.Process, stdin: bytes) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(stdin)
-        await process.stdin.drain()
-    process.stdin.close()
 
 
 async def _end_group(process: asyncio.subprocess.Process) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import orjson
 
 from noetl_dagster.errors import ToolError, kind_of
-from noetl_dagster.tools.base import JobMessages, Tool, Toolbox, ToolCall, ToolResult, time_limit
-from noetl_dagster.tools.commands.pipes import pipes_variables
+from noetl_dagster.tools.base import (
+    JobMessages,
+    Tool,
+    Toolbox,
+    ToolCall,
+    ToolResult,
+    pipes_variables,
+    time_limit,
+)
 from noetl_dagster.tools.commands.processes import Finished, run_process
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.scripts import load_script
@@ -50,11 +55,14 @@ class ShellTool(Tool):
                 finished = await self._run(call, box, variables)
         except OSError as error:
             raise ToolError(f"{call.task.kind} in step {call.step}: {error}", kind=kind_of(error)) from None
-        redact = box.credentials.redact
-        if finished.exit_code != 0:
-            raise _failed(call, finished, box)
+        redact, code = box.credentials.redact, finished.exit_code
+        if code != 0:
+            outcome = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            output = (finished.stderr.strip() or finished.stdout.strip())[-EXCERPT:]
+            text = f"shell in step {call.step} {outcome}{': ' if output else ''}{output}"
+            raise ToolError(redact(text), kind="unknown", code=code)
         data = {
-            "exit_code": finished.exit_code,
+            "exit_code": code,
             "stdout": redact(finished.stdout),
             "stderr": redact(finished.stderr),
             "truncated": finished.truncated,
@@ -75,20 +83,11 @@ class ShellTool(Tool):
             text = "\n".join(map(str, commands)) if isinstance(commands, list | tuple) else str(commands)
             shell = str(config.get("shell") or SHELL)
             return await run_process([shell, "-c", f"set -e\n{text}"], folder=folder, env=env)
-        with _script_file(script) as path:
-            command = [*_interpreter(script, config), path, *map(str, config.get("args") or ())]
+        with NamedTemporaryFile("w", prefix="noetl-script-") as file:
+            file.write(script)
+            file.flush()
+            command = [*_interpreter(script, config), file.name, *map(str, config.get("args") or ())]
             return await run_process(command, folder=folder, env=env)
-
-
-@contextlib.contextmanager
-def _script_file(text: str) -> Any:
-    handle, path = tempfile.mkstemp(prefix="noetl-script-")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        yield path
-    finally:
-        Path(path).unlink()
 
 
 def _interpreter(script: str, config: dict[str, Any]) -> tuple[str, ...]:
@@ -101,14 +100,3 @@ def _interpreter(script: str, config: dict[str, Any]) -> tuple[str, ...]:
     source = config.get("script", "")
     uri = source if isinstance(source, str) else source["uri"]
     return _INTERPRETERS.get(Path(uri).suffix, (SHELL,))
-
-
-def _failed(call: ToolCall, finished: Finished, box: Toolbox) -> ToolError:
-    code = finished.exit_code
-    outcome = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    output = (finished.stderr.strip() or finished.stdout.strip())[-EXCERPT:]
-    return ToolError(
-        box.credentials.redact(f"shell in step {call.step} {outcome}{': ' if output else ''}{output}"),
-        kind="unknown",
-        code=code,
-    )
