@@ -118,9 +118,8 @@ async def format_of_body(body: ResponseBody, chunks: ChunkedResult, box: Toolbox
         return RowFormat.JSON if is_array else None
     beginning = await body.beginning(chunks.most_bytes)
     if begins_array(beginning) and not body.has_ended and not ends_value(beginning):
-        beginning = await body.beginning(
-            box.settings.http_body_bytes
-        )  # a large value, which may be all there is
+        # a large value, which may be all there is
+        beginning = await body.beginning(box.settings.http_body_bytes)
     is_array = not body.has_ended and begins_array(beginning) and ends_value(beginning)
     return RowFormat.JSON if is_array else None
 

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
-from noetl_dagster.errors import ErrorKind, ToolError, kind_of_status
-from noetl_dagster.tools.access.web import HttpRequest, WebError, answered
+import orjson
+from yarl import URL
+
+from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of_status
+from noetl_dagster.process.tracing import trace
+from noetl_dagster.process.tracing.spans import TRACEPARENT
+from noetl_dagster.tools.access.credentials import HTTP_TYPES, CredentialType
+from noetl_dagster.tools.access.web import (
+    HttpRequest,
+    WebError,
+    address,
+    answered,
+    form_encoded,
+    public,
+    same_origin,
+)
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, seconds_of
 from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.http.body import HttpResponse, ResponseBody, format_of_body, read_response, take_rows
-from noetl_dagster.tools.http.request import (
-    absolute_url,
-    build_request,
-    fields_of,
-    find_credential,
-    http_error,
-    method_of,
-    place_of,
-    request_for_rest,
-)
 from noetl_dagster.tools.rows.cutters import CUT_FORMATS
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
-from noetl_dagster.tools.rows.jsonable import NotJsonableError
+from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 DEFAULT_SECONDS = 30.0
 RETRYABLE_STATUSES = frozenset({408, 425, 429})
@@ -57,43 +64,46 @@ class HttpTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Sends the request and returns its response."""
-        config = call.config
-        access = fields_of(await find_credential(call, box))
-        url = absolute_url(config.get("url"), access, call)
+        config, redact = call.config, box.credentials.redact
+        access = await _credential_fields(call, box)
+        url = _absolute_url(config.get("url"), access, call)
+        takes_rows = call.task.kind == self.kind  # a transfer reads rows in its own way
         started = time.perf_counter()
         try:
-            format = _format(call)
-            request = build_request(url, access, config, box)
+            format = _row_format(call) if takes_rows else None
+            request = _build_request(url, access, config, box)
             seconds = (seconds_of(call) if config.get("timeout") else None) or DEFAULT_SECONDS
         except (NotJsonableError, ValueError) as error:
-            where = f"{method_of(config)} {box.credentials.redact(url)}"
-            raise http_error(f"{where} cannot be sent: {box.credentials.redact(str(error))}") from None
+            where = f"{_method(config)} {redact(url)}"
+            raise _http_error(f"{where} cannot be sent: {redact(str(error))}") from None
         chunks = ChunkedResult(call, box)
-        may_be_rows = format is not None or (chunks.wanted and call.task.kind == self.kind)
-        if may_be_rows and not await chunks.seek():
+        if takes_rows and (format is not None or chunks.wanted) and not await chunks.seek():
             return await chunks.result({})
-        if chunks.position is not None:
-            request = request_for_rest(request, chunks.position)
+        if (position := chunks.position) is not None:  # the rest of the body, or all of it if it has changed
+            rest = {"Range": f"bytes={position['offset']}-", "If-Range": str(position["version"])}
+            request = replace(request, headers={**request.headers, **rest})
+        place = f"{request.method} {redact(public(request.url))}"
         session = box.clients.http(verify_ssl=_truth(config.get("verify_ssl", True)))
         follow = _truth(config.get("follow_redirects", True))
         try:
             async with answered(session, request, seconds=seconds, follow=follow) as response:
                 body = ResponseBody(response)
                 rows = None
-                if response.status < 400 and call.task.kind == self.kind:
+                if response.status < 400 and takes_rows:
                     rows = format or await format_of_body(body, chunks, box)
                 if rows is not None:
-                    await take_rows(body, rows, chunks, place_of(request, box))
+                    await take_rows(body, rows, chunks, place)
                 answer = await read_response(body, call, box)
         except WebError as error:
-            raise _no_response(request, error, box) from None
+            outcome = f"timed out ({error})" if error.late else f"failed: {error}"
+            kind: ErrorKind = "timeout" if error.late else "connection" if error.retryable else "client_error"
+            raise _http_error(redact(f"{place} {outcome}"), kind, retryable=error.retryable) from None
         except ValueError as error:
-            where = place_of(request, box)
-            raise http_error(f"{where} cannot be sent: {box.credentials.redact(str(error))}") from None
+            raise _http_error(f"{place} cannot be sent: {redact(str(error))}") from None
         elapsed = time.perf_counter() - started
         details = {"http": {"status": answer.status, "headers": answer.headers}}
         if answer.status >= 400:
-            raise _refused(place_of(request, box), answer, details, box)
+            raise _refused(place, answer, details)
         data: dict[str, Any] = {
             "status_code": answer.status,
             "headers": answer.headers,
@@ -111,19 +121,126 @@ class HttpTool(Tool):
         return ToolResult(data=data, details=details)
 
 
-def _format(call: ToolCall) -> RowFormat | None:
+@dataclass(slots=True)
+class _CredentialFields:
+    """The headers and parameters that a credential adds to a request.
+
+    Attributes:
+        base_url: the only origin that may receive them; None: the first one that is asked.
+    """
+
+    headers: dict[str, str] = field(default_factory=dict)
+    params: dict[str, str] = field(default_factory=dict)
+    base_url: str | None = None
+
+
+async def _credential_fields(call: ToolCall, box: Toolbox) -> _CredentialFields:
+    """Returns the headers and parameters for the credential that the task names; none without one."""
+    try:
+        credential = await box.credentials.resolve(call.auth, *sorted(HTTP_TYPES))
+    except CredentialError as error:
+        message = f"http in step {call.step}: {error}"
+        raise ToolError(message, kind="credential", retryable=error.retryable) from None
+    if credential is None:
+        return _CredentialFields()
+    base_url = credential.get("base_url", "url")
+    access = _CredentialFields(base_url=str(base_url) if base_url else None)
+    headers = credential.get("headers")
+    if isinstance(headers, Mapping):
+        access.headers.update({str(name): str(value) for name, value in headers.items()})
+    token = credential.get("token", "access_token", "bearer_token")
+    user = credential.get("username", "user")
+    if credential.type is CredentialType.BEARER and token is None:
+        raise ToolError(f"credential {credential.name!r} of type bearer has no 'token'", kind="credential")
+    if credential.type in (CredentialType.BEARER, CredentialType.HTTP) and token is not None:
+        access.headers["Authorization"] = f"Bearer {token}"
+    elif user is not None and credential.type in (CredentialType.BASIC, CredentialType.HTTP):
+        pair = f"{user}:{credential.get('password', default='')}"
+        access.headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    elif credential.type is CredentialType.HEADER:
+        name = str(credential.get("header", "header_name", "name", default="X-API-Key"))
+        value = str(credential.get("value", "api_key", "key", "token", default=""))
+        into = access.params if credential.get("in") == "query" else access.headers
+        into[name] = value
+    return access
+
+
+def _absolute_url(url: Any, access: _CredentialFields, call: ToolCall) -> str:
+    """Returns the full address. A credential with its own address is sent nowhere else."""
+    if not isinstance(url, str) or not (url or access.base_url):
+        raise _http_error(f"http in step {call.step} has no 'url'")
+    if "://" not in url:
+        if access.base_url is None:
+            raise _http_error(
+                f"http in step {call.step}: url {url!r} is relative and no credential gives it a base; "
+                "write http:// or https://, or name a credential with a url"
+            )
+        return f"{access.base_url.rstrip('/')}/{url.lstrip('/')}" if url else access.base_url
+    is_secret = access.headers or access.params
+    if is_secret and access.base_url and not same_origin(URL(url), URL(access.base_url)):
+        raise _http_error(
+            f"http in step {call.step}: the credential is for {public(URL(access.base_url))}, "
+            f"not for {public(URL(url))}; use another credential for that address"
+        )
+    return url
+
+
+def _build_request(
+    url: str, access: _CredentialFields, config: Mapping[str, Any], box: Toolbox
+) -> HttpRequest:
+    """Returns the request that the task's fields describe.
+
+    Raises:
+        NotJsonableError, ValueError: a field cannot be sent.
+    """
+    headers = {str(name): str(value) for name, value in (config.get("headers") or {}).items()}
+    headers.update(access.headers)
+    content, form = config.get("json"), config.get("form")
+    body, kind = None, None
+    if form is not None:
+        body, kind = form_encoded(form), "application/x-www-form-urlencoded"
+    elif isinstance(content, str | bytes):
+        body = content.encode() if isinstance(content, str) else content
+    elif content is not None:
+        body, kind = orjson.dumps(to_jsonable(content, "json")), "application/json"
+    if not any(name.lower() == TRACEPARENT for name in headers):
+        headers.update(trace.headers())
+    if kind is not None and not any(name.lower() == "content-type" for name in headers):
+        headers["Content-Type"] = kind
+    params = config.get("params") or {}
+    target = address(url, {**params, **access.params} if access.params else params)
+    if target.raw_user and any(name.lower() == "authorization" for name in headers):
+        target = target.with_user(None)  # the credential takes precedence over the address
+    redact = box.credentials.redact  # a header of the playbook may contain a secret of the keychain
+    secret = {name.lower() for name, value in headers.items() if redact(value) != value}
+    secrets = frozenset(secret | {name.lower() for name in access.headers})
+    return HttpRequest(_method(config), target, headers, body, secrets)
+
+
+def _method(config: Mapping[str, Any]) -> str:
+    return str(config.get("method") or "GET").upper()
+
+
+def _http_error(message: str, kind: ErrorKind = "schema", *, retryable: bool = False) -> ToolError:
+    """Returns the error of a request without a response."""
+    return ToolError(message, kind=kind, retryable=retryable, details={"http": {"status": None}})
+
+
+def _row_format(call: ToolCall) -> RowFormat | None:
     """Returns the row format that the call specifies, if any."""
     given = call.config.get("format")
-    if given is None or call.task.kind != HttpTool.kind:
+    if given is None:
         return None
     format = row_format(str(given), "")
     if format not in CUT_FORMATS:
-        raise http_error(f"http in step {call.step}: format {format} is none of rows; write one of "
-                      f"{', '.join(sorted(CUT_FORMATS))}, or leave it out for the body as one value")  # fmt: skip
+        raise _http_error(
+            f"http in step {call.step}: format {format} is none of rows; write one of "
+            f"{', '.join(sorted(CUT_FORMATS))}, or leave it out for the body as one value"
+        )
     return format
 
 
-def _refused(where: str, answer: HttpResponse, details: dict[str, Any], box: Toolbox) -> ToolError:
+def _refused(where: str, answer: HttpResponse, details: dict[str, Any]) -> ToolError:
     status, excerpt = answer.status, answer.text
     if excerpt:
         details["http"]["body"] = excerpt
@@ -136,13 +253,6 @@ def _refused(where: str, answer: HttpResponse, details: dict[str, Any], box: Too
         details=details,
         retry_after=retry_after_seconds(answer.headers.get("retry-after")),
     )
-
-
-def _no_response(request: HttpRequest, error: WebError, box: Toolbox) -> ToolError:
-    outcome = f"timed out ({error})" if error.late else f"failed: {error}"
-    kind: ErrorKind = "timeout" if error.late else "connection" if error.retryable else "client_error"
-    text = box.credentials.redact(f"{place_of(request, box)} {outcome}")
-    return http_error(text, kind, retryable=error.retryable)
 
 
 def retry_after_seconds(value: str | None) -> float | None:
