@@ -17,25 +17,16 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 
-from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult, wrong_field
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 
-BATCH = 500
-"""Messages per request."""
-
-IDLE_SECONDS = 5.0
-"""Seconds without a message after which a subscription ends, unless ``timeout`` is set."""
-
-KEPT_SECONDS = 600.0
-"""Seconds for which the server keeps our idle consumer while its chunks wait for room."""
-
+BATCH = 500  # messages per request
 ACK_SECONDS = 10.0
-
-UNACKED_CHUNKS = 3
-"""One chunk in the log, one that waits for its successor, one that is being gathered."""
+IDLE_SECONDS = 5.0  # without a message, after which a subscription without ``timeout`` ends
+KEPT_SECONDS = 600.0  # for which the server keeps our idle consumer while its chunks wait for room
+UNACKED_CHUNKS = 3  # one in the log, one that waits for its successor, one that is being gathered
 
 
 async def subscribe(client: NatsClient, call: ToolCall, box: Toolbox) -> ToolResult:
@@ -45,11 +36,10 @@ async def subscribe(client: NatsClient, call: ToolCall, box: Toolbox) -> ToolRes
         ToolError: a field is missing or wrong.
         nats.errors.Error: there is no such stream, or the connection is lost.
     """
-    durable = call.config.get("durable")
     chunks = ChunkedResult(call, box)
     if not await chunks.seek():
         return await chunks.result()
-    if durable:
+    if durable := call.config.get("durable"):
         return await _AckedMessages(client, call, chunks, str(durable)).read()
     return await _Messages(client, call, chunks).read()
 
@@ -67,7 +57,8 @@ class _Messages:
     async def read(self) -> ToolResult:
         """Reads the messages until the end of the subscription."""
         position = self._chunks.position
-        start = _start(self._call) if position is None else int(position["sequence"]) + 1
+        first = _number(self._call, "start", 1) or 1
+        start = int(first if position is None else position["sequence"] + 1)
         while self._end.is_open:
             start = await self._from(start)
         if (rest := self._gathering.rest()) is not None:
@@ -96,7 +87,10 @@ class _Messages:
                     break
             return start
         finally:
-            await _forgotten(pull, self._context, stream)
+            with suppress(nats.errors.Error):  # otherwise the server forgets the consumer later
+                consumer = (await pull.consumer_info()).name
+                await pull.unsubscribe()
+                await self._context.delete_consumer(stream, consumer)
 
 
 class _AckedMessages:
@@ -165,10 +159,10 @@ class _AckedMessages:
         """Returns the messages of a chunk: the server sends no more while too many are not acknowledged."""
         pending = (await pull.consumer_info()).config.max_ack_pending or 0
         if 0 < pending < UNACKED_CHUNKS:
-            raise ToolError(
-                f"nats in step {self._call.step}: consumer {self._durable} has max_ack_pending {pending}; "
-                f"a subscription needs at least {UNACKED_CHUNKS}",
-                kind="schema",
+            raise wrong_field(
+                self._call,
+                f"consumer {self._durable} has max_ack_pending {pending}; a subscription needs at least "
+                f"{UNACKED_CHUNKS}",
             )
         return min(BATCH, pending // UNACKED_CHUNKS) if pending > 0 else BATCH
 
@@ -210,18 +204,10 @@ async def _source(call: ToolCall, context: JetStreamContext) -> tuple[str, str]:
     """Returns subject and stream of the messages."""
     subject, stream = call.config.get("subject"), call.config.get("stream")
     if not (subject or stream):
-        raise ToolError(f"nats in step {call.step}: subscribe needs 'stream' or 'subject'", kind="schema")
+        raise wrong_field(call, "subscribe needs 'stream' or 'subject'")
     if not stream:
         stream = await context.find_stream_name_by_subject(str(subject))
     return str(subject or ">"), str(stream)
-
-
-async def _forgotten(pull: JetStreamContext.PullSubscription, context: JetStreamContext, stream: str) -> None:
-    """Ends a consumer without a durable name; if that fails, the server does so later."""
-    with suppress(nats.errors.Error):
-        consumer = (await pull.consumer_info()).name
-        await pull.unsubscribe()
-        await context.delete_consumer(stream, consumer)
 
 
 def _row(message: Msg) -> dict[str, Any]:
@@ -238,10 +224,6 @@ def _sequence(message: Msg) -> int:
     return int(message.metadata.sequence.stream)
 
 
-def _start(call: ToolCall) -> int:
-    return int(_number(call, "start", 1) or 1)
-
-
 def _number(call: ToolCall, name: str, default: float | None) -> float | None:
     given = call.config.get(name)
     try:
@@ -249,7 +231,7 @@ def _number(call: ToolCall, name: str, default: float | None) -> float | None:
     except (TypeError, ValueError):
         number = -1
     if number is not None and number < 0:
-        raise ToolError(f"nats in step {call.step}: {name} {given!r} is no number from 0 on", kind="schema")
+        raise wrong_field(call, f"{name} {given!r} is no number from 0 on")
     return number
 
 

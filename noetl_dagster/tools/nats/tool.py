@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import nats.errors
 import nats.js.errors
@@ -12,10 +12,8 @@ from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ServiceError, ToolError, kind_of, kind_of_status
 from noetl_dagster.tools.access.credentials import CredentialType
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, wrong_field
 from noetl_dagster.tools.nats.subscription import decoded, encoded, subscribe
-
-T = TypeVar("T")
 
 PUBLISH_SECONDS = 10.0
 
@@ -60,13 +58,24 @@ class NatsTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Runs the operation."""
-        operation = _operation(call)
+        given = call.config.get("operation")
+        try:
+            operation = NatsOperation(str(given))
+        except ValueError:
+            known = ", ".join(NatsOperation)
+            raise wrong_field(call, f"operation {given!r} is unknown; known: {known}") from None
         try:
             credential = await box.credentials.resolve(call.auth, CredentialType.NATS)
             client = await box.clients.nats(credential)
-            if operation is NatsOperation.SUBSCRIBE:
-                return await subscribe(client, call, box)
-            return ToolResult(data=await _OPERATIONS[operation](client, call))
+            match operation:
+                case NatsOperation.SUBSCRIBE:
+                    return await subscribe(client, call, box)
+                case NatsOperation.PUBLISH:
+                    return ToolResult(data=await _publish(client, call))
+                case NatsOperation.OBJECT_PUT | NatsOperation.OBJECT_GET:
+                    return ToolResult(data=await _object(operation, client, call))
+                case _:
+                    return ToolResult(data=await _key_value(operation, client, call))
         except CredentialError as error:
             message = f"nats in step {call.step}: {error}"
             raise ToolError(message, kind="credential", retryable=error.retryable) from None
@@ -74,44 +83,49 @@ class NatsTool(Tool):
             raise _failed(call, operation, error, box) from None
 
 
-async def _kv_get(client: NatsClient, call: ToolCall) -> dict[str, Any]:
-    key = _field(call, "key")
+async def _key_value(operation: NatsOperation, client: NatsClient, call: ToolCall) -> dict[str, Any]:
+    """Reads or changes a key-value bucket; a missing one counts as empty."""
+    key = "" if operation is NatsOperation.KV_KEYS else _field(call, "key")
+    context, name = client.jetstream(), _field(call, "bucket")
+    bucket: Any = None
+    entry: Any = None
     try:
-        bucket = await client.jetstream().key_value(_field(call, "bucket"))
-        entry = await bucket.get(key)
-    except (nats.js.errors.KeyNotFoundError, nats.js.errors.BucketNotFoundError):
+        bucket = await context.key_value(name)
+    except nats.js.errors.NotFoundError:
+        if operation is NatsOperation.KV_PUT:
+            bucket = await context.create_key_value(bucket=name, ttl=call.config.get("ttl"))
+    if operation is NatsOperation.KV_PUT:
+        return {"key": key, "revision": await bucket.put(key, encoded(call.config.get("value")))}
+    if operation is NatsOperation.KV_KEYS:
+        prefix, keys = str(call.config.get("prefix") or call.config.get("key") or ""), []
+        with suppress(nats.js.errors.NoKeysError):
+            keys = sorted(one for one in await bucket.keys() if one.startswith(prefix)) if bucket else []
+        return {"keys": keys, "count": len(keys)}
+    with suppress(nats.js.errors.KeyNotFoundError):
+        entry = await bucket.get(key) if bucket else None
+    if operation is NatsOperation.KV_DELETE:
+        if entry is not None:
+            await bucket.delete(key)
+        return {"key": key, "deleted": entry is not None}
+    if entry is None:
         return {"key": key, "value": None, "revision": None, "found": False}
     return {"key": key, **decoded(entry.value or b""), "revision": entry.revision, "found": True}
 
 
-async def _kv_put(client: NatsClient, call: ToolCall) -> dict[str, Any]:
-    key = _field(call, "key")
-    stream, name = client.jetstream(), _field(call, "bucket")
-    bucket = await _open_or_create(
-        stream.key_value(name), lambda: stream.create_key_value(bucket=name, ttl=call.config.get("ttl"))
-    )
-    return {"key": key, "revision": await bucket.put(key, encoded(call.config.get("value")))}
-
-
-async def _kv_delete(client: NatsClient, call: ToolCall) -> dict[str, Any]:
-    key = _field(call, "key")
+async def _object(operation: NatsOperation, client: NatsClient, call: ToolCall) -> dict[str, Any]:
+    """Reads or writes an object."""
+    context, name, key = client.jetstream(), _field(call, "bucket"), _field(call, "key")
     try:
-        bucket = await client.jetstream().key_value(_field(call, "bucket"))
-        await bucket.get(key)
-    except (nats.js.errors.KeyNotFoundError, nats.js.errors.BucketNotFoundError):
-        return {"key": key, "deleted": False}
-    await bucket.delete(key)
-    return {"key": key, "deleted": True}
-
-
-async def _kv_keys(client: NatsClient, call: ToolCall) -> dict[str, Any]:
-    prefix = str(call.config.get("prefix") or call.config.get("key") or "")
-    try:
-        bucket = await client.jetstream().key_value(_field(call, "bucket"))
-        keys = sorted(key for key in await bucket.keys() if key.startswith(prefix))
-    except (nats.js.errors.NoKeysError, nats.js.errors.BucketNotFoundError):
-        keys = []
-    return {"keys": keys, "count": len(keys)}
+        bucket = await context.object_store(name)
+    except nats.js.errors.NotFoundError:
+        if operation is NatsOperation.OBJECT_GET:
+            raise
+        bucket = await context.create_object_store(bucket=name)
+    if operation is NatsOperation.OBJECT_PUT:
+        info = await bucket.put(key, encoded(call.config.get("value")))
+        return {"key": key, "size": info.size, "digest": info.digest}
+    content = (await bucket.get(key)).data or b""
+    return {"key": key, **decoded(content), "size": len(content)}
 
 
 async def _publish(client: NatsClient, call: ToolCall) -> dict[str, Any]:
@@ -128,58 +142,10 @@ async def _publish(client: NatsClient, call: ToolCall) -> dict[str, Any]:
     return sent
 
 
-async def _object_put(client: NatsClient, call: ToolCall) -> dict[str, Any]:
-    key = _field(call, "key")
-    stream, name = client.jetstream(), _field(call, "bucket")
-    bucket = await _open_or_create(stream.object_store(name), lambda: stream.create_object_store(bucket=name))
-    info = await bucket.put(key, encoded(call.config.get("value")))
-    return {"key": key, "size": info.size, "digest": info.digest}
-
-
-async def _object_get(client: NatsClient, call: ToolCall) -> dict[str, Any]:
-    key = _field(call, "key")
-    bucket = await client.jetstream().object_store(_field(call, "bucket"))
-    found = await bucket.get(key)
-    content = found.data or b""
-    return {"key": key, **decoded(content), "size": len(content)}
-
-
-async def _open_or_create(finding: Awaitable[T], make: Callable[[], Awaitable[T]]) -> T:
-    """Returns a bucket to write to; creates a missing one."""
-    try:
-        return await finding
-    except nats.js.errors.NotFoundError:
-        return await make()
-
-
-_OPERATIONS: Mapping[NatsOperation, Callable[[NatsClient, ToolCall], Awaitable[dict[str, Any]]]] = {
-    NatsOperation.KV_GET: _kv_get,
-    NatsOperation.KV_PUT: _kv_put,
-    NatsOperation.KV_DELETE: _kv_delete,
-    NatsOperation.KV_KEYS: _kv_keys,
-    NatsOperation.PUBLISH: _publish,
-    NatsOperation.OBJECT_PUT: _object_put,
-    NatsOperation.OBJECT_GET: _object_get,
-}
-
-
-def _operation(call: ToolCall) -> NatsOperation:
-    try:
-        return NatsOperation(str(call.config.get("operation")))
-    except ValueError:
-        raise ToolError(
-            f"nats in step {call.step}: operation {call.config.get('operation')!r} is unknown; known: "
-            f"{', '.join(NatsOperation)}",
-            kind="schema",
-        ) from None
-
-
 def _field(call: ToolCall, name: str) -> str:
     value = call.config.get(name, call.input.get(name))
     if value in (None, ""):
-        raise ToolError(
-            f"nats in step {call.step}: {call.config.get('operation')} needs {name!r}", kind="schema"
-        )
+        raise wrong_field(call, f"{call.config.get('operation')} needs {name!r}")
     return str(value)
 
 
