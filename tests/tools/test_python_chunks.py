@@ -149,6 +149,23 @@ async def test_a_generator_waits_for_room(run: Any, box: Toolbox, options: Any, 
 
 
 @everywhere
+async def test_a_rest_of_less_than_a_chunk_follows_the_chunks_of_an_earlier_run(
+    run: Any, box: Toolbox, options: Any
+) -> None:
+    log = box.chunks = ListLog()
+    code = "for i in range(position or 0, 30):\n    yield [{'i': i, 'text': 'x' * 500_000}], i + 1"
+    log.stops_after = 3
+    with pytest.raises(Killed):
+        await run("python", code=code, options=options)
+    log.stops_after = None
+
+    result = await run("python", code=code, options=options)
+
+    assert [len(rows) for rows in await log.rows(box)] == [9, 9, 9, 3]
+    assert [row["i"] for row in await box.results.get(result.ref)] == list(range(30))
+
+
+@everywhere
 @pytest.mark.parametrize(
     "code",
     [

@@ -11,8 +11,8 @@ import inspect
 import resource
 import socket
 import sys
-from collections.abc import AsyncGenerator, Generator, Iterator
-from contextlib import closing
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,8 @@ class Handover:
         self._given += 1
         name = f"chunk-{self._given}{Path(RESULT if isinstance(chunk.rows, list) else TABLE).suffix}"
         _write(chunk.rows, self._folder / name)
-        self._channel.sendall(orjson.dumps({"file": name, "position": chunk.position}) + b"\n")
+        message = {"file": name, "position": chunk.position, "full": chunk.full}
+        self._channel.sendall(orjson.dumps(message) + b"\n")
         self._waits = True
         return True
 
@@ -97,46 +98,21 @@ def answer(request: dict[str, Any], handover: Handover) -> Any:
     how = {"chunk_bytes": request["chunk_bytes"], "seeks": request["seeks"]}
     if inspect.isgenerator(value):
         with closing(chunks_of(value, program, **how)) as chunks:
-            return _handed_over(chunks, handover)
+            for chunk in chunks:
+                if not handover.give(chunk):
+                    break
+        return STREAMED
     if inspect.isasyncgen(value):
-        with (
-            asyncio.Runner() as runner,
-            closing(_stepped(async_chunks_of(value, program, **how), runner)) as chunks,
-        ):
-            return _handed_over(chunks, handover)
+        asyncio.run(_give_all(async_chunks_of(value, program, **how), handover))
+        return STREAMED
     return finished(value, program)
 
 
-def _handed_over(chunks: Iterator[Gathered], handover: Handover) -> Any:
-    """Passes all chunks on; returns the rows themselves if they are less than one chunk."""
-    given = False
-    try:
-        for chunk in chunks:
-            if not (chunk.full or given):
-                return chunk.rows
-            given = True
+async def _give_all(values: AsyncGenerator[Gathered, None], handover: Handover) -> None:
+    async with aclosing(values) as chunks:
+        async for chunk in chunks:
             if not handover.give(chunk):
-                return STREAMED
-    except CodeFailure:
-        handover.taken()  # earlier chunks are kept
-        raise
-    handover.taken()
-    return STREAMED if given else []
-
-
-def _stepped(
-    chunks: AsyncGenerator[Gathered, None], runner: asyncio.Runner
-) -> Generator[Gathered, None, None]:
-    """Yields the chunks of an async generator, which runs only while the next one is requested."""
-
-    async def following() -> Gathered | None:
-        return await anext(chunks, None)
-
-    try:
-        while (chunk := runner.run(following())) is not None:
-            yield chunk
-    finally:
-        runner.run(chunks.aclose())
+                break
 
 
 def main(folder: Path) -> None:
@@ -144,21 +120,15 @@ def main(folder: Path) -> None:
     request = orjson.loads((folder / REQUEST).read_bytes())
     if request["memory"] is not None:
         resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
+    handover = Handover(folder, request["channel"])
     try:
-        value = answer(request, Handover(folder, request["channel"]))
+        value = answer(request, handover)
         if is_table(value):
             return _write(value, folder / TABLE)
         reply: dict[str, Any] = {} if value is STREAMED else {"value": value}
     except CodeFailure as failure:
-        reply = {
-            "failure": {
-                "exception_type": failure.exception_type,
-                "message": failure.message,
-                "line": failure.line,
-                "function": failure.function,
-                "transient": failure.transient,
-            }
-        }
+        reply = {"failure": vars(failure)}
+    handover.taken()  # chunks before a failure are kept
     (folder / RESULT).write_bytes(orjson.dumps(reply))
     return None
 

@@ -42,7 +42,6 @@ POSITION = "position"
 
 _READING, _SETTING = frozenset({"LOAD_NAME", "LOAD_GLOBAL"}), frozenset({"STORE_NAME", "STORE_GLOBAL"})
 NO_VALUES: Mapping[str, Any] = {}
-_NOTHING = object()
 NO_POSITION = object()
 
 FAILURES = (Exception, SystemExit, KeyboardInterrupt)
@@ -121,16 +120,14 @@ class Printed:
         self.left -= len(text) + 1
         logger.info("%s: %s", self.step, self.redact(text))
         if self.left <= 0:
-            logger.warning("%s: printed more than %d characters; the rest is left out", self.step,
-                           PRINTED_CHARACTERS)  # fmt: skip
+            more = "%s: printed more than %d characters; the rest is left out"
+            logger.warning(more, self.step, PRINTED_CHARACTERS)
 
 
-def _asks_for_position(code: CodeType, main: _Main | None) -> bool:
-    """Reports whether ``main`` yields and has a parameter ``position``, or code reads it before it sets it."""
-    if main is not None and POSITION in main.parameters:
-        return main.yields
-    uses = (step.opname for part in _parts_of(code) for step in dis.get_instructions(part)
-            if step.argval == POSITION)  # fmt: skip
+def _reads_position(code: CodeType) -> bool:
+    """Reports whether code reads ``position`` before it sets it."""
+    steps = (step for part in _parts_of(code) for step in dis.get_instructions(part))
+    uses = (step.opname for step in steps if step.argval == POSITION)
     return next((name in _READING for name in uses if name in _READING | _SETTING), False)
 
 
@@ -140,11 +137,6 @@ def _parts_of(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _parts_of(constant)
-
-
-def _names_of(code: CodeType) -> set[str]:
-    """Returns the global names that code, and all code defined in it, read."""
-    return {name for part in _parts_of(code) for name in part.co_names}
 
 
 @lru_cache(maxsize=256)
@@ -159,14 +151,15 @@ def compile_code(source: str, name: str) -> Program:
     text = without_expressions(source, expressions)
     try:
         code, returns = compile_python(text, filename)
-        read, main = _names_of(code), _main_of(text)
+        read = {name for part in _parts_of(code) for name in part.co_names}
+        wanted, main_yields = _main_of(text)
         return Program(
             code,
             filename,
             returns,
-            seeks=POSITION in text and _asks_for_position(code, main),
+            seeks=main_yields if POSITION in wanted else POSITION in text and _reads_position(code),
             asks=tuple(name for name in CONTEXT_NAMES if name in read),
-            wanted=frozenset() if main is None else main.parameters,
+            wanted=wanted,
             templates=expressions,
         )
     except (SyntaxError, ValueError) as error:
@@ -241,26 +234,24 @@ def finished(value: Any, program: Program) -> Any:
 
 
 def call_main(
-    main: Callable[..., Any],
-    values: Mapping[str, Any],
-    scope: Mapping[str, Any],
-    context: Callable[[], Any],
+    main: Callable[..., Any], values: Mapping[str, Any], scope: Mapping[str, Any], context: Callable[[], Any]
 ) -> Any:
     """Calls ``main`` with the values that its parameters name: from the input, else from the scope."""
     parameters, open_ended = _parameters(main)
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     for name, default, only_positional in parameters:
-        value = values.get(name, _NOTHING)
-        if value is _NOTHING and name == "context":
+        if name in values:
+            value = values[name]
+        elif name == "context":
             value = context()
-        if value is _NOTHING and name == "input_data":
+        elif name == "input_data":
             value = dict(values)
-        if value is _NOTHING and name in scope:
+        elif name in scope:
             value = scope[name]
-        if value is _NOTHING:
-            if default:
-                continue
+        elif default:
+            continue
+        else:
             known = ", ".join(sorted(values)) or "nothing"
             raise TypeError(f"main needs {name!r}, which neither input ({known}) nor the context has")
         if only_positional:
@@ -272,19 +263,25 @@ def call_main(
     return main(*positional, **keywords)
 
 
-def _parameters(main: Callable[..., Any]) -> tuple[tuple[tuple[str, bool, bool], ...], bool]:
-    """Returns (name, has a default, only positional) of each parameter, and whether ``main`` accepts any keyword."""
-    code = getattr(main, "__code__", None)
-    if code is not None and not hasattr(main, "__wrapped__") and inspect.isfunction(main):
+_Parameters = tuple[tuple[tuple[str, bool, bool], ...], bool]
+"""Name, has a default, only positional, of each parameter; and whether the function accepts any keyword."""
+
+
+def _parameters(main: Callable[..., Any]) -> _Parameters:
+    if inspect.isfunction(main) and not hasattr(main, "__wrapped__"):
         defaults = len(main.__defaults__ or ()), frozenset(main.__kwdefaults__ or ())
-        return _parameters_of_code(code, *defaults)
-    return _parameters_of_signature(inspect.signature(main))
+        return _parameters_of_code(main.__code__, *defaults)
+    kinds, parameters = inspect.Parameter, inspect.signature(main).parameters.values()
+    found = tuple(
+        (item.name, item.default is not kinds.empty, item.kind is kinds.POSITIONAL_ONLY)
+        for item in parameters
+        if item.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+    )
+    return found, any(item.kind is kinds.VAR_KEYWORD for item in parameters)
 
 
 @lru_cache(maxsize=512)
-def _parameters_of_code(
-    code: CodeType, defaults: int, keyword_defaults: frozenset[str]
-) -> tuple[tuple[tuple[str, bool, bool], ...], bool]:
+def _parameters_of_code(code: CodeType, defaults: int, keyword_defaults: frozenset[str]) -> _Parameters:
     plain, only_positional = code.co_argcount, code.co_posonlyargcount
     names = code.co_varnames
     found = [(names[place], place >= plain - defaults, place < only_positional) for place in range(plain)]
@@ -293,32 +290,14 @@ def _parameters_of_code(
     return tuple(found), bool(code.co_flags & inspect.CO_VARKEYWORDS)
 
 
-def _parameters_of_signature(signature: inspect.Signature) -> tuple[tuple[tuple[str, bool, bool], ...], bool]:
-    kinds = inspect.Parameter
-    found = tuple(
-        (item.name, item.default is not kinds.empty, item.kind is kinds.POSITIONAL_ONLY)
-        for item in signature.parameters.values()
-        if item.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
-    )
-    return found, any(item.kind is kinds.VAR_KEYWORD for item in signature.parameters.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Main:
-    """The ``main`` of code: its parameters, and whether it is a generator."""
-
-    parameters: frozenset[str]
-    yields: bool
-
-
-def _main_of(source: str) -> _Main | None:
-    """Returns the facts about ``main`` in the source; None without one."""
+def _main_of(source: str) -> tuple[frozenset[str], bool]:
+    """Returns the parameters of ``main`` in the source, and whether it is a generator."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "main":
             given = node.args
             parameters = (item.arg for item in (*given.posonlyargs, *given.args, *given.kwonlyargs))
-            return _Main(frozenset(parameters), yields_in(node.body))
-    return None
+            return frozenset(parameters), yields_in(node.body)
+    return frozenset(), False
 
 
 def parse_literal(value: Any) -> Any:

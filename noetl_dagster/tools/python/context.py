@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,9 +43,9 @@ class LiveScope(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._scope)
 
-    def whole(self, name: str) -> Any:
-        """Returns a name's value; for a step or task the whole envelope with its status."""
-        return self.fetched(lambda: _whole(self._scope[name]))
+    def context(self) -> CodeContext:
+        """Returns the ``context`` of the code."""
+        return CodeContext(self._scope, self._box, self._loop)
 
     def fetched(self, attempt: Callable[[], T]) -> T:
         """Calls ``attempt``, from a thread, and fetches the stored results that it needs."""
@@ -60,31 +61,23 @@ class LiveScope(Mapping[str, Any]):
         return {name: self[name] for name in wanted if name in self}
 
 
-class CodeContext(Mapping[str, Any]):
+class CodeContext(LiveScope):
     """The read-only ``context`` of code: the names of templates; results of steps contain their ``data``."""
 
-    def __init__(self, scope: LiveScope) -> None:
-        self._scope = scope
-
     def __getitem__(self, name: str) -> Any:
-        return self._scope.whole(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._scope
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._scope)
-
-    def __len__(self) -> int:
-        return len(self._scope)
+        return self.fetched(lambda: _whole(self._scope[name]))
 
     def portable(self) -> dict[str, Any]:
         """Returns everything, fetched, for another process: ``values``, and ``results``, the names of results.
 
         The keychain and values without a JSON form, such as tables, are left out.
         """
-        read = {name: self[name] for name in self if name != "keychain"}
-        values = {name: value for name, value in read.items() if _is_jsonable(value)}
+        values = {}
+        for name in (name for name in self if name != "keychain"):
+            value = self[name]
+            with suppress(NotJsonableError):
+                to_jsonable(value)
+                values[name] = value
         results = [name for name, value in values.items() if isinstance(value, CodeResult)]
         return {"values": values, "results": results}
 
@@ -133,14 +126,6 @@ class CodeResult(dict[str, Any]):
             return self[key]
         except KeyError:
             return default
-
-
-def _is_jsonable(value: Any) -> bool:
-    try:
-        to_jsonable(value)
-    except NotJsonableError:
-        return False
-    return True
 
 
 def _whole(value: Any) -> Any:

@@ -20,7 +20,7 @@ from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.commands.processes import Finished, run_process
 from noetl_dagster.tools.python.child import ENOUGH, MORE, REQUEST, RESULT, STREAMED, TABLE
-from noetl_dagster.tools.python.code import NO_POSITION, CodeFailure, Printed
+from noetl_dagster.tools.python.code import CodeFailure, Printed
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 CHILD = "noetl_dagster.tools.python.child"
@@ -31,53 +31,22 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)i?b?", re.IGNORECASE)
 
 
-async def run_in_process(
-    source: str,
-    name: str,
-    *,
-    input: Mapping[str, Any],
-    scope: Mapping[str, Any],
-    context: Mapping[str, Any] | None,
-    rendered: Mapping[str, Any],
-    libs: Any,
-    memory: Any,
-    printer: Printed,
-    chunks: ChunkedResult,
-    position: Any,
-) -> ToolResult:
+async def run_in_process(request: Mapping[str, Any], printer: Printed, chunks: ChunkedResult) -> ToolResult:
     """Runs code in a child process and returns its value; the child is killed if the caller is cancelled.
 
     Args:
-        input, scope: as JSON values, since another process reads them.
-        context: the value of ``CodeContext.portable``, if the code uses it.
-        rendered: the values of the code's templates.
-        memory: limit of the child's address space in bytes, or text such as ``512m``; None: no limit.
+        request: JSON values, as :func:`noetl_dagster.tools.python.child.answer` reads them.
         chunks: stores the yielded rows.
-        position: where code that reads it resumes, else ``NO_POSITION``.
 
     Raises:
         CodeFailure: the code failed, or the process was killed (``MemoryError`` if memory ran out).
-        ToolError: the input has no JSON form, ``memory`` is no size, or a chunk differs from the stored one.
+        ToolError: a chunk differs from the stored one.
         StorageError: a chunk could not be stored.
     """
     ours, theirs = socket.socketpair()
-    request = {
-        "source": source,
-        "name": name,
-        "input": _portable(input, "input"),
-        "scope": _portable(scope, "context"),
-        "context": None if context is None else _portable(context, "context"),
-        "rendered": rendered,
-        "libs": libs,
-        "memory": None if memory is None else bytes_of(memory),
-        "chunk_bytes": chunks.chunk_bytes,
-        "seeks": position is not NO_POSITION,
-        "position": None if position is NO_POSITION else position,
-        "channel": theirs.fileno(),
-    }
     with tempfile.TemporaryDirectory(prefix="noetl-python-") as name, ours, theirs:
-        folder = Path(name)
-        await asyncio.to_thread((folder / REQUEST).write_bytes, orjson.dumps(request))
+        folder, content = Path(name), orjson.dumps({**request, "channel": theirs.fileno()})
+        await asyncio.to_thread((folder / REQUEST).write_bytes, content)
         receiving = asyncio.ensure_future(_receive(ours, folder, chunks))
         try:
             finished = await run_process([sys.executable, "-m", CHILD, name], pass_fds=[theirs.fileno()])
@@ -110,7 +79,7 @@ def _chunk(folder: Path, message: dict[str, Any]) -> Gathered:
     path = folder / message["file"]
     rows = _table(path) if path.suffix == Path(TABLE).suffix else orjson.loads(path.read_bytes())
     path.unlink()
-    return Gathered(rows, message["position"])
+    return Gathered(rows, message["position"], message["full"])
 
 
 def _table(path: Path) -> pa.Table:
@@ -121,24 +90,25 @@ def _table(path: Path) -> pa.Table:
 def _answer(folder: Path, finished: Finished) -> Any:
     if (folder / TABLE).exists():
         return _table(folder / TABLE)
-    if not (folder / RESULT).exists():
-        raise _exit_failure(finished)
-    answer = orjson.loads((folder / RESULT).read_bytes())
-    if "failure" in answer:
-        raise CodeFailure(**answer["failure"])
-    return answer.get("value", STREAMED)
-
-
-def _exit_failure(finished: Finished) -> CodeFailure:
-    said = finished.stderr.strip()[-500:]
+    if (folder / RESULT).exists():
+        answer = orjson.loads((folder / RESULT).read_bytes())
+        if "failure" in answer:
+            raise CodeFailure(**answer["failure"])
+        return answer.get("value", STREAMED)
+    said, code = finished.stderr.strip()[-500:], finished.exit_code
     if "MemoryError" in said or "bad_alloc" in said:
-        return CodeFailure("MemoryError", "the code needs more memory than its limit", None)
-    if finished.exit_code < 0:
-        return CodeFailure("Killed", f"the process was killed by signal {-finished.exit_code}", None)
-    return CodeFailure("Exited", f"the process ended with exit code {finished.exit_code}: {said}", None)
+        raise CodeFailure("MemoryError", "the code needs more memory than its limit", None)
+    if code < 0:
+        raise CodeFailure("Killed", f"the process was killed by signal {-code}", None)
+    raise CodeFailure("Exited", f"the process ended with exit code {code}: {said}", None)
 
 
-def _portable(values: Mapping[str, Any], what: str) -> Any:
+def portable(values: Mapping[str, Any], what: str) -> Any:
+    """Returns values as JSON values, since another process reads them.
+
+    Raises:
+        ToolError: one has no JSON form.
+    """
     try:
         return to_jsonable(dict(values), what)
     except NotJsonableError as error:

@@ -57,7 +57,13 @@ class _Mailbox:
     def _deliver(self) -> None:
         self._woken = False  # before reading: later outcomes wake the loop again
         while self._outcomes:
-            _finish(*self._outcomes.popleft())
+            future, value, failure = self._outcomes.popleft()
+            if future.done():
+                continue
+            if failure is not None:
+                future.set_exception(failure)
+            else:
+                future.set_result(value)
 
 
 class CodeThreads:
@@ -91,19 +97,16 @@ class CodeThreads:
             mailbox = self._mailboxes[loop] = _Mailbox()
         # in the caller's context: what the code prints is logged with the names of its command
         job = _CodeJob(partial(copy_context().run, function), loop.create_future(), mailbox)
-        self._submit(job)
+        with self._lock:
+            self._waiting += 1
+        self._jobs.put(job)
+        self._start_if_needed()
         try:
             return await job.future
         except asyncio.CancelledError:
             self._abandon(job)
             self._interrupt(job, loop, loop.time() + self._grace_seconds)
             raise
-
-    def _submit(self, job: _CodeJob) -> None:
-        with self._lock:
-            self._waiting += 1
-        self._jobs.put(job)
-        self._start_if_needed()
 
     def _start_if_needed(self) -> None:
         with self._lock:
@@ -179,12 +182,3 @@ def _call(job: _CodeJob) -> tuple[Any, BaseException | None, bool]:
         with job.lock:
             job.thread = None
     return value, failure, written_off
-
-
-def _finish(future: asyncio.Future[Any], value: Any, failure: BaseException | None) -> None:
-    if future.done():
-        return
-    if failure is not None:
-        future.set_exception(failure)
-    else:
-        future.set_result(value)

@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -35,33 +35,14 @@ from noetl_dagster.tools.python.code import (
     finished,
     run_program,
 )
-from noetl_dagster.tools.python.context import CodeContext, LiveScope
+from noetl_dagster.tools.python.context import LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
-from noetl_dagster.tools.python.yields import async_chunks_of, chunks_of, is_yielding
+from noetl_dagster.tools.python.yields import async_chunks_of, chunks_of
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.scripts import load_script
 
 SUBPROCESS = "subprocess"
 _ENDS_IN_TOJSON = re.compile(r"\|\s*tojson\s*(\([^()]*\))?\s*-?\}\}\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class _PythonRun:
-    """One call, ready to run.
-
-    Attributes:
-        rendered: the values of the templates in its code.
-        chunks: stores the yielded rows.
-        position: where code that reads it resumes.
-    """
-
-    call: ToolCall
-    box: Toolbox
-    program: Program
-    scope: LiveScope
-    rendered: Mapping[str, Any]
-    chunks: ChunkedResult
-    position: Any
 
 
 class PythonTool(Tool):
@@ -109,50 +90,145 @@ class PythonTool(Tool):
         seeks = program.seeks and POSITION not in call.input and POSITION not in call.scope
         if seeks and not await chunks.seek():
             return await chunks.result()
-        scope = LiveScope(call.scope, box, asyncio.get_running_loop())
-        position = chunks.position if seeks else NO_POSITION
-        run = _PythonRun(call, box, program, scope, rendered, chunks, position)
+        run = _PythonRun(call, box, program, rendered, chunks, chunks.position if seeks else NO_POSITION)
         if _option(call, "isolation") == SUBPROCESS:
             return await self._in_subprocess(source, run)
-        stream = GeneratorStream(chunks, seeks=seeks)
         try:
-            return await self._in_thread(run, stream)
+            return await self._in_thread(run)
         finally:
-            stream.close()
+            run.close()
 
-    async def _in_thread(self, run: _PythonRun, stream: GeneratorStream) -> ToolResult:
-        value = await self._threads.run(partial(_run_code, run, stream))
+    async def _in_thread(self, run: _PythonRun) -> ToolResult:
+        value = await self._threads.run(run.code)
         if inspect.iscoroutine(value):
-            value = await self._coroutines.run(_awaited(value, run.program))
+            value = await self._coroutines.run(run.awaited(value))
             if inspect.isgenerator(value):
-                value = await self._threads.run(partial(_taken, value, run.program, stream))
+                value = await self._threads.run(partial(run.taken, value))
         if inspect.isasyncgen(value):
-            await self._coroutines.run(stream.take_async(value, run.program))
-            value = stream
-        return await stream.result() if value is stream else ToolResult(data=value)
+            await self._coroutines.run(run.take_async(value))
+            value = run
+        return await run.chunks.result() if value is run else ToolResult(data=value)
 
     async def _in_subprocess(self, source: str, run: _PythonRun) -> ToolResult:
-        from noetl_dagster.tools.python.process import run_in_process
+        from noetl_dagster.tools.python.process import bytes_of, portable, run_in_process
 
-        call, program, scope = run.call, run.program, run.scope
+        call, program, memory = run.call, run.program, _option(run.call, "memory")
         wanted = program.wanted.union(program.asks) - call.input.keys()
-        names = await self._threads.run(lambda: scope.values_of(wanted - {"context"}))
-        context = None
-        if "context" in wanted:
-            context = await self._threads.run(CodeContext(scope).portable)
-        return await run_in_process(
-            source,
-            f"{call.step}.{call.task.name}",
-            input=call.input,
-            scope=names,
-            context=context,
-            rendered=run.rendered,
-            libs=call.config.get("libs"),
-            memory=_option(call, "memory"),
-            printer=Printed(call.step, run.box.credentials.redact),
-            chunks=run.chunks,
-            position=run.position,
+        names = await self._threads.run(lambda: run.scope.values_of(wanted - {"context"}))
+        context = await self._threads.run(run.scope.context().portable) if "context" in wanted else None
+        request = {
+            "source": source,
+            "name": f"{call.step}.{call.task.name}",
+            "input": portable(call.input, "input"),
+            "scope": portable(names, "context"),
+            "context": None if context is None else portable(context, "context"),
+            "rendered": run.rendered,
+            "libs": call.config.get("libs"),
+            "memory": None if memory is None else bytes_of(memory),
+            "chunk_bytes": run.chunks.chunk_bytes,
+            "seeks": run.seeks,
+            "position": run.position if run.seeks else None,
+        }
+        return await run_in_process(request, Printed(call.step, run.box.credentials.redact), run.chunks)
+
+
+class _PythonRun:
+    """One call: runs its code, and stores the rows that a generator yields in another thread.
+
+    While a chunk is being stored the generator makes the next one, and then waits: two are in memory at most.
+    """
+
+    def __init__(
+        self,
+        call: ToolCall,
+        box: Toolbox,
+        program: Program,
+        rendered: Mapping[str, Any],
+        chunks: ChunkedResult,
+        position: Any,
+    ) -> None:
+        self.call, self.box, self.program, self.rendered = call, box, program, rendered
+        self.chunks, self.position, self.seeks = chunks, position, position is not NO_POSITION
+        self._loop = asyncio.get_running_loop()
+        self.scope = LiveScope(call.scope, box, self._loop)
+        self._storing: concurrent.futures.Future[bool] | None = None
+        self._closed = False
+
+    def code(self) -> Any:
+        """Runs the code. Returns its value, itself if it yielded, or a coroutine for an event loop."""
+        value = run_program(
+            self.program,
+            self.call.input,
+            self.scope,
+            libs=self.call.config.get("libs"),
+            context=self.scope.context,
+            printer=Printed(self.call.step, self.box.credentials.redact),
+            rendered=self.rendered,
+            position=self.position,
         )
+        return value if inspect.iscoroutine(value) else self.taken(value)
+
+    def taken(self, value: Any) -> Any:
+        """Returns a value in a form for the store, itself for a generator, an async generator unchanged."""
+        if inspect.isgenerator(value):
+            self._take(value)
+            return self
+        return value if inspect.isasyncgen(value) else finished(value, self.program)
+
+    async def awaited(self, coroutine: Any) -> Any:
+        """Returns the value of an async ``main`` in a form for the store; generators unchanged."""
+        try:
+            value = await coroutine
+        except FAILURES as error:
+            raise failure_of(error, self.program) from None
+        is_yielding = inspect.isgenerator(value) or inspect.isasyncgen(value)
+        return value if is_yielding else finished(value, self.program)
+
+    def _take(self, values: Generator[Any, Any, Any]) -> None:
+        """Stores all values of a generator, in its thread.
+
+        Raises:
+            CodeFailure: the generator raised.
+            ToolError, StorageError: a chunk could not be stored.
+        """
+        found = chunks_of(values, self.program, self.chunks.chunk_bytes, seeks=self.seeks)
+        with closing(found) as chunks:
+            try:
+                for chunk in chunks:
+                    if not self._is_stored():
+                        return
+                    self._store(chunk)
+            except CodeFailure:
+                self._is_stored()  # earlier chunks are kept
+                raise
+        self._is_stored()
+
+    async def take_async(self, values: AsyncGenerator[Any, Any]) -> None:
+        """Stores all values of an async generator, in its event loop."""
+        found = async_chunks_of(values, self.program, self.chunks.chunk_bytes, seeks=self.seeks)
+        async with aclosing(found) as chunks:
+            async for chunk in chunks:
+                if not await asyncio.wrap_future(self._store(chunk)):
+                    return
+
+    def close(self) -> None:
+        """Cancels storing when the call is over, so that the generator's thread stops waiting."""
+        self._closed = True
+        if self._storing is not None:
+            self._storing.cancel()
+
+    def _store(self, chunk: Gathered) -> concurrent.futures.Future[bool]:
+        self._storing = asyncio.run_coroutine_threadsafe(self._put(chunk), self._loop)
+        return self._storing
+
+    def _is_stored(self) -> bool:
+        """Waits for the latest chunk; False if the rest is stored already."""
+        return self._storing is None or self._storing.result()
+
+    async def _put(self, chunk: Gathered) -> bool:
+        if self._closed:  # meanwhile
+            raise asyncio.CancelledError
+        return await self.chunks.put(chunk)
 
 
 async def rendered_templates(
@@ -181,37 +257,6 @@ async def rendered_templates(
         except NotJsonableError as error:
             raise ToolError(f"{error} ({place})", kind="template") from None
     return values
-
-
-def _run_code(run: _PythonRun, stream: GeneratorStream) -> Any:
-    """Runs the code. Returns its value, the stream if it yielded, or a coroutine for an event loop."""
-    value = run_program(
-        run.program,
-        run.call.input,
-        run.scope,
-        libs=run.call.config.get("libs"),
-        context=lambda: CodeContext(run.scope),
-        printer=Printed(run.call.step, run.box.credentials.redact),
-        rendered=run.rendered,
-        position=run.position,
-    )
-    return value if inspect.iscoroutine(value) else _taken(value, run.program, stream)
-
-
-def _taken(value: Any, program: Program, stream: GeneratorStream) -> Any:
-    """Returns a value in a form for the store, the stream for a generator, an async generator unchanged."""
-    if inspect.isgenerator(value):
-        stream.take(value, program)
-        return stream
-    return value if inspect.isasyncgen(value) else finished(value, program)
-
-
-async def _awaited(coroutine: Any, program: Program) -> Any:
-    try:
-        value = await coroutine
-    except FAILURES as error:
-        raise failure_of(error, program) from None
-    return value if is_yielding(value) else finished(value, program)
 
 
 class _CoroutineLoop:
@@ -268,69 +313,3 @@ def _code_start(file: str, line: int, source: str) -> int | None:
         if lines[start : start + len(wanted)] == wanted:
             return start + 1
     return None
-
-
-class GeneratorStream:
-    """Stores the values of a generator, which runs in another thread, as the result of a call.
-
-    While a chunk is being stored the generator makes the next one, and then waits: two are in memory at most.
-
-    Args:
-        seeks: the generator reads and yields positions.
-    """
-
-    def __init__(self, result: ChunkedResult, *, seeks: bool) -> None:
-        self._chunks = result
-        self._seeks = seeks
-        self._loop = asyncio.get_running_loop()
-        self._storing: concurrent.futures.Future[bool] | None = None
-        self._closed = False
-
-    async def result(self) -> ToolResult:
-        """Returns the result of the stored chunks."""
-        return await self._chunks.result()
-
-    def take(self, values: Generator[Any, Any, Any], program: Program) -> None:
-        """Stores all values of a generator, in its thread.
-
-        Raises:
-            CodeFailure: the generator raised.
-            ToolError, StorageError: a chunk could not be stored.
-        """
-        with closing(chunks_of(values, program, self._chunks.chunk_bytes, seeks=self._seeks)) as chunks:
-            try:
-                for chunk in chunks:
-                    if not self._is_stored():
-                        return
-                    self._store(chunk)
-            except CodeFailure:
-                self._is_stored()  # earlier chunks are kept
-                raise
-        self._is_stored()
-
-    async def take_async(self, values: AsyncGenerator[Any, Any], program: Program) -> None:
-        """Stores all values of an async generator, in its event loop."""
-        found = async_chunks_of(values, program, self._chunks.chunk_bytes, seeks=self._seeks)
-        async with aclosing(found) as chunks:
-            async for chunk in chunks:
-                if not await asyncio.wrap_future(self._store(chunk)):
-                    return
-
-    def close(self) -> None:
-        """Cancels storing when the call is over, so that the generator's thread stops waiting."""
-        self._closed = True
-        if self._storing is not None:
-            self._storing.cancel()
-
-    def _store(self, chunk: Gathered) -> concurrent.futures.Future[bool]:
-        self._storing = asyncio.run_coroutine_threadsafe(self._put(chunk), self._loop)
-        return self._storing
-
-    def _is_stored(self) -> bool:
-        """Waits for the latest chunk; False if the rest is stored already."""
-        return self._storing is None or self._storing.result()
-
-    async def _put(self, chunk: Gathered) -> bool:
-        if self._closed:  # meanwhile
-            raise asyncio.CancelledError
-        return await self._chunks.put(chunk)

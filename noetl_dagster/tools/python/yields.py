@@ -5,8 +5,8 @@ Imports little, so that the subprocess of ``isolation: subprocess`` starts fast.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
@@ -15,11 +15,6 @@ from noetl_dagster.tools.rows.jsonable import is_table, to_jsonable
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-def is_yielding(value: Any) -> bool:
-    """Reports whether a program's value is a generator, async or not."""
-    return inspect.isgenerator(value) or inspect.isasyncgen(value)
 
 
 def chunks_of(
@@ -35,11 +30,9 @@ def chunks_of(
     """
     gathering = Gathering(chunk_bytes)
     try:
-        try:
+        with closing(values):
             for value in values:
                 yield from gathering.add(*_rows_and_position(value, seeks=seeks))
-        finally:
-            values.close()
     except FAILURES as error:
         raise failure_of(error, program) from None
     if (rest := gathering.rest()) is not None:
@@ -52,12 +45,10 @@ async def async_chunks_of(
     """Yields the chunks of an async generator, as :func:`chunks_of` does."""
     gathering = Gathering(chunk_bytes)
     try:
-        try:
+        async with aclosing(values):
             async for value in values:
                 for chunk in gathering.add(*_rows_and_position(value, seeks=seeks)):
                     yield chunk
-        finally:
-            await values.aclose()
     except FAILURES as error:
         raise failure_of(error, program) from None
     if (rest := gathering.rest()) is not None:
@@ -68,9 +59,9 @@ def _rows_and_position(value: Any, *, seeks: bool) -> tuple[list[Any] | pa.Table
     position = None
     if seeks:
         if not isinstance(value, tuple) or len(value) != 2:
+            kind = type(value).__name__
             raise TypeError(
-                f"code that asks for 'position' yields pairs, 'yield rows, position'; it gave a "
-                f"{type(value).__name__}"
+                f"code that asks for 'position' yields pairs, 'yield rows, position'; it gave a {kind}"
             )
         value, position = value[0], to_jsonable(value[1], "position")
     if is_table(value):
