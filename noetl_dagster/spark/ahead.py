@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from noetl_dagster.settings import Settings
@@ -20,13 +19,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GROUP = "noetl-rehearsal"
-"""Job group of the early job."""
+GROUP = "noetl-rehearsal"  # job group of the early job
 
 _lock = threading.Lock()
-_starting: dict[int, threading.Thread] = {}
-"""Threads by process id: a forked child has none of its parent's threads."""
-
+_starting: dict[int, threading.Thread] = {}  # by process id: a forked child has none of its parent's threads
 _step_runs = threading.Event()
 
 
@@ -70,20 +66,16 @@ def _has_session() -> bool:
 
 
 def _start(spark: Callable[[], SparkSession], settings: Settings, python_too: bool) -> None:
-    folder = None
     try:
         shared = spark()
         if not hasattr(shared, "_jsparkSession") or not shared.sparkContext.master.startswith("local"):
             return  # a cluster's executors load their own classes
-        folder = Path(tempfile.mkdtemp(prefix="noetl-rehearsal-"))
         shared.sparkContext.setJobGroup(GROUP, "before the first step", True)
         session = shared.newSession()
-        rehearse(session, folder, python_too=python_too, goes_on=lambda: not _step_runs.is_set())
+        with TemporaryDirectory(prefix="noetl-rehearsal-", ignore_cleanup_errors=True) as folder:
+            rehearse(session, Path(folder), python_too=python_too, goes_on=lambda: not _step_runs.is_set())
     except Exception as error:
         logger.info("Spark was not started ahead: %s", str(error).partition("\n")[0])
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 LINES = [
@@ -100,42 +92,35 @@ def rehearse(
     python_too: bool = False,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Runs the job; blocks for some seconds on a cold JVM.
+    """Runs the job: writes, reads, infers and calls; blocks for some seconds on a cold JVM.
 
     Args:
         folder: an empty folder for its files, which the caller removes.
         python_too: run a Python function on Spark's workers as well.
         goes_on: called between the parts of the job, which ends if this returns False.
     """
-    parts = [_write, _read, _infer]
-    for part in [*parts, _call_python] if python_too else parts:
-        if not goes_on():
-            return
-        part(session, folder)
-
-
-def _write(session: SparkSession, folder: Path) -> None:
     from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
 
+    lines, typed = str(folder / "lines"), str(folder / "typed")
+    if not goes_on():
+        return
     (folder / "lines").write_text("\n".join(LINES) + "\n", encoding="utf-8")
-    raw = session.read.text(str(folder / "lines"), lineSep="\n")
     page = F.from_json("value", PAGE)
+    raw = session.read.text(lines, lineSep="\n")
     record = raw.select(F.explode(page["data"]).alias("record")).select("record.*")
     text = F.when(~F.lower(F.trim("size")).isin("", "n/a"), F.trim("size"))
-    typed = record.select(
+    columns = record.select(
         "site",
         F.upper("id").alias("id"),
         F.coalesce(F.try_to_date("on", "yyyy-MM-dd"), F.try_to_date("on", "MM/dd/yyyy")).alias("on"),
         F.regexp_extract(text, r"^\s*(-?\d+(?:\.\d+)?)", 1).try_cast("decimal(9,2)").alias("size"),
     )
-    distinct = typed.repartition("site").dropDuplicates(["site", "id"])
-    distinct.write.partitionBy("site").parquet(str(folder / "typed"))
-
-
-def _read(session: SparkSession, folder: Path) -> None:
-    session.read.schema("id STRING, on DATE, size DECIMAL(9,2), site STRING").parquet(
-        str(folder / "typed")
-    ).createOrReplaceTempView("typed")
+    distinct = columns.repartition("site").dropDuplicates(["site", "id"])
+    distinct.write.partitionBy("site").parquet(typed)
+    if not goes_on():
+        return
+    schema = "id STRING, on DATE, size DECIMAL(9,2), site STRING"
+    session.read.schema(schema).parquet(typed).createOrReplaceTempView("typed")
     session.createDataFrame([("A", 1), ("C", 2)], "site STRING, n INT").createOrReplaceTempView("sites")
     session.sql(
         """
@@ -144,14 +129,9 @@ def _read(session: SparkSession, folder: Path) -> None:
         FROM sites LEFT JOIN typed USING (site) GROUP BY site ORDER BY site
         """
     ).toArrow()
-
-
-def _infer(session: SparkSession, folder: Path) -> None:
-    session.read.json(str(folder / "lines")).selectExpr("inline(data)").where("size IS NOT NULL").toArrow()
-
-
-def _call_python(session: SparkSession, folder: Path) -> None:
-    from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
-
-    twice = F.udf(lambda number: number * 2, "long")
-    session.range(3).select(twice("id").alias("n")).agg({"n": "sum"}).collect()
+    if not goes_on():
+        return
+    session.read.json(lines).selectExpr("inline(data)").where("size IS NOT NULL").toArrow()
+    if python_too and goes_on():
+        twice = F.udf(lambda number: number * 2, "long")
+        session.range(3).select(twice("id").alias("n")).agg({"n": "sum"}).collect()

@@ -7,10 +7,10 @@ Settings come from the environment. No process waits for it; it writes one line 
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.ahead import rehearse
@@ -18,23 +18,17 @@ from noetl_dagster.spark.class_archive import ClassArchive, archive_for
 from noetl_dagster.spark.sessions import SparkSessions, session_config
 
 MEMORY = "512m"
+PATIENCE = 600.0  # seconds within which an ending JVM has written its archive, even on a busy machine
+
 QUICKLY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Compiles quickly rather than well: this JVM ends within a minute. Its archive fits other JVMs all the same."""
-
-PATIENCE = 600.0
-"""Seconds within which an ending JVM has written its archive, even on a busy machine."""
 
 
 def make_archive(settings: Settings) -> ClassArchive | None:
     """Makes the archive for these settings, unless it exists or another process makes it.
 
-    This process becomes the driver, so it must have no session.
-
-    Returns:
-        The archive; None if these settings want none.
-
-    Raises:
-        Exception: of PySpark; the archive's ``failure`` then records it, and nothing is left.
+    This process becomes the driver, so it must have no session. If PySpark fails, nothing is left but a note of the
+    reason. Returns None if these settings want no archive.
     """
     archive = archive_for(settings, session_config(settings))
     if archive is None:
@@ -74,21 +68,15 @@ def _make(settings: Settings, archive: ClassArchive, draft: Path) -> None:
         rehearse(session, files, python_too=True)
     finally:
         sessions.stop()
-        gateway = SparkContext._gateway
-        if gateway is not None:
-            code = _ended(gateway)
+        gateway: Any = SparkContext._gateway
+        if gateway is not None:  # the JVM ends regularly, and writes the archive before
+            gateway.shutdown()
+            if gateway.proc.stdin is not None:
+                gateway.proc.stdin.close()
+            code = gateway.proc.wait(PATIENCE)
     if code or not made.is_file():
         raise RuntimeError(f"the JVM ended with {code} and wrote {'an' if made.is_file() else 'no'} archive")
     archive.publish(made)
-
-
-def _ended(gateway: object) -> int:
-    """Ends PySpark's JVM regularly, waits until it has written the archive and returns its exit code."""
-    process: subprocess.Popen[bytes] = gateway.proc  # type: ignore[attr-defined]
-    gateway.shutdown()  # type: ignore[attr-defined]
-    if process.stdin is not None:
-        process.stdin.close()
-    return process.wait(PATIENCE)
 
 
 def main() -> None:

@@ -32,24 +32,18 @@ QUIET = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 MEMORY_TO_MAKE = 3 * 1024**3
 """Bytes that must be free, on the machine and in the container: making one takes 1.2 GB for a minute."""
 
-PAUSE_AFTER_FAILURE = 24 * 3600
-"""Seconds before another attempt after a failed one."""
-
-CONTAINER = Path("/sys/fs/cgroup")
-"""The folder with a container's limits (control groups, version 2)."""
+PAUSE_AFTER_FAILURE = 24 * 3600  # seconds before another attempt
+CONTAINER = Path("/sys/fs/cgroup")  # with a container's limits (control groups, version 2)
 
 _OWN_OPTIONS = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare", "SharedClassListFile")
+
+# settings of Spark that may add jars before its own
 _CLASS_PATH = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath", "spark.submit.pyFiles")
-"""Settings of Spark that may add jars before its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassArchive:
-    """The archive of one Java, PySpark and set of jars, which may not exist yet.
-
-    Attributes:
-        file: some 200 MB, mapped by every driver that starts with it.
-    """
+    """The archive of one Java, PySpark and set of jars: a file of some 200 MB, which may not exist yet."""
 
     file: Path
 
@@ -128,9 +122,6 @@ def archive_for(settings: Settings, config: Mapping[str, str]) -> ClassArchive |
 
     None for Connect, if the settings disable it, if the driver's Java options are the user's own or name another
     archive, and if no Java is found.
-
-    Args:
-        config: of the session, see :func:`noetl_dagster.spark.sessions.session_config`.
     """
     options = config.get("spark.driver.extraJavaOptions", "")
     given = "spark.driver.extraJavaOptions" in settings.spark_config

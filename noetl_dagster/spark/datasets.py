@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 FILES = frozenset({StoreTier.PVC, StoreTier.DISK, StoreTier.OBJECT})
 """Tiers that Spark's own writers write, in any of their formats."""
 
-TIMESTAMP_TYPE = "spark.sql.parquet.outputTimestampType"
-_NOT_PLAIN = ("void", "interval", "variant", "time(")
+MOST_LISTED_FILES = 100  # in a reference; for larger datasets readers list the folder
 
-MOST_LISTED_FILES = 100
-"""File names in a reference; for larger datasets readers list the folder."""
+_TIMESTAMP_TYPE = "spark.sql.parquet.outputTimestampType"
+_NOT_PLAIN = ("void", "interval", "variant", "time(")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,6 @@ class WrittenDataset:
     """A dataset in its folder that is not registered yet.
 
     Attributes:
-        bytes_size: of all files.
         by_source: the data source has written it, so Spark does not count its bytes.
     """
 
@@ -114,7 +112,10 @@ def write_dataset(
                 digests = staging.publish(staged, uri)
         else:
             by_source = True
-            _write_objects(observed, uri, layout)
+            if layout.partition_by:  # a task then has one file open at a time
+                observed = observed.sortWithinPartitions(*layout.partition_by)
+            writer = observed.write.format(FORMAT).mode("append").option("path", uri)
+            writer.option("partition_by", orjson.dumps(layout.partition_by).decode()).save()
     except BaseException:
         locations.remove_below(settings, uri)
         raise
@@ -174,16 +175,12 @@ def _write_files(frame: DataFrame, folder: Path, layout: Layout) -> None:
 def _write_staged(frame: DataFrame, staging: Staging, layout: Layout) -> Path:
     """Writes files as the data source would: timestamps in microseconds, empty texts preserved in folder names."""
     session = frame.sparkSession
-    if session.conf.get(TIMESTAMP_TYPE) == "INT96":  # Spark's default, which Parquet has deprecated
-        session.conf.set(TIMESTAMP_TYPE, "TIMESTAMP_MICROS")
-    texts = [
-        field.name
-        for field in frame.schema
-        if field.name in layout.partition_by and isinstance(field.dataType, StringType)
-    ]
-    for name in texts:
-        column = F.col(quoted(name))
-        frame = frame.withColumn(name, F.when(column == "", EMPTY).otherwise(column))
+    if session.conf.get(_TIMESTAMP_TYPE) == "INT96":  # Spark's default, which Parquet has deprecated
+        session.conf.set(_TIMESTAMP_TYPE, "TIMESTAMP_MICROS")
+    for item in frame.schema.fields:
+        if item.name in layout.partition_by and isinstance(item.dataType, StringType):
+            column = F.col(quoted(item.name))
+            frame = frame.withColumn(item.name, F.when(column == "", EMPTY).otherwise(column))
     folder = staging.new_folder() / "dataset"
     _write_files(frame, folder, layout)
     return folder
@@ -193,13 +190,6 @@ def _has_plain_types(schema: StructType) -> bool:
     """Reports whether the JVM writes these types to Parquet as the data source would."""
     names = [name.lower() for name in schema.names]
     return len(set(names)) == len(names) and not any(kind in schema.simpleString() for kind in _NOT_PLAIN)
-
-
-def _write_objects(frame: DataFrame, uri: str, layout: Layout) -> None:
-    if layout.partition_by:  # a task then has one file open at a time
-        frame = frame.sortWithinPartitions(*layout.partition_by)
-    writer = frame.write.format(FORMAT).mode("append").option("path", uri)
-    writer.option("partition_by", orjson.dumps(layout.partition_by).decode()).save()
 
 
 def sizes_of_files(settings: Settings, uri: str) -> dict[str, int]:

@@ -12,9 +12,8 @@ _REMOTE_TRACEBACK = "Traceback (most recent call last):"
 _JAVA_FRAME = re.compile(r"^\s*(at [\w$.]+\(|\.\.\. \d+ more)")
 _PLAN = re.compile(r"^(== \w+|;$|'?[+:\-| ]*'?[A-Z]\w+ .*#\d+)")
 
-_UNFIT = frozenset({"AnalysisException", "ParseException"})
-
-LOST = (
+_LOST_TYPES = ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError", "EOFError")
+_LOST = (
     "ExecutorLostFailure",
     "Lost executor",
     "Answer from Java side is empty",
@@ -50,44 +49,32 @@ class SparkFailure:
 
 def failure_of(error: BaseException) -> SparkFailure:
     """Returns the failure behind an exception of PySpark or py4j."""
-    text = str(error)
+    text, name = str(error), type(error).__name__
     condition = getattr(error, "getCondition", None) or getattr(error, "getErrorClass", None)
+    _, is_python, traceback = text.rpartition(_REMOTE_TRACEBACK)
+    kind: ErrorKind = "python" if is_python else "transform"
+    if name in ("AnalysisException", "ParseException"):
+        kind = "schema"
+    if name in _LOST_TYPES or any(words in text for words in _LOST):
+        kind = "connection"
+    message = _python_error(traceback) if is_python else _spark_error(text)
     return SparkFailure(
-        message=_essence(error, text),
+        message=(message or name)[:LONGEST_MESSAGE],
         code=condition() if condition is not None else None,
-        retryable=is_lost(error),
-        kind=_kind_of(error, text),
+        retryable=kind == "connection",
+        kind=kind,
     )
 
 
-def _kind_of(error: BaseException, text: str) -> ErrorKind:
-    if is_lost(error):
-        return "connection"
-    if type(error).__name__ in _UNFIT:
-        return "schema"
-    return "python" if _REMOTE_TRACEBACK in text else "transform"
-
-
-def is_lost(error: BaseException) -> bool:
-    """Reports whether an executor, the JVM or the connection was lost."""
-    kind = type(error).__name__
-    return kind in ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError", "EOFError") or any(
-        words in str(error) for words in LOST
-    )
-
-
-def _essence(error: BaseException, text: str) -> str:
-    """Returns the Python error of a worker if there is one, else Spark's message up to the plan or stack."""
-    _, found, traceback = text.rpartition(_REMOTE_TRACEBACK)
-    if found:
-        return _python_error(traceback)[:LONGEST_MESSAGE]
+def _spark_error(text: str) -> str:
+    """Returns Spark's message up to the plan or stack."""
     kept: list[str] = []
     for line in text.splitlines():
         if _JAVA_FRAME.match(line) or _PLAN.match(line):
             break
         if line.strip():
             kept.append(line.strip())
-    return (" ".join(kept) or type(error).__name__)[:LONGEST_MESSAGE]
+    return " ".join(kept)
 
 
 def _python_error(traceback: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -18,12 +19,13 @@ from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.metrics import InputBytes
+from noetl_dagster.spark.sessions import is_classic
 from noetl_dagster.spark.sources.results import FORMAT, VALUE, StoredPart, dump_parts, elements, json_elements
+from noetl_dagster.spark.staging import Staging
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.manifests import Strategy
 
 if TYPE_CHECKING:
-    from noetl_dagster.spark.staging import Staging
     from noetl_dagster.storage.store import ResultStore
 
 IN_PLACE = frozenset(
@@ -68,16 +70,16 @@ class InputRows:
                 await self.add(part, store, depth=depth)
         elif ref.kind is RefKind.DATASET:
             self.datasets.append(ref)
-        elif ref.store_tier not in IN_PLACE and ref.content_type == codec.PARQUET:
-            self.fetched_tables.append(await store.get(ref))
-            self.fetched_bytes += ref.bytes_size
-        elif ref.store_tier not in IN_PLACE:
-            self.fetched += elements(await store.get_bytes(ref), ref.content_type, depth)
-            self.fetched_bytes += ref.bytes_size
-        elif ref.content_type == codec.PARQUET:
+        elif ref.store_tier in IN_PLACE and ref.content_type == codec.PARQUET:
             self.tables.append(ref)
-        else:
+        elif ref.store_tier in IN_PLACE:
             self.parts.append(part_of(ref, depth))
+        else:
+            self.fetched_bytes += ref.bytes_size
+            if ref.content_type == codec.PARQUET:
+                self.fetched_tables.append(await store.get(ref))
+            else:
+                self.fetched += elements(await store.get_bytes(ref), ref.content_type, depth)
 
     async def add_result(self, envelope: Mapping[str, Any], store: ResultStore) -> None:
         """Adds the result of a step or task; of a loop the rows of each successful iteration."""
@@ -97,12 +99,7 @@ class InputRows:
 def part_of(ref: ResultRef, depth: int = 1) -> StoredPart:
     """Returns one stored object, as executors read it."""
     return StoredPart(
-        ref.physical_uri,
-        ref.content_type,
-        ref.compression,
-        ref.bytes_size,
-        depth=depth,
-        sha256=ref.sha256,
+        ref.physical_uri, ref.content_type, ref.compression, ref.bytes_size, depth=depth, sha256=ref.sha256
     )
 
 
@@ -139,7 +136,9 @@ def stored_frame(
     read.add_fetched(rows.fetched_bytes)
     frames = [_dataset_frame(spark, settings, ref, staging, read) for ref in rows.datasets]
     if rows.tables:
-        frames.append(_table_frame(spark, settings, rows.tables, read))
+        filesystem, path = locations.arrow_filesystem(settings, rows.tables[0].physical_uri)
+        schema = from_arrow_schema(pq.read_schema(path, filesystem=filesystem))
+        frames.append(_parts_frame(spark, [part_of(ref) for ref in rows.tables], read, schema))
     if rows.parts:
         lines = staging.lines(rows.parts) if staging is not None else None
         if lines is None:
@@ -181,42 +180,26 @@ def _stacked(above: DataFrame, below: DataFrame) -> DataFrame:
     return above.unionByName(below)
 
 
-def _table_frame(
-    spark: SparkSession, settings: Settings, refs: list[ResultRef], read: InputBytes
-) -> DataFrame:
-    import pyarrow.parquet as pq
-
-    filesystem, path = locations.arrow_filesystem(settings, refs[0].physical_uri)
-    schema = from_arrow_schema(pq.read_schema(path, filesystem=filesystem))
-    return _parts_frame(spark, [part_of(ref) for ref in refs], read, schema)
-
-
 def _dataset_frame(
     spark: SparkSession, settings: Settings, ref: ResultRef, staging: Staging | None, read: InputBytes
 ) -> DataFrame:
-    typed = bool(ref.extra.get(SPARK_TYPES))
-    folder = locations.local_path(settings, ref.physical_uri)
+    uri, schema = ref.physical_uri, None
+    if typed := bool(ref.extra.get(SPARK_TYPES)):
+        schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in ref.extra["columns"].items())
+    folder = locations.local_path(settings, uri)
     if folder is not None:
         read.add_files()
-        reader = spark.read.schema(ddl(ref.extra["columns"])) if typed else spark.read
+        reader = spark.read if schema is None else spark.read.schema(schema)
         form = ref.extra.get("format") or "parquet"
         return reader.format(form).options(**ref.extra.get("options") or {}).load(str(folder))
-    sizes = locations.file_sizes(settings, ref.physical_uri, ".parquet")
-    schema: str | StructType = (
-        ddl(ref.extra["columns"])
-        if typed
-        else from_arrow_schema(locations.dataset(settings, ref.physical_uri).schema)
-    )
-    digests, base = ref.extra.get(DIGESTS) or {}, ref.physical_uri.rstrip("/")
+    if schema is None:
+        schema = from_arrow_schema(locations.dataset(settings, uri).schema)
+    digests, base = ref.extra.get(DIGESTS) or {}, f"{uri.rstrip('/')}/"
     parts = [
         StoredPart(
-            uri,
-            codec.PARQUET,
-            bytes_size=size,
-            base=ref.physical_uri,
-            sha256=digests.get(uri.removeprefix(f"{base}/")),
+            file, codec.PARQUET, bytes_size=size, base=uri, sha256=digests.get(file.removeprefix(base))
         )
-        for uri, size in sizes.items()
+        for file, size in locations.file_sizes(settings, uri, ".parquet").items()
     ]
     if staging is not None and typed and parts and (copied := staging.files(parts)) is not None:
         read.add_staged(parts)
@@ -233,17 +216,9 @@ def _parts_frame(
 ) -> DataFrame:
     read.add_sourced(parts)
     reader = spark.read.format(FORMAT).schema(schema).option("parts", dump_parts(parts))
-    return reader.option("tasks", _parallelism(spark)).load()
-
-
-def _parallelism(spark: SparkSession) -> int:
-    """Returns the tasks that the cluster runs at once; unknown to a Connect client, which uses 16."""
-    return spark.sparkContext.defaultParallelism if hasattr(spark, "_jsparkSession") else 16
-
-
-def ddl(columns: Mapping[str, str]) -> str:
-    """Returns columns and their types as a schema in Spark's DDL."""
-    return ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
+    # a Connect client does not know how many tasks the cluster runs at once
+    tasks = spark.sparkContext.defaultParallelism if is_classic(spark) else 16
+    return reader.option("tasks", tasks).load()
 
 
 def quoted(name: str) -> str:
@@ -266,15 +241,12 @@ def outside_frame(spark: SparkSession, value: Mapping[str, Any], folder: str) ->
         return spark.table(str(value["table"]))
     if "path" in value and set(value) <= {"path", "format", "options", "schema"}:
         given = value["path"]
-        paths = [_located(str(path), folder) for path in ([given] if isinstance(given, str) else given)]
+        paths = [str(path) for path in ([given] if isinstance(given, str) else given)]
+        paths = [path if "://" in path else str(Path(folder, path).absolute()) for path in paths]
         form = str(value.get("format") or Path(paths[0]).suffix.lstrip(".") or "parquet")
         reader = spark.read.format(form).options(**(value.get("options") or {}))
         return (reader.schema(value["schema"]) if value.get("schema") else reader).load(paths)
     return None
-
-
-def _located(path: str, folder: str) -> str:
-    return path if "://" in path else str((Path(folder) / path).absolute())
 
 
 def row_frame(spark: SparkSession, rows: Sequence[Mapping[str, Any]]) -> DataFrame:

@@ -38,8 +38,7 @@ NOT_REPORTED = (
     "shuffle, spill and skew of what is written: a Spark Connect server tells its clients stages and tasks"
 )
 _LEAST_TASKS = 2
-_LEAST_MILLISECONDS = 100
-"""The times of shorter tasks depend more on the scheduler than on the data."""
+_LEAST_MILLISECONDS = 100  # the times of shorter tasks depend more on the scheduler than on the data
 
 
 class InputBytes:
@@ -73,11 +72,7 @@ class InputBytes:
         self._has_files = True
 
     def total(self, counted: int | None, spark: SparkSession) -> int | None:
-        """Returns the bytes that the call has read; None if unknown.
-
-        Args:
-            counted: bytes that Spark has counted.
-        """
+        """Returns the bytes that the call has read, with those that Spark has counted; None if unknown."""
         if self._others is None:
             return None
         if self._staged:

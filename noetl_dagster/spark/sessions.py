@@ -30,12 +30,10 @@ if TYPE_CHECKING:
 _MASTER = r"local(\[[^\]]+\]|-cluster\[\d+,\d+,\d+\])?|spark://\S+:\d+(,\S+:\d+)*|k8s://\S+|yarn"
 _REMOTE = r"sc://[^\s/]+(/.*)?"
 
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+LOGGING = Path(__file__).with_name("log4j2.properties")
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 """The file with a pod's namespace; without it Spark would start executors in ``default``."""
-
-LOGGING = Path(__file__).with_name("log4j2.properties")
-
-JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 HOT_ONLY = (
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
@@ -64,43 +62,32 @@ def session_config(settings: Settings) -> dict[str, str]:
         # an exception of a user's function shows the user's lines only
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
     }
-    if settings.spark_remote is None:
-        config |= _driver_config(settings)
-        if settings.spark_master.startswith("local"):
-            config |= _local_config(settings)
-        if settings.spark_master.startswith("k8s://"):
-            config |= _kubernetes_config(settings)
-    return config | settings.spark_config
-
-
-def _driver_config(settings: Settings) -> dict[str, str]:
-    java_options = settings.spark_driver_java_options
-    return {
+    if settings.spark_remote is not None:
+        return config | settings.spark_config
+    folder = settings.home.absolute() / "spark"
+    java_options = (f"-Dlog4j2.configurationFile={shlex.quote(LOGGING.as_uri())}", HOT_ONLY)
+    config |= {
         "spark.driver.memory": settings.spark_driver_memory or machine.driver_memory(),
-        JAVA_OPTIONS: " ".join(
-            filter(
-                None, (f"-Dlog4j2.configurationFile={shlex.quote(LOGGING.as_uri())}", HOT_ONLY, java_options)
-            )
-        ),
+        JAVA_OPTIONS: " ".join(filter(None, (*java_options, settings.spark_driver_java_options))),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.warehouse.dir": str(settings.home.absolute() / "spark" / "warehouse"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     }
-
-
-def _local_config(settings: Settings) -> dict[str, str]:
-    cores = machine.cores()
-    return {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.python.daemon.module": "noetl_dagster.spark.daemon",
-        # otherwise Spark would not count what it reads
-        VECTORED: "false",
-        "spark.local.dir": str(settings.home.absolute() / "spark" / "local"),
-        # adaptive execution merges what is too small; 200, the default, is for clusters
-        "spark.sql.shuffle.partitions": str(max(8, 2 * cores)),
-    }
+    if settings.spark_master.startswith("local"):
+        config |= {
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.python.daemon.module": "noetl_dagster.spark.daemon",
+            # otherwise Spark would not count what it reads
+            VECTORED: "false",
+            "spark.local.dir": str(folder / "local"),
+            # adaptive execution merges what is too small; 200, the default, is for clusters
+            "spark.sql.shuffle.partitions": str(max(8, 2 * machine.cores())),
+        }
+    elif settings.spark_master.startswith("k8s://"):
+        config |= _kubernetes_config(settings)
+    return config | settings.spark_config
 
 
 def _kubernetes_config(settings: Settings) -> dict[str, str]:
@@ -117,14 +104,13 @@ def _kubernetes_config(settings: Settings) -> dict[str, str]:
 def _address_towards(master: str) -> str | None:
     """Returns this machine's address towards a Kubernetes master: other pods cannot resolve a pod's host name."""
     url = master.removeprefix("k8s://")
-    try:
+    with suppress(OSError, ValueError):
         parts = urlsplit(url if "://" in url else f"https://{url}")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
             probe.connect((parts.hostname, parts.port or 443))
             return str(probe.getsockname()[0])
-    except (OSError, ValueError):
-        with suppress(OSError):
-            return socket.gethostbyname(socket.gethostname())
+    with suppress(OSError):
+        return socket.gethostbyname(socket.gethostname())
     return None
 
 
@@ -141,11 +127,8 @@ def check_address(settings: Settings) -> None:
             f"Spark at {address}: not an address; NOETL_SPARK_MASTER is local[*], local[4], spark://host:7077 or "
             "k8s://https://host:443, NOETL_SPARK_REMOTE is sc://host:15002"
         )
-    if address.startswith("k8s://"):
-        _check_kubernetes(settings, address)
-
-
-def _check_kubernetes(settings: Settings, address: str) -> None:
+    if not address.startswith("k8s://"):
+        return
     images = ("spark.kubernetes.container.image", "spark.kubernetes.executor.container.image")
     if not any(name in settings.spark_config for name in images):
         raise ServiceError(
@@ -238,9 +221,11 @@ class SparkSessions:
         self._pid = os.getpid()
         if self._settings.spark_remote is not None:
             return
+        from pyspark import SparkContext
+
         if forked or not jvm_answers():
             forget_jvm()
-        elif session is not None and is_active(session):
+        elif session is not None and session.sparkContext is SparkContext._active_spark_context:
             with suppress(Exception):  # PySpark has to know that the JVM has ended it
                 session.stop()
 
@@ -286,15 +271,14 @@ def own_session(shared: SparkSession, settings: Settings, group: str, descriptio
 
     Its jobs carry ``group``. End it with :func:`release`.
     """
-    if not is_classic(shared):
-        session: SparkSession = shared.cloneSession()  # type: ignore[attr-defined]
-        _connected[group] = session
-        register_sources(session, settings)
-        return session
-    step_begins()
-    shared.sparkContext.setJobGroup(group, description, True)
-    session = shared.newSession()
-    activate(session)
+    session: SparkSession
+    if is_classic(shared):
+        step_begins()
+        shared.sparkContext.setJobGroup(group, description, True)
+        session = shared.newSession()
+        activate(session)
+    else:
+        session = _connected[group] = shared.cloneSession()  # type: ignore[attr-defined]
     register_sources(session, settings)
     return session
 
@@ -308,12 +292,15 @@ def release(group: str) -> None:
 
 
 def register_sources(session: SparkSession, settings: Settings) -> None:
-    """Registers ``noetl_results`` and ``noetl_events`` with a session."""
-    from noetl_dagster.spark.sources.events import events_source
-    from noetl_dagster.spark.sources.results import results_source
+    """Registers ``noetl_results`` and ``noetl_events`` with a session.
 
-    session.dataSource.register(results_source(settings))
-    session.dataSource.register(events_source(settings))
+    A class of its own contains the settings for the executors, so addresses and keys are in no option and in no plan.
+    """
+    from noetl_dagster.spark.sources.events import NoetlEvents
+    from noetl_dagster.spark.sources.results import NoetlResults
+
+    for source in (NoetlResults, NoetlEvents):
+        session.dataSource.register(type(source.__name__, (source,), {"settings": settings}))
 
 
 def activate(session: SparkSession) -> None:
@@ -347,13 +334,6 @@ def is_alive(session: SparkSession) -> bool:
         return bool(session.version)
     except Exception:
         return False
-
-
-def is_active(session: SparkSession) -> bool:
-    """Reports whether this session's context is PySpark's active one; another may have replaced it."""
-    from pyspark import SparkContext
-
-    return session.sparkContext is SparkContext._active_spark_context
 
 
 def jvm_answers() -> bool:

@@ -14,10 +14,9 @@ import socket
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -25,14 +24,11 @@ from urllib.parse import quote, unquote
 import psutil
 
 from noetl_dagster.settings import Settings
-from noetl_dagster.spark.sources.results import StoredPart, lines_of, verified_bytes
+from noetl_dagster.spark.sources.results import AT_ONCE, StoredPart, lines_of, read_ahead
 from noetl_dagster.storage import locations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-AT_ONCE = 8
-"""Objects that are transferred at once."""
 
 LARGEST = 16 * 1024 * 1024
 """Stored bytes of the largest JSON or text object that is staged: it is held in memory while it is cut into lines.
@@ -40,14 +36,12 @@ LARGEST = 16 * 1024 * 1024
 The data source reads larger ones, in Spark's Python processes.
 """
 
-AHEAD = 4 * LARGEST
-"""Stored bytes that wait in memory at most."""
+AHEAD = 4 * LARGEST  # stored bytes that wait in memory at most
+SHARE_OF_DISK = 4  # the objects of one input may fill the free disk divided by this number
+ABANDONED = 7 * 24 * 3600  # seconds after which a folder of a process on another machine counts as abandoned
 
-SHARE_OF_DISK = 4
-"""The objects of one input may fill the free disk divided by this number."""
-
-ABANDONED = 7 * 24 * 3600
-"""Seconds after which a folder of a process on another machine counts as abandoned."""
+EMPTY = "__NOETL_EMPTY__"
+"""Replaces an empty text in partition columns during Spark's writing, which would make it null."""
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -111,8 +105,11 @@ class Staging:
             return None
         path = self.new_folder() / "values.txt"
         reported = time.monotonic()
-        with path.open("wb") as file:
-            for number, (part, stored) in enumerate(self._fetched(parts)):
+        fetched = read_ahead(self._settings, parts, most=2 * AT_ONCE, most_bytes=AHEAD)
+        with path.open("wb") as file, closing(fetched):
+            for number, (part, stored) in enumerate(fetched):
+                self._raise_if_stopped()
+                assert stored is not None
                 if time.monotonic() - reported >= 1:
                     reported = time.monotonic()
                     self._tell(f"spark input: {number}/{len(parts)} objects fetched")
@@ -152,7 +149,10 @@ class Staging:
         """
         base = uri.rstrip("/")
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] not in "_.")
-        names = [_published_name(path.relative_to(folder)) for path in paths]
+        names = []
+        for path in paths:  # Spark escapes fewer characters in folders than the data source
+            *folders, file = path.relative_to(folder).parts
+            names.append("/".join([*map(_published_folder, folders), file]))
 
         def store(path: Path, name: str) -> str:
             self._raise_if_stopped()
@@ -161,27 +161,6 @@ class Staging:
         digests = self._all(store, paths, names)
         self._raise_if_stopped()
         return dict(zip(names, digests, strict=True))
-
-    def _fetched(self, parts: Sequence[StoredPart]) -> Iterator[tuple[StoredPart, bytes]]:
-        """Yields parts in order with their verified bytes; fetches the next ones meanwhile."""
-        coming: deque[tuple[StoredPart, Future[bytes]]] = deque()
-        ahead = 0
-        threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="noetl-staging")
-        try:
-            for part in parts:
-                while coming and (len(coming) >= 2 * AT_ONCE or ahead + part.bytes_size > AHEAD):
-                    first, future = coming.popleft()
-                    ahead -= first.bytes_size
-                    self._raise_if_stopped()
-                    yield first, future.result()
-                coming.append((part, threads.submit(verified_bytes, self._settings, part)))
-                ahead += part.bytes_size
-            while coming:
-                first, future = coming.popleft()
-                self._raise_if_stopped()
-                yield first, future.result()
-        finally:
-            threads.shutdown(cancel_futures=True)
 
     def _all(self, work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
         """Calls ``work`` for each row on a few threads; skips the rest after a failure."""
@@ -241,19 +220,7 @@ def _is_abandoned(folder: Path) -> bool:
         return False
 
 
-def _published_name(relative: Path) -> str:
-    """Returns a file's name as the data source would write it: Spark escapes fewer characters in folders."""
-    folders = [_published_folder(name) for name in relative.parts[:-1]]
-    return "/".join([*folders, relative.name])
-
-
 def _published_folder(folder: str) -> str:
     name, equals, value = folder.partition("=")
     text = unquote(value)
-    if text == EMPTY:
-        text = ""
-    return f"{unquote(name)}{equals}{quote(text, safe='')}"
-
-
-EMPTY = "__NOETL_EMPTY__"
-"""Replaces an empty text in partition columns during Spark's writing, which would make it null."""
+    return f"{unquote(name)}{equals}{'' if text == EMPTY else quote(text, safe='')}"

@@ -24,6 +24,7 @@ from noetl_dagster.spark import staging as staging_module
 from noetl_dagster.spark.datasets import Layout, WrittenDataset, register, write_dataset
 from noetl_dagster.spark.frames import InputRows, stored_frame
 from noetl_dagster.spark.sessions import activate, own_session
+from noetl_dagster.spark.sources import results as results_module
 from noetl_dagster.spark.staging import Staging, StagingStoppedError, staging_for, staging_root, sweep
 from noetl_dagster.storage import locations
 from noetl_dagster.tools.base import Toolbox
@@ -213,17 +214,22 @@ async def test_bytes_that_wait_are_bounded(
     size = rows.parts[0].bytes_size
     monkeypatch.setattr(staging_module, "AHEAD", 3 * size)
     fetched, most, written = [], 0, 0
-    real = staging_module.verified_bytes
+    fetch, cut = results_module.verified_bytes, staging_module.lines_of
 
     def counted(*args: Any) -> bytes:
         nonlocal most
         fetched.append(1)
         most = max(most, len(fetched) - written)
-        return real(*args)
+        return fetch(*args)
 
-    monkeypatch.setattr(staging_module, "verified_bytes", counted)
-    for _ in staging._fetched(rows.parts):
+    def lines_of(*args: Any) -> bytes:
+        nonlocal written
         written += 1
+        return cut(*args)
+
+    monkeypatch.setattr(results_module, "verified_bytes", counted)
+    monkeypatch.setattr(staging_module, "lines_of", lines_of)
+    staging.lines(rows.parts)
     assert written == 40
     assert most <= 5
 

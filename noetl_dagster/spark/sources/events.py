@@ -10,26 +10,97 @@ schema of some columns, ``.schema("execution_id BIGINT, event_type STRING")``, r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import asyncpg
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
-from noetl_dagster.spark.sources import event_queries as queries
-from noetl_dagster.spark.sources.event_queries import SqlCondition, condition_of, where
 
 FORMAT = "noetl_events"
 ROWS_A_BATCH = 8192
-SAMPLE = 20_000
-"""Approximate number of events whose keys determine the beginnings of slices."""
+SAMPLE = 20_000  # approximate number of events whose keys determine the beginnings of slices
+
+COLUMNS = {
+    "execution_id": "BIGINT",
+    "event_id": "BIGINT",
+    "event_type": "STRING",
+    "catalog_id": "BIGINT",
+    "parent_event_id": "BIGINT",
+    "parent_execution_id": "BIGINT",
+    "node_name": "STRING",
+    "node_type": "STRING",
+    "status": "STRING",
+    "duration": "DOUBLE",
+    "context": "STRING",
+    "result": "STRING",
+    "meta": "STRING",
+    "error": "STRING",
+    "current_index": "INT",
+    "current_item": "STRING",
+    "worker_id": "STRING",
+    "created_at": "TIMESTAMP",
+    "xact_id": "BIGINT",
+}
+"""Columns of ``noetl.event`` and their types in Spark, in the order of the source's schema. JSON comes as text."""
+
+_JSON = frozenset({"context", "result", "meta", "current_item"})
+_SQL_TYPES = {
+    "BIGINT": "bigint",
+    "STRING": "text",
+    "DOUBLE": "float8",
+    "INT": "int",
+    "TIMESTAMP": "timestamptz",
+}
+_OPERATORS: dict[type[Filter], str] = {
+    EqualTo: "=",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+}
+
+# All earlier transactions have ended, so reads of their events are repeatable.
+HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text"
+
+# Percent of the log's pages that contain about $1 events; 100 before the first ANALYZE.
+SAMPLE_SHARE = """
+SELECT CASE WHEN bool_or(leaf.reltuples < 0) THEN 100.0
+            ELSE least(100.0, greatest(0.01, 100.0 * $1 / greatest(sum(leaf.reltuples), 1))) END::float4
+FROM pg_partition_tree('noetl.event') part JOIN pg_class leaf ON leaf.oid = part.relid
+WHERE part.isleaf
+"""
+
+SAMPLED_KEYS = """
+SELECT execution_id, event_id FROM noetl.event TABLESAMPLE SYSTEM ($1::float4)
+ORDER BY execution_id, event_id
+"""
+
+# The events of a slice, in the order of the primary key.
+EVENTS = "SELECT {columns} FROM noetl.event WHERE {condition} ORDER BY execution_id, event_id"
+
+SqlCondition = tuple[str, tuple[Any, ...]]
+"""A text with ``{}`` for placeholders, and the values bound there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,51 +111,38 @@ class Key:
     event_id: int = 0
 
 
-def events_source(settings: Settings) -> type[DataSource]:
-    """Returns the data source for these settings, to be registered with a session.
-
-    The class contains the database's address, so it appears in no option and in no plan.
-    """
-
-    class NoetlEvents(_Events):
-        _settings = settings
-
-    return NoetlEvents
+Bounds = tuple[Key | None, Key | None]
+"""Of a slice: its first key, and the key after its last one; None is the log's own end."""
 
 
-class _Events(DataSource):
+class NoetlEvents(DataSource):
     """The data source ``noetl_events``.
 
     Options: ``tasks``, the approximate number of slices (8); ``whole_executions``: with ``true`` no execution is
     divided between slices, and its events are read together in the order of their ids.
     """
 
-    _settings: ClassVar[Settings]
+    settings: ClassVar[Settings]
 
     @classmethod
     def name(cls) -> str:
+        """Returns the name of the format."""
         return FORMAT
 
     def schema(self) -> str:
-        return ", ".join(f"{name} {column.spark_type}" for name, column in queries.COLUMNS.items())
+        """Returns the columns and their types, for readers that name none."""
+        return ", ".join(f"{name} {spark_type}" for name, spark_type in COLUMNS.items())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        if self._settings.db_url is None:
+        """Returns a reader with the options."""
+        if self.settings.db_url is None:
             raise ServiceError(f"{FORMAT}: there is no event log; set NOETL_DB_URL")
         return _EventsReader(
-            self._settings.db_url,
+            self.settings.db_url,
             schema,
             tasks=int(self.options.get("tasks", "8")),
             whole=self.options.get("whole_executions", "false").lower() == "true",
         )
-
-
-class _Slice(InputPartition):
-    """Events from one key up to, but without, another; None is the log's own end."""
-
-    def __init__(self, start: Key | None, stop: Key | None, horizon: str) -> None:
-        super().__init__(None)
-        self.start, self.stop, self.horizon = start, stop, horizon
 
 
 class _EventsReader(DataSourceReader):
@@ -110,32 +168,34 @@ class _EventsReader(DataSourceReader):
     async def _planned(self) -> list[InputPartition]:
         connection = await asyncpg.connect(self._db_url)
         try:
-            horizon = await connection.fetchval(queries.HORIZON)
-            share = await connection.fetchval(queries.SAMPLE_SHARE, SAMPLE)
-            keys = [Key(*row) for row in await connection.fetch(queries.SAMPLED_KEYS, share)]
+            horizon = await connection.fetchval(HORIZON)
+            share = await connection.fetchval(SAMPLE_SHARE, SAMPLE)
+            keys = [Key(*row) for row in await connection.fetch(SAMPLED_KEYS, share)]
         finally:
             await connection.close()
-        starts = slice_starts(keys, self._tasks, whole=self._whole)
-        bounds = [None, *starts, None]
-        return [_Slice(*pair, horizon) for pair in pairwise(bounds)]
+        bounds = [None, *slice_starts(keys, self._tasks, whole=self._whole), None]
+        return [InputPartition((pair, horizon)) for pair in pairwise(bounds)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Slice)
         schema = to_arrow_schema(self._schema, timezone="UTC")
+        batches = self._batches(*partition.value)
+
+        async def following() -> list[asyncpg.Record] | None:
+            return await anext(batches, None)
+
         with asyncio.Runner() as runner:
-            batches = self._batches(partition)
-            while (rows := runner.run(_next(batches))) is not None:
+            while (rows := runner.run(following())) is not None:
                 columns = zip(*(row.values() for row in rows), strict=True)
                 arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    async def _batches(self, part: _Slice) -> AsyncIterator[list[asyncpg.Record]]:
-        text, values = where(self._conditions, (part.start, part.stop), part.horizon)
-        statement = queries.events(self._schema.names, text)
+    async def _batches(self, bounds: Bounds, horizon: str) -> AsyncIterator[list[asyncpg.Record]]:
+        condition, values = where(self._conditions, bounds, horizon)
+        listed = ", ".join(f"{_sql(name)} AS {name}" for name in self._schema.names)
         connection = await asyncpg.connect(self._db_url)
         try:
             async with connection.transaction(readonly=True):
-                cursor = await connection.cursor(statement, *values)
+                cursor = await connection.cursor(EVENTS.format(columns=listed, condition=condition), *values)
                 while rows := await cursor.fetch(ROWS_A_BATCH):
                     yield rows
         finally:
@@ -145,9 +205,7 @@ class _EventsReader(DataSourceReader):
 def slice_starts(keys: list[Key], tasks: int, *, whole: bool) -> list[Key]:
     """Returns the keys at which slices after the first begin, for ``tasks`` slices of about the same size.
 
-    Args:
-        keys: a sample of the log's keys, sorted.
-        whole: slices begin with an execution.
+    ``keys`` are a sorted sample of the log's. With ``whole``, slices begin with an execution.
     """
     chosen = (keys[len(keys) * number // tasks] for number in range(1, tasks) if keys)
     starts = (Key(key.execution_id) if whole else key for key in chosen)
@@ -155,5 +213,45 @@ def slice_starts(keys: list[Key], tasks: int, *, whole: bool) -> list[Key]:
     return [key for key in dict.fromkeys(starts) if not whole or key.execution_id > first]
 
 
-async def _next(batches: AsyncIterator[list[asyncpg.Record]]) -> list[asyncpg.Record] | None:
-    return await anext(batches, None)
+def condition_of(given: Filter) -> SqlCondition | None:
+    """Returns a filter as a condition; None if Spark has to evaluate it.
+
+    Spark compares the order of texts, since PostgreSQL's collation may differ.
+    """
+    path: tuple[str, ...] = getattr(given, "attribute", ())
+    if len(path) != 1 or path[0] not in COLUMNS or path[0] in _JSON:
+        return None
+    column, kind = _sql(path[0]), _SQL_TYPES[COLUMNS[path[0]]]
+    if isinstance(given, IsNull):
+        return f"{column} IS NULL", ()
+    if isinstance(given, IsNotNull):
+        return f"{column} IS NOT NULL", ()
+    if isinstance(given, In):
+        return f"{column} = ANY({{}}::{kind}[])", (list(given.value),)
+    operator = _OPERATORS.get(type(given))
+    if operator is None or (kind == "text" and operator != "="):
+        return None
+    return f"{column} {operator} {{}}::{kind}", (given.value,)  # type: ignore[attr-defined]
+
+
+def where(conditions: Sequence[SqlCondition], bounds: Bounds, horizon: str) -> tuple[str, list[Any]]:
+    """Returns the condition of one slice and its values in order; it has only events before the horizon."""
+    all_conditions = list(conditions)
+    for key, operator in zip(bounds, (">=", "<"), strict=True):
+        if key is not None:
+            # the condition on the execution alone lets PostgreSQL skip partitions of the log
+            outer = ">=" if operator == ">=" else "<="
+            all_conditions.append((f"execution_id {outer} {{}}::bigint", (key.execution_id,)))
+            row = f"(execution_id, event_id) {operator} ({{}}::bigint, {{}}::bigint)"
+            all_conditions.append((row, (key.execution_id, key.event_id)))
+    texts, values = ["event.xact_id < $1::text::xid8"], [horizon]
+    for text, bound in all_conditions:
+        texts.append(text.format(*(f"${len(values) + number}" for number in range(1, len(bound) + 1))))
+        values += bound
+    return " AND ".join(texts), values
+
+
+def _sql(name: str) -> str:
+    """Returns the expression of a column over ``noetl.event``."""
+    cast = "::text" if name in _JSON else "::text::bigint" if name == "xact_id" else ""
+    return f"event.{name}{cast}"

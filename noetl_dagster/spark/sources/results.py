@@ -9,12 +9,13 @@ has its own columns. Writing: Parquet below a folder of any object tier, partiti
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from urllib.parse import quote, unquote
 
 import orjson
@@ -34,19 +35,11 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.checksum import digest_of
 
-if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
-
 FORMAT = "noetl_results"
 VALUE = "value"
-BYTES_A_PARTITION = 32 * 1024 * 1024
-"""Approximate stored bytes per task; Spark's own default for files is four times that."""
-
-READ_AHEAD = 8
-"""Objects that a task fetches in advance."""
-
-WHOLE = 8 * 1024 * 1024
-"""Bytes of the largest Parquet object that is fetched as a whole."""
+BYTES_A_PARTITION = 32 * 1024 * 1024  # stored bytes per task, roughly; Spark's own default is four times that
+AT_ONCE = 8  # objects that are transferred at once
+WHOLE = 8 * 1024 * 1024  # bytes of the largest Parquet object that is fetched as a whole
 
 _ROWS_A_BATCH = 4096
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -76,54 +69,38 @@ class StoredPart:
         return self.content_type != codec.PARQUET or 0 < self.bytes_size <= WHOLE
 
 
-def results_source(settings: Settings) -> type[DataSource]:
-    """Returns the data source for these settings, to be registered with a session.
-
-    The class contains the settings for the executors, so keys appear in no option and in no plan.
-    """
-
-    class NoetlResults(_Results):
-        _settings = settings
-
-    return NoetlResults
-
-
 def dump_parts(parts: list[StoredPart]) -> str:
     """Returns parts as the reader's option ``parts``."""
     return orjson.dumps([astuple(part) for part in parts]).decode()
 
 
-class _Results(DataSource):
+class NoetlResults(DataSource):
     """The data source ``noetl_results``.
 
     Options for reading: ``parts`` (see :func:`dump_parts`) and ``tasks`` (their minimum, if there are enough parts);
     Parquet needs a schema. Options for writing: ``path`` and ``partition_by`` (a JSON list).
     """
 
-    _settings: ClassVar[Settings]
+    settings: ClassVar[Settings]
 
     @classmethod
     def name(cls) -> str:
+        """Returns the name of the format."""
         return FORMAT
 
     def schema(self) -> str:
+        """Returns the columns and their types, for readers that name none."""
         return f"{VALUE} STRING"
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """Returns a reader with the options."""
         parts = [StoredPart(*fields) for fields in orjson.loads(self.options.get("parts", "[]"))]
-        return _ResultsReader(self._settings, parts, schema, int(self.options.get("tasks", "1")))
+        return _ResultsReader(self.settings, parts, schema, int(self.options.get("tasks", "1")))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Returns a writer with the options."""
         partition_by = orjson.loads(self.options.get("partition_by", "[]"))
-        return _Writer(self._settings, self.options["path"], partition_by, schema)
-
-
-class _TaskParts(InputPartition):
-    """The parts that one task reads."""
-
-    def __init__(self, parts: list[StoredPart]) -> None:
-        super().__init__(parts)
-        self.parts = parts
+        return _Writer(self.settings, self.options["path"], partition_by, schema)
 
 
 class _ResultsReader(DataSourceReader):
@@ -134,53 +111,34 @@ class _ResultsReader(DataSourceReader):
         self._tasks = tasks
 
     def partitions(self) -> list[InputPartition]:
-        return [_TaskParts(run) for run in divide_parts(self._parts, self._tasks)]
+        return [InputPartition(run) for run in divide_parts(self._parts, self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _TaskParts)
         schema = to_arrow_schema(self._schema, timezone="UTC")
-        for part, stored in self._fetched(partition.parts):
+        for part, stored in read_ahead(self._settings, partition.value, most=AT_ONCE + 1):
             if part.content_type == codec.PARQUET:
                 yield from self._rows(part, stored, schema)
             else:
                 assert stored is not None
                 yield from _values(part, stored, schema)
 
-    def _fetched(self, parts: list[StoredPart]) -> Iterator[tuple[StoredPart, bytes | None]]:
-        """Yields parts in order, with their bytes if they are fetched whole; fetches the next ones meanwhile."""
-        coming: deque[tuple[StoredPart, Future[bytes] | None]] = deque()
-        threads = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="noetl-read-ahead")
-        try:
-            for part in parts:
-                coming.append((part, threads.submit(self._bytes, part) if part.is_whole else None))
-                if len(coming) > READ_AHEAD:
-                    yield _arrived(*coming.popleft())
-            while coming:
-                yield _arrived(*coming.popleft())
-        finally:
-            threads.shutdown(cancel_futures=True)
-
-    def _bytes(self, part: StoredPart) -> bytes:
-        return verified_bytes(self._settings, part)
-
     def _rows(self, part: StoredPart, stored: bytes | None, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         import pyarrow.parquet as pq
 
         fixed = hive_values(part.uri, part.base)
         columns = [name for name in schema.names if name not in fixed]
-        with self._opened(part, stored) as file:
+        if stored is None:
+            filesystem, path = locations.arrow_filesystem(self._settings, part.uri)
+            opened = filesystem.open_input_file(path)
+        else:
+            opened = pa.BufferReader(stored)
+        with opened as file:
             for batch in pq.ParquetFile(file).iter_batches(columns=columns):
                 table = pa.Table.from_batches([batch])
                 for name, value in fixed.items():
                     table = table.append_column(name, pa.array([value] * batch.num_rows, pa.string()))
                 # Parquet may hold nanoseconds, Spark has microseconds
                 yield from table.select(schema.names).cast(schema, safe=False).to_batches()
-
-    def _opened(self, part: StoredPart, stored: bytes | None) -> pa.NativeFile:
-        if stored is not None:
-            return pa.BufferReader(stored)
-        filesystem, path = locations.arrow_filesystem(self._settings, part.uri)
-        return filesystem.open_input_file(path)
 
 
 def divide_parts(parts: list[StoredPart], tasks: int) -> list[list[StoredPart]]:
@@ -212,8 +170,31 @@ def verified_bytes(settings: Settings, part: StoredPart) -> bytes:
     return stored
 
 
-def _arrived(part: StoredPart, coming: Future[bytes] | None) -> tuple[StoredPart, bytes | None]:
-    return part, None if coming is None else coming.result()
+def read_ahead(
+    settings: Settings, parts: Sequence[StoredPart], most: int, most_bytes: float = math.inf
+) -> Generator[tuple[StoredPart, bytes | None], None, None]:
+    """Yields parts in order, with their verified bytes if they are fetched whole; fetches the next ones meanwhile.
+
+    Args:
+        most: objects that wait in memory, at most.
+        most_bytes: their stored bytes, at most.
+    """
+    coming: deque[tuple[StoredPart, Future[bytes] | None]] = deque()
+    ahead = 0
+    threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="noetl-read-ahead")
+    try:
+        for part in parts:
+            while coming and (len(coming) >= most or ahead + part.bytes_size > most_bytes):
+                first, future = coming.popleft()
+                ahead -= first.bytes_size
+                yield first, future.result() if future else None
+            coming.append((part, threads.submit(verified_bytes, settings, part) if part.is_whole else None))
+            ahead += part.bytes_size
+        while coming:
+            first, future = coming.popleft()
+            yield first, future.result() if future else None
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def _values(part: StoredPart, stored: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -281,22 +262,25 @@ class _Writer(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Writes the batches of a task. Expects rows sorted by partition value; each change begins another file."""
+        import pyarrow.parquet as pq
+
         filesystem, folder = locations.arrow_filesystem(self._settings, self._path)
         context = TaskContext.get()
         task = context.partitionId() if context is not None else 0
         files: list[str] = []
-        open_file: _OpenFile | None = None
+        open_name, writer = "", None
         for batch in iterator:
             for name, rows in self._split(pa.Table.from_batches([batch])):
-                if open_file is None or open_file.folder != name:
-                    if open_file is not None:
-                        open_file.close()
+                if writer is None or open_name != name:
+                    if writer is not None:
+                        writer.close()
                     file = f"{name}part-{task:05d}-{uuid.uuid4()}.parquet"
-                    open_file = _OpenFile(filesystem, f"{folder}/{file}", name, rows.schema)
+                    writer = pq.ParquetWriter(f"{folder}/{file}", rows.schema, filesystem=filesystem)
+                    open_name = name
                     files.append(f"{self._path}/{file}")
-                open_file.writer.write_table(rows)
-        if open_file is not None:
-            open_file.close()
+                writer.write_table(rows)
+        if writer is not None:
+            writer.close()
         return _Written(files)
 
     def _split(self, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -313,25 +297,9 @@ class _Writer(DataSourceArrowWriter):
                 yield folder, table.slice(start, end - start).select(rest)
             start = end
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        return None
-
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         written = [message for message in messages if isinstance(message, _Written)]
         locations.remove_objects(self._settings, [uri for message in written for uri in message.files])
-
-
-class _OpenFile:
-    def __init__(self, filesystem: FileSystem, path: str, folder: str, schema: pa.Schema) -> None:
-        import pyarrow.parquet as pq
-
-        self.folder = folder
-        self._stream = filesystem.open_output_stream(path)
-        self.writer = pq.ParquetWriter(self._stream, schema)
-
-    def close(self) -> None:
-        self.writer.close()
-        self._stream.close()
 
 
 def _changes(keys: pa.Table) -> list[int]:
@@ -350,7 +318,5 @@ def _changes(keys: pa.Table) -> list[int]:
 
 
 def _hive_folder(key: dict[str, Any]) -> str:
-    texts = {
-        name: _NULL_PARTITION if value is None else quote(str(value), safe="") for name, value in key.items()
-    }
-    return "".join(f"{name}={text}/" for name, text in texts.items())
+    texts = [_NULL_PARTITION if value is None else quote(str(value), safe="") for value in key.values()]
+    return "".join(f"{name}={text}/" for name, text in zip(key, texts, strict=True))

@@ -16,8 +16,7 @@ from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import own_session
-from noetl_dagster.spark.sources.event_queries import condition_of, where
-from noetl_dagster.spark.sources.events import FORMAT, Key, slice_starts
+from noetl_dagster.spark.sources.events import FORMAT, Key, condition_of, slice_starts, where
 
 pytestmark = pytest.mark.spark
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from noetl_dagster.errors import IntegrityError
@@ -15,11 +16,10 @@ from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark import datasets
 from noetl_dagster.spark.frames import part_of
 from noetl_dagster.spark.sources.results import (
+    AT_ONCE,
     BYTES_A_PARTITION,
-    READ_AHEAD,
     StoredPart,
     _ResultsReader,
-    _TaskParts,
     divide_parts,
 )
 from noetl_dagster.storage.checksum import digest_of
@@ -52,7 +52,7 @@ def test_shares_are_runs_of_about_the_same_size() -> None:
 def test_parts_come_in_order_and_damaged_ones_are_named(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, pvc_mount_path=tmp_path)
     parts = []
-    for number in range(3 * READ_AHEAD):
+    for number in range(3 * AT_ONCE):
         data = f"[{number}]".encode()
         (tmp_path / f"{number}.json").write_bytes(data)
         uri = (tmp_path / f"{number}.json").as_uri()
@@ -60,10 +60,10 @@ def test_parts_come_in_order_and_damaged_ones_are_named(tmp_path: Path) -> None:
     reader = _ResultsReader(settings, parts, StructType().add("value", "string"), 1)
     (share,) = reader.partitions()
     values = [value.as_py() for batch in reader.read(share) for value in batch.column(0)]
-    assert values == [str(number) for number in range(3 * READ_AHEAD)]
+    assert values == [str(number) for number in range(3 * AT_ONCE)]
     (tmp_path / "20.json").write_bytes(b"[99]")
     with pytest.raises(IntegrityError, match=r"20\.json were changed or damaged"):
-        list(reader.read(_TaskParts(parts)))
+        list(reader.read(InputPartition(parts)))
 
 
 async def test_a_damaged_result_fails_the_step(run: Run, box: Toolbox) -> None:
