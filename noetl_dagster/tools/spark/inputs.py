@@ -4,51 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
-from noetl_dagster.errors import ToolError
+from pyspark.sql import SparkSession
+
 from noetl_dagster.playbook.templates.rendering import with_references
 from noetl_dagster.playbook.templates.views import ResultView, plain
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.base import Toolbox, ToolCall
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from noetl_dagster.spark.frames import InputRows
-    from noetl_dagster.spark.metrics import InputBytes
-    from noetl_dagster.spark.staging import Staging
+from noetl_dagster.spark.frames import (
+    InputRows,
+    outside_frame,
+    parsed,
+    references_in,
+    row_frame,
+    stored_frame,
+)
+from noetl_dagster.spark.metrics import InputBytes
+from noetl_dagster.spark.sources.results import VALUE
+from noetl_dagster.spark.staging import Staging
+from noetl_dagster.tools.base import Toolbox, ToolCall, wrong_field
 
 
 async def stored_inputs(call: ToolCall, box: Toolbox) -> dict[str, InputRows]:
-    """Returns the inputs that are results: those under ``from`` by name, those under ``input`` by reference."""
-    from noetl_dagster.spark.frames import InputRows, references_in
+    """Returns the inputs that are results: those under ``from`` by name, those under ``input`` by reference.
 
+    ``from`` has addresses, ``step``, ``task`` or ``task.key``, by input name; a list keeps their names.
+    """
+    given = call.config.get("from") or {}
+    if not isinstance(given, Mapping):
+        given = {address: address for address in ([given] if isinstance(given, str) else given)}
     stored: dict[str, InputRows] = {}
-    for name, address in _addresses(call).items():
-        stored[name] = InputRows()
-        await stored[name].add_result(await _envelope(address, call, box), box.results)
+    for name, address in given.items():
+        rows = stored[str(name)] = InputRows()
+        await rows.add_result(await _envelope(str(address), call, box), box.results)
     for name, value in call.input.items():
         for ref in references_in(value):
             await stored.setdefault(name, InputRows()).add(ref, box.results)
     return stored
 
 
-def _addresses(call: ToolCall) -> dict[str, str]:
-    """Returns the addresses of ``from`` by input name: ``step``, ``task`` or ``task.key``; a list keeps their names."""
-    given = call.config.get("from") or {}
-    if isinstance(given, Mapping):
-        return {str(name): str(address) for name, address in given.items()}
-    return {str(name): str(name) for name in ([given] if isinstance(given, str) else given)}
-
-
 async def _envelope(address: str, call: ToolCall, box: Toolbox) -> Mapping[str, Any]:
     """Returns the result at an address; a stored one is not fetched."""
     name, _, rest = address.partition(".")
     if name not in call.scope:
-        raise ToolError(
-            f"spark in step {call.step}: 'from' names {name!r}, which has no result here", kind="schema"
-        )
+        raise wrong_field(call, f"'from' names {name!r}, which has no result here")
     view = call.scope[name]
     if not rest:
         return view.envelope if isinstance(view, ResultView) else {"status": "ok", "data": plain(view)}
@@ -62,14 +61,9 @@ async def _envelope(address: str, call: ToolCall, box: Toolbox) -> Mapping[str, 
     try:
         value = await with_references(follow, box.results.get)
     except (KeyError, TypeError) as error:
-        raise ToolError(f"spark in step {call.step}: {name!r} has no {rest!r}", kind="schema") from error
-    return {"ref": value} if _is_reference(value) else {"status": "ok", "data": value}
-
-
-def _is_reference(value: Any) -> bool:
-    from noetl_dagster.spark.frames import references_in
-
-    return not isinstance(value, list) and bool(references_in(value))
+        raise wrong_field(call, f"{name!r} has no {rest!r}") from error
+    is_reference = not isinstance(value, list) and references_in(value)
+    return {"ref": value} if is_reference else {"status": "ok", "data": value}
 
 
 def inputs_of(
@@ -77,44 +71,37 @@ def inputs_of(
     call: ToolCall,
     stored: Mapping[str, InputRows],
     settings: Settings,
-    staging: Staging | None = None,
-    read: InputBytes | None = None,
+    staging: Staging | None,
+    read: InputBytes,
     *,
-    rows_too: bool = False,
+    rows_too: bool,
 ) -> dict[str, Any]:
     """Returns every input by name: as a DataFrame if it is one, else unchanged.
 
     Args:
         staging: see :func:`noetl_dagster.spark.frames.stored_frame`.
-        read: counts the bytes.
         rows_too: lists of rows become DataFrames as well, and JSON gets the columns that a first pass finds.
     """
-    from noetl_dagster.spark import frames
-    from noetl_dagster.spark.metrics import InputBytes
-    from noetl_dagster.spark.sources.results import VALUE
-
-    read = read or InputBytes()
     schemas = call.config.get("schemas") or {}
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = dict(call.input)
     for name, value in call.input.items():
-        found[name] = value
         if isinstance(value, Mapping):
-            frame = frames.outside_frame(spark, value, call.folder)
-            found[name] = value if frame is None else frame
+            frame = outside_frame(spark, value, call.folder)
             if frame is not None:
+                found[name] = frame
                 read.add_files()
         elif rows_too and _are_rows(value):
-            found[name] = frames.row_frame(spark, value)
+            found[name] = row_frame(spark, value)
     for name, rows in stored.items():
-        frame = frames.stored_frame(spark, settings, rows, staging, read)
+        frame = stored_frame(spark, settings, rows, staging, read)
         schema = schemas.get(name)
         if frame.columns == [VALUE] and (schema is not None or rows_too):
-            frame = frames.parsed(frame, None if schema in (None, "infer") else str(schema))
+            frame = parsed(frame, None if schema in (None, "infer") else str(schema))
         found[name] = frame
     return found
 
 
-def _are_rows(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+def _are_rows(value: Any) -> bool:
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
     return is_list and bool(value) and all(isinstance(row, Mapping) for row in value)
 
