@@ -85,11 +85,7 @@ class Clients:
         return pool
 
     async def connect_postgres(self, credential: Credential) -> asyncpg.Connection:
-        """Returns a connection as those of :meth:`postgres`, outside of the pool; the caller closes it.
-
-        Raises:
-            CredentialError: the credential names no server.
-        """
+        """Returns a connection as those of :meth:`postgres`, outside of the pool; the caller closes it."""
         connection = await asyncpg.connect(**postgres_arguments(credential), timeout=CONNECT_SECONDS)
         try:
             await _prepare_connection(connection)

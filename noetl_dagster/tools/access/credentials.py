@@ -131,11 +131,7 @@ def _url_passwords(url: str) -> set[str]:
 
 
 def credential_type(text: str) -> CredentialType:
-    """Returns the type that a text names, in any of its spellings.
-
-    Raises:
-        CredentialError: the type is unknown.
-    """
+    """Returns the type that a text names, in any of its spellings. Raises ``CredentialError`` if it is unknown."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower())
     try:
         return CredentialType(_ALIASES.get(plain, plain))
@@ -175,8 +171,8 @@ class Credentials:
         if found is None or time.monotonic() - cached_at >= CACHE_SECONDS:
             found = await self._find(name)
             if found is None:
-                if self._uses_embedded(types):
-                    return self._embedded(name)
+                if (embedded := self._embedded(name, types)) is not None:
+                    return embedded
                 raise CredentialError(self._not_found(name))
             self._cache[name] = (time.monotonic(), found)
             self.hide(found)
@@ -197,7 +193,7 @@ class Credentials:
             CredentialError: it names none of a fitting type.
         """
         if auth is None or auth == "":
-            return self._embedded("default") if self._uses_embedded(types) else None
+            return self._embedded("default", types)
         if isinstance(auth, str):
             if auth.startswith(HANDLE_PREFIX):
                 return await self._inline({"type": "bearer", "token": auth}, types)
@@ -329,13 +325,12 @@ class Credentials:
         self.hide(credential)
         return credential
 
-    def _uses_embedded(self, types: tuple[CredentialType, ...]) -> bool:
-        settings = self._settings
-        chosen = settings.default_postgres_credential == "embedded" and settings.db_url is not None
-        return chosen and CredentialType.POSTGRES in types
-
-    def _embedded(self, name: str) -> Credential:
-        return Credential(name, CredentialType.POSTGRES, {"url": self._settings.db_url})
+    def _embedded(self, name: str, types: tuple[CredentialType, ...]) -> Credential | None:
+        """Returns the credential of the embedded server if it is the default for one of the types."""
+        url, is_default = self._settings.db_url, self._settings.default_postgres_credential == "embedded"
+        if url is None or not is_default or CredentialType.POSTGRES not in types:
+            return None
+        return Credential(name, CredentialType.POSTGRES, {"url": url})
 
     def _not_found(self, name: str) -> str:
         path = self._settings.credentials_file

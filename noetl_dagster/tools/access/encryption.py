@@ -27,11 +27,7 @@ class Encryption:
         return self._key is not None
 
     def seal(self, name: str, data: Mapping[str, Any]) -> bytes:
-        """Returns a credential's data encrypted.
-
-        Raises:
-            CredentialError: there is no valid key.
-        """
+        """Returns a credential's data encrypted. Raises ``CredentialError`` without a valid key."""
         return self._fernet(name).encrypt(orjson.dumps(dict(data)))
 
     def unseal(self, name: str, sealed: bytes) -> dict[str, Any]:

@@ -44,11 +44,7 @@ SET data = EXCLUDED.data, expires_at = EXCLUDED.expires_at, created_at = now()
 
 
 class Keychain:
-    """Opens the entries of playbooks; one object for each process.
-
-    Args:
-        pool: pool of the database that holds ``noetl.keychain``.
-    """
+    """Opens the entries of playbooks; one object for each process. ``pool`` leads to ``noetl.keychain``."""
 
     def __init__(self, credentials: Credentials, clients: Clients, pool: asyncpg.Pool) -> None:
         self._credentials = credentials

@@ -86,11 +86,7 @@ async def ask_cluster(asker: str, request: Any, *arguments: Any, **options: Any)
 
 
 async def delete_job(asker: str, batch: Any, job: Any) -> bool:
-    """Deletes a job with its pod; returns false if it is gone, or another one has its name.
-
-    Raises:
-        ToolError: as :func:`ask_cluster`.
-    """
+    """Deletes a job with its pod; returns false if it is gone, or another one has its name."""
     options = {"propagationPolicy": "Background", "preconditions": {"uid": job.metadata.uid}}
     name, namespace = job.metadata.name, job.metadata.namespace
     try:

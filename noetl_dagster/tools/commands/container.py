@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from noetl_dagster.errors import ToolError
@@ -25,8 +26,7 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
 LOG_BYTES = 1_048_576
-UNANSWERED_SECONDS = 60.0
-"""Seconds for which a job may run while the API server does not answer."""
+UNANSWERED_SECONDS = 60.0  # for which a job may run while the API server does not answer
 
 
 class ContainerTool(Tool):
@@ -107,6 +107,7 @@ class _ContainerJob:
         self.call, self.namespace, self.name = call, namespace, jobs.job_name(call)
         self.asker = f"container in step {call.step}"
         self._batch, self._core = batch, core
+        self._ask, self._delete = partial(ask_cluster, self.asker), partial(delete_job, self.asker, batch)
 
     async def make(self, manifest: dict[str, Any], box: Toolbox) -> None:
         """Creates the job, or adopts the one that an earlier process created for the same call.
@@ -130,7 +131,7 @@ class _ContainerJob:
                 if found.metadata.annotations.get(jobs.MADE_OF) == made_of:
                     return
                 logger.warning("%s: job %s has another definition; it is replaced", self.asker, self.name)
-                await delete_job(self.asker, self._batch, found)
+                await self._delete(found)
             await asyncio.sleep(POLL_SECONDS)  # until the deletion is complete
 
     async def ended(self, box: Toolbox) -> Any:
@@ -139,17 +140,12 @@ class _ContainerJob:
         answered = clock()
         while True:
             try:
-                job = await ask_cluster(
-                    self.asker, self._batch.read_namespaced_job_status, self.name, self.namespace
-                )
+                job = await self._ask(self._batch.read_namespaced_job_status, self.name, self.namespace)
                 answered = clock()
             except ToolError as error:
                 if error.status == 404:
-                    raise ToolError(
-                        f"{self.asker}: job {self.name} was deleted before its end was seen",
-                        kind="not_found",
-                        retryable=True,
-                    ) from None
+                    message = f"{self.asker}: job {self.name} was deleted before its end was seen"
+                    raise ToolError(message, kind="not_found", retryable=True) from None
                 if not error.retryable or clock() - answered > UNANSWERED_SECONDS:
                     raise
             else:
@@ -163,23 +159,21 @@ class _ContainerJob:
         """Returns pod, exit code and log of a job that ended; the log is None if it was deleted."""
         from kubernetes.client.exceptions import ApiException
 
-        selector = f"job-name={self.name}"
-        pods = self._core.list_namespaced_pod(self.namespace, label_selector=selector, **limits).items
+        core, namespace, selector = self._core, self.namespace, f"job-name={self.name}"
+        pods = core.list_namespaced_pod(namespace, label_selector=selector, **limits).items
         if not pods:
             return "", None, None
-        pod = pods[-1]
-        states = [one.state.terminated for one in pod.status.container_statuses or () if one.state.terminated]
-        code = states[0].exit_code if states else None
+        name, statuses = pods[-1].metadata.name, pods[-1].status.container_statuses or ()
+        codes = [one.state.terminated.exit_code for one in statuses if one.state.terminated]
+        code = codes[0] if codes else None
         try:
             # as bytes: some versions of the client return the text "b'...'"
-            answer = self._core.read_namespaced_pod_log(
-                pod.metadata.name, self.namespace, _preload_content=False, **limits
-            )
+            answer = core.read_namespaced_pod_log(name, namespace, _preload_content=False, **limits)
         except ApiException as error:
             if error.status not in (400, 404):  # the container never started, or was deleted
                 raise
-            return pod.metadata.name, code, None
-        return pod.metadata.name, code, answer.data[-LOG_BYTES:].decode(errors="replace")
+            return name, code, None
+        return name, code, answer.data[-LOG_BYTES:].decode(errors="replace")
 
     async def stop(self) -> None:
         """Stops the job but keeps it, so that a resumed call does not run it again."""
@@ -187,56 +181,39 @@ class _ContainerJob:
         with suppress(ToolError):  # it ends by its own deadline, or with its command
             found = await self._found()
             if found is not None and self._is_own(found) and _end_of(found) is None:
-                await ask_cluster(
-                    self.asker, self._batch.patch_namespaced_job, self.name, self.namespace, body
-                )
+                await self._ask(self._batch.patch_namespaced_job, self.name, self.namespace, body)
 
     async def remove(self) -> None:
-        """Deletes the job with its pod, if it exists and belongs to this call.
-
-        Raises:
-            ToolError: Kubernetes refuses or is unavailable.
-        """
+        """Deletes the job with its pod, if it exists and belongs to this call."""
         found = await self._found()
         if found is not None and self._is_own(found):
-            await delete_job(self.asker, self._batch, found)
+            await self._delete(found)
 
     async def clear(self) -> None:
-        """Deletes every job of the call's command, including those of earlier processes.
-
-        Raises:
-            ToolError: as :meth:`remove`.
-        """
+        """Deletes every job of the call's command, including those of earlier processes."""
         for found in await self._of_command():
-            await delete_job(self.asker, self._batch, found)
+            await self._delete(found)
 
     async def _refuse_stale(self, box: Toolbox) -> None:
         """Raises ``ToolError`` if the command has ended elsewhere, or if a later call shows that this one failed."""
         names = [job.metadata.annotations[jobs.CALL] for job in await self._of_command()]
-        if jobs.call_name(self.call) not in names:
-            later = jobs.later_number(self.call, names)
-            if later is not None:
-                raise ToolError(
-                    f"{self.asker}: this call failed before its process ended; call {later} came after it",
-                    kind="connection",
-                    retryable=True,
-                )
+        later = jobs.later_number(self.call, names)
+        if later is not None and jobs.call_name(self.call) not in names:
+            message = f"{self.asker}: this call failed before its process ended; call {later} came after it"
+            raise ToolError(message, kind="connection", retryable=True)
         if box.over is not None and self.call.command_id and await box.over(self.call):
             raise ToolError(f"{self.asker}: its command has ended in another process", kind="unknown")
 
     async def _of_command(self) -> list[Any]:
         """Returns the jobs of the call's command."""
         selector = f"{jobs.OURS}={self.call.execution_id},{jobs.COMMAND}={jobs.command_label(self.call)}"
-        listed = await ask_cluster(
-            self.asker, self._batch.list_namespaced_job, self.namespace, label_selector=selector
-        )
+        listed = await self._ask(self._batch.list_namespaced_job, self.namespace, label_selector=selector)
         return [job for job in listed.items if jobs.CALL in (job.metadata.annotations or {})]
 
     async def _created(self, manifest: dict[str, Any]) -> bool:
         """Creates the job; False if its name is taken. Waits for a running request even when cancelled."""
-        creating = asyncio.ensure_future(
-            ask_cluster(self.asker, self._batch.create_namespaced_job, self.namespace, manifest)
-        )
+        request = self._ask(self._batch.create_namespaced_job, self.namespace, manifest)
+        creating = asyncio.ensure_future(request)
         try:
             await asyncio.shield(creating)
         except ToolError as error:
@@ -250,7 +227,7 @@ class _ContainerJob:
 
     async def _found(self) -> Any:
         try:
-            return await ask_cluster(self.asker, self._batch.read_namespaced_job, self.name, self.namespace)
+            return await self._ask(self._batch.read_namespaced_job, self.name, self.namespace)
         except ToolError as error:
             if error.status != 404:
                 raise

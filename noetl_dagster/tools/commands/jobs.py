@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import orjson
+from pydantic.alias_generators import to_camel
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import ToolCall, seconds_of
@@ -36,21 +37,16 @@ OURS = f"app.kubernetes.io/managed-by=noetl-dagster,{EXECUTION}"
 _AT_ONCE = 100  # executions per listing of orphans
 _ASKER = "jobs of containers"
 
-_OF_CONTAINER = {
-    "resources": "resources",
-    "env_from": "envFrom",
-    "volume_mounts": "volumeMounts",
-    "working_dir": "workingDir",
-    "image_pull_policy": "imagePullPolicy",
-    "security_context": "securityContext",
-}
-_OF_POD = {
-    "service_account": "serviceAccountName",
-    "volumes": "volumes",
-    "node_selector": "nodeSelector",
-    "tolerations": "tolerations",
-}
-"""Fields that are passed on unchanged, with Kubernetes' names for them."""
+_OF_CONTAINER = (
+    "resources",
+    "env_from",
+    "volume_mounts",
+    "working_dir",
+    "image_pull_policy",
+    "security_context",
+)
+_OF_POD = ("volumes", "node_selector", "tolerations")
+"""Fields that are passed on unchanged; Kubernetes writes them in camel case."""
 
 
 def job_manifest(
@@ -86,8 +82,9 @@ def job_manifest(
         COMMAND: command_label(call),
         "noetl/step": _label(call.step),
     }
-    pod: dict[str, Any] = {"restartPolicy": "Never", "containers": [container]}
-    pod |= _given(config, _OF_POD)
+    pod: dict[str, Any] = {"restartPolicy": "Never", "containers": [container], **_given(config, _OF_POD)}
+    if config.get("service_account"):
+        pod["serviceAccountName"] = config["service_account"]
     if config.get("image_pull_secrets"):
         secrets = config["image_pull_secrets"]
         named = [secrets] if isinstance(secrets, str) else secrets
@@ -144,9 +141,8 @@ def job_name(call: ToolCall) -> str:
     return f"noetl-{_label(call.step, 30).lower()}-{_digest(call_name(call).encode())}"
 
 
-def _given(config: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the fields of a task that are passed on unchanged, by Kubernetes' names."""
-    return {name: config[field] for field, name in fields.items() if config.get(field)}
+def _given(config: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
+    return {to_camel(field): config[field] for field in fields if config.get(field)}
 
 
 def _texts(given: Any) -> dict[str, str]:
@@ -171,10 +167,7 @@ async def remove_orphans(is_over: IsOver, executions: Collection[int] | None = N
     """Deletes the jobs of ended commands in the namespace of this process. Returns their number.
 
     It works only inside a cluster, since a kubeconfig elsewhere may name any cluster. Jobs that cannot be deleted now
-    stay until they expire.
-
-    Args:
-        executions: None: all.
+    stay until they expire. ``executions`` limits it to some.
     """
     if not cluster.NAMESPACE.is_file():
         return 0

@@ -101,8 +101,18 @@ async def read_response(body: ResponseBody, call: ToolCall, box: Toolbox) -> Htt
     failed = response.status >= 400
     if body.has_ended or failed:
         data, encoding = _value(content, response)
-    else:
-        data, encoding = await _stored(body, call, box), "reference"
+    else:  # it is stored while it arrives
+        spec = call.task.spec.result
+        ref = await box.results.put_stream(
+            body.blocks(),
+            execution_id=call.execution_id,
+            step=call.step,
+            name=f"{spec.name or call.task.name}-body",
+            spec=spec.model_copy(update={"name": None}),
+            tier=box.settings.default_store_tier if spec.store in _NOT_STREAMED else None,
+            content_type=_media_type(response) or "application/octet-stream",
+        )
+        data, encoding = ref.model_dump(mode="json", exclude_defaults=True), "reference"
     text = redact(_text(content, response))[:EXCERPT] if failed and encoding is None else ""
     url = redact(public(response.url))
     return HttpResponse(response.status, response.reason or "", headers, url, data, text, encoding)
@@ -160,21 +170,6 @@ def _version(response: ClientResponse) -> str | None:
         return None
     tag = headers.get("ETag", "")
     return tag if tag.startswith('"') else headers.get("Last-Modified")
-
-
-async def _stored(body: ResponseBody, call: ToolCall, box: Toolbox) -> dict[str, Any]:
-    """Stores a body while it arrives. Returns its reference."""
-    spec = call.task.spec.result
-    ref = await box.results.put_stream(
-        body.blocks(),
-        execution_id=call.execution_id,
-        step=call.step,
-        name=f"{spec.name or call.task.name}-body",
-        spec=spec.model_copy(update={"name": None}),
-        tier=box.settings.default_store_tier if spec.store in _NOT_STREAMED else None,
-        content_type=_media_type(body.response) or "application/octet-stream",
-    )
-    return ref.model_dump(mode="json", exclude_defaults=True)
 
 
 def _value(content: bytes, response: ClientResponse) -> tuple[Any, str | None]:

@@ -188,11 +188,7 @@ def _absolute_url(url: Any, access: _CredentialFields, call: ToolCall) -> str:
 def _build_request(
     url: str, access: _CredentialFields, config: Mapping[str, Any], box: Toolbox
 ) -> HttpRequest:
-    """Returns the request that the task's fields describe.
-
-    Raises:
-        NotJsonableError, ValueError: a field cannot be sent.
-    """
+    """Returns the request of the task's fields. Raises ``NotJsonableError``, ``ValueError`` if one cannot be sent."""
     headers = {str(name): str(value) for name, value in (config.get("headers") or {}).items()}
     headers.update(access.headers)
     content, form = config.get("json"), config.get("form")

@@ -37,60 +37,45 @@ async def subscribe(client: NatsClient, call: ToolCall, box: Toolbox) -> ToolRes
         nats.errors.Error: there is no such stream, or the connection is lost.
     """
     chunks = ChunkedResult(call, box)
-    if not await chunks.seek():
-        return await chunks.result()
-    if durable := call.config.get("durable"):
-        return await _AckedMessages(client, call, chunks, str(durable)).read()
-    return await _Messages(client, call, chunks).read()
+    if await chunks.seek():
+        end = _Limits(client, call, (chunks.position or {}).get("messages", 0))
+        if durable := call.config.get("durable"):
+            return await _AckedMessages(client, call, chunks, end, str(durable)).read()
+        await _read_messages(client, call, chunks, end)
+    return await chunks.result()
 
 
-class _Messages:
-    """Messages from a position of their stream; nothing is acknowledged, so other consumers are not affected."""
-
-    def __init__(self, client: NatsClient, call: ToolCall, chunks: ChunkedResult) -> None:
-        self._call = call
-        self._context = client.jetstream()
-        self._chunks = chunks
-        self._end = _Limits(client, call, (chunks.position or {}).get("messages", 0))
-        self._gathering = Gathering(chunks.chunk_bytes)
-
-    async def read(self) -> ToolResult:
-        """Reads the messages until the end of the subscription."""
-        position = self._chunks.position
-        first = _number(self._call, "start", 1) or 1
-        start = int(first if position is None else position["sequence"] + 1)
-        while self._end.is_open:
-            start = await self._from(start)
-        if (rest := self._gathering.rest()) is not None:
-            await self._chunks.put(rest)
-        return await self._chunks.result()
-
-    async def _from(self, start: int) -> int:
-        """Reads until the end, or until the server may have dropped the consumer; returns the next sequence."""
+async def _read_messages(client: NatsClient, call: ToolCall, chunks: ChunkedResult, end: _Limits) -> None:
+    """Reads from a position of the stream; nothing is acknowledged, so other consumers are not affected."""
+    context, position, gathering = client.jetstream(), chunks.position, Gathering(chunks.chunk_bytes)
+    first = _number(call, "start", 1) or 1
+    start = int(first if position is None else position["sequence"] + 1)
+    subject, stream = await _source(call, context)
+    while end.is_open:
         config = ConsumerConfig(
             ack_policy=AckPolicy.NONE,
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=start,
             inactive_threshold=KEPT_SECONDS,
         )
-        subject, stream = await _source(self._call, self._context)
-        pull = await self._context.pull_subscribe(subject, stream=stream, config=config)
+        pull = await context.pull_subscribe(subject, stream=stream, config=config)
         try:
-            while messages := await self._end.fetched(pull, BATCH):
+            while messages := await end.fetched(pull, BATCH):
                 asked = time.monotonic()
-                self._end.taken += len(messages)
-                start = messages[-1].metadata.sequence.stream + 1
-                position = {"sequence": start - 1, "messages": self._end.taken}
-                for chunk in self._gathering.add([_row(message) for message in messages], position):
-                    await self._chunks.put(chunk)
-                if time.monotonic() - asked > KEPT_SECONDS / 2:
+                end.taken += len(messages)
+                start = _sequence(messages[-1]) + 1
+                position = {"sequence": start - 1, "messages": end.taken}
+                for chunk in gathering.add([_row(message) for message in messages], position):
+                    await chunks.put(chunk)
+                if time.monotonic() - asked > KEPT_SECONDS / 2:  # the server may have dropped the consumer
                     break
-            return start
         finally:
             with suppress(nats.errors.Error):  # otherwise the server forgets the consumer later
                 consumer = (await pull.consumer_info()).name
                 await pull.unsubscribe()
-                await self._context.delete_consumer(stream, consumer)
+                await context.delete_consumer(stream, consumer)
+    if (rest := gathering.rest()) is not None:
+        await chunks.put(rest)
 
 
 class _AckedMessages:
@@ -100,15 +85,13 @@ class _AckedMessages:
     acknowledged.
     """
 
-    def __init__(self, client: NatsClient, call: ToolCall, chunks: ChunkedResult, durable: str) -> None:
-        self._client = client
-        self._context = client.jetstream()
-        self._call = call
-        self._chunks = chunks
-        self._durable = durable
-        position = chunks.position or {}
-        self._end = _Limits(client, call, position.get("messages", 0))
-        self._logged = set(position.get("sequences", ()))  # of the latest chunk that is in the log
+    def __init__(
+        self, client: NatsClient, call: ToolCall, chunks: ChunkedResult, end: _Limits, durable: str
+    ) -> None:
+        self._client, self._context = client, client.jetstream()
+        self._call, self._chunks, self._end, self._durable = call, chunks, end, durable
+        # of the latest chunk that is in the log
+        self._logged = set((chunks.position or {}).get("sequences", ()))
         self._waiting: list[Msg] = []  # of the one that is stored after it
 
     async def read(self) -> ToolResult:
@@ -168,14 +151,10 @@ class _AckedMessages:
 
 
 class _Limits:
-    """Determines the end of a subscription.
-
-    Attributes:
-        taken: messages so far, those of earlier runs included.
-    """
+    """Determines the end of a subscription."""
 
     def __init__(self, client: NatsClient, call: ToolCall, taken: int) -> None:
-        self.taken = taken
+        self.taken = taken  # messages so far, those of earlier runs included
         self._client = client
         self._most = _number(call, "max_messages", None)
         self._seconds = float(_number(call, "timeout", IDLE_SECONDS) or 0)

@@ -23,19 +23,20 @@ from noetl_dagster.tools.python.code import (
     FAILURES,
     NO_POSITION,
     CodeFailure,
+    arrow_table,
+    async_chunks_of,
+    chunks_of,
     compile_code,
     failure_of,
     finished,
     run_program,
 )
 from noetl_dagster.tools.python.context import CodeContext
-from noetl_dagster.tools.python.yields import arrow_table, async_chunks_of, chunks_of
 from noetl_dagster.tools.rows.jsonable import is_table
 
 REQUEST, RESULT, TABLE = "request.json", "result.json", "result.arrow"
 MORE, ENOUGH = b"more\n", b"enough\n"
-STREAMED = object()
-"""The value of code whose chunks have all been passed on."""
+STREAMED = object()  # the value of code whose chunks have all been passed on
 
 
 class Handover:
@@ -50,11 +51,7 @@ class Handover:
         self._waits = False
 
     def give(self, chunk: Gathered) -> bool:
-        """Passes a chunk on; False if no more are wanted.
-
-        Raises:
-            SystemExit: an earlier chunk could not be stored.
-        """
+        """Passes a chunk on; False if no more are wanted. Raises ``SystemExit`` if an earlier one was not stored."""
         if not self.taken():
             return False
         self._given += 1
@@ -75,11 +72,7 @@ class Handover:
 
 
 def answer(request: dict[str, Any], handover: Handover) -> Any:
-    """Returns the value of the requested code, ``STREAMED`` if it was passed on in chunks.
-
-    Raises:
-        CodeFailure: the code failed.
-    """
+    """Returns the value of the requested code, ``STREAMED`` if it was passed on in chunks."""
     program = compile_code(request["source"], request["name"])
     value = run_program(
         program,

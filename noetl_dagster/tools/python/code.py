@@ -1,4 +1,4 @@
-"""Compiles and runs playbook code in Python; failures name the line.
+"""Compiles and runs playbook code in Python, and gathers what it yields into chunks; failures name the line.
 
 Imports little, so that the subprocess of ``isolation: subprocess`` starts fast.
 """
@@ -12,11 +12,12 @@ import inspect
 import logging
 import traceback
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, MutableMapping
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from noetl_dagster.playbook.code import (
     FELL_OFF,
@@ -27,8 +28,12 @@ from noetl_dagster.playbook.code import (
     yields_in,
 )
 from noetl_dagster.playbook.templates.views import copied
+from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.python.libs import import_libs
 from noetl_dagster.tools.rows.jsonable import is_table, to_jsonable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 logger = logging.getLogger("noetl_dagster.tools.python.output")
 
@@ -50,25 +55,24 @@ FAILURES = (Exception, SystemExit, KeyboardInterrupt)
 EXIT_REMEDY = "code ends with 'result = ...' or a return from main, and fails with any other exception"
 
 
+@dataclass(eq=False)
 class CodeFailure(Exception):
     """Playbook code raised, does not parse, or returned a value without a JSON form.
 
     Attributes:
-        exception_type: name of the exception's class.
-        line: line of the code, counted from 1; None when unknown.
+        line: of the code, counted from 1; None when unknown.
         function: innermost function of the code that the exception passed.
         transient: a lost connection or a time-out; another attempt may succeed.
     """
 
-    def __init__(
-        self, exception_type: str, message: str, line: int | None, function: str = "", transient: bool = False
-    ) -> None:
-        super().__init__(f"{exception_type}: {message}")
-        self.exception_type = exception_type
-        self.message = message
-        self.line = line
-        self.function = function
-        self.transient = transient
+    exception_type: str
+    message: str
+    line: int | None
+    function: str = ""
+    transient: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.exception_type}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +145,7 @@ def _parts_of(code: CodeType) -> Iterator[CodeType]:
 
 @lru_cache(maxsize=256)
 def compile_code(source: str, name: str) -> Program:
-    """Compiles code.
-
-    Raises:
-        CodeFailure: a syntax error, with its line.
-    """
+    """Compiles code. Raises ``CodeFailure`` for a syntax error, with its line."""
     filename = f"<{name}>"
     expressions = expressions_in(source)
     text = without_expressions(source, expressions)
@@ -220,11 +220,7 @@ def run_program(
 
 
 def finished(value: Any, program: Program) -> Any:
-    """Returns a result in a form for the store: a table unchanged, everything else as JSON values.
-
-    Raises:
-        CodeFailure: the value has no JSON form.
-    """
+    """Returns a result in a form for the store: a table unchanged, everything else as JSON values."""
     if is_table(value):
         return value
     try:
@@ -328,3 +324,64 @@ def failure_of(error: BaseException, program: Program) -> CodeFailure:
     transient = isinstance(error, ConnectionError | TimeoutError)
     message = f"{error}; {EXIT_REMEDY}" if isinstance(error, SystemExit) else str(error)
     return CodeFailure(type(error).__name__, message, line, function.strip("<>"), transient)
+
+
+def chunks_of(
+    values: Generator[Any, Any, Any], program: Program, chunk_bytes: int, *, seeks: bool
+) -> Generator[Gathered, None, None]:
+    """Yields the chunks of a generator, which continues when the next one is requested and is closed in any case.
+
+    Args:
+        seeks: each value is a pair of rows and a position.
+
+    Raises:
+        CodeFailure: the generator raised, or yielded a value that is no pair or has no JSON form.
+    """
+    gathering = Gathering(chunk_bytes)
+    try:
+        with closing(values):
+            for value in values:
+                yield from gathering.add(*_rows_and_position(value, seeks=seeks))
+    except FAILURES as error:
+        raise failure_of(error, program) from None
+    if (rest := gathering.rest()) is not None:
+        yield rest
+
+
+async def async_chunks_of(
+    values: AsyncGenerator[Any, Any], program: Program, chunk_bytes: int, *, seeks: bool
+) -> AsyncGenerator[Gathered, None]:
+    """Yields the chunks of an async generator, as :func:`chunks_of` does."""
+    gathering = Gathering(chunk_bytes)
+    try:
+        async with aclosing(values):
+            async for value in values:
+                for chunk in gathering.add(*_rows_and_position(value, seeks=seeks)):
+                    yield chunk
+    except FAILURES as error:
+        raise failure_of(error, program) from None
+    if (rest := gathering.rest()) is not None:
+        yield rest
+
+
+def _rows_and_position(value: Any, *, seeks: bool) -> tuple[list[Any] | pa.Table, Any]:
+    position = None
+    if seeks:
+        if not isinstance(value, tuple) or len(value) != 2:
+            kind = type(value).__name__
+            raise TypeError(
+                f"code that asks for 'position' yields pairs, 'yield rows, position'; it gave a {kind}"
+            )
+        value, position = value[0], to_jsonable(value[1], "position")
+    if is_table(value):
+        return arrow_table(value), position
+    return to_jsonable(value if isinstance(value, list) else [value], "a yielded value"), position
+
+
+def arrow_table(value: Any) -> pa.Table:
+    """Returns a pandas frame or an Arrow table or batch as an Arrow table."""
+    import pyarrow as pa
+
+    if isinstance(value, pa.RecordBatch):
+        return pa.Table.from_batches([value])
+    return value if isinstance(value, pa.Table) else pa.Table.from_pandas(value, preserve_index=False)

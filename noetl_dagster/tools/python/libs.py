@@ -45,13 +45,8 @@ def import_libs(libs: Any) -> dict[str, Any]:
     Raises:
         ImportError: there is no such module or name; names the distribution to install.
     """
-    if not libs:
-        return {}
-    found: dict[str, Any] = {}
-    entries = [libs] if isinstance(libs, str | Mapping) else libs
-    for entry in entries:
-        found.update(_imported(entry))
-    return found
+    entries = [libs] if isinstance(libs, str | Mapping) else libs or ()
+    return {name: value for entry in entries for name, value in _imported(entry)}
 
 
 def _imported(entry: Any) -> Iterator[tuple[str, Any]]:
@@ -59,7 +54,8 @@ def _imported(entry: Any) -> Iterator[tuple[str, Any]]:
         module, _, alias = str(entry).partition(" as ")
         yield _bound(module.strip(), alias.strip())
     elif "from" in entry and "import" in entry:
-        for name in _names(entry["import"]):
+        given = entry["import"]
+        for name in map(str, given if isinstance(given, list) else [given]):
             yield str(entry.get("as") or name), _member(str(entry["from"]), name)
     else:
         for alias, wanted in entry.items():
@@ -71,10 +67,6 @@ def _imported(entry: Any) -> Iterator[tuple[str, Any]]:
                 yield str(alias), _module(str(wanted))
             else:
                 yield _bound(str(alias), "")
-
-
-def _names(value: Any) -> list[str]:
-    return [str(name) for name in value] if isinstance(value, list) else [str(value)]
 
 
 def _bound(name: str, alias: str) -> tuple[str, Any]:

@@ -24,8 +24,7 @@ from noetl_dagster.tools.python.code import CodeFailure, Printed
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 CHILD = "noetl_dagster.tools.python.child"
-POSITION_BYTES = 1 << 20
-"""Maximum bytes of a position, as JSON, that a child may yield."""
+POSITION_BYTES = 1 << 20  # of a position, as JSON, that a child may yield, at most
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)i?b?", re.IGNORECASE)
@@ -36,7 +35,6 @@ async def run_in_process(request: Mapping[str, Any], printer: Printed, chunks: C
 
     Args:
         request: JSON values, as :func:`noetl_dagster.tools.python.child.answer` reads them.
-        chunks: stores the yielded rows.
 
     Raises:
         CodeFailure: the code failed, or the process was killed (``MemoryError`` if memory ran out).
@@ -104,11 +102,7 @@ def _answer(folder: Path, finished: Finished) -> Any:
 
 
 def portable(values: Mapping[str, Any], what: str) -> Any:
-    """Returns values as JSON values, since another process reads them.
-
-    Raises:
-        ToolError: one has no JSON form.
-    """
+    """Returns values as JSON values, since another process reads them. Raises ``ToolError`` if one has no such form."""
     try:
         return to_jsonable(dict(values), what)
     except NotJsonableError as error:
@@ -119,9 +113,6 @@ def bytes_of(size: Any) -> int:
     """Returns the bytes of ``1048576``, ``512m``, ``1.5 GiB``.
 
     Pydantic's ``ByteSize`` reads ``512m`` as 512 million, but memory is counted as containers count it.
-
-    Raises:
-        ToolError: it is no size.
     """
     match = _SIZE.fullmatch(str(size).strip())
     if match is None:

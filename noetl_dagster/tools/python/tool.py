@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from noetl_dagster.tools.python.code import (
     CodeFailure,
     Printed,
     Program,
+    async_chunks_of,
+    chunks_of,
     compile_code,
     failure_of,
     finished,
@@ -37,7 +39,6 @@ from noetl_dagster.tools.python.code import (
 )
 from noetl_dagster.tools.python.context import LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
-from noetl_dagster.tools.python.yields import async_chunks_of, chunks_of
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.scripts import load_script
 
@@ -132,25 +133,28 @@ class PythonTool(Tool):
         return await run_in_process(request, Printed(call.step, run.box.credentials.redact), run.chunks)
 
 
+@dataclass(eq=False)
 class _PythonRun:
     """One call: runs its code, and stores the rows that a generator yields in another thread.
 
     While a chunk is being stored the generator makes the next one, and then waits: two are in memory at most.
+
+    Attributes:
+        rendered: the values of the templates in its code.
+        position: where code that reads it resumes, else ``NO_POSITION``.
     """
 
-    def __init__(
-        self,
-        call: ToolCall,
-        box: Toolbox,
-        program: Program,
-        rendered: Mapping[str, Any],
-        chunks: ChunkedResult,
-        position: Any,
-    ) -> None:
-        self.call, self.box, self.program, self.rendered = call, box, program, rendered
-        self.chunks, self.position, self.seeks = chunks, position, position is not NO_POSITION
+    call: ToolCall
+    box: Toolbox
+    program: Program
+    rendered: Mapping[str, Any]
+    chunks: ChunkedResult
+    position: Any
+
+    def __post_init__(self) -> None:
+        self.seeks = self.position is not NO_POSITION
         self._loop = asyncio.get_running_loop()
-        self.scope = LiveScope(call.scope, box, self._loop)
+        self.scope = LiveScope(self.call.scope, self.box, self._loop)
         self._storing: concurrent.futures.Future[bool] | None = None
         self._closed = False
 
@@ -185,12 +189,7 @@ class _PythonRun:
         return value if is_yielding else finished(value, self.program)
 
     def _take(self, values: Generator[Any, Any, Any]) -> None:
-        """Stores all values of a generator, in its thread.
-
-        Raises:
-            CodeFailure: the generator raised.
-            ToolError, StorageError: a chunk could not be stored.
-        """
+        """Stores all values of a generator, in its thread."""
         found = chunks_of(values, self.program, self.chunks.chunk_bytes, seeks=self.seeks)
         with closing(found) as chunks:
             try:

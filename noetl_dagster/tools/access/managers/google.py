@@ -27,7 +27,6 @@ def secret(name: str, where: str, settings: Settings) -> str:
     Args:
         name: ``db``, of the project of the environment, or ``projects/p/secrets/db``; either with
             ``/versions/3`` after it, else the latest version.
-        where: the secret and its provider, for messages.
 
     Raises:
         CredentialError: there is none, it may not be read, or the Google environment is not complete.

@@ -21,7 +21,6 @@ def secret(name: str, where: str, settings: Settings) -> Mapping[str, str]:
 
     Args:
         name: ``<namespace>/<secret>``.
-        where: the secret and its provider, for messages.
 
     Raises:
         CredentialError: there is none, it may not be read, or no cluster is configured.
