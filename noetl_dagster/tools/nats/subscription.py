@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 
-from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult, wrong_field
+from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.rows.jsonable import to_jsonable
@@ -142,10 +142,9 @@ class _AckedMessages:
         """Returns the messages of a chunk: the server sends no more while too many are not acknowledged."""
         pending = (await pull.consumer_info()).config.max_ack_pending or 0
         if 0 < pending < UNACKED_CHUNKS:
-            raise wrong_field(
-                self._call,
+            raise self._call.error(
                 f"consumer {self._durable} has max_ack_pending {pending}; a subscription needs at least "
-                f"{UNACKED_CHUNKS}",
+                f"{UNACKED_CHUNKS}"
             )
         return min(BATCH, pending // UNACKED_CHUNKS) if pending > 0 else BATCH
 
@@ -183,7 +182,7 @@ async def _source(call: ToolCall, context: JetStreamContext) -> tuple[str, str]:
     """Returns subject and stream of the messages."""
     subject, stream = call.config.get("subject"), call.config.get("stream")
     if not (subject or stream):
-        raise wrong_field(call, "subscribe needs 'stream' or 'subject'")
+        raise call.error("subscribe needs 'stream' or 'subject'")
     if not stream:
         stream = await context.find_stream_name_by_subject(str(subject))
     return str(subject or ">"), str(stream)
@@ -210,7 +209,7 @@ def _number(call: ToolCall, name: str, default: float | None) -> float | None:
     except (TypeError, ValueError):
         number = -1
     if number is not None and number < 0:
-        raise wrong_field(call, f"{name} {given!r} is no number from 0 on")
+        raise call.error(f"{name} {given!r} is no number from 0 on")
     return number
 
 

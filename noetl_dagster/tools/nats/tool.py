@@ -12,7 +12,7 @@ from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ServiceError, ToolError, kind_of, kind_of_status
 from noetl_dagster.tools.access.credentials import CredentialType
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, wrong_field
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.nats.subscription import decoded, encoded, subscribe
 
 PUBLISH_SECONDS = 10.0
@@ -63,7 +63,7 @@ class NatsTool(Tool):
             operation = NatsOperation(str(given))
         except ValueError:
             known = ", ".join(NatsOperation)
-            raise wrong_field(call, f"operation {given!r} is unknown; known: {known}") from None
+            raise call.error(f"operation {given!r} is unknown; known: {known}") from None
         try:
             credential = await box.credentials.resolve(call.auth, CredentialType.NATS)
             client = await box.clients.nats(credential)
@@ -77,8 +77,7 @@ class NatsTool(Tool):
                 case _:
                     return ToolResult(data=await _key_value(operation, client, call))
         except CredentialError as error:
-            message = f"nats in step {call.step}: {error}"
-            raise ToolError(message, kind="credential", retryable=error.retryable) from None
+            raise call.error(str(error), "credential", retryable=error.retryable) from None
         except (TimeoutError, ServiceError, nats.errors.Error, OSError) as error:
             raise _failed(call, operation, error, box) from None
 
@@ -145,7 +144,7 @@ async def _publish(client: NatsClient, call: ToolCall) -> dict[str, Any]:
 def _field(call: ToolCall, name: str) -> str:
     value = call.config.get(name, call.input.get(name))
     if value in (None, ""):
-        raise wrong_field(call, f"{call.config.get('operation')} needs {name!r}")
+        raise call.error(f"{call.config.get('operation')} needs {name!r}")
     return str(value)
 
 

@@ -22,7 +22,7 @@ from noetl_dagster.spark.frames import (
 from noetl_dagster.spark.metrics import InputBytes
 from noetl_dagster.spark.sources.results import VALUE
 from noetl_dagster.spark.staging import Staging
-from noetl_dagster.tools.base import Toolbox, ToolCall, wrong_field
+from noetl_dagster.tools.base import Toolbox, ToolCall
 
 
 async def stored_inputs(call: ToolCall, box: Toolbox) -> dict[str, InputRows]:
@@ -47,7 +47,7 @@ async def _envelope(address: str, call: ToolCall, box: Toolbox) -> Mapping[str, 
     """Returns the result at an address; a stored one is not fetched."""
     name, _, rest = address.partition(".")
     if name not in call.scope:
-        raise wrong_field(call, f"'from' names {name!r}, which has no result here")
+        raise call.error(f"'from' names {name!r}, which has no result here")
     view = call.scope[name]
     if not rest:
         return view.envelope if isinstance(view, ResultView) else {"status": "ok", "data": plain(view)}
@@ -61,7 +61,7 @@ async def _envelope(address: str, call: ToolCall, box: Toolbox) -> Mapping[str, 
     try:
         value = await with_references(follow, box.results.get)
     except (KeyError, TypeError) as error:
-        raise wrong_field(call, f"{name!r} has no {rest!r}") from error
+        raise call.error(f"{name!r} has no {rest!r}") from error
     is_reference = not isinstance(value, list) and references_in(value)
     return {"ref": value} if is_reference else {"status": "ok", "data": value}
 

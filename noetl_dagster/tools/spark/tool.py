@@ -33,7 +33,7 @@ from noetl_dagster.spark.functions import load_function
 from noetl_dagster.spark.metrics import ConnectMetrics, InputBytes, metrics_of
 from noetl_dagster.spark.staging import Staging, staging_for
 from noetl_dagster.storage import codec, locations
-from noetl_dagster.tools.base import Chunk, Tool, Toolbox, ToolCall, ToolResult, count_of, wrong_field
+from noetl_dagster.tools.base import Chunk, Tool, Toolbox, ToolCall, ToolResult, count_of
 from noetl_dagster.tools.python.code import (
     CodeFailure,
     Printed,
@@ -127,9 +127,9 @@ async def _program(call: ToolCall, box: Toolbox) -> tuple[Program | None, Mappin
     try:
         program = compile_code(source, f"{call.step}.{call.task.name}")
     except CodeFailure as failure:
-        message = f"spark in step {call.step}: {failure} (line {failure.line} of the code)"
         details = {"py": {"exception_type": failure.exception_type}}
-        raise ToolError(message, kind="python", details=details) from None
+        text = f"{failure} (line {failure.line} of the code)"
+        raise call.error(text, "python", details=details) from None
     return program, await rendered_templates(program, source, call, box)
 
 
@@ -147,7 +147,7 @@ def _layout(call: ToolCall) -> Layout:
         layout.check()
         return layout
     except ValueError as error:
-        raise wrong_field(call, str(error)) from error
+        raise call.error(str(error)) from error
 
 
 @dataclass(eq=False)
@@ -244,7 +244,7 @@ class _SparkRun:
         for statement in (statement for text in texts for statement in split_spark_statements(text)):
             frame = spark.sql(statement, args=self.call.config.get("params") or None)
         if frame is None:
-            raise wrong_field(self.call, "'sql' holds no statement")
+            raise self.call.error("'sql' holds no statement")
         return frame
 
     def _kept(self, value: Any) -> tuple[Any, dict[str, Written]]:
@@ -280,10 +280,8 @@ class _SparkRun:
         if not sessions.is_classic(self.spark):
             self.told.add_query(wanted.executionInfo)
         if table.num_rows > most:
-            raise ToolError(
-                f"spark in step {self.call.step}: more than {most} rows to collect; raise max_rows, or {otherwise}",
-                kind="transform",
-            )
+            text = f"more than {most} rows to collect; raise max_rows, or {otherwise}"
+            raise self.call.error(text, "transform")
         return table
 
     def _all_written(self, frames: Mapping[str, DataFrame]) -> dict[str, Written]:
