@@ -25,10 +25,9 @@ from noetl_dagster.events.log import EventLog, as_row
 from noetl_dagster.events.queries import COLUMNS
 from noetl_dagster.events.schema import apply_schema
 from noetl_dagster.events.transport.handler import EventHandler
-from noetl_dagster.events.transport.ingest import BATCH, Ingestor
+from noetl_dagster.events.transport.ingest import BATCH, Ingestor, Pull
 from noetl_dagster.events.transport.nats import NatsNames, connect, ensure_ingest_consumer, ensure_stream
 from noetl_dagster.events.transport.nats_transport import NatsTransport
-from noetl_dagster.events.transport.pull import Pull
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
 

@@ -37,7 +37,7 @@ from noetl_dagster.errors import NoetlError
 from noetl_dagster.playbook.assets import ObservationSpec, key_text
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider
-from noetl_dagster.storage.listing import matching
+from noetl_dagster.storage.locations import matching
 from noetl_dagster.tools.access.credentials import CredentialType
 
 if TYPE_CHECKING:

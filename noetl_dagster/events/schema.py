@@ -99,9 +99,7 @@ class AppliedSchema:
 
 def schema_files() -> list[Path]:
     """Returns the SQL files in the order in which they are applied."""
-    packaged = (
-        Path(str(resources.files("noetl_dagster"))) / "schema"
-    )  # in a wheel; in a checkout beside the package
+    packaged = Path(str(resources.files("noetl_dagster"))) / "schema"  # a checkout has it beside the package
     folder = packaged if packaged.is_dir() else Path(__file__).parents[2] / "schema"
     files = sorted(folder.glob("[0-9]*.sql"))
     if not files:
@@ -224,9 +222,8 @@ async def settle_schema(settings: Settings, pool: asyncpg.Pool, *, apply: bool =
             await apply_schema_on(connection)
         return
     number = SCHEMA_VERSION if apply else 1
-    patience = (
-        300.0 if settings.health_port is None else math.inf
-    )  # with a probe the process is not ready meanwhile
+    # with a probe the process is not ready meanwhile
+    patience = 300.0 if settings.health_port is None else math.inf
     began = time.monotonic()
     warned = False
     while (found := await found_schema(pool)) is None or found.number < number:

@@ -28,7 +28,6 @@ from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.result_ref import STORED_METADATA, RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations
-from noetl_dagster.storage.checksum import digest_of
 from noetl_dagster.storage.tiers import open_tier
 from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier
 
@@ -184,7 +183,7 @@ class AssetIOManager(UPathIOManager):
             uri=uri,
             content_type=encoded.content_type,
             bytes_size=len(encoded.data),
-            sha256=await asyncio.to_thread(digest_of, encoded.data),
+            sha256=await asyncio.to_thread(codec.digest_of, encoded.data),
             rows=encoded.rows,
             columns=encoded.extra.get("columns"),
             preview=encoded.preview,
@@ -267,7 +266,7 @@ class AssetIOManager(UPathIOManager):
 
     async def _fetch(self, stored: StoredAsset) -> Any:
         data = await self._tier.get(stored.uri)
-        digest = await asyncio.to_thread(digest_of, data)
+        digest = await asyncio.to_thread(codec.digest_of, data)
         if digest != stored.sha256:
             raise IntegrityError(f"{stored.uri} was changed or damaged; materialise the asset again")
         return codec.decode(data, stored.content_type)

@@ -1,9 +1,10 @@
-"""Encodes and decodes values: content types, compression, previews and selected fields."""
+"""Encodes and decodes values: content types, compression, previews, selected fields and checksums."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import re
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,9 @@ _TABLE_TYPES = frozenset({"DataFrame", "Table", "RecordBatch"})
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 
 _JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+THREAD_ABOVE = 1024 * 1024
+"""Bytes from which hashing is worth a separate thread."""
 
 _BLOCK = 256 * 1024
 """Bytes of JSON lines that are parsed at a time."""
@@ -407,3 +411,35 @@ def byte_length(value: Any) -> int:
     if isinstance(value, bytes):
         return len(value)
     return len(dump_json(value))
+
+
+def digest_of(data: Bytes) -> str:
+    """Returns the sha256 of bytes, as hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+class RunningDigest:
+    """A sha256 that is one chunk behind: each chunk is hashed in a thread while the next one is moved."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._running: asyncio.Future[None] | None = None
+
+    async def add(self, chunk: Bytes) -> None:
+        """Adds a chunk; waits only for the one before it."""
+        await self._settle()
+        if len(chunk) < THREAD_ABOVE:
+            self._digest.update(chunk)
+        else:
+            loop = asyncio.get_running_loop()
+            self._running = loop.run_in_executor(None, self._digest.update, chunk)
+
+    async def hexdigest(self) -> str:
+        """Returns the digest of all chunks."""
+        await self._settle()
+        return self._digest.hexdigest()
+
+    async def _settle(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            await running

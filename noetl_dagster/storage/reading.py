@@ -14,8 +14,7 @@ from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.catalog import RefCatalog
-from noetl_dagster.storage.checksum import THREAD_ABOVE, RunningDigest, digest_of
-from noetl_dagster.storage.codec import Compression
+from noetl_dagster.storage.codec import THREAD_ABOVE, Compression, RunningDigest, digest_of
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.placement import KEY_ROOT, Placement, canonical
 from noetl_dagster.storage.tiers.base import Bytes

@@ -21,8 +21,7 @@ from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope, RowsAround
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.catalog import RefCatalog
-from noetl_dagster.storage.checksum import THREAD_ABOVE, RunningDigest, digest_of
-from noetl_dagster.storage.codec import Compression, Encoded
+from noetl_dagster.storage.codec import THREAD_ABOVE, Compression, Encoded, RunningDigest, digest_of
 from noetl_dagster.storage.manifests import Strategy, record_manifest
 from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, key_of, owner_of
 from noetl_dagster.storage.reading import ResultReader

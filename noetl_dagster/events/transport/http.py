@@ -136,22 +136,16 @@ class ApiClient:
 
 
 class HttpTransport(Transport):
-    """Posts events in batches, for ``patience`` seconds while the server is unavailable or overloaded."""
+    """Posts events in batches, repeatedly while the server is unavailable or overloaded."""
 
-    def __init__(self, client: ApiClient, *, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._patience = patience
 
     async def publish(self, events: Sequence[Event]) -> None:
         """Posts the events; a batch that is too large is halved."""
         content = encode_json({"events": [message_of(event) for event in events]})
-        answer = await self._client.request(
-            "POST",
-            "/api/events/batch",
-            content=content,
-            patience=self._patience,
-            headers=trace.headers_about(events[0].execution_id, events[0].meta.get("command_id")),
-        )
+        headers = trace.headers_about(events[0].execution_id, events[0].meta.get("command_id"))
+        answer = await self._client.request("POST", "/api/events/batch", content=content, headers=headers)
         if answer.status == 413:
             if len(events) > 1:
                 middle = len(events) // 2

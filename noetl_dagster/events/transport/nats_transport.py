@@ -31,7 +31,8 @@ HEADER_BYTES = 512
 
 MESSAGE_ID = "Nats-Msg-Id"
 CONFIRM_SECONDS = 5.0
-LONGEST_PAUSE_SECONDS = 2.0
+PATIENCE = RetryLimits((TransportError,), seconds=300.0, longest_pause=2.0)
+"""Limits for publishing while the server is unreachable."""
 
 
 class _Message(NamedTuple):
@@ -46,20 +47,14 @@ class _Message(NamedTuple):
 class NatsTransport(Transport):
     """Publishes events under ``noetl.events.<execution id>.<event type>`` and waits for the confirmations.
 
-    Messages of several events have the subject ``noetl.events.<execution id>.batch``.
-
-    Args:
-        large: transport of events above the stream's message limit; without one they are refused.
-        patience: seconds for which an unreachable server is tried again.
+    Messages of several events have the subject ``noetl.events.<execution id>.batch``. Events above the stream's message
+    limit go over the transport ``large``, or are refused if there is none.
     """
 
-    def __init__(
-        self, client: NatsClient, *, large: Transport | None = None, patience: float = 300.0
-    ) -> None:
+    def __init__(self, client: NatsClient, *, large: Transport | None = None) -> None:
         self._stream = client.jetstream(publish_async_max_pending=4_000)
         self._names = client.names
         self._large = large
-        self._patience = RetryLimits((TransportError,), seconds=patience, longest_pause=LONGEST_PAUSE_SECONDS)
         self._first = asyncio.Lock()  # nats-py sets up its inbox of confirmations on first use, unguarded
         self._used = False
 
@@ -89,7 +84,7 @@ class NatsTransport(Transport):
                 raise TransportError(f"NATS did not confirm {len(waiting)} messages: {error!r}") from error
 
         if waiting:
-            await with_retries(confirm, self._patience)
+            await with_retries(confirm, PATIENCE)
 
     async def close(self) -> None:
         """Closes the transport for large events."""

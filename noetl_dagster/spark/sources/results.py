@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
-from noetl_dagster.storage.checksum import digest_of
+from noetl_dagster.storage.codec import digest_of
 
 FORMAT = "noetl_results"
 VALUE = "value"

@@ -22,7 +22,7 @@ from noetl_dagster.spark.sources.results import (
     _ResultsReader,
     divide_parts,
 )
-from noetl_dagster.storage.checksum import digest_of
+from noetl_dagster.storage.codec import digest_of
 from noetl_dagster.tools.base import Toolbox
 from tests.spark.conftest import Run
 
