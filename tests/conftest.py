@@ -59,10 +59,13 @@ FILES_FIRST = (
 """Files of half a minute and more: one that another worker begins last would keep the others waiting."""
 
 TOGETHER = {
-    "one JVM": ("tests/spark/", "tests/engine/fanout/test_spark.py", "tests/engine/fanout/test_engines.py"),
+    "one JVM": (
+        *("tests/spark/", "tests/engine/fanout/test_spark.py", "tests/engine/fanout/test_engines.py"),
+        *("tests/io_managers/test_spark.py", "tests/examples/test_clinic.py"),
+    ),
     "one rendering": ("tests/helm/",),
 }
-"""Files that one process of xdist runs, since they share the Spark session and what Helm has rendered.
+"""Files that one process of xdist runs, since they share the JVM and what Helm has rendered.
 
 A session takes ten seconds of CPU to start, and its first queries twice as much.
 """

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.rows import cutters
 from noetl_dagster.tools.rows.cutters import ArrayCutter, Piece, cutter_for
 from noetl_dagster.tools.rows.formats import RowFormat
 from tests.tools.chunk_log import Killed, ListLog
@@ -306,23 +307,26 @@ def test_pieces_are_the_same_however_the_bytes_come(
             "f, line 2: blanks follow the closing quote of the value at byte 6",
         ),
         (RowFormat.CSV, b"a\n\xff\n", "f, from byte 0 on: no CSV"),
-        (RowFormat.CSV, b'a\n"' + b"x\n" * (17 << 20), "f, line 2: the quote at byte 2 opens"),
+        (RowFormat.CSV, b'a\n"' + b"x\n" * (17 << 15), "f, line 2: the quote at byte 2 opens"),
         (RowFormat.CSV, b'a,b\n1,"c\n2,d\n', "f, line 2: the quote at byte 6 opens"),
         (RowFormat.CSV, b'a,b\n1,"c"\n2,"d', "f, line 3: the quote at byte 12 opens"),
         (RowFormat.CSV, b'a,b\n1,"c\n2,"d"\n', "f, line 2: the quote at byte 6 opens"),
         (RowFormat.CSV, b'"a";"b"\n"1";"2"\n', "f, line 1: the quote at byte 0 opens"),
-        (RowFormat.CSV, b"a" * (33 << 20), "f, from byte 0 on: a record of more than"),
+        (RowFormat.CSV, b"a" * (33 << 15), "f, from byte 0 on: a record of more than"),
         (RowFormat.JSON, b"", "no JSON array"),
         (RowFormat.JSON, b'{"a": [1, 2]}', "another value"),
         (RowFormat.JSON, b"[1, 2", "no JSON array"),
         (RowFormat.JSON, b'["%s",]' % (b"x" * 1000), "missing after a comma"),
         (RowFormat.JSON, b"[1] [2]", "no JSON array"),
         (RowFormat.JSON, b'["\xff"]', "no JSON array"),
-        (RowFormat.JSON, b'["' + b"x" * (33 << 20), "quote or bracket that is never closed"),
+        (RowFormat.JSON, b'["' + b"x" * (33 << 15), "quote or bracket that is never closed"),
     ],
 )
-def test_what_is_not_of_the_format_is_refused(format: RowFormat, content: bytes, message: str) -> None:
-    cutter = cutter_for(format, 1000, {}, "f")
+def test_what_is_not_of_the_format_is_refused(
+    format: RowFormat, content: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutters, "RECORD_BYTES", 1 << 20)
+    cutter = cutter_for(format, 1000, {}, "f", longest=1 << 20)
 
     with pytest.raises(ToolError, match=message):
         [*cutter.feed(content), cutter.end()]
