@@ -75,15 +75,10 @@ class StoredAsset(BaseModel):
             execution_id=0,
             source_step=asset,
             name="asset",
-            kind=self.kind,
             store_tier=tier,
             physical_uri=self.uri,
-            content_type=self.content_type,
-            bytes_size=self.bytes_size,
-            sha256=self.sha256,
-            rows=self.rows,
-            preview=self.preview,
             extra={"files": list(self.files), "columns": self.columns or {}},
+            **self.model_dump(include={"kind", "content_type", "bytes_size", "sha256", "rows", "preview"}),
         )
 
 

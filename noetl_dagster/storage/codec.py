@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+import lz4.frame
 import orjson
 from pydantic import BaseModel
 
@@ -258,8 +259,6 @@ def compress(data: Bytes, compression: Compression) -> Bytes:
     if compression is Compression.GZIP:
         return gzip.compress(data, compresslevel=6, mtime=0)
     if compression is Compression.LZ4:
-        import lz4.frame
-
         return lz4.frame.compress(data)  # type: ignore[no-any-return]
     return data
 
@@ -269,8 +268,6 @@ def decompress(data: Bytes, compression: Compression) -> Bytes:
     if compression is Compression.GZIP:
         return gzip.decompress(data)
     if compression is Compression.LZ4:
-        import lz4.frame
-
         return lz4.frame.decompress(data)  # type: ignore[no-any-return]
     return data
 
@@ -282,8 +279,6 @@ def compress_stream(chunks: AsyncIterable[Bytes], compression: Compression) -> A
     if compression is Compression.GZIP:
         packer = zlib.compressobj(level=6, wbits=_GZIP_WINDOW)
         return _passed(chunks, packer.compress, end=packer.flush)
-    import lz4.frame
-
     frame = lz4.frame.LZ4FrameCompressor()
     return _passed(chunks, frame.compress, begin=frame.begin, end=frame.flush)
 
@@ -294,8 +289,6 @@ def decompress_stream(chunks: AsyncIterable[Bytes], compression: Compression) ->
         return chunks
     if compression is Compression.GZIP:
         return _passed(chunks, zlib.decompressobj(wbits=_GZIP_WINDOW).decompress)
-    import lz4.frame
-
     return _passed(chunks, lz4.frame.LZ4FrameDecompressor().decompress)
 
 
