@@ -28,7 +28,9 @@ def find_playbooks(folder: Path, include: Sequence[str] = (), exclude: Sequence[
             folder means all that is in it. None: every file.
         exclude: patterns of what is left out of these.
     """
-    wanted, unwanted = _meant(folder, include), _meant(folder, exclude)
+    wanted, unwanted = (
+        {path for pattern in patterns for path in folder.glob(pattern)} for patterns in (include, exclude)
+    )
 
     def is_wanted(path: Path) -> bool:
         way = {path, *path.parents}
@@ -43,14 +45,8 @@ def files_below(folder: Path, pattern: str) -> list[Path]:
 
     A ConfigMap that is mounted has its files in hidden folders of its own, and links to them.
     """
-    found = folder.rglob(pattern)
-    return sorted(
-        path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts)
-    )
-
-
-def _meant(folder: Path, patterns: Sequence[str]) -> set[Path]:
-    return {path for pattern in patterns for path in folder.glob(pattern)}
+    found = ((path, path.relative_to(folder).parts) for path in folder.rglob(pattern))
+    return sorted(path for path, parts in found if not any(part[0] == "." for part in parts))
 
 
 def _is_playbook(path: Path) -> bool:
@@ -112,16 +108,14 @@ class Catalog:
                 candidate = folder / f"{path}{suffix}"
                 if candidate.is_file():
                     return candidate
-        raise PlaybookError([Problem(place, self._missing(path), kind=ProblemKind.MISSING_PLAYBOOK)])
+        near = get_close_matches(path, list(self.paths), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.paths)) or 'none'}"
+        message = f"no playbook {path!r}, neither as catalog path below {self.folder} nor as file; {hint}"
+        raise PlaybookError([Problem(place, message, kind=ProblemKind.MISSING_PLAYBOOK)])
 
     def load(self, path: str, *, caller: Path | str | None = None) -> Playbook:
         """Resolves and loads."""
         return load_playbook(self.resolve(path, caller=caller))
-
-    def _missing(self, path: str) -> str:
-        near = get_close_matches(path, list(self.paths), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.paths)) or 'none'}"
-        return f"no playbook {path!r}, neither as catalog path below {self.folder} nor as file; {hint}"
 
 
 def _catalog_path(file: Path) -> str | None:

@@ -38,7 +38,7 @@ class Document:
         self.problems: list[Problem] = []
         self.root: Any = None
         self._key_marks: dict[int, dict[str, Any]] = {}
-        self._value_marks: dict[int, Any] = {}
+        self._value_marks: dict[int, dict[Any, Any]] = {}
         self._kept: dict[int, Any] = {}
         self._open: set[int] = set()
         self._constructor = SafeConstructor()
@@ -47,26 +47,22 @@ class Document:
         except yaml.YAMLError as error:
             self.problems.append(self._syntax_problem(error))
             return
-        self.start = Place(file, 1, 1) if node is None else self._place_of(node)
+        self.start = self._at(None if node is None else node.start_mark)
         if node is not None:
             self.root = self._value(node, 0)
 
     def place(self, container: Any, key: Any = None) -> Place:
         """Returns the place of ``container[key]``, or of the container."""
-        if key is not None:
-            marks = self._value_marks.get(id(container))
-            mark = marks.get(key) if isinstance(marks, dict) else None
-            if mark is not None:
-                return Place(self.file, mark.line + 1, mark.column + 1)
-        mark = self._kept.get(id(container), (None, None))[1]
-        return (
-            Place(self.file, mark.line + 1, mark.column + 1) if mark is not None else Place(self.file, 1, 1)
-        )
+        mark = self._value_marks.get(id(container), {}).get(key)
+        return self._at(mark or self._kept.get(id(container), (None, None))[1])
 
     def key_place(self, container: Any, key: str) -> Place:
         """Returns the place of the key itself."""
         mark = self._key_marks.get(id(container), {}).get(key)
-        return Place(self.file, mark.line + 1, mark.column + 1) if mark is not None else self.place(container)
+        return self.place(container) if mark is None else self._at(mark)
+
+    def _at(self, mark: Any) -> Place:
+        return Place(self.file, 1, 1) if mark is None else Place(self.file, mark.line + 1, mark.column + 1)
 
     def gathered(self, parts: Iterable[tuple[dict[str, Any], str, str]]) -> dict[str, Any]:
         """A mapping made of values of others, each of which still knows where it stands.
@@ -74,17 +70,12 @@ class Document:
         Args:
             parts: mapping, key in it, and the key that its value gets.
         """
-        values: dict[str, Any] = {}
-        key_marks: dict[str, Any] = {}
-        value_marks: dict[str, Any] = {}
-        for container, key, name in parts:
-            values[name] = container[key]
-            for known, marks in ((self._key_marks, key_marks), (self._value_marks, value_marks)):
-                mark = known.get(id(container), {}).get(key)
-                if mark is not None:
-                    marks[name] = mark
+        parts = tuple(parts)
+        values = {name: container[key] for container, key, name in parts}
+        for marks in (self._key_marks, self._value_marks):
+            known = ((name, marks.get(id(container), {}).get(key)) for container, key, name in parts)
+            marks[id(values)] = {name: mark for name, mark in known if mark is not None}
         self._kept[id(values)] = (values, None)
-        self._key_marks[id(values)], self._value_marks[id(values)] = key_marks, value_marks
         return values
 
     def report(
@@ -108,9 +99,8 @@ class Document:
         if known is not None:
             return known[0]
         if depth > _MAX_DEPTH:
-            self.report(
-                self._place_of(node), f"nested deeper than {_MAX_DEPTH} levels, or an alias inside itself"
-            )
+            message = f"nested deeper than {_MAX_DEPTH} levels, or an alias inside itself"
+            self.report(self._at(node.start_mark), message)
             return None
         value = self._sequence(node, depth) if isinstance(node, SequenceNode) else self._mapping(node, depth)
         # both by node (an alias gives the same object) and by value (to find its place)
@@ -124,7 +114,8 @@ class Document:
             return self._constructor.construct_object(node)
         except (ConstructorError, ValueError) as error:
             reason = getattr(error, "problem", None) or str(error)
-            self.report(self._place_of(node), f"value {node.value!r}: {reason}; quote it if text is meant")
+            message = f"value {node.value!r}: {reason}; quote it if text is meant"
+            self.report(self._at(node.start_mark), message)
             return node.value
 
     def _sequence(self, node: SequenceNode, depth: int) -> list[Any]:
@@ -141,16 +132,14 @@ class Document:
                 self._merge(value_node, values, depth)
                 continue
             if not isinstance(key_node, ScalarNode):
-                self.report(
-                    self._place_of(node),
-                    'a mapping stands where text is expected; a template must be quoted: "{{ name }}"',
-                )
+                message = 'a mapping stands where text is expected; a template must be quoted: "{{ name }}"'
+                self.report(self._at(node.start_mark), message)
                 continue
             key = key_node.value
             if key in key_marks:
                 first = key_marks[key].line + 1
                 message = f"key {key!r} occurs twice (first on line {first}); keep one"
-                self.report(self._place_of(key_node), message, kind=ProblemKind.DUPLICATE_KEY)
+                self.report(self._at(key_node.start_mark), message, kind=ProblemKind.DUPLICATE_KEY)
                 continue
             key_marks[key] = key_node.start_mark
             value_marks[key] = value_node.start_mark
@@ -168,14 +157,10 @@ class Document:
                 for key, value in merged.items():
                     values.setdefault(key, value)
             else:
-                self.report(self._place_of(source), "<<: takes a mapping or a list of mappings")
-
-    def _place_of(self, node: Node) -> Place:
-        return Place(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
+                self.report(self._at(source.start_mark), "<<: takes a mapping or a list of mappings")
 
     def _syntax_problem(self, error: yaml.YAMLError) -> Problem:
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        place = Place(self.file, mark.line + 1, mark.column + 1) if mark else Place(self.file, 1, 1)
+        place = self._at(getattr(error, "problem_mark", None) or getattr(error, "context_mark", None))
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
         context = getattr(error, "context", None)
         where = f" {context}" if context else ""

@@ -72,10 +72,6 @@ class StepGraph:
         """Returns the steps that have an arc to a step."""
         return self._predecessors[name]
 
-    def successors(self, name: str) -> tuple[str, ...]:
-        """Returns the steps that a step has an arc to."""
-        return self._successors[name]
-
     def streams_to(self, name: str) -> tuple[str, ...]:
         """Steps that take the chunks of a step while they are made."""
         return self._streams[name]
@@ -103,9 +99,8 @@ class StepGraph:
         return frozenset(seen)
 
     def _regions(self) -> tuple[Region, ...]:
-        components = list(self._components())
         # Tarjan's algorithm gives a component only after all that it leads to
-        return tuple(self._region(component) for component in reversed(components))
+        return tuple(self._region(component) for component in reversed(list(self._components())))
 
     # Ours: networkx takes as long to import as a whole check takes, graphlib knows no components, and where several
     # orders are right rustworkx chooses another one, which the names of regions and ops would follow.
@@ -114,51 +109,45 @@ class StepGraph:
         index: dict[str, int] = {}
         low: dict[str, int] = {}
         stack: list[str] = []
-        on_stack: set[str] = set()
+        work: list[tuple[str, Iterator[str]]] = []
+
+        def enter(name: str) -> None:
+            index[name] = low[name] = len(index)
+            stack.append(name)
+            source = self._fed_by.get(name)  # the two ends of a stream belong to one component
+            joined = self._successors[name] if source is None else (*self._successors[name], source)
+            work.append((name, iter(reversed(joined))))
+
         # the entry first, then backwards, so that the reversed result follows the order of the playbook
         for root in (self.entry, *reversed(self._position)):
-            if root in index:
-                continue
-            work = [(root, iter(reversed(self._joined(root))))]
-            index[root] = low[root] = len(index)
-            stack.append(root)
-            on_stack.add(root)
+            if root not in index:
+                enter(root)
             while work:
                 name, targets = work[-1]
                 for target in targets:
                     if target not in index:
-                        index[target] = low[target] = len(index)
-                        stack.append(target)
-                        on_stack.add(target)
-                        work.append((target, iter(reversed(self._joined(target)))))
+                        enter(target)
                         break
-                    if target in on_stack:
-                        low[name] = min(low[name], index[target])
+                    low[name] = min(low[name], low[target])
                 else:
                     work.pop()
                     if work:
                         low[work[-1][0]] = min(low[work[-1][0]], low[name])
                     if low[name] == index[name]:
-                        yield _popped(stack, on_stack, name)
-
-    def _joined(self, name: str) -> tuple[str, ...]:
-        """Returns the targets of arcs and the source of a stream, whose two ends belong to one component."""
-        source = self._fed_by.get(name)
-        return self._successors[name] if source is None else (*self._successors[name], source)
+                        component = [stack.pop()]
+                        while component[-1] != name:
+                            component.append(stack.pop())
+                        low.update(dict.fromkeys(component, len(self._position)))  # above all that are open
+                        yield component
 
     def _region(self, component: list[str]) -> Region:
         steps = tuple(sorted(component, key=self._position.__getitem__))
         inside = set(steps)
         entries = tuple(
-            name
-            for name in steps
-            if name == self.entry or any(source not in inside for source in self._predecessors[name])
+            name for name in steps if name == self.entry or not inside.issuperset(self._predecessors[name])
         )
-        targets = tuple(
-            dict.fromkeys(
-                target for name in steps for target in self._successors[name] if target not in inside
-            )
-        )
+        outside = (one for name in steps for one in self._successors[name] if one not in inside)
+        targets = tuple(dict.fromkeys(outside))
         is_stream = any(target in inside for name in steps for target in self._streams[name])
         is_cycle = not is_stream and (len(steps) > 1 or steps[0] in self._successors[steps[0]])
         name = f"region_{(entries or steps)[0]}" if is_cycle or is_stream else steps[0]
@@ -184,26 +173,15 @@ class StepGraph:
         return tuple(reversed(finished))
 
 
-def _popped(stack: list[str], on_stack: set[str], last: str) -> list[str]:
-    component = []
-    while True:
-        name = stack.pop()
-        on_stack.discard(name)
-        component.append(name)
-        if name == last:
-            return component
-
-
 def have_same_steps_and_arcs(one: Playbook, other: Playbook) -> bool:
     """Reports whether two texts have the same steps, arcs and ways to run them; the steps' tasks may differ."""
     if one is other or one.source == other.source:
         return True
-    return _shape(one) == _shape(other)
-
-
-def _shape(playbook: Playbook) -> tuple[object, ...]:
-    steps = {step.name: (step.targets, step.streams_to, step.is_fanout) for step in playbook.steps}
-    return playbook.entry.name, steps
+    shapes = [
+        {step.name: (step.targets, step.streams_to, step.is_fanout) for step in playbook.steps}
+        for playbook in (one, other)
+    ]
+    return one.entry.name == other.entry.name and shapes[0] == shapes[1]
 
 
 def with_ends_as_assets(playbook: Playbook) -> Playbook:
@@ -219,7 +197,7 @@ def with_ends_as_assets(playbook: Playbook) -> Playbook:
         for region in StepGraph(playbook).regions
         if not region.targets and plumbing.issuperset(region.steps)
     }
-    steps = (
-        step.model_copy(update={"is_asset": True}) if step.name in ends else step for step in playbook.steps
-    )
-    return playbook.model_copy(update={"steps": tuple(steps)}) if ends else playbook
+    if not ends:
+        return playbook
+    steps = [one.model_copy(update={"is_asset": True}) if one.name in ends else one for one in playbook.steps]
+    return playbook.model_copy(update={"steps": tuple(steps)})

@@ -27,7 +27,7 @@ def test_a_line_is_its_own_order() -> None:
     assert [region.name for region in graph.regions] == ["a", "b", "c"]
     assert not any(region.is_cycle for region in graph.regions)
     assert graph.predecessors("b") == ("a",)
-    assert graph.successors("b") == ("c",)
+    assert graph.region_of("b").targets == ("c",)
     assert graph.regions[0].targets == ("b",)
 
 
@@ -60,7 +60,7 @@ def test_islands_are_regions_that_are_not_reached() -> None:
 
 
 def test_arcs_to_unknown_steps_are_left_out() -> None:
-    assert StepGraph(playbook({"a": ["nope"]})).successors("a") == ()
+    assert StepGraph(playbook({"a": ["nope"]})).region_of("a").targets == ()
 
 
 GRAPHS = st.integers(1, 8).flatmap(
