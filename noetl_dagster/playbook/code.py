@@ -11,6 +11,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from types import CodeType
 from typing import Any
 
@@ -48,41 +49,37 @@ def expressions_in(source: str) -> tuple[Expression, ...]:
 
     ``{{ ... }}`` is a set with a set or a mapping in it, which Python can never build; so none was meant for it.
     """
-    if "{{" not in source:
-        return ()
+    found: list[Expression] = []
     try:
-        spans = sorted(_double_braces(source))
+        for start, stop in sorted(_double_braces(source)) if "{{" in source else ():
+            if not found or start >= found[-1].stop:  # else inside of the one before
+                found.append(_expression(f"__{len(found)}__", source, start, stop))
     except (tokenize.TokenError, SyntaxError):  # compiling the code reports the error
         return ()
-    starts = _line_starts(source)
-    found: list[Expression] = []
-    for (line, column), (last_line, last_column) in spans:
-        start, stop = starts[line - 1] + column, starts[last_line - 1] + last_column
-        if not found or start >= found[-1].stop:  # else inside of the one before
-            name = f"__{len(found)}__"
-            found.append(Expression(name, source[start:stop], start, stop, line, column + 1))
     return tuple(found)
 
 
 def templates_in_texts(source: str) -> tuple[Expression, ...]:
     """The templates inside of string literals, where they are text; not of f-strings, to which ``{{`` is a brace."""
-    if "{{" not in source:
-        return ()
     found: list[Expression] = []
-    starts = _line_starts(source)
     try:
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type != tokenize.STRING or "f" in token.string.lower().partition(token.string[-1])[0]:
-                continue
-            begin = starts[token.start[0] - 1] + token.start[1]
-            for match in _TEMPLATE.finditer(token.string):
-                start = begin + match.start()
-                line = source.count("\n", 0, start) + 1
-                column = start - starts[line - 1] + 1
-                found.append(Expression("", match[0], start, begin + match.end(), line, column))
+        for token, begin, _ in _tokens(source) if "{{" in source else ():
+            if (
+                token.type == tokenize.STRING
+                and "f" not in token.string.lower().partition(token.string[-1])[0]
+            ):
+                spans = (
+                    (begin + match.start(), begin + match.end()) for match in _TEMPLATE.finditer(token.string)
+                )
+                found += [_expression("", source, start, stop) for start, stop in spans]
     except (tokenize.TokenError, SyntaxError):
         return ()
     return tuple(found)
+
+
+def _expression(name: str, source: str, start: int, stop: int) -> Expression:
+    line, column = source.count("\n", 0, start) + 1, start - source.rfind("\n", 0, start)
+    return Expression(name, source[start:stop], start, stop, line, column)
 
 
 def without_expressions(source: str, expressions: tuple[Expression, ...]) -> str:
@@ -116,29 +113,30 @@ def compile_python(source: str, filename: str) -> tuple[CodeType, bool]:
     return _function_code(tree, filename, (*code.co_varnames, *code.co_cellvars)), True
 
 
-def _double_braces(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Begin and end, each as line and column, of every ``{{ ... }}`` whose braces belong together."""
-    opened: list[tuple[int, int]] = []
-    inner: tuple[tuple[int, int], tuple[int, int]] | None = None  # the braces that were closed last
+def _double_braces(source: str) -> Iterator[tuple[int, int]]:
+    """Begin and end of every ``{{ ... }}`` whose braces belong together."""
+    opened: list[int] = []
+    inner: tuple[int, int] | None = None  # the braces that were closed last
     fstrings = 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token, start, stop in _tokens(source):
         fstrings += (token.type == _FSTRING_START) - (token.type == _FSTRING_END)
         if fstrings or token.type != tokenize.OP:
             continue
         if token.string == "{":
-            opened.append(token.start)
+            opened.append(start)
         elif token.string == "}" and opened:
-            start = opened.pop()
-            if inner is not None and inner == ((start[0], start[1] + 1), token.start):
-                yield start, token.end
-            inner = (start, token.end)
+            brace = opened.pop()
+            if inner == (brace + 1, start):
+                yield brace, stop
+            inner = (brace, stop)
 
 
-def _line_starts(source: str) -> list[int]:
-    starts = [0]
-    for line in io.StringIO(source):
-        starts.append(starts[-1] + len(line))
-    return starts
+def _tokens(source: str) -> Iterator[tuple[tokenize.TokenInfo, int, int]]:
+    """The tokens of code, with begin and end in characters."""
+    starts = [0, *accumulate(len(line) for line in io.StringIO(source))]
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        (line, column), (last, end) = token.start, token.end
+        yield token, starts[line - 1] + column, starts[last - 1] + end
 
 
 def yields_in(body: list[ast.stmt]) -> bool:

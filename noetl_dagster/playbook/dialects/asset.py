@@ -25,25 +25,23 @@ _RANGE = 2
 
 def read_asset(block: Block) -> AssetSpec | None:
     """``asset``; None where it says nothing but whether the step is one."""
-    value = block.take("asset")
-    if value is None or isinstance(value, bool):
+    if isinstance(block.take("asset"), bool):
         return None
-    if not isinstance(value, dict):
-        message = f"asset must be false or a mapping with key, owners, ..., found {described(value)}"
-        block.error(message, "asset")
-        return None
-    child = block.child("asset")
-    assert child is not None
-    return child.read(
-        AssetSpec,
-        key=words.asset_key(child, "key"),
-        description=words.text(child, "description"),
-        group=words.group(child, "group"),
-        owners=words.owners(child),
-        kinds=words.kinds(child),
-        tags=words.tags(child),
-        metadata=words.settled(child, "metadata", child.mapping("metadata")),
-        code_version=words.text(child, "code_version"),
+    child = block.child("asset", expected="asset must be false or a mapping with key, owners, ...")
+    return (
+        None
+        if child is None
+        else child.read(
+            AssetSpec,
+            key=words.asset_key(child, "key"),
+            description=words.text(child, "description"),
+            group=words.group(child, "group"),
+            owners=words.owners(child),
+            kinds=words.kinds(child),
+            tags=words.tags(child),
+            metadata=words.settled(child, "metadata", child.mapping("metadata")),
+            code_version=words.text(child, "code_version"),
+        )
     )
 
 

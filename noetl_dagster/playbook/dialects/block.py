@@ -207,10 +207,18 @@ class Block:
             return
         self.error(f"{key} is {described(value)}; {suggestion(str(value), words, 'use one of')}", key)
 
-    def child(self, *names: str) -> Block | None:
-        """A nested mapping as a block, None when missing; anything else is reported."""
+    def child(self, *names: str, expected: str | None = None) -> Block | None:
+        """A nested mapping as a block, None when missing; anything else is reported, as not what is ``expected``."""
         key, value = self._found(names)
+        if value is not None and not isinstance(value, dict) and expected is not None:
+            self.error(f"{expected}, found {described(value)}", key)
+            return None
         return None if value is None else self.reading.block(value, f"{self.what}, {key}", self.place_of(key))
+
+    def nested(self, model: type[M], *names: str) -> M | None:
+        """Reads a nested mapping into a model, None when missing."""
+        child = self.child(*names)
+        return None if child is None else child.read(model)
 
     def items(self, *names: str) -> list[Any]:
         """A list, empty when missing; a single text or number counts as a list of one."""
@@ -340,8 +348,7 @@ class Block:
             return _READERS[type_](self, *names)
         if issubclass(type_, StrEnum):
             return self.choice(type_, *names, also=field.words)
-        child = self.child(*names)
-        return None if child is None else child.read(type_)
+        return self.nested(type_, *names)
 
     def close(
         self, known: Iterable[str], *, severity: str = "error", remedies: dict[str, str] | None = None

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, TypeVar
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from noetl_dagster.playbook.assets import (
     AutomationKind,
@@ -20,7 +18,6 @@ from noetl_dagster.playbook.assets import (
 )
 from noetl_dagster.playbook.dialects import words
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.dialects.words import ever_comes, is_cron
 from noetl_dagster.playbook.wording import described, suggestion
 
 ONLY = "partition"
@@ -65,23 +62,18 @@ def _as_warnings(block: Block, found: Iterator[T]) -> list[T]:
     before = len(problems)
     kept = list(found)
     mistaken = any(problem.severity == "error" for problem in problems[before:])
-    problems[before:] = [
-        replace(problem, message=f"{problem.message} (left out)", severity="warning")
-        for problem in problems[before:]
-    ]
+    for index, problem in enumerate(problems[before:], start=before):
+        problems[index] = replace(problem, message=f"{problem.message} (left out)", severity="warning")
     return [] if mistaken else kept
 
 
 def _pools(block: Block) -> dict[str, int]:
-    pools = {}
-    for name, limit in block.mapping("pools").items():
+    pools = block.mapping("pools")
+    for name, limit in pools.items():
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            block.error(
-                f"pool {name!r} needs a number of slots, 1 or more, found {described(limit)}", "pools"
-            )
-        else:
-            pools[name] = limit
-    return pools
+            message = f"pool {name!r} needs a number of slots, 1 or more, found {described(limit)}"
+            block.error(message, "pools")
+    return {name: limit for name, limit in pools.items() if isinstance(limit, int)}
 
 
 def _schedules(block: Block, metadata: Block) -> Iterator[ScheduleSpec]:
@@ -98,38 +90,20 @@ def _schedules(block: Block, metadata: Block) -> Iterator[ScheduleSpec]:
         for key in (key for key in workload if key not in known):
             near = suggestion(key, known, "keys of the workload")
             entry.warn(f"the workload has no key {key!r}; {near}", "workload")
-        schedule = entry.read(
-            ScheduleSpec, name=name, cron=cron or "", timezone=_timezone(entry), workload=workload
-        )
+        given = {"name": name, "cron": cron or "", "timezone": _timezone(entry), "workload": workload}
+        schedule = entry.read(ScheduleSpec, **given)
         if schedule is not None and cron is not None:
             yield schedule
 
 
 def _cron(block: Block, key: str) -> str | None:
-    line = words.text(block, key)
-    if line is None:
+    if block.take(key) is None:
         block.error(f"'{key}' is missing; write minute hour day month weekday, as \"0 2 * * *\"")
-        return None
-    if not is_cron(line):
-        block.error(f"{key} {line!r} is no cron line: minute hour day month weekday", key)
-        return None
-    if not ever_comes(line):
-        message = "never comes: none of its months has such a day; L is the last day of a month"
-        block.error(f"{key} {line!r} {message}", key)
-        return None
-    return line
+    return words.checked(block, key, words.cron_wrong)
 
 
 def _timezone(block: Block) -> str | None:
-    zone = words.text(block, "timezone")
-    if zone is None:
-        return None
-    try:
-        ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        block.error(f"timezone {zone!r} is unknown; use a name such as Europe/Berlin or UTC", "timezone")
-        return None
-    return zone
+    return words.checked(block, "timezone", words.timezone_wrong)
 
 
 def _partitions(block: Block) -> Iterator[PartitionsSpec]:
@@ -159,9 +133,8 @@ def _dimension(block: Block, name: str) -> PartitionsSpec | None:
     keys = block.take("static")
     dynamic = words.text(block, "dynamic")
     kind = block.choice(PartitionKind, "kind")
-    implied = None if dynamic is None else PartitionKind.DYNAMIC
-    if keys is not None:
-        implied = PartitionKind.STATIC
+    other = None if dynamic is None else PartitionKind.DYNAMIC
+    implied = other if keys is None else PartitionKind.STATIC
     if kind is not None and implied not in (None, kind):
         block.error(f"kind is {kind}, and '{implied}' says otherwise; keep one of them", "kind")
     kind = kind or implied
@@ -185,28 +158,12 @@ def _dimension(block: Block, name: str) -> PartitionsSpec | None:
 
 
 def _time_fields(block: Block, kind: PartitionKind) -> dict[str, Any]:
-    start, end = _moment(block, "start"), _moment(block, "end")
+    start, end = (words.checked(block, key, words.moment_wrong) for key in ("start", "end"))
     if start is None and "start" not in block:
         block.error(f"{kind} partitions need 'start', as \"2026-01-01\"")
     if start is not None and end is not None and end <= start:
         block.error(f"end {end} is not after start {start}", "end")
     return {"start": start, "end": end, "timezone": _timezone(block)}
-
-
-def _moment(block: Block, key: str) -> str | None:
-    """A day or a moment of it, in the block's time zone."""
-    value = words.text(block, key)
-    if value is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError:
-        block.error(f"{key} {value!r} is no date; write it as 2026-01-31 or 2026-01-31T06:00", key)
-        return None
-    if moment.tzinfo is not None:
-        block.error(f"{key} {value!r} has an offset; leave it out and say timezone: <name>", key)
-        return None
-    return value
 
 
 def _static_keys(block: Block, value: Any) -> tuple[str, ...]:

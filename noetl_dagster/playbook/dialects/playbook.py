@@ -24,7 +24,7 @@ from noetl_dagster.playbook.dialects.spelling import (
     METADATA_KEYS,
 )
 from noetl_dagster.playbook.dialects.step import read_step
-from noetl_dagster.playbook.dialects.tool import read_assertion, read_task, read_tasks
+from noetl_dagster.playbook.dialects.tool import read_task, read_tasks
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.fields import spellings_of
 from noetl_dagster.playbook.models import Assertion, Metadata, Playbook, Step, Task, Tracing
@@ -266,16 +266,15 @@ def _workbook_task(block: Block, label: str | None) -> Task | None:
         return None if task is None else task.model_copy(update={"settings": block.reading.templates})
     block.drop("name", "task", *DOCUMENTARY)
     tasks = read_tasks(block, ())
-    sink, asserts = read_sink(block), read_assertion(block)
+    sink, asserts = read_sink(block), block.nested(Assertion, "assert")
     block.close(("name", "tool", "desc", "sink", "assert"))
     if len(tasks) > 1:
         block.error("a workbook entry holds one tool; make a playbook of several", "tool")
     if not tasks:
         return None
     task = tasks[0]
-    own = {"sink": task.sink or sink, "asserts": task.asserts if asserts == Assertion() else asserts}
-    settings = block.reading.templates
-    return task.model_copy(update={"name": name, "named": True, "settings": settings, **own})
+    own = {"sink": task.sink or sink, "asserts": asserts or task.asserts, "settings": block.reading.templates}
+    return task.model_copy(update={"name": name, "named": True, **own})
 
 
 def _workflow(root: Block, only: str | None) -> tuple[Step, ...]:

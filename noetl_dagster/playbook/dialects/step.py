@@ -48,14 +48,9 @@ _EXAMPLE = 'state: {key: updated_at, initial: "1970-01-01T00:00:00Z"}'
 
 def read_state(block: Block) -> StateSpec | None:
     """``{key, initial, name}``; None where the step keeps nothing."""
-    value = block.take("state")
-    if value is None:
+    child = block.child("state", expected=f"state must be a mapping such as {_EXAMPLE}")
+    if child is None:
         return None
-    if not isinstance(value, dict):
-        block.error(f"state must be a mapping such as {_EXAMPLE}, found {described(value)}", "state")
-        return None
-    child = block.child("state")
-    assert child is not None
     fields = child.fields(StateSpec)
     child.close(StateSpec.model_fields)
     for missing in (one for one in ("key", "initial") if one not in child):

@@ -114,7 +114,7 @@ def read_task(
         "auth": _auth(block, kind),
         "retry": read_retry(block),
         "sink": read_sink(block),
-        "asserts": read_assertion(block),
+        "asserts": block.nested(Assertion, "assert"),
     }
     block.drop(*DOCUMENTARY)
     if not any(names[0] == TIMEOUT[0] for names in known.fields):
@@ -199,13 +199,6 @@ def _auth(block: Block, kind: str) -> Any:
         message = f"{inline[0]!r} has no effect beside 'auth'"
         block.warn(message, inline[0], ProblemKind.FIELD_WITHOUT_EFFECT)
     return {"type": kind, **fields} if auth is None and inline else auth
-
-
-def read_assertion(block: Block) -> Assertion:
-    """``assert: {expects, returns}``."""
-    asserted = block.child("assert")
-    read = None if asserted is None else asserted.read(Assertion)
-    return read or Assertion()
 
 
 def _config(block: Block, kind: str, known: ToolKind) -> dict[str, Any]:

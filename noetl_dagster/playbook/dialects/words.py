@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from datetime import datetime
 from itertools import chain
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.assets import Key
@@ -42,22 +45,43 @@ def text(block: Block, *names: str) -> str | None:
     return None if found is None else str(settled(block, names[0], found))
 
 
+def checked(block: Block, key: str, wrong: Callable[[str], str | None]) -> str | None:
+    """A text, unless ``wrong`` explains why it cannot be used."""
+    found = text(block, key)
+    reason = None if found is None else wrong(found)
+    if reason is not None:
+        block.error(f"{key} {found!r} {reason}", key)
+    return found if reason is None else None
+
+
 def name(block: Block, key: str) -> str | None:
     """A name of letters, digits and underscores."""
-    return _matching(block, key, _NAME, "letters, digits and underscores")
+    only = "may hold letters, digits and underscores only"
+    return checked(block, key, lambda found: None if _NAME.match(found) else only)
 
 
 def group(block: Block, key: str) -> str | None:
     """A group's name; slashes make groups within groups."""
-    return _matching(block, key, _GROUP, "letters, digits, underscores and slashes between them")
+    only = "may hold letters, digits, underscores and slashes between them only"
+    return checked(block, key, lambda found: None if _GROUP.match(found) else only)
 
 
-def _matching(block: Block, key: str, pattern: re.Pattern[str], letters: str) -> str | None:
-    found = text(block, key)
-    if found is None or pattern.match(found):
-        return found
-    block.error(f"{key} {found!r} may hold {letters} only", key)
+def timezone_wrong(zone: str) -> str | None:
+    """Explains why a text is no time zone."""
+    try:
+        ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return "is unknown; use a name such as Europe/Berlin or UTC"
     return None
+
+
+def moment_wrong(text: str) -> str | None:
+    """Explains why a text is no day, or moment of it, in another field's time zone."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return "is no date; write it as 2026-01-31 or 2026-01-31T06:00"
+    return None if moment.tzinfo is None else "has an offset; leave it out and say timezone: <name>"
 
 
 def asset_key(block: Block, key: str) -> Key | None:
@@ -72,41 +96,41 @@ def asset_key(block: Block, key: str) -> Key | None:
     return tuple(str(part) for part in parts)
 
 
-def owners(block: Block, key: str = "owners") -> tuple[str, ...]:
+def owners(block: Block) -> tuple[str, ...]:
     """``team:<name>`` or addresses of e-mail, which is what Dagster takes."""
-    found = tuple(str(settled(block, key, one)) for one in block.names(key))
+    found = tuple(str(settled(block, "owners", one)) for one in block.names("owners"))
     for one in found:
         if not _TEAM.match(one) and not _EMAIL.match(one):
-            block.error(f"owner {one!r} is neither 'team:<name>' nor an address as 'ana@example.org'", key)
+            message = f"owner {one!r} is neither 'team:<name>' nor an address as 'ana@example.org'"
+            block.error(message, "owners")
     return found
 
 
-def tags(block: Block, key: str = "tags") -> dict[str, str]:
+def tags(block: Block) -> dict[str, str]:
     """A mapping, or a list of words that stand for themselves."""
-    value = settled(block, key, block.take(key))
-    if value is None:
-        return {}
+    value = settled(block, "tags", block.take("tags"))
     if isinstance(value, list):
         value = dict.fromkeys(map(str, value), "")
-    if not isinstance(value, dict):
-        block.error(f"{key} must be a mapping (key: value) or a list of words, found {described(value)}", key)
+    if value is not None and not isinstance(value, dict):
+        message = f"tags must be a mapping (key: value) or a list of words, found {described(value)}"
+        block.error(message, "tags")
         return {}
     found = {}
-    for one, item in value.items():
-        found[str(one)] = "" if item is None else str(item).lower() if isinstance(item, bool) else str(item)
-    for one, item in found.items():
-        if not _TAG_KEY.match(one) or not _TAG_VALUE.match(item):
+    for name, item in (value or {}).items():
+        text = str(item).lower() if isinstance(item, bool) else "" if item is None else str(item)
+        found[str(name)] = text
+        if not _TAG_KEY.match(str(name)) or not _TAG_VALUE.match(text):
             message = "holds letters, digits, '_', '-' and '.', 63 at most, the key also one '/'"
-            block.error(f"tag {one}: {item!r}: a tag {message}", key)
+            block.error(f"tag {name}: {text!r}: a tag {message}", "tags")
     return found
 
 
-def kinds(block: Block, key: str = "kinds") -> tuple[str, ...]:
+def kinds(block: Block) -> tuple[str, ...]:
     """Reads the kinds of an asset, such as ``parquet``; Dagster shows them as icons."""
-    found = tuple(str(settled(block, key, one)).lower() for one in block.names(key))
+    found = tuple(str(settled(block, "kinds", one)).lower() for one in block.names("kinds"))
     for one in found:
         if not _TAG_VALUE.match(one) or not one:
-            block.error(f"kind {one!r} may hold letters, digits, '_', '-' and '.' only", key)
+            block.error(f"kind {one!r} may hold letters, digits, '_', '-' and '.' only", "kinds")
     return found
 
 
@@ -123,15 +147,15 @@ _LONGEST = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 """Days of each month, February in a leap year."""
 
 
-def is_cron(line: str) -> bool:
-    """Reports whether a line is one that Dagster's schedules take."""
-    return line.strip().lower() in _WORDS or _values(line) is not None
-
-
-def ever_comes(line: str) -> bool:
-    """Reports whether one of a line's months has one of its days: the 31st of February never comes."""
+def cron_wrong(line: str) -> str | None:
+    """Explains why a line is none that Dagster's schedules take, or that ever comes, as the 31st of February."""
     values = _values(line)
-    return values is None or any(min(values[_DAY]) <= _LONGEST[month - 1] for month in values[_MONTH])
+    if values is None:
+        is_word = line.strip().lower() in _WORDS
+        return None if is_word else "is no cron line: minute hour day month weekday"
+    if any(min(values[_DAY]) <= _LONGEST[month - 1] for month in values[_MONTH]):
+        return None
+    return "never comes: none of its months has such a day; L is the last day of a month"
 
 
 def _values(line: str) -> list[list[int]] | None:

@@ -10,7 +10,6 @@ from noetl_dagster.playbook.templates.views import DataView, LazyMapping, Refere
 ROW_COUNT = "row_count"
 """The number of ``rows`` of a stored mapping, noted beside its reference."""
 
-
 CHUNK_NAMES = ("rows", ROW_COUNT, "chunk_index", "has_more", "data")
 """The names of a chunk."""
 
@@ -23,37 +22,24 @@ class ChunkView(LazyMapping):
         cache: what has been fetched so far.
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ()
 
     def __init__(self, item: Mapping[str, Any], cache: ReferenceCache) -> None:
         values = {key: item[key] for key in ("chunk_index", "row_count", "has_more") if key in item}
         if "ref" in item:
             reference = as_reference(item["ref"])
+            rows = reference.rows_alone if reference.around else reference
             values["data"] = DataView(None, reference=reference, cache=cache)
-            values["rows"] = _Rows(
-                None, reference=reference.rows_alone if reference.around else reference, cache=cache
-            )
+            values["rows"] = _Rows(None, reference=rows, cache=cache)
         else:
             values["data"], values["rows"] = item.get("data"), rows_of(item.get("data"))
-        self._values = values
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def __iter__(self) -> Any:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+        super().__init__(values)
 
 
 class _Rows(DataView):
     """The rows of a stored chunk; whole references go on to tools that read them themselves."""
 
     __slots__ = ()
-
-    def plain(self) -> Any:
-        return self._value()
 
     def _value(self) -> Any:
         return rows_of(super()._value())

@@ -6,7 +6,6 @@ import base64
 import datetime as dt
 import json
 from collections.abc import Callable, Mapping
-from datetime import date, datetime, time
 from decimal import Decimal
 from functools import wraps
 from typing import Any
@@ -45,8 +44,10 @@ def sql_literal(value: Any) -> str:
         return _number(value)
     if isinstance(value, str):
         return _quoted(value)
-    if isinstance(value, dt.datetime | dt.date | dt.time | UUID):
-        return _quoted(value.isoformat() if not isinstance(value, UUID) else str(value))
+    if isinstance(value, dt.date | dt.time):
+        return _quoted(value.isoformat())
+    if isinstance(value, UUID):
+        return _quoted(str(value))
     if isinstance(value, bytes):
         return f"'\\x{value.hex()}'"
     if isinstance(value, Mapping | list | tuple):
@@ -135,30 +136,18 @@ class UnknownName(Undefined):
     __lt__ = __le__ = __gt__ = __ge__ = _needed  # type: ignore[assignment]
 
     @property
-    def missing_name(self) -> str:
-        """Returns the name that is undefined."""
-        return str(self._undefined_name)
-
-    @property
-    def owner(self) -> Any:
-        """The value that lacks the key; the marker ``missing`` for a bare name."""
-        return self._undefined_obj
-
-    @property
     def _undefined_message(self) -> str:
-        return f"{self.missing_name!r} is undefined{self._in_owner()}"
-
-    def _in_owner(self) -> str:
-        if self.owner is missing:
-            return ""
-        what = "the result" if isinstance(self.owner, View) else "the value"
-        value = unwrapped(self.owner)
+        message, owner = f"{str(self._undefined_name)!r} is undefined", self._undefined_obj
+        if owner is missing:  # a bare name
+            return message
+        message += ": the result" if isinstance(owner, View) else ": the value"
+        value = unwrapped(owner)
         if not isinstance(value, Mapping):
-            return f": {what} is {described(value)}"
+            return f"{message} is {described(value)}"
         keys = tuple(map(str, value))
-        near = did_you_mean(self.missing_name, keys)
-        has = f"has the keys {listed(keys)}" if keys else "is empty"
-        return f": {what} {has}; {near}" if near else f": {what} {has}"
+        near = did_you_mean(str(self._undefined_name), keys)
+        message += f" has the keys {listed(keys)}" if keys else " is empty"
+        return f"{message}; {near}" if near else message
 
 
 class ScopeContext(Context):
@@ -182,10 +171,6 @@ class ScopeContext(Context):
             return self.parent[key]
         except KeyError:
             return self.environment.globals.get(key, missing)
-
-    def get_all(self) -> dict[str, Any]:
-        """Returns all names as one mapping."""
-        return {**self.parent, **self.vars}
 
 
 class PlaybookEnvironment(ImmutableSandboxedEnvironment):
@@ -216,8 +201,8 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A method of the text or list behind a result is found when it is called: uncalled, its name is a key."""
-        if isinstance(obj, UnknownName) and isinstance(obj.owner, View):
-            obj = super().getattr(unwrapped(obj.owner), obj.missing_name)
+        if isinstance(obj, UnknownName) and isinstance(obj._undefined_obj, View):
+            obj = super().getattr(unwrapped(obj._undefined_obj), str(obj._undefined_name))
         return super().call(context, obj, *args, **kwargs)
 
     def _from_mapping(self, obj: Any, key: Any) -> Any:
@@ -252,7 +237,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
 def _to_json_value(value: Any) -> Any:
     if isinstance(value, Undefined):
         value._fail_with_undefined_error()
-    if isinstance(value, (datetime, date, time)):
+    if isinstance(value, (dt.date, dt.time)):
         return value.isoformat()
     simple = plain(value)
     return simple if simple is not value else str(value)
@@ -266,28 +251,17 @@ def first(environment: PlaybookEnvironment, value: Any) -> Any:
     return do_first(environment, unwrapped(value))
 
 
-def from_json(value: str | bytes) -> Any:
-    """Parses JSON."""
-    return orjson.loads(value)
-
-
-def b64encode(value: Any) -> str:
-    """Encodes bytes or text in base64."""
+def _base64(value: Any) -> str:
     return base64.b64encode(value if isinstance(value, bytes) else str(value).encode()).decode()
-
-
-def b64decode(value: str) -> str:
-    """Decodes text from base64."""
-    return base64.b64decode(value).decode()
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "tojson": to_json,
     "to_json": to_json,
-    "fromjson": from_json,
-    "from_json": from_json,
-    "b64encode": b64encode,
-    "b64decode": b64decode,
+    "fromjson": orjson.loads,
+    "from_json": orjson.loads,
+    "b64encode": _base64,
+    "b64decode": lambda text: base64.b64decode(text).decode(),
     "first": first,
     "sql_literal": sql_literal,
     "sql_list": sql_list,

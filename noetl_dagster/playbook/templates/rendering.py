@@ -29,20 +29,6 @@ from noetl_dagster.playbook.wording import did_you_mean, listed
 if TYPE_CHECKING:
     from noetl_dagster.result_ref import ResultRef
 
-__all__ = [
-    "Compiled",
-    "Condition",
-    "ReferenceNeeded",
-    "compile_value",
-    "condition",
-    "holds_async",
-    "is_true",
-    "paths_in",
-    "render_async",
-    "render_input",
-    "with_references",
-]
-
 Fetch = Callable[["ResultRef"], Awaitable[Any]]
 T = TypeVar("T")
 
@@ -63,28 +49,25 @@ _NO_NAMES: frozenset[str] = frozenset()
 
 
 class Compiled:
-    """A value of a playbook, ready to be rendered any number of times.
+    """A value of a playbook, ready to be rendered any number of times: itself if it holds no template at all.
 
     Attributes:
         source: the value as it stands in the playbook.
-        constant: whether it holds no template at all; then ``render`` ignores its scope.
+        constant: whether it holds no template; then ``render`` ignores its scope.
         names: the root names that its templates use.
         is_expression: whether it is exactly one ``{{ expression }}``, which keeps its type.
+        is_fresh: whether ``render`` gives a value that nothing else holds, so that it need not be copied.
     """
 
+    constant = True
     is_expression = False
+    is_fresh = False
 
-    __slots__ = ("constant", "names", "source")
+    __slots__ = ("names", "source")
 
-    @property
-    def is_fresh(self) -> bool:
-        """Reports whether ``render`` gives a value that nothing else holds, so that it need not be copied."""
-        return False
-
-    def __init__(self, source: Any, names: frozenset[str] = _NO_NAMES, *, constant: bool = False) -> None:
+    def __init__(self, source: Any, names: frozenset[str] = _NO_NAMES) -> None:
         self.source = source
         self.names = names
-        self.constant = constant
 
     def render(self, scope: Mapping[str, Any]) -> Any:
         """The value in ``scope``, without views. It may be part of the scope: change only a copy (``plain``).
@@ -94,7 +77,7 @@ class Compiled:
             TemplateError: anything else that goes wrong inside a template.
             ReferenceNeeded: a stored result has to be fetched first; see :func:`render_async`.
         """
-        raise NotImplementedError
+        return self.source
 
     def render_over(self, scope: Mapping[str, Any], before: Any) -> Any:
         """Renders a copy that reuses the unchanged parts of ``before`` (``grown``)."""
@@ -105,18 +88,10 @@ class Compiled:
         return self.render(scope)
 
 
-class _Constant(Compiled):
-    __slots__ = ()
-
-    def __init__(self, source: Any) -> None:
-        super().__init__(source, constant=True)
-
-    def render(self, scope: Mapping[str, Any]) -> Any:
-        return self.source
-
-
 class _Template(Compiled):
     """Common part of expression and text: compiled to Python on first use, errors in domain terms."""
+
+    constant = False
 
     __slots__ = ("_function",)
 
@@ -133,7 +108,7 @@ class _Template(Compiled):
             try:
                 self._function = ENVIRONMENT.function(self._tree())
             except TemplateSyntaxError as error:
-                raise syntax_error(self.source, error) from None
+                raise _syntax_error(self.source, error) from None
         return self._function
 
     def _failed(self, error: Exception, scope: Mapping[str, Any]) -> NoetlError:
@@ -146,18 +121,14 @@ class _Template(Compiled):
 class _Expression(_Template):
     """Exactly one ``{{ expression }}``: keeps the type of its value."""
 
-    __slots__ = ("_may_build",)
-
-    @property
-    def is_fresh(self) -> bool:
-        return self._may_build
-
     is_expression = True
+
+    __slots__ = ("is_fresh",)
 
     def __init__(self, source: str, names: frozenset[str], *, may_build: bool) -> None:
         super().__init__(source, names)
         # a bare path leads to data as stored; only built values can hold views deep inside
-        self._may_build = may_build
+        self.is_fresh = may_build
 
     def _tree(self) -> nodes.Template:
         """``{% set __result__ = expression %}``: the value is read from the context, never made text."""
@@ -187,7 +158,7 @@ class _Expression(_Template):
         value = self._defined(scope)
         if isinstance(value, (View, LazyMapping)) or is_lazy_sequence(value):
             return plain(value)
-        if (self._may_build or _holds_views(value)) and isinstance(value, (list, tuple, dict)):
+        if (self.is_fresh or _holds_views(value)) and isinstance(value, (list, tuple, dict)):
             return plain(value)
         return value
 
@@ -216,6 +187,8 @@ class _Text(_Template):
 
 
 class _List(Compiled):
+    constant = False
+
     __slots__ = ("_items",)
 
     def __init__(self, source: list[Any], items: list[Compiled]) -> None:
@@ -227,6 +200,8 @@ class _List(Compiled):
 
 
 class _Mapping(Compiled):
+    constant = False
+
     __slots__ = ("_items",)
 
     def __init__(self, source: Mapping[Any, Any], items: list[tuple[Compiled, Compiled]]) -> None:
@@ -248,17 +223,17 @@ def compile_value(value: Any) -> Compiled:
     if isinstance(value, Mapping):
         pairs = [(compile_value(key), compile_value(item)) for key, item in value.items()]
         constant = all(key.constant and item.constant for key, item in pairs)
-        return _Constant(value) if constant else _Mapping(value, pairs)
+        return Compiled(value) if constant else _Mapping(value, pairs)
     if isinstance(value, (list, tuple)):
         items = [compile_value(item) for item in value]
-        return _Constant(value) if all(item.constant for item in items) else _List(list(value), items)
-    return _Constant(value)
+        return Compiled(value) if all(item.constant for item in items) else _List(list(value), items)
+    return Compiled(value)
 
 
 @lru_cache(maxsize=CACHED_TEMPLATES)
 def _compile_text(source: str) -> Compiled:
     if "{{" not in source and "{%" not in source and "{#" not in source:
-        return _Constant(source)
+        return Compiled(source)
     path = _PATH.match(source)
     if path is not None and path[1].lower() not in _WORDS:  # most templates: nothing to parse before use
         return _Expression(source, frozenset((path[1],)) - ENVIRONMENT.globals.keys(), may_build=False)
@@ -266,7 +241,7 @@ def _compile_text(source: str) -> Compiled:
         tree = _parse(source)
         names = _names(tree) - ENVIRONMENT.globals.keys()
     except TemplateSyntaxError as error:
-        raise syntax_error(source, error) from None
+        raise _syntax_error(source, error) from None
     expression = _whole_expression(tree)
     if expression is None:
         return _Text(source, names)
@@ -274,8 +249,9 @@ def _compile_text(source: str) -> Compiled:
 
 
 def _parse(source: str) -> nodes.Template:
-    text = source.strip() if _looks_whole(source) else source
-    text = _FOREIGN.sub(_RAW, text)
+    text = source.strip()
+    is_whole = text.startswith("{{") and text.endswith("}}")  # else white space belongs to the text
+    text = _FOREIGN.sub(_RAW, text if is_whole else source)
     if _GO_BLOCK.search(text):
         text = _GO_WORD.sub(_RAW, text)
     return ENVIRONMENT.parse(text)
@@ -355,12 +331,6 @@ def _names(tree: nodes.Template) -> frozenset[str]:
     return frozenset(meta.find_undeclared_variables(tree) if binds else names)
 
 
-def _looks_whole(source: str) -> bool:
-    """Reports whether nothing but white space stands around the first and last braces."""
-    text = source.strip()
-    return text.startswith("{{") and text.endswith("}}")
-
-
 def _holds_views(value: Any) -> bool:
     """Reports whether a list or mapping was made by a view, as the results of a loop are."""
     if isinstance(value, dict):
@@ -374,7 +344,7 @@ def _is_path(expression: nodes.Node) -> bool:
     return isinstance(expression, (nodes.Name, nodes.Const))
 
 
-def syntax_error(source: str, error: TemplateSyntaxError) -> TemplateError:
+def _syntax_error(source: str, error: TemplateSyntaxError) -> TemplateError:
     line = f", line {error.lineno} of the text" if source.count("\n") else ""
     return TemplateError(f"template {shown(source)} does not parse{line}: {error.message}")
 

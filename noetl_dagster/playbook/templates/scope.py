@@ -61,10 +61,6 @@ def parse_target(name: str, *, in_loop: bool) -> tuple[str, tuple[str, ...]]:
     return ("iter" if in_loop else "ctx"), parts
 
 
-def _nothing_stored(scope: str, path: tuple[str, ...]) -> Any:
-    return None
-
-
 class CompiledSet:
     """A ``set`` block ready to be rendered."""
 
@@ -77,7 +73,7 @@ class CompiledSet:
     def __bool__(self) -> bool:
         return bool(self._entries)
 
-    def patches(self, scope: Mapping[str, Any], stored: Stored = _nothing_stored) -> list[Patch]:
+    def patches(self, scope: Mapping[str, Any], stored: Stored = lambda scope, path: None) -> list[Patch]:
         """Renders every value in the same scope: one entry does not see what another writes.
 
         Args:
@@ -180,7 +176,7 @@ class Scope(Mapping[str, Any]):
         own: names of the language that a playbook may use for its own: ``partition``, ``asset``.
     """
 
-    __slots__ = ("_input", "_keychain", "_locals", "_own", "_steps", "ctx", "execution_id", "file",
+    __slots__ = ("_keychain", "_locals", "_own", "_steps", "ctx", "execution_id", "file", "input",
                  "iteration", "state", "step_values", "workload")  # fmt: skip
 
     def __init__(
@@ -204,12 +200,12 @@ class Scope(Mapping[str, Any]):
         self._keychain = keychain
         self._own = own
         self.state: Mapping[str, Any] | None = None
-        self._input: Mapping[str, Any] = _NO_VALUES
+        self.input: Mapping[str, Any] = _NO_VALUES
         self._locals: tuple[Mapping[str, Any], ...] = ()
 
     def with_input(self, input: Mapping[str, Any]) -> Self:
         """Adds input; of equal keys the later one wins."""
-        return self._derive(_input={**self._input, **input})
+        return self._derive(input={**self.input, **input})
 
     def with_iteration(
         self,
@@ -251,7 +247,7 @@ class Scope(Mapping[str, Any]):
         derived.step_values = self.step_values
         derived._steps = self._steps
         derived._keychain = self._keychain
-        derived._input = self._input
+        derived.input = self.input
         derived._locals = self._locals
         derived._own = self._own
         derived.state = self.state
@@ -271,11 +267,6 @@ class Scope(Mapping[str, Any]):
         return value
 
     @property
-    def input(self) -> Mapping[str, Any]:
-        """Returns the values of ``input``."""
-        return self._input
-
-    @property
     def later_steps(self) -> Collection[str]:
         """Steps of the playbook that have no result yet, where the results know of them; for error messages."""
         later: Collection[str] = getattr(self._steps, "later", ())
@@ -289,8 +280,8 @@ class Scope(Mapping[str, Any]):
             value = self.iteration.find(name)
             if value is not _NOTHING:
                 return value
-        if name in self._input:
-            return self._input[name]
+        if name in self.input:
+            return self.input[name]
         value = self._own_name(name)
         if value is not _NOTHING:
             return value
@@ -314,7 +305,7 @@ class Scope(Mapping[str, Any]):
             case "execution_id":
                 return str(self.execution_id)
             case "input":
-                return self._input
+                return self.input
             case "keychain" if self._keychain is not None:
                 return self._keychain
             case "state" if self.state is not None:
@@ -338,7 +329,7 @@ class Scope(Mapping[str, Any]):
             case "step":
                 return self.step_values
             case "args":  # the older word for input; arcs hand their own over through ctx
-                return {**self.ctx, **self._input}
+                return {**self.ctx, **self.input}
         if name in self._own:
             return self._own[name]
         if name in _OLDER_OUTPUT_NAMES:
@@ -373,7 +364,7 @@ class Scope(Mapping[str, Any]):
         while frame is not None:
             names.update((frame.iterator, *frame.values))
             frame = frame.parent
-        names.update(self._input, self.ctx, self.workload, self._steps, *self._locals)
+        names.update(self.input, self.ctx, self.workload, self._steps, *self._locals)
         return sorted(map(str, names))
 
     def __repr__(self) -> str:

@@ -25,7 +25,6 @@ _ENVELOPE_KEYS = frozenset(
     {"status", "data", "ref", "extracted", "error", "meta", "http", "pg", "py", "playbook", "results"}
 )
 _LEAVES = frozenset({str, int, float, bool, type(None)})
-_SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 class ReferenceNeeded(Exception):
@@ -54,16 +53,22 @@ class ReferenceCache(dict[str, Any]):
         return value
 
 
+def _of_value(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation of the value behind a view."""
+    return lambda self: operation(self._value())
+
+
+def _compared(operation: Callable[[Any, Any], Any]) -> Callable[..., bool]:
+    """A comparison of the value behind a view."""
+    return lambda self, other: bool(operation(self._value(), unwrapped(other)))
+
+
 def _both_ways(operation: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """An operator of the values behind views, with the view on its left and on its right."""
-
-    def forward(self: View, other: Any) -> Any:
-        return operation(self._value(), unwrapped(other))
-
-    def backward(self: View, other: Any) -> Any:
-        return operation(other, self._value())
-
-    return forward, backward
+    return (
+        lambda self, other: operation(self._value(), unwrapped(other)),
+        lambda self, other: operation(other, self._value()),
+    )
 
 
 class View:
@@ -77,7 +82,7 @@ class View:
 
     def plain(self) -> Any:
         """The value without views, as it goes to tools and into JSON."""
-        raise NotImplementedError
+        return self._value()
 
     def _value(self) -> Any:
         raise NotImplementedError
@@ -124,33 +129,12 @@ class View:
             return self._find(key) is not NOTHING
         return key in value
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._value())
+    __iter__, __len__, __bool__ = _of_value(iter), _of_value(len), _of_value(bool)
+    __hash__, __int__, __float__ = _of_value(hash), _of_value(int), _of_value(float)
+    __index__, __neg__, __pos__ = _of_value(operator.index), _of_value(operator.neg), _of_value(operator.pos)
 
-    def __len__(self) -> int:
-        return len(self._value())
-
-    def __bool__(self) -> bool:
-        return bool(self._value())
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self._value() == unwrapped(other))
-
-    def __hash__(self) -> int:
-        return hash(self._value())
-
-    def __lt__(self, other: Any) -> bool:
-        return bool(self._value() < unwrapped(other))
-
-    def __le__(self, other: Any) -> bool:
-        return bool(self._value() <= unwrapped(other))
-
-    def __gt__(self, other: Any) -> bool:
-        return bool(self._value() > unwrapped(other))
-
-    def __ge__(self, other: Any) -> bool:
-        return bool(self._value() >= unwrapped(other))
-
+    __eq__, __lt__, __le__ = _compared(operator.eq), _compared(operator.lt), _compared(operator.le)
+    __gt__, __ge__ = _compared(operator.gt), _compared(operator.ge)
     __add__, __radd__ = _both_ways(operator.add)
     __sub__, __rsub__ = _both_ways(operator.sub)
     __mul__, __rmul__ = _both_ways(operator.mul)
@@ -159,21 +143,6 @@ class View:
     __mod__, __rmod__ = _both_ways(operator.mod)
     __pow__, __rpow__ = _both_ways(operator.pow)
 
-    def __neg__(self) -> Any:
-        return -self._value()
-
-    def __pos__(self) -> Any:
-        return +self._value()
-
-    def __index__(self) -> int:
-        return operator.index(self._value())
-
-    def __int__(self) -> int:
-        return int(self._value())
-
-    def __float__(self) -> float:
-        return float(self._value())
-
     def __str__(self) -> str:
         return str(self.plain())
 
@@ -181,14 +150,10 @@ class View:
 class LazyMapping(Mapping[str, Any]):
     """A mapping whose values may still have to be fetched; templates give it on with all of them there."""
 
-
-class _Opened(LazyMapping):
-    """A mapping in which views stand for what is stored."""
+    __slots__ = ("_fields",)
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields = {
-            key: _Opened(value) if type(value) is dict else value for key, value in fields.items()
-        }
+        self._fields = fields
 
     def __getitem__(self, key: str) -> Any:
         return self._fields[key]
@@ -206,11 +171,16 @@ class _Opened(LazyMapping):
         return repr(plain(self))
 
 
+def _opened(fields: Mapping[str, Any]) -> LazyMapping:
+    """A mapping in which views stand for what is stored."""
+    return LazyMapping({key: _opened(one) if type(one) is dict else one for key, one in fields.items()})
+
+
 def _around(reference: ResultRef, around: RowsAround, cache: ReferenceCache) -> Mapping[str, Any]:
     """A mapping that holds many rows: what stands around them is here, they are fetched when they are needed."""
     rows = DataView(None, reference=reference.rows_alone, cache=cache)
     stored = {name: DataView(None, reference=one, cache=cache) for name, one in around.stored.items()}
-    return _Opened(around.mapping(rows, stored))
+    return _opened(around.mapping(rows, stored))
 
 
 class DataView(View):
@@ -286,10 +256,6 @@ class DataView(View):
         found = self.selected(key) if self._extracted else NOTHING
         return find_in_data(self._value(), key) if found is NOTHING else found
 
-    def plain(self) -> Any:
-        """Returns the value without views."""
-        return self._value()
-
     def __repr__(self) -> str:
         return f"DataView({self._reference.ref if self._reference else self._data!r})"
 
@@ -304,62 +270,55 @@ class ResultView(View):
     Everything else (iteration, length, truth, comparison, text) is that of the data.
     """
 
-    __slots__ = ("_cache", "_envelope")
+    __slots__ = ("_cache", "envelope")
 
     def __init__(self, envelope: Mapping[str, Any], cache: ReferenceCache) -> None:
-        self._envelope = envelope
+        self.envelope = envelope
         self._cache = cache
-
-    @property
-    def envelope(self) -> Mapping[str, Any]:
-        """Returns the envelope of the result."""
-        return self._envelope
 
     @property
     def is_loop(self) -> bool:
         """Reports whether the result is a loop's."""
-        return "total" in self._envelope
+        return "total" in self.envelope
 
     @property
     def stored(self) -> ResultRef | None:
         """The reference behind which the data is stored, None when it stands in the envelope."""
-        return self._reference()
-
-    def _reference(self) -> ResultRef | None:
-        """The reference to fetch, None when the data stands in the envelope."""
-        if "data" in self._envelope:
+        if "data" in self.envelope:
             return None
-        reference = self._envelope.get("ref")
+        reference = self.envelope.get("ref")
         return as_reference(reference) if reference is not None else None
 
     def _value(self) -> Any:
-        if "data" in self._envelope:
-            return self._envelope["data"]
-        reference = self._reference()
+        if "data" in self.envelope:
+            return self.envelope["data"]
+        reference = self.stored
         if reference is not None:
             return self._cache.load(reference)
         if self.is_loop:
             return self._items()
-        return self._envelope.get("error")
+        return self.envelope.get("error")
 
     def _items(self) -> list[Any]:
         """The results of a loop's items, in item order."""
-        results = self._envelope.get("results")
+        results = self.envelope.get("results")
         found = results if isinstance(results, list) else self._value()
         return [ResultView(item, self._cache) if is_envelope(item) else item for item in found]
 
     def _find(self, key: str) -> Any:
         if key == "data":
             return self._data()
-        if key == "results" and (self.is_loop or "results" in self._envelope):
-            return self._results()
-        value = self._envelope.get(key)
+        if key == "results" and self.is_loop:
+            return self._items()
+        if key == "results" and "results" in self.envelope:
+            return {name: ResultView(result, self._cache) for name, result in self.envelope[key].items()}
+        value = self.envelope.get(key)
         if value is not None:
             return seen_error(value) if key == "error" else value
         if key == "_ref":
-            reference = self._reference()
+            reference = self.stored
             return NOTHING if reference is None else reference.model_dump(mode="json")
-        data = self._data() if self._envelope.get("extracted") else None
+        data = self._data() if self.envelope.get("extracted") else None
         found = data.selected(key) if isinstance(data, DataView) else NOTHING
         if found is NOTHING:
             found = find_in_data(self._value(), key)
@@ -369,39 +328,34 @@ class ResultView(View):
             return self._data()
         if key == "response":
             return self._body()
-        return None if key in _ENVELOPE_KEYS and key in self._envelope else NOTHING
+        return None if key in _ENVELOPE_KEYS and key in self.envelope else NOTHING
 
     def _data(self) -> Any:
-        reference, extracted = self._reference(), self._envelope.get("extracted")
+        reference, extracted = self.stored, self.envelope.get("extracted")
         if reference is not None:
             return DataView(None, reference=reference, extracted=extracted, cache=self._cache)
-        value = self._value() if "data" in self._envelope or self.is_loop else None
+        value = self._value() if "data" in self.envelope or self.is_loop else None
         return DataView(value, extracted=extracted) if isinstance(value, Mapping) else value
 
     def _body(self) -> Any:
         """Returns the response: the body of an http result, the data of any other."""
         data = self._data()
-        is_answer = "http" in self._envelope and isinstance(data, DataView) and "status_code" in data
+        is_answer = "http" in self.envelope and isinstance(data, DataView) and "status_code" in data
         body = data["data"] if is_answer else data
         return DataView(body) if isinstance(body, Mapping) else body
-
-    def _results(self) -> Any:
-        if self.is_loop:
-            return self._items()
-        return {name: ResultView(result, self._cache) for name, result in self._envelope["results"].items()}
 
     def plain(self) -> Any:
         """The data; of a loop its results, data, total, done and failed; of a failure its envelope."""
         if self.is_loop:
             results = plain(self._items())
-            counts = {key: self._envelope.get(key) for key in ("status", "total", "done", "failed")}
+            counts = {key: self.envelope.get(key) for key in ("status", "total", "done", "failed")}
             return {"results": results, "data": results, **counts}
-        if "data" in self._envelope or self._envelope.get("ref") is not None:
+        if "data" in self.envelope or self.envelope.get("ref") is not None:
             return self._value()
-        return dict(self._envelope)
+        return dict(self.envelope)
 
     def __repr__(self) -> str:
-        return f"ResultView(status={self._envelope.get('status')!r})"
+        return f"ResultView(status={self.envelope.get('status')!r})"
 
 
 def unwrapped(value: Any) -> Any:
@@ -493,9 +447,9 @@ def copied(value: Any) -> Any:
     """A copy of plain mappings and lists, however deep; other values, tables among them, as they are."""
     kind = type(value)
     if kind is dict:
-        return {key: item if type(item) in _SCALARS else copied(item) for key, item in value.items()}
+        return {key: item if type(item) in _LEAVES else copied(item) for key, item in value.items()}
     if kind is list:
-        return [item if type(item) in _SCALARS else copied(item) for item in value]
+        return [item if type(item) in _LEAVES else copied(item) for item in value]
     return plain(value) if isinstance(value, (View, Mapping, str)) else value
 
 
