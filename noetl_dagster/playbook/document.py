@@ -25,12 +25,7 @@ _MAX_DEPTH = 200
 
 
 class Document:
-    """One YAML document.
-
-    Attributes:
-        root: its value.
-        problems: what is wrong with the YAML itself.
-    """
+    """One YAML document: ``root`` is its value, ``problems`` what is wrong with the YAML itself."""
 
     def __init__(self, text: str, file: str, *, lenient: bool = False) -> None:
         self.file = file
@@ -65,11 +60,7 @@ class Document:
         return Place(self.file, 1, 1) if mark is None else Place(self.file, mark.line + 1, mark.column + 1)
 
     def gathered(self, parts: Iterable[tuple[dict[str, Any], str, str]]) -> dict[str, Any]:
-        """A mapping made of values of others, each of which still knows where it stands.
-
-        Args:
-            parts: mapping, key in it, and the key that its value gets.
-        """
+        """Makes a mapping of values (mapping, key in it, new key), each of which still knows where it stands."""
         parts = tuple(parts)
         values = {name: container[key] for container, key, name in parts}
         for marks in (self._key_marks, self._value_marks):

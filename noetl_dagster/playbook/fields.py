@@ -26,11 +26,7 @@ from noetl_dagster.errors import Place
 
 
 class Model(BaseModel):
-    """A frozen model that accepts no other fields.
-
-    Attributes:
-        unknown_keys: severity of a key that the model does not know.
-    """
+    """A frozen model that accepts no other fields; ``unknown_keys`` is the severity of one in a playbook."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
     unknown_keys: ClassVar[str] = "error"

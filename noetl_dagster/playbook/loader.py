@@ -51,11 +51,7 @@ def parse_playbook(
 def load_report(
     path: Path | str, *, lenient: bool = False, code: bool = False
 ) -> tuple[Playbook | None, list[Problem]]:
-    """The playbook, None when it has errors, and all problems: errors and warnings in file order.
-
-    Args:
-        code: Python code that does not compile is an error too.
-    """
+    """The playbook, None when it has errors, and all problems in file order; with ``code`` those of Python code too."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -122,11 +118,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def required(playbook: Playbook | None, problems: list[Problem]) -> Playbook:
-    """Returns the playbook of a report that has no errors.
-
-    Raises:
-        PlaybookError: with every error of the report.
-    """
+    """Returns the playbook of a report, or raises a PlaybookError with every error of it."""
     errors = [problem for problem in problems if problem.severity == "error"]
     if errors or playbook is None:
         raise PlaybookError(errors)

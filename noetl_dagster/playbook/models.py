@@ -509,11 +509,7 @@ class Playbook(Model):
 
     @classmethod
     def from_stored(cls, stored: str, source: str, *, file: str, renamed: Mapping[str, str]) -> Playbook:
-        """Loads a model that :attr:`stored` has written.
-
-        Raises:
-            ValidationError: another version has written it, and its fields differ.
-        """
+        """Loads what :attr:`stored` has written; a ValidationError tells that another version wrote it."""
         values = {**json.loads(stored), "source": source, "file": file, "renamed": dict(renamed)}
         return cls.model_validate(values, context={"file": file})
 

@@ -322,11 +322,7 @@ class Block:
             return None
 
     def read(self, model: type[M], **given: Any) -> M | None:
-        """Reads a model from the keys that its fields declare, and reports all other keys.
-
-        Args:
-            given: fields whose values the caller has read.
-        """
+        """Reads a model from the keys that its fields declare, if they are not ``given``, and reports all others."""
         fields = self.fields(model, **given)
         self.close(model.model_fields, severity=model.unknown_keys)
         return self.build(model, **fields)

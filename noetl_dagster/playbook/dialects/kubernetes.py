@@ -46,51 +46,45 @@ VARIABLES = TextMapping(_VARIABLE, None, "an environment variable")
 # -- single values
 
 
-def text(block: Block, key: str) -> None:
-    """Reports a value that is not text, or an empty one."""
-    value = block[key]
+def _value(wrong: Callable[[Any], str | None]) -> Check:
+    """Makes a check that reports what ``wrong`` says of a value."""
+
+    def check(block: Block, key: str) -> None:
+        reason = wrong(block[key])
+        if reason is not None:
+            block.error(f"{key} {reason}", key)
+
+    return check
+
+
+def _text_wrong(value: Any) -> str | None:
     if not isinstance(value, str):
         quotes = "" if isinstance(value, dict | list) else "; write it in quotes"
-        block.error(f"{key} must be text, found {described(value)}{quotes}", key)
-    elif not value.strip():
-        block.error(f"{key} is empty", key)
+        return f"must be text, found {described(value)}{quotes}"
+    return None if value.strip() else "is empty"
 
 
-def any_text(block: Block, key: str) -> None:
-    """Reports a value that is not text; it may be empty."""
-    if block[key] != "":
-        text(block, key)
+def _of_type(type_: type, what: str) -> Check:
+    def wrong(value: Any) -> str | None:
+        is_right = isinstance(value, type_) and (type_ is bool or not isinstance(value, bool))
+        return None if is_right else f"must be {what}, found {described(value)}"
 
-
-def object_name(block: Block, key: str) -> None:
-    """Reports a value that cannot be the name of an object of the cluster."""
-    text(block, key)
-    value = block[key]
-    wrong = object_wrong(value) if isinstance(value, str) and value.strip() else None
-    if wrong is not None:
-        block.error(f"{key} {wrong}", key)
+    return _value(wrong)
 
 
 def word(*words: str) -> Check:
     """Makes a check that reports a value that is none of the words."""
 
-    def check(block: Block, key: str) -> None:
-        value = str(block[key])
-        if value not in words:
-            block.error(f"{key} is {value!r}; {suggestion(value, words, 'use one of')}", key)
+    def wrong(value: Any) -> str | None:
+        given = str(value)
+        return None if given in words else f"is {given!r}; {suggestion(given, words, 'use one of')}"
 
-    return check
-
-
-def _of_type(type_: type, what: str) -> Check:
-    def check(block: Block, key: str) -> None:
-        value = block[key]
-        if not isinstance(value, type_) or (isinstance(value, bool) and type_ is not bool):
-            block.error(f"{key} must be {what}, found {described(value)}", key)
-
-    return check
+    return _value(wrong)
 
 
+text = _value(_text_wrong)
+any_text = _value(lambda value: None if value == "" else _text_wrong(value))
+object_name = _value(lambda value: _text_wrong(value) or object_wrong(value))
 flag = _of_type(bool, "true or false")
 whole = _of_type(int, "a whole number")
 some_list = _of_type(list, "a list")
@@ -99,19 +93,16 @@ some_list = _of_type(list, "a list")
 def quantity(example: str, least: Decimal = Decimal(0), *, zero: bool = True) -> Check:
     """Makes a check of a quantity such as ``500m`` or ``4Gi``; ``zero``: it may be 0."""
 
-    def check(block: Block, key: str) -> None:
-        value = block[key]
+    def wrong(value: Any) -> str | None:
         usable = isinstance(value, str | int | float) and not isinstance(value, bool)
         amount = amount_of(str(value).strip()) if usable else None
-        if amount == 0 and zero:
-            return
-        if amount is None or amount <= 0:
-            block.error(f"{key} is no quantity: {described(value)}; write {example}", key)
-        elif amount < least:
-            found = f"{key} {value} is {amount.normalize():f} bytes"
-            block.error(f"{found}; write a unit, such as 512Mi or 4Gi", key)
+        if amount is None or amount < 0 or (amount == 0 and not zero):
+            return f"is no quantity: {described(value)}; write {example}"
+        if 0 < amount < least:
+            return f"{value} is {amount.normalize():f} bytes; write a unit, such as 512Mi or 4Gi"
+        return None
 
-    return check
+    return _value(wrong)
 
 
 def object_wrong(name: str) -> str | None:

@@ -109,10 +109,8 @@ def _read_result(spec: Block) -> ResultSpec:
 def read_keeping(block: Block, result: ResultSpec) -> tuple[Any, ResultSpec]:
     """``output`` and ``output_select`` of a task or step: the template that reshapes its result, and how it is kept.
 
-    An ``output`` that only says what to select and where to store leaves the result as it is.
-
-    Args:
-        result: what ``spec.result`` says; what stands nearer goes before it.
+    An ``output`` that only says what to select and where to store leaves the result as it is. What either says
+    goes before ``result``, which comes from the spec.
     """
     select, threshold = _selection(block, "output_select")
     said = [ResultSpec(select=select, threshold=threshold)]
@@ -194,11 +192,9 @@ def _paths(entries: Any) -> tuple[str, ...]:
 
 
 def read_step_spec(spec: Block, own: Block) -> StepSpec:
-    """The part of a step's spec that concerns the step as a whole.
+    """The part of a spec that concerns the step as a whole.
 
-    Args:
-        own: what the step itself says: only a step that asks for a pod gets one, like the run's where it says
-            nothing else.
+    Only a step whose ``own`` spec asks for a pod gets one, like the run's where it says nothing else.
     """
     pod = read_pod(own)
     run_pod = spec.reading.run_pod

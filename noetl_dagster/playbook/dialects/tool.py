@@ -90,11 +90,7 @@ def _from_mapping(step: Block, value: Any, place: Place, index: int, outer: Spec
 def read_task(
     block: Block, outer: Specs, *, name: str | None = None, default_name: str = "task_0"
 ) -> Task | None:
-    """One tool call.
-
-    Args:
-        name: the label it stands under; None: its own ``name``, else ``default_name``.
-    """
+    """One tool call; its name is its label (``name``), else its own ``name``, else ``default_name``."""
     kind = _kind(block)
     known = TOOL_KINDS.get(kind or "", UNKNOWN)
     for key, movable in liftable(known).items():

@@ -32,12 +32,7 @@ _PLACE = {"file", "line", "column"}
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """The outcome of a migration.
-
-    Attributes:
-        text: in today's words; the text as it was where it cannot be rewritten.
-        problems: what could not be rewritten, and why.
-    """
+    """A text in today's words, or as it was where it cannot be rewritten, and the reasons."""
 
     text: str
     problems: tuple[Problem, ...] = ()

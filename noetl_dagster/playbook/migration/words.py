@@ -64,11 +64,7 @@ def _once(
 
 
 class Words:
-    """Rewrites a playbook; the caller compares its meaning before and after.
-
-    Attributes:
-        problems: older words that stay, and why.
-    """
+    """Rewrites a playbook; the caller compares its meaning. ``problems`` holds the older words that stay, and why."""
 
     def __init__(self, file: str) -> None:
         self._file = file

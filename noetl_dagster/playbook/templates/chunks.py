@@ -17,9 +17,7 @@ CHUNK_NAMES = ("rows", ROW_COUNT, "chunk_index", "has_more", "data")
 class ChunkView(LazyMapping):
     """``chunk_index``, ``row_count``, ``has_more``, ``rows``, and ``data``: the result that the chunk is.
 
-    Args:
-        item: the chunk as the log has it: with ``data``, or the ``ref`` behind which that is.
-        cache: what has been fetched so far.
+    In the log it has either ``data``, or the ``ref`` behind which that is.
     """
 
     __slots__ = ()

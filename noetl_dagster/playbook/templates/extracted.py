@@ -12,8 +12,7 @@ NOTHING = object()
 def extracted_field(extracted: Mapping[str, Any], key: str, *, inside: bool = False) -> Any:
     """The field of this path, else the one whose path ends so: ``total`` of ``data.paging.total``; or NOTHING.
 
-    Args:
-        inside: it is looked for in a mapping inside of the result, where only paths count.
+    Inside of a mapping of the result only paths count.
     """
     if key in extracted:
         return extracted[key]

@@ -40,11 +40,7 @@ class ReferenceCache(dict[str, Any]):
     """Values fetched so far, by the logical name of their reference. One per task: dropped when it ends."""
 
     def load(self, reference: ResultRef) -> Any:
-        """The value of ``reference``.
-
-        Raises:
-            ReferenceNeeded: when it has not been fetched yet.
-        """
+        """Returns the value of a reference, or raises ReferenceNeeded if it has not been fetched yet."""
         value = self.get(reference.ref, NOTHING)
         if value is NOTHING and reference.around is not None:
             value = self[reference.ref] = _around(reference, reference.around, self)
@@ -359,11 +355,7 @@ class ResultView(View):
 
 
 def unwrapped(value: Any) -> Any:
-    """The value behind a view, any other as it is. Unlike :func:`plain` it looks no deeper.
-
-    Raises:
-        ReferenceNeeded: the value has to be fetched first.
-    """
+    """The value behind a view, which may raise ReferenceNeeded; any other as it is, however many views it holds."""
     return value._value() if isinstance(value, View) else value
 
 
