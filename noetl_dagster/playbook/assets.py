@@ -196,10 +196,7 @@ class SourceSpec(Model):
     """One entry of a step's ``from``: an asset that the step reads, under a name of its own."""
 
     asset: Key
-    partition: str = Field(
-        ReadPartition.SAME,
-        description="same, latest, all, or the key of one; same: latest where there is none",
-    )
+    partition: str = Field(ReadPartition.SAME, description="same (else latest), latest, all, or a key")
     place: StoredPlace = None
 
 

@@ -192,12 +192,8 @@ class ResultSpec(Model):
     """The storage of a task's result."""
 
     store: StoreTier | None = Field(None, description="tier; None: chosen by size and settings")
-    threshold: int | None = Field(
-        None, ge=0, description="bytes above which it is stored; None: as settings say"
-    )
-    select: tuple[str, ...] = Field(
-        (), description="dotted paths of fields that are copied beside the reference"
-    )
+    threshold: int | None = Field(None, ge=0, description="bytes above which it is stored; None: as set")
+    select: tuple[str, ...] = Field((), description="dotted paths of fields copied beside the reference")
     name: str | None = None
     scope: str = Field("execution", description="step, execution, workflow or permanent")
     ttl: float | None = Field(None, description="seconds")
@@ -268,9 +264,7 @@ class CursorSpec(Model):
     kind: str = "postgres"
     auth: Annotated[Any, Spelled(*AUTH[1:])] = None
     claim: Annotated[str, Spelled(*SQL_FIELD)] = Field(description="SQL that claims work and returns rows")
-    release: str | None = Field(
-        None, description="SQL that gives a claimed row back; its columns are names in it"
-    )
+    release: str | None = Field(None, description="SQL that releases a claimed row; its columns are names")
 
 
 class FrameProcess(StrEnum):
@@ -289,9 +283,7 @@ class FrameSpec(Model):
     max_rows: int = Field(100, ge=1)
     max_seconds: Seconds | None = None
     max_bytes: int | None = Field(None, ge=1)
-    lease_seconds: Seconds | None = Field(
-        None, gt=0, description="seconds of silence after which claimed rows are given back; 300"
-    )
+    lease_seconds: Seconds | None = Field(None, gt=0, description="silence that releases claimed rows; 300")
     heartbeat_seconds: Seconds | None = Field(None, gt=0, description="a third of the lease")
     row_concurrency: int = Field(1, ge=1)
 
@@ -381,9 +373,7 @@ class StepSpec(Model):
     priority: int = Field(0, ge=-1_000, le=1_000, description="in the pool: the higher goes first")
     weight: float = Field(1.0, ge=0.01, le=100, description="share of the pool beside other executions")
     strict_ctx: bool = False
-    pool: str | None = Field(
-        None, description="of workers, or Dagster's concurrency pool that the step's op takes a slot of"
-    )
+    pool: str | None = Field(None, description="of workers, or Dagster's pool in which the op takes a slot")
     pod: Pod | None = Field(None, description="the step's op gets a pod of its own, which is like this")
 
 
@@ -412,9 +402,7 @@ class Step(Model):
     checks: tuple[CheckSpec, ...] = ()
     sources: dict[str, SourceSpec] = Field(default_factory=dict, description="assets that the step reads")
     state: StateSpec | None = None
-    settings: dict[str, str] = Field(
-        default_factory=dict, description="numbers and booleans that are templates, by where they stand"
-    )
+    settings: dict[str, str] = Field(default_factory=dict, description="those that are templates, by place")
     place: StoredPlace = None
 
     @property
@@ -469,9 +457,7 @@ class Tracing(Model):
     sampling: Annotated[float | None, Spelled("sample_rate", "sampling_rate")] = Field(
         None, ge=0, le=1, description="share of its executions whose traces are sent, 0 to 1"
     )
-    endpoint: str | None = Field(
-        None, description="collector of traces, OTLP over HTTP: http://collector:4318"
-    )
+    endpoint: str | None = Field(None, description="collector of OTLP over HTTP: http://collector:4318")
     service_name: str | None = Field(None, description="service.name of its spans")
 
 

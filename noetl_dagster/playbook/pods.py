@@ -27,11 +27,9 @@ def amount_of(quantity: str) -> Decimal | None:
     if found is None:
         return None
     number, suffix = found.groups()
-    if suffix is None:
-        return Decimal(number)
-    if suffix[0] in "eE" and len(suffix) > 1 and suffix[1] != "i":
-        return Decimal(f"{number}{suffix}")
-    return Decimal(number) * _FACTORS[suffix]
+    if suffix in _FACTORS:
+        return Decimal(number) * _FACTORS[suffix]
+    return Decimal(number + (suffix or ""))  # an exponent
 
 
 class Amount(Model):
@@ -53,9 +51,7 @@ class Pod(Model):
     ephemeral_storage: Annotated[Amount | None, Spelled("ephemeral-storage", "ephemeralStorage")] = Field(
         None, description="of the node's disk: '20Gi', or {request, limit}"
     )
-    gpu: dict[str, int] | None = Field(
-        None, description=f"whole devices: 1 of {GPU}, or {{resource: number}}"
-    )
+    gpu: dict[str, int] | None = Field(None, description=f"devices: 1 of {GPU}, or {{resource: number}}")
     node_selector: Annotated[dict[str, str] | None, Spelled("nodeSelector")] = Field(
         None, description="labels that the node must have"
     )
@@ -67,9 +63,7 @@ class Pod(Model):
     ] = Field(None, description="service account that the pod runs as")
     env: dict[str, str] | None = Field(None, description="environment variables; secrets go by env_from")
     env_secrets: tuple[str, ...] | None = Field(None, description="secrets whose keys become variables")
-    env_config_maps: tuple[str, ...] | None = Field(
-        None, description="config maps whose keys become variables"
-    )
+    env_config_maps: tuple[str, ...] | None = Field(None, description="config maps, likewise")
     labels: dict[str, str] | None = Field(None, description="labels of the pod")
     annotations: dict[str, str] | None = Field(None, description="annotations of the pod")
     priority_class: Annotated[
@@ -78,10 +72,10 @@ class Pod(Model):
 
     def under(self, inner: Pod) -> Pod:
         """This pod with what ``inner`` says instead; mappings are laid together, all else is replaced."""
-        said = {name: getattr(inner, name) for name in type(self).model_fields}
-        merged: dict[str, Any] = {}
-        for name, value in said.items():
-            own = getattr(self, name)
-            both = isinstance(own, dict) and isinstance(value, dict) and name != "gpu"
-            merged[name] = own if value is None else {**own, **value} if both else value
+        merged = dict(self)
+        for name, value in inner:
+            if isinstance(merged[name], dict) and isinstance(value, dict) and name != "gpu":
+                merged[name] = {**merged[name], **value}
+            elif value is not None:
+                merged[name] = value
         return Pod(**merged)

@@ -25,7 +25,6 @@ from noetl_dagster.playbook.models import (
 )
 from noetl_dagster.playbook.templates.rendering import (
     Compiled,
-    Condition,
     Fetch,
     compile_value,
     condition,
@@ -44,7 +43,7 @@ JITTER = 0.1
 class Rule:
     """One policy rule. ``when`` of None is the ``else`` rule."""
 
-    when: Condition | None
+    when: Compiled | None
     action: PolicyAction
     set: CompiledSet
 
@@ -58,7 +57,7 @@ class Continuation:
     """One entry of a ``retry`` block. If it ``is_for_failures``, it never applies to a success."""
 
     rule: RetryRule
-    when: Condition
+    when: Compiled
     next_call: Compiled | None
     is_for_failures: bool
 
@@ -111,10 +110,10 @@ class StepProgram:
     input: Compiled
     output: Compiled | None
     set: CompiledSet
-    admit: Condition | None
+    admit: Compiled | None
     collection: Compiled | None
-    arcs: tuple[tuple[Condition, CompiledSet], ...]
-    checks: tuple[tuple[CheckSpec, Condition | None], ...] = ()
+    arcs: tuple[tuple[Compiled, CompiledSet], ...]
+    checks: tuple[tuple[CheckSpec, Compiled | None], ...] = ()
     reached: Compiled | None = None
 
     @property
@@ -294,7 +293,7 @@ def _workbook_task(playbook: Playbook, task: Task) -> Task:
 
 
 async def matches(
-    when: Condition, scope: Mapping[str, Any], fetch: Fetch, tolerated: type[TemplateError] = TemplateError
+    when: Compiled, scope: Mapping[str, Any], fetch: Fetch, tolerated: type[TemplateError] = TemplateError
 ) -> bool:
     """Evaluates the condition of a rule; one that uses fields that the outcome does not have is false."""
     try:

@@ -13,7 +13,7 @@ from noetl_dagster.engine.loops.loop import Iterate, IterationChunks, IterationS
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.playbook.templates.chunks import ChunkView
-from noetl_dagster.playbook.templates.rendering import Condition, holds_async
+from noetl_dagster.playbook.templates.rendering import Compiled, holds_async
 from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.worker.chunks import ChunkStream, ChunkStreams, StreamKey
 from noetl_dagster.worker.command import Command
@@ -131,7 +131,7 @@ class ChunkSource(IterationSource):
         self._stream.consumed(self.activation.step, min(self._open, default=self._position))
 
 
-def _condition(activation: Activation, source: str) -> Condition | None:
+def _condition(activation: Activation, source: str) -> Compiled | None:
     """Returns ``when`` of the arc that feeds a step, or None where each chunk passes."""
     feeding = activation.execution.program.step(source)
     for arc, (when, _) in zip(feeding.step.routing.arcs, feeding.arcs, strict=True):

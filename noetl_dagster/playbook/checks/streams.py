@@ -69,15 +69,15 @@ def _misread(
 ) -> Iterator[Problem]:
     """Names behind the path of a chunk that it does not have."""
     seen: set[int] = set()
-    for place, key, text in (found for name in keys for found in texts_in(document, entry, name, seen)):
+    for owner, name, label, text in (found for key in keys for found in texts_in(entry, key, seen)):
         try:
-            paths = paths_in(text)
+            paths = paths_in(text) if "{" in text else ()
         except TemplateSyntaxError:
             continue  # reported as such
         names = {path[len(chunk)] for path in paths if path[: len(chunk)] == chunk and len(path) > len(chunk)}
-        for name in sorted(names.difference(CHUNK_NAMES, _OF_MAPPINGS)):
-            message = f"{key}: a chunk has no {name!r}; {suggestion(name, CHUNK_NAMES, 'it has')}"
-            yield Problem(place, message, "warning", ProblemKind.UNDEFINED_NAME)
+        for unknown in sorted(names.difference(CHUNK_NAMES, _OF_MAPPINGS)):
+            message = f"{label}: a chunk has no {unknown!r}; {suggestion(unknown, CHUNK_NAMES, 'it has')}"
+            yield Problem(document.place(owner, name), message, "warning", ProblemKind.UNDEFINED_NAME)
 
 
 def _check_source(playbook: Playbook, step: Step) -> Iterator[Problem]:

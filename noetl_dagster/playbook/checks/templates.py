@@ -40,9 +40,10 @@ def check_code(playbook: Playbook, document: Document | None = None) -> Iterator
     known = known_names(playbook)
     hints = Hints(sorted(known), "")
     data_names = _DATA_NAMES.union(playbook.workload, (step.name for step in playbook.steps))
-    for place, code in _written(document, document.root):
-        if code not in codes:
+    for owner, name, label, code in texts_in([document.root], 0, set(), frozenset()):
+        if label != "code" or code not in codes:
             continue
+        place = document.place(owner, name)
         yield from _compiled(code, place, lines)
         expressions = expressions_in(code)
         if len(expressions) == 1 and expressions[0].source == code.strip():
@@ -88,22 +89,6 @@ def _place_of(number: int, column: int, code: str, place: Place, lines: list[str
     if found < 0:  # folded or escaped: the lines of the file are not those of the code
         return place
     return Place(place.file, line, found + column)
-
-
-def _written(document: Document, root: Any) -> Iterator[tuple[Place, str]]:
-    """Every text under a key ``code``, in file order; what an alias repeats comes once."""
-    waiting, seen = [root], set()
-    while waiting:
-        value = waiting.pop()
-        if not isinstance(value, dict | list) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, list):
-            waiting.extend(reversed(value))
-            continue
-        if isinstance(value.get("code"), str):
-            yield document.place(value, "code"), value["code"]
-        waiting.extend(reversed(list(value.values())))
 
 
 _SKIPPED_KEYS = frozenset({*LITERAL_FIELDS, *DESCRIPTION, "libs"})
@@ -169,8 +154,9 @@ def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]
     seen: set[int] = set()
     hints = Hints(sorted(known), "")
     for section in ("workflow", "workbook", "executor"):
-        for place, key, text in texts_in(document, root, section, seen):
-            yield from check_text(place, key, text, known, hints)
+        for owner, name, key, text in texts_in(root, section, seen):
+            if "{" in text or key in _CONDITION_KEYS:
+                yield from check_text(document.place(owner, name), key, text, known, hints)
 
 
 def known_names(playbook: Playbook) -> frozenset[str]:
@@ -196,19 +182,21 @@ def _names_of(input: Input) -> Iterable[str]:
 
 
 def texts_in(
-    document: Document, container: Any, key: Any, seen: set[int]
-) -> Iterator[tuple[Place, str, str]]:
-    """Texts with place and label (``url``, ``cmds[2]``), in file order; what an alias repeats comes once."""
+    container: Any, key: Any, seen: set[int], skipped: frozenset[str] = _SKIPPED_KEYS
+) -> Iterator[tuple[Any, Any, str, str]]:
+    """Texts with their container, key and label (``url``, ``cmds[2]``), in file order.
+
+    What an alias repeats comes once. Without keys that hold no templates, unless ``skipped`` says otherwise.
+    """
     waiting: list[tuple[Any, Any, str]] = [(container, key, str(key))]
     while waiting:
         owner, name, label = waiting.pop()
         value = owner.get(name) if isinstance(owner, dict) else owner[name]
         if isinstance(value, str):
-            if "{" in value or name in _CONDITION_KEYS:
-                yield document.place(owner, name), label, value
+            yield owner, name, label, value
         elif isinstance(value, dict) and id(value) not in seen:
             seen.add(id(value))
-            keys = [inner for inner in value if inner not in _SKIPPED_KEYS]
+            keys = [inner for inner in value if inner not in skipped]
             waiting.extend((value, inner, inner) for inner in reversed(keys))
         elif isinstance(value, list) and id(value) not in seen:
             seen.add(id(value))

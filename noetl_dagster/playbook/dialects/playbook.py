@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import PurePath
 from types import MappingProxyType
@@ -206,45 +206,44 @@ def _words(block: Block, *names: str) -> tuple[str, ...]:
     return (str(value),)
 
 
+def _entries(root: Block, key: str, shape: str) -> Iterator[tuple[str | None, Block]]:
+    """Yields the mappings of a list, or those of a mapping with their names; reports everything else."""
+    value = root.take(key)
+    if isinstance(value, dict):
+        tasks = value.get("tasks") if key == "workbook" and len(value) == 1 else None
+        value = tasks if isinstance(tasks, dict) else value
+        found = [(name, entry, f"{key} entry {name!r}", name) for name, entry in value.items()]
+    elif isinstance(value, list):
+        found = [(None, entry, f"{key} entry {index + 1}", index) for index, entry in enumerate(value)]
+    else:
+        found = []
+        if value is not None:
+            root.error(f"{key} must be a list of {shape}, found {described(value)}", key)
+    for name, entry, what, at in found:
+        block = root.reading.block(entry, what, root.document.place(value, at))
+        if block is not None:
+            yield name, block
+
+
 def _keychain(root: Block) -> tuple[dict[str, Any], ...]:
     """A list of ``{name, kind, ...}``; a mapping of name to the rest means the same."""
-    value = root.take("keychain")
-    entries: list[tuple[dict[str, Any], Block]] = []
-    if isinstance(value, dict):
-        for name, entry in value.items():
-            block = root.reading.block(entry, f"keychain entry {name!r}", root.document.place(value, name))
-            entries += [] if block is None else [({"name": name}, block)]
-    elif isinstance(value, list):
-        entries = [({}, block) for block in root.blocks("keychain", "keychain entry")]
-    elif value is not None:
-        root.error(f"keychain must be a list of {{name, kind, ...}}, found {described(value)}", "keychain")
-    kept = []
-    for label, block in entries:
-        if not label and block.text("name") is None:
+    entries = []
+    for name, block in _entries(root, "keychain", "{name, kind, ...}"):
+        if name is None and block.text("name") is None:
             block.missing("a keychain entry needs 'name'")
             continue
         if isinstance(block.values.get("map"), dict):  # else it asks for a token, and a provider says nothing
             block.check_word("provider", tuple(chain.from_iterable(SECRET_PROVIDERS)))
-        kept.append(label | block.values)
-    return tuple(kept)
+        entries.append(block.values if name is None else {"name": name, **block.values})
+    return tuple(entries)
 
 
 def _workbook(root: Block) -> dict[str, Task]:
     """A list of ``{name, tool}`` or ``{name, kind, ...}``, or a mapping of name to tool."""
-    value = root.take("workbook")
-    entries: list[tuple[str | None, Any, Place]] = []
-    if isinstance(value, dict):
-        named = value["tasks"] if list(value) == ["tasks"] and isinstance(value["tasks"], dict) else value
-        entries = [(name, entry, root.document.place(named, name)) for name, entry in named.items()]
-    elif isinstance(value, list):
-        entries = [(None, entry, root.document.place(value, index)) for index, entry in enumerate(value)]
-    elif value is not None:
-        root.error(f"workbook must be a list of {{name, tool}}, found {described(value)}", "workbook")
     tasks: dict[str, Task] = {}
-    for label, entry, place in entries:
-        block = root.reading.block(entry, "workbook entry", place)
-        task = None if block is None else _workbook_task(block, label)
-        if task is None or block is None:
+    for label, block in _entries(root, "workbook", "{name, tool}"):
+        task = _workbook_task(block, label)
+        if task is None:
             continue
         if task.name in tasks:
             message = f"workbook name {task.name!r} occurs twice; rename one"
@@ -272,9 +271,9 @@ def _workbook_task(block: Block, label: str | None) -> Task | None:
         block.error("a workbook entry holds one tool; make a playbook of several", "tool")
     if not tasks:
         return None
-    task = tasks[0]
-    own = {"sink": task.sink or sink, "asserts": asserts or task.asserts, "settings": block.reading.templates}
-    return task.model_copy(update={"name": name, "named": True, **own})
+    own = {"sink": tasks[0].sink or sink, "asserts": asserts or tasks[0].asserts}
+    own |= {"name": name, "named": True, "settings": block.reading.templates}
+    return tasks[0].model_copy(update=own)
 
 
 def _workflow(root: Block, only: str | None) -> tuple[Step, ...]:

@@ -87,6 +87,26 @@ class Compiled:
         """Like ``render``, but views stay views and an unknown name is returned as a false object."""
         return self.render(scope)
 
+    def holds(self, scope: Mapping[str, Any]) -> bool:
+        """Reports whether it is true in ``scope``, as the condition of a ``when``.
+
+        Raises:
+            UndefinedNameError: an unknown name is compared, printed or computed with; testing its
+                truth, ``is defined`` and ``default`` are allowed.
+        """
+        return is_true(self.evaluate(scope))
+
+    @property
+    def is_about_failures(self) -> bool:
+        """Reports whether it holds of failures only: it looks at ``error`` alone, and does not hold without one.
+
+        One without any name does not say what it is about, and counts as one about failures.
+        """
+        try:
+            return not self.names or (self.names == {"error"} and not self.holds({}))
+        except TemplateError:
+            return True
+
 
 class _Template(Compiled):
     """Common part of expression and text: compiled to Python on first use, errors in domain terms."""
@@ -377,43 +397,9 @@ def is_true(value: Any) -> bool:
     return bool(value)
 
 
-class Condition:
-    """A compiled ``when``. None holds always, a boolean is taken as it is."""
-
-    __slots__ = ("_compiled", "names", "source")
-
-    def __init__(self, source: str | bool | None) -> None:
-        self.source = source
-        self._compiled = compile_value(True if source is None else source)
-        self.names = self._compiled.names
-
-    def holds(self, scope: Mapping[str, Any]) -> bool:
-        """Reports whether the condition is true in ``scope``.
-
-        Raises:
-            UndefinedNameError: an unknown name is compared, printed or computed with; testing its
-                truth, ``is defined`` and ``default`` are allowed.
-        """
-        return is_true(self._compiled.evaluate(scope))
-
-    @property
-    def is_about_failures(self) -> bool:
-        """Reports whether it holds of failures only: it looks at ``error`` alone, and does not hold without one.
-
-        One without any name does not say what it is about, and counts as one about failures.
-        """
-        if self.names - {"error"}:
-            return False
-        try:
-            return not self.names or not self.holds({})
-        except TemplateError:
-            return True
-
-
-@lru_cache(maxsize=CACHED_TEMPLATES, typed=True)
-def condition(value: str | bool | None) -> Condition:
-    """Compiles a ``when``; the same text gives the same object."""
-    return Condition(value)
+def condition(value: str | bool | None) -> Compiled:
+    """Compiles a ``when``: None holds always, a boolean is taken as it is."""
+    return compile_value(True if value is None else value)
 
 
 async def with_references(attempt: Callable[[], T], fetch: Fetch) -> T:
@@ -447,6 +433,6 @@ async def render_input(compiled: Compiled, scope: Mapping[str, Any], fetch: Fetc
     )
 
 
-async def holds_async(condition: Condition, scope: Mapping[str, Any], fetch: Fetch) -> bool:
+async def holds_async(condition: Compiled, scope: Mapping[str, Any], fetch: Fetch) -> bool:
     """Reports whether ``condition`` holds, fetching stored results as it touches them."""
     return await with_references(lambda: condition.holds(scope), fetch)
