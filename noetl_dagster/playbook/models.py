@@ -17,7 +17,7 @@ from pydantic import Field
 from noetl_dagster.playbook.assets import AssetSpec, CheckSpec, DagsterSpec, Key, SourceSpec, key_text
 from noetl_dagster.playbook.fields import Model, Seconds, Spelled, StoredPlace
 from noetl_dagster.playbook.pods import Pod
-from noetl_dagster.playbook.tool_kinds import AUTH, HTTP_BODY, SQL_FIELD, URL
+from noetl_dagster.playbook.tool_kinds import AUTH, HTTP_BODY, MAX_IN_FLIGHT, SQL_FIELD, URL
 from noetl_dagster.settings import DEFAULT_POOL, StoreTier
 
 
@@ -283,7 +283,9 @@ class FrameSpec(Model):
     max_rows: int = Field(100, ge=1)
     max_seconds: Seconds | None = None
     max_bytes: int | None = Field(None, ge=1)
-    lease_seconds: Seconds | None = Field(None, gt=0, description="silence that releases claimed rows; 300")
+    lease_seconds: Seconds | None = Field(
+        None, gt=0, description="seconds of silence after which claimed rows are given back; 300"
+    )
     heartbeat_seconds: Seconds | None = Field(None, gt=0, description="a third of the lease")
     row_concurrency: int = Field(1, ge=1)
 
@@ -294,7 +296,7 @@ class Loop(Model):
     collection: Any = None
     iterator: str = "item"
     mode: Annotated[LoopMode, Spelled(words=LOOP_MODES)] = LoopMode.SEQUENTIAL
-    max_in_flight: Annotated[int, Spelled("concurrency")] = Field(16, ge=1)
+    max_in_flight: Annotated[int, Spelled(*MAX_IN_FLIGHT[1:])] = Field(16, ge=1)
     chunk_size: int | None = Field(None, ge=1)
     cursor: CursorSpec | None = None
     frame: FrameSpec = FrameSpec()

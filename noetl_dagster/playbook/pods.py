@@ -51,7 +51,9 @@ class Pod(Model):
     ephemeral_storage: Annotated[Amount | None, Spelled("ephemeral-storage", "ephemeralStorage")] = Field(
         None, description="of the node's disk: '20Gi', or {request, limit}"
     )
-    gpu: dict[str, int] | None = Field(None, description=f"devices: 1 of {GPU}, or {{resource: number}}")
+    gpu: dict[str, int] | None = Field(
+        None, description=f"whole devices: 1 of {GPU}, or {{resource: number}}"
+    )
     node_selector: Annotated[dict[str, str] | None, Spelled("nodeSelector")] = Field(
         None, description="labels that the node must have"
     )

@@ -12,23 +12,10 @@ from typing import Any, get_origin
 
 from pydantic import BaseModel
 
-from noetl_dagster.playbook import models
-from noetl_dagster.playbook.assets import (
-    AssetSpec,
-    AutomationKind,
-    CheckKind,
-    FreshnessSpec,
-    ObservationSpec,
-    PartitionKind,
-    ScheduleSpec,
-    ScheduleStatus,
-    Severity,
-)
-from noetl_dagster.playbook.dialects import spelling
+from noetl_dagster.playbook import assets, models, tool_kinds
 from noetl_dagster.playbook.dialects.kubernetes import EFFECTS, OPERATORS, PULL_POLICIES
 from noetl_dagster.playbook.fields import Declaration, Seconds, declarations
 from noetl_dagster.playbook.pods import Pod
-from noetl_dagster.playbook.tool_kinds import AUTH, TOOL_KINDS, ToolKind
 from noetl_dagster.settings import StoreTier
 
 Schema = dict[str, Any]
@@ -53,14 +40,16 @@ def language_schema() -> Schema:
         "title": "NoETL playbook",
         **closed(
             {
-                "apiVersion": {"const": spelling.API_VERSION},
-                "kind": {"const": spelling.KIND},
-                "metadata": opened(dict.fromkeys(spelling.METADATA_KEYS, ANY) | {"name": TEXT, "path": TEXT}),
+                "apiVersion": {"const": tool_kinds.API_VERSION},
+                "kind": {"const": tool_kinds.KIND},
+                "metadata": opened(
+                    dict.fromkeys(tool_kinds.METADATA_KEYS, ANY) | {"name": TEXT, "path": TEXT}
+                ),
                 "workload": MAPPING,
                 "workflow": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/step"}},
                 "keychain": {"type": ["array", "object", "null"]},
                 "workbook": {"type": ["array", "object", "null"]},
-                "executor": opened({"spec": {"$ref": "#/$defs/spec"}}),
+                "executor": opened(references("spec")),
                 "dagster": _dagster(),
                 "tracing": {"anyOf": [{"type": ["boolean", "null"]}, opened(fields_of(models.Tracing))]},
             },
@@ -98,6 +87,11 @@ def spelled(names: Iterable[str], schema: Schema) -> Schema:
     return {canonical: schema} | {name: {**schema, "deprecated": True} for name in older}
 
 
+def references(*names: str) -> Schema:
+    """Properties whose schemas are definitions of the same name."""
+    return {name: {"$ref": f"#/$defs/{name}"} for name in names}
+
+
 def words(kind: type[StrEnum], *others: str) -> Schema:
     """Accepts the words of an enum, and others."""
     return {"enum": [*kind, *others]}
@@ -127,9 +121,9 @@ def _schema_of(field: Declaration) -> Schema:
     return (closed if type_.unknown_keys == "error" else opened)(fields_of(type_))
 
 
-SET_BLOCKS = spelled(spelling.SET_BLOCKS, MAPPING)
-DESCRIPTION: Schema = dict.fromkeys(spelling.DESCRIPTION, TEXT)
-DOCUMENTARY: Schema = {**dict.fromkeys(spelling.DOCUMENTARY, ANY), **DESCRIPTION}
+SET_BLOCKS = spelled(tool_kinds.SET_BLOCKS, MAPPING)
+DESCRIPTION: Schema = dict.fromkeys(tool_kinds.DESCRIPTION, TEXT)
+DOCUMENTARY: Schema = {**dict.fromkeys(tool_kinds.DOCUMENTARY, ANY), **DESCRIPTION}
 _PATH: Schema = {"anyOf": [TEXT, opened({"path": TEXT}, required=("path",))]}
 _STRATEGY = closed({"strategy": TEXT, "threshold_kb": NUMBER, "paths": TEXTS, "fields": TEXTS})
 SELECTION: Schema = {"anyOf": [_PATH, {"type": "array", "items": _PATH}, _STRATEGY]}
@@ -137,26 +131,21 @@ SELECTION: Schema = {"anyOf": [_PATH, {"type": "array", "items": _PATH}, _STRATE
 
 
 def _step() -> Schema:
-    asset = closed(fields_of(AssetSpec, key=ASSET_KEY, tags=ANY))
+    asset = closed(fields_of(assets.AssetSpec, key=ASSET_KEY, tags=ANY))
     partition = {**TEXT, "description": "same, latest, all, or the key of one"}
     source = closed({"asset": ASSET_KEY, "partition": partition}, required=("asset",))
     return closed(
         {
             **DOCUMENTARY,
             "step": TEXT,
-            "tool": {"$ref": "#/$defs/tool"},
-            "next": {"$ref": "#/$defs/next"},
-            "loop": {"$ref": "#/$defs/loop"},
-            "spec": {"$ref": "#/$defs/spec"},
-            "retry": {"$ref": "#/$defs/retry"},
-            "sink": {"$ref": "#/$defs/sink"},
+            **references("tool", "next", "loop", "spec", "retry", "sink"),
             "asset": {"anyOf": [{"type": ["boolean", "null"]}, asset]},
             "checks": {"type": "array", "items": _check()},
             "from": {"type": "object", "additionalProperties": {"anyOf": [ASSET_KEY, source]}},
             "state": closed(fields_of(models.StateSpec), required=("key", "initial")),
             **SET_BLOCKS,
-            **spelled(spelling.INPUT, MAPPING),
-            **spelled(spelling.OUTPUT, ANY),
+            **spelled(tool_kinds.INPUT, MAPPING),
+            **spelled(tool_kinds.OUTPUT, ANY),
             "output_select": SELECTION,
         },
         required=("step",),
@@ -165,30 +154,30 @@ def _step() -> Schema:
 
 def _check() -> Schema:
     asks: Schema = {
-        CheckKind.WHEN: CONDITION,
-        CheckKind.UNIQUE: ONE_OR_MORE,
-        CheckKind.NOT_NULL: ONE_OR_MORE,
-        CheckKind.ACCEPTED: {"type": "object", "additionalProperties": {"type": "array"}},
-        CheckKind.BETWEEN: {"type": "object", "additionalProperties": {"type": "array"}},
-        CheckKind.ROW_COUNT: {"type": ["integer", "object", "array"]},
-        CheckKind.FRESH: {"type": "object", "additionalProperties": SECONDS},
+        assets.CheckKind.WHEN: CONDITION,
+        assets.CheckKind.UNIQUE: ONE_OR_MORE,
+        assets.CheckKind.NOT_NULL: ONE_OR_MORE,
+        assets.CheckKind.ACCEPTED: {"type": "object", "additionalProperties": {"type": "array"}},
+        assets.CheckKind.BETWEEN: {"type": "object", "additionalProperties": {"type": "array"}},
+        assets.CheckKind.ROW_COUNT: {"type": ["integer", "object", "array"]},
+        assets.CheckKind.FRESH: {"type": "object", "additionalProperties": SECONDS},
     }
-    common = {"name": TEXT, "description": TEXT, "severity": words(Severity), "blocking": FLAG}
-    return closed(common | asks) | {"oneOf": [{"required": [kind.value]} for kind in CheckKind]}
+    common = {"name": TEXT, "description": TEXT, "severity": words(assets.Severity), "blocking": FLAG}
+    return closed(common | asks) | {"oneOf": [{"required": [kind.value]} for kind in assets.CheckKind]}
 
 
 def _dagster() -> Schema:
-    status = {"anyOf": [words(ScheduleStatus), FLAG]}
-    schedule = closed(fields_of(ScheduleSpec, status=status), required=("cron",))
+    status = {"anyOf": [words(assets.ScheduleStatus), FLAG]}
+    schedule = closed(fields_of(assets.ScheduleSpec, status=status), required=("cron",))
     dimension = closed(
         {
-            "kind": words(PartitionKind),
+            "kind": words(assets.PartitionKind),
             **dict.fromkeys(("start", "end", "timezone", "workload", "dynamic"), TEXT),
             "static": {"type": "array", "minItems": 1},
         }
     )
     two = {"type": "object", "minProperties": 2, "maxProperties": 2, "additionalProperties": dimension}
-    source = fields_of(ObservationSpec, asset=ASSET_KEY)
+    source = fields_of(assets.ObservationSpec, asset=ASSET_KEY)
     return closed(
         {
             "group": TEXT,
@@ -199,11 +188,11 @@ def _dagster() -> Schema:
             "partitions": {"anyOf": [dimension, closed({"two": two}, required=("two",))]},
             "automation": {
                 "anyOf": [
-                    {"enum": [AutomationKind.EAGER, AutomationKind.ON_MISSING]},
+                    {"enum": [assets.AutomationKind.EAGER, assets.AutomationKind.ON_MISSING]},
                     closed({"on_cron": TEXT, "timezone": TEXT}, required=("on_cron",)),
                 ]
             },
-            "freshness": closed(fields_of(FreshnessSpec), required=("fail_after",)),
+            "freshness": closed(fields_of(assets.FreshnessSpec), required=("fail_after",)),
             "observe": {"type": "array", "items": closed(source, required=("asset",))},
         }
     )
@@ -217,33 +206,34 @@ def _tool() -> Schema:
 
 def _task() -> Schema:
     common = {
-        "kind": {"enum": list(TOOL_KINDS)},
+        "kind": {"enum": list(tool_kinds.TOOL_KINDS)},
         "name": TEXT,
         **DOCUMENTARY,
         **SET_BLOCKS,
-        **spelled(spelling.INPUT, {"type": ["object", "array", "null"]}),
-        **spelled(spelling.OUTPUT, ANY),
-        **spelled(AUTH, ANY),
+        **spelled(tool_kinds.INPUT, {"type": ["object", "array", "null"]}),
+        **spelled(tool_kinds.OUTPUT, ANY),
+        **spelled(tool_kinds.AUTH, ANY),
         "output_select": SELECTION,
-        "spec": {"$ref": "#/$defs/spec"},
-        "retry": {"$ref": "#/$defs/retry"},
-        "sink": {"$ref": "#/$defs/sink"},
+        **references("spec", "retry", "sink"),
         "assert": closed(fields_of(models.Assertion)),
     }
-    return opened(common, required=("kind",)) | {"allOf": [_kind(*entry) for entry in TOOL_KINDS.items()]}
+    return opened(common, required=("kind",)) | {
+        "allOf": [_kind(*entry) for entry in tool_kinds.TOOL_KINDS.items()]
+    }
 
 
-def _kind(name: str, kind: ToolKind) -> Schema:
+def _kind(name: str, kind: tool_kinds.ToolKind) -> Schema:
     """The fields of one kind, and which of them it needs."""
     fields: Schema = {}
     spellings = {names[0]: names for names in kind.fields}
     for names in spellings.values():
-        words = kind.words.get(names[0])
-        fields |= spelled(names, ANY if words is None else _words_or_template(words))
+        words = kind.words.get(names[0], ())
+        flags = [{"type": "boolean"}] if {"true", "false"} <= {*words} else []
+        open_or_named = {"anyOf": [{"enum": [*words]}, *flags, {"type": "string", "pattern": "\\{\\{"}]}
+        fields |= spelled(names, open_or_named if words else ANY)
     then: Schema = {"properties": fields}
     choices: list[Schema] = [{"required": [word]} for field in kind.needs for word in spellings[field]]
-    below = ("spec", "runtime") if name == "container" else ("spec",)
-    choices += [{"required": [key], "properties": {key: choice}} for key in below for choice in choices]
+    choices += [{"required": [key], "properties": {key: choice}} for key in kind.below for choice in choices]
     if kind.name_fills in kind.needs:
         choices.append({"required": ["name"]})
     if kind.needs_all:
@@ -253,27 +243,18 @@ def _kind(name: str, kind: ToolKind) -> Schema:
     return {"if": {"properties": {"kind": {"const": name}}, "required": ["kind"]}, "then": then}
 
 
-def _words_or_template(words: Iterable[str]) -> Schema:
-    named = list(words)
-    flags = [{"type": "boolean"}] if {"true", "false"} <= set(named) else []
-    return {"anyOf": [{"enum": named}, *flags, {"type": "string", "pattern": "\\{\\{"}]}
-
-
 def _spec() -> Schema:
     return opened(
         {
             "timeout": {"anyOf": [SECONDS, MAPPING]},
-            "policy": {"$ref": "#/$defs/policy"},
+            **references("policy"),
             "result": opened({"store": {"anyOf": [words(StoreTier), MAPPING]}, "ttl": SECONDS, "name": TEXT}),
             "loop_mode": words(models.LoopMode, *models.LOOP_MODES),
             "fanout": closed(fields_of(models.FanoutSpec)),
             "dispatch": words(models.Dispatch),
             "priority": NUMBER,
             "weight": NUMBER,
-            "pool": {
-                **TEXT,
-                "description": "with dispatch: workers a pool of workers; else one of dagster.pools",
-            },
+            "pool": {**TEXT, "description": "of workers with dispatch: workers; else one of dagster.pools"},
             "kubernetes": {"anyOf": [_pod(), {"type": ["boolean", "null"]}]},
             "strict_ctx": FLAG,
             "allow_partial": FLAG,
@@ -318,7 +299,7 @@ def _pod() -> Schema:
 
 def _policy() -> Schema:
     action = closed({**fields_of(models.PolicyAction), **SET_BLOCKS})
-    rule = closed({**spelled(spelling.WHEN, CONDITION), "then": action, **DESCRIPTION}, required=("then",))
+    rule = closed({**spelled(tool_kinds.WHEN, CONDITION), "then": action, **DESCRIPTION}, required=("then",))
     otherwise = closed({"else": {"anyOf": [closed({"then": action}), action]}}, required=("else",))
     rules = {"type": "array", "items": {"anyOf": [rule, otherwise]}}
     return {"anyOf": [rules, opened({"rules": rules})]}
@@ -334,10 +315,10 @@ def _arc() -> Schema:
     return closed(
         {
             "step": TEXT,
-            **spelled(spelling.WHEN, CONDITION),
+            **spelled(tool_kinds.WHEN, CONDITION),
             "on": {"enum": [*models.ARC_WORDS]},
             **SET_BLOCKS,
-            **spelled(spelling.INPUT, MAPPING),
+            **spelled(tool_kinds.INPUT, MAPPING),
             **DESCRIPTION,
         },
         required=("step",),
@@ -345,12 +326,12 @@ def _arc() -> Schema:
 
 
 def _loop() -> Schema:
-    settings = (*spelling.LOOP_SETTINGS, *spelling.MAX_IN_FLIGHT)
+    settings = (*tool_kinds.LOOP_SETTINGS, *tool_kinds.MAX_IN_FLIGHT)
     own = {name: schema for name, schema in fields_of(models.Loop).items() if name in settings}
     return closed(
         {
-            **spelled(spelling.LOOP_IN, ANY),
-            **spelled(spelling.LOOP_ITERATOR, TEXT),
+            **spelled(tool_kinds.LOOP_IN, ANY),
+            **spelled(tool_kinds.LOOP_ITERATOR, TEXT),
             "cursor": opened(fields_of(models.CursorSpec, kind={"const": "postgres"})),
             "spec": opened(own),
             **own,
@@ -361,12 +342,8 @@ def _loop() -> Schema:
 
 
 def _retry() -> Schema:
-    limits = fields_of(
-        models.RetryRule,
-        when=CONDITION,
-        sink={"$ref": "#/$defs/sink"},
-        collect=opened(fields_of(models.Collect)),
-    )
+    collect = opened(fields_of(models.Collect))
+    limits = fields_of(models.RetryRule, when=CONDITION, collect=collect, **references("sink"))
     then = opened({name: schema for name, schema in limits.items() if name != "when"})
     rule = opened({"when": CONDITION, "then": then})
     statuses = {"type": ["array", "integer"]}

@@ -1,4 +1,4 @@
-"""The tool kinds of the language: the fields of each, and what it needs of them."""
+"""The words of the language: spellings that several readers share, and the tool kinds with their fields."""
 
 from __future__ import annotations
 
@@ -8,6 +8,33 @@ from itertools import chain
 
 Spellings = tuple[str, ...]
 """The words for one field, the canonical one first."""
+
+API_VERSION = "noetl.io/v2"
+KIND = "Playbook"
+METADATA_KEYS = ("name", "path", "version", "description", "tags", "owners", "schedule", "partitions")
+
+INPUT = ("input", "args")
+OUTPUT = ("output", "outcome")
+SET_BLOCKS = {"set": None, "set_ctx": "ctx", "set_iter": "iter", "vars": "ctx"}
+"""Key of a set block -> the scope that its bare names mean; None: ctx outside loops, iter inside."""
+DESCRIPTION = ("desc", "description")
+WHEN = ("when", "cond")
+DOCUMENTARY = (
+    *(*DESCRIPTION, "title", "label", "labels", "id", "version", "tags", "metadata", "annotations"),
+    *("comment", "comments", "note", "notes", "doc", "docs", "author", "owner", "owners"),
+)
+"""Words for readers, of a step or a task; they change nothing."""
+
+LOOP_IN = ("in", "collection")
+LOOP_ITERATOR = ("iterator", "element")
+LOOP_SETTINGS = ("mode", "max_in_flight", "chunk_size", "fail_fast", "allow_partial", "strict_ctx", "frame")
+MAX_IN_FLIGHT: Spellings = ("max_in_flight", "concurrency")
+
+SPEC_WORDS = frozenset({"timeout", "timeout_s", "timeout_seconds", "policy", "result", "isolation", "memory"})
+"""Keys of a task's ``spec`` that are its own, whatever fields the tool has."""
+
+LITERAL_FIELDS = frozenset({"code", "function"})
+"""Tool fields that hold source code; braces in them are not templates."""
 
 SQL_FIELD: Spellings = ("command", "query", "commands", "sql", "statement")
 URL: Spellings = ("url", "endpoint")
@@ -56,6 +83,7 @@ class ToolKind:
         takes_references: it reads stored results itself; its input is handed over by reference, unfetched.
         without_effect: fields that other engines know and that say nothing here; they are accepted with a warning.
         takes_anything: any further field is accepted in the same way.
+        below: keys of a task below which its fields may stand, too.
     """
 
     fields: tuple[Spellings, ...]
@@ -67,11 +95,32 @@ class ToolKind:
     words: Mapping[str, Spellings] = field(default_factory=dict)
     without_effect: tuple[str, ...] = ()
     takes_anything: bool = False
+    below: tuple[str, ...] = ("spec",)
 
     @property
     def all_fields(self) -> set[str]:
         """Every spelling of its fields, and those without effect."""
         return {*chain.from_iterable(self.fields), *self.without_effect}
+
+    @property
+    def liftable(self) -> dict[str, set[str]]:
+        """The words of a task that may stand below another key, by that key."""
+        fields = self.all_fields
+        common = {
+            *INPUT,
+            *AUTH,
+            *OUTPUT,
+            *SET_BLOCKS,
+            "payload",
+            "workload",
+            "output_select",
+            "retry",
+            "sink",
+        }
+        if self.name_fills is not None:
+            common.add("name")
+        words = {"spec": (fields | common) - SPEC_WORDS, "runtime": fields}
+        return {key: words[key] for key in self.below} if fields else {}
 
     @property
     def beside_step(self) -> set[str]:
@@ -146,6 +195,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         ),
         needs=("image",),
         name_fills="name",
+        below=("spec", "runtime"),
         without_effect=(
             *("provider", "cleanup", "backoffLimit", "backoff_limit", "files", "ttlSecondsAfterFinished"),
             *("ttl_seconds", "ttl_seconds_after_finished", "remote"),

@@ -9,7 +9,6 @@ from typing import Any
 
 from noetl_dagster.errors import Place, PlaybookError, Problem, TemplateError, UndefinedNameError
 from noetl_dagster.playbook.assets import CheckKind, CheckSpec
-from noetl_dagster.playbook.dialects.spelling import LITERAL_FIELDS
 from noetl_dagster.playbook.models import (
     Backoff,
     Directive,
@@ -31,7 +30,7 @@ from noetl_dagster.playbook.templates.rendering import (
     holds_async,
 )
 from noetl_dagster.playbook.templates.scope import CompiledSet, compile_set
-from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
+from noetl_dagster.playbook.tool_kinds import LITERAL_FIELDS, TOOL_KINDS
 from noetl_dagster.playbook.wording import is_template
 
 SHARDS_HERE, SHARDS_IN_POOL = 64, 768

@@ -9,8 +9,7 @@ import pytest
 
 from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.playbook.migration.rewriting import Migration, migrate
-from noetl_dagster.playbook.migration.yaml_text import merged
+from noetl_dagster.playbook.migration.rewriting import Migration, merged, migrate
 from tests.playbook.playbooks import HEAD, meaning, with_steps
 
 pytestmark = pytest.mark.long

@@ -12,11 +12,11 @@ import pytest
 
 from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.catalog import find_playbooks
-from noetl_dagster.playbook.dialects import loop, playbook, routing, spelling, step
+from noetl_dagster.playbook.dialects import loop, playbook, routing, step
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_playbook, parse_report
 from noetl_dagster.playbook.schema import language_schema
-from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
+from noetl_dagster.playbook.tool_kinds import API_VERSION, KIND, TOOL_KINDS
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 SCHEMA = language_schema()
@@ -71,7 +71,7 @@ def test_shipped_playbooks_load_and_use_known_keys(path: Path) -> None:
 def test_what_a_tool_needs_may_stand_where_the_loader_takes_it(
     tool: dict[str, Any], is_complete: bool
 ) -> None:
-    head = {"apiVersion": spelling.API_VERSION, "kind": spelling.KIND, "metadata": {"name": "a"}}
+    head = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}}
     document = {**head, "workflow": [{"step": "start", "tool": tool}]}
     assert jsonschema.Draft202012Validator(SCHEMA).is_valid(document) is is_complete
     problems = parse_report(json.dumps(document))[1]

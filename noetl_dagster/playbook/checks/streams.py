@@ -10,12 +10,12 @@ from jinja2 import TemplateSyntaxError
 from noetl_dagster.errors import Place, Problem, ProblemKind, TemplateError
 from noetl_dagster.playbook.checks.templates import texts_in
 from noetl_dagster.playbook.dialects.routing import streaming_arcs
-from noetl_dagster.playbook.dialects.spelling import WHEN
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import Arc, LoopMode, Playbook, Step
 from noetl_dagster.playbook.templates.chunks import CHUNK_NAMES
 from noetl_dagster.playbook.templates.rendering import compile_value, condition, paths_in
+from noetl_dagster.playbook.tool_kinds import WHEN
 from noetl_dagster.playbook.wording import suggestion
 
 _OF_MAPPINGS = frozenset({"get", "items", "keys", "values"})

@@ -15,11 +15,10 @@ from noetl_dagster.playbook.code import (
     without_expressions,
 )
 from noetl_dagster.playbook.dialects.block import Hints
-from noetl_dagster.playbook.dialects.spelling import DESCRIPTION, LITERAL_FIELDS, WHEN
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import ARC_WORDS, Input, Playbook
 from noetl_dagster.playbook.templates.rendering import Compiled, compile_value, condition
-from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
+from noetl_dagster.playbook.tool_kinds import DESCRIPTION, LITERAL_FIELDS, TOOL_KINDS, WHEN
 from noetl_dagster.playbook.wording import is_template, suggestion
 
 _KINDS = ("python", "spark")

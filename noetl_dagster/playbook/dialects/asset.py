@@ -16,7 +16,7 @@ from noetl_dagster.playbook.assets import (
 )
 from noetl_dagster.playbook.dialects import words
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.dialects.spelling import LITERAL_FIELDS
+from noetl_dagster.playbook.tool_kinds import LITERAL_FIELDS
 from noetl_dagster.playbook.wording import described
 
 _CHECK_KEYS = ("name", "severity", "blocking", "description", *(kind.value for kind in CheckKind))

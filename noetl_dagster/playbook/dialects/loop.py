@@ -10,14 +10,14 @@ from typing import Any
 from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.spec import read_fanout
-from noetl_dagster.playbook.dialects.spelling import (
+from noetl_dagster.playbook.models import LOOP_MODES, CursorSpec, FrameSpec, Loop, LoopMode
+from noetl_dagster.playbook.tool_kinds import (
     DESCRIPTION,
     LOOP_IN,
     LOOP_ITERATOR,
     LOOP_SETTINGS,
     MAX_IN_FLIGHT,
 )
-from noetl_dagster.playbook.models import LOOP_MODES, CursorSpec, FrameSpec, Loop, LoopMode
 from noetl_dagster.playbook.wording import described, is_template
 
 LOOP_KEYS = ("in", "iterator", "cursor", "spec", "collection", "element", "mode", "concurrency", "chunk_size")

@@ -16,19 +16,19 @@ from noetl_dagster.playbook.dialects.pod import read_pod
 from noetl_dagster.playbook.dialects.retry import read_sink
 from noetl_dagster.playbook.dialects.routing import streaming_arcs
 from noetl_dagster.playbook.dialects.spec import STEP_SPEC, check_step_spec
-from noetl_dagster.playbook.dialects.spelling import (
-    API_VERSION,
-    DESCRIPTION,
-    DOCUMENTARY,
-    KIND,
-    METADATA_KEYS,
-)
 from noetl_dagster.playbook.dialects.step import read_step
 from noetl_dagster.playbook.dialects.tool import read_task, read_tasks
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.fields import spellings_of
 from noetl_dagster.playbook.models import Assertion, Metadata, Playbook, Step, Task, Tracing
-from noetl_dagster.playbook.tool_kinds import SECRET_PROVIDERS
+from noetl_dagster.playbook.tool_kinds import (
+    API_VERSION,
+    DESCRIPTION,
+    DOCUMENTARY,
+    KIND,
+    METADATA_KEYS,
+    SECRET_PROVIDERS,
+)
 from noetl_dagster.playbook.wording import described
 
 ROOT_KEYS = (
@@ -272,8 +272,8 @@ def _workbook_task(block: Block, label: str | None) -> Task | None:
     if not tasks:
         return None
     own = {"sink": tasks[0].sink or sink, "asserts": asserts or tasks[0].asserts}
-    own |= {"name": name, "named": True, "settings": block.reading.templates}
-    return tasks[0].model_copy(update=own)
+    settings = block.reading.templates
+    return tasks[0].model_copy(update={"name": name, "named": True, "settings": settings, **own})
 
 
 def _workflow(root: Block, only: str | None) -> tuple[Step, ...]:

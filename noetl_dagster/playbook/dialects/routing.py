@@ -7,7 +7,6 @@ from typing import Any
 
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.dialects.spelling import DESCRIPTION, INPUT, SET_BLOCKS, WHEN
 from noetl_dagster.playbook.models import (
     ARC_WORDS,
     CALL_PARTIAL,
@@ -19,6 +18,7 @@ from noetl_dagster.playbook.models import (
     RoutingMode,
 )
 from noetl_dagster.playbook.templates.scope import SCOPES, parse_target
+from noetl_dagster.playbook.tool_kinds import DESCRIPTION, INPUT, SET_BLOCKS, WHEN
 from noetl_dagster.playbook.wording import described, suggestion
 
 ARC_KEYS = ("step", "when", "set", "on")

@@ -8,10 +8,9 @@ from typing import Any
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.pod import read_pod
 from noetl_dagster.playbook.dialects.routing import read_rules
-from noetl_dagster.playbook.dialects.spelling import LOOP_SETTINGS, MAX_IN_FLIGHT, OUTPUT
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import FanoutSpec, PolicyRule, ResultSpec, StepSpec, TaskSpec
-from noetl_dagster.playbook.tool_kinds import TIMEOUT
+from noetl_dagster.playbook.tool_kinds import LOOP_SETTINGS, MAX_IN_FLIGHT, OUTPUT, TIMEOUT
 from noetl_dagster.playbook.wording import is_template
 from noetl_dagster.settings import StoreTier
 

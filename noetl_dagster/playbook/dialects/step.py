@@ -20,10 +20,9 @@ from noetl_dagster.playbook.dialects.spec import (
     read_keeping,
     read_step_spec,
 )
-from noetl_dagster.playbook.dialects.spelling import DESCRIPTION, DOCUMENTARY, INPUT
 from noetl_dagster.playbook.dialects.tool import UNKNOWN, read_task, read_tasks
 from noetl_dagster.playbook.models import LoopMode, ResultSpec, StateSpec, Step, Task
-from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
+from noetl_dagster.playbook.tool_kinds import DESCRIPTION, DOCUMENTARY, INPUT, TOOL_KINDS
 from noetl_dagster.playbook.wording import described, is_template
 
 STEP_KEYS = (

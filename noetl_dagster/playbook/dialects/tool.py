@@ -12,9 +12,16 @@ from noetl_dagster.playbook.dialects.literals import check_task
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
 from noetl_dagster.playbook.dialects.routing import read_set
 from noetl_dagster.playbook.dialects.spec import read_keeping, read_task_spec, read_timeout
-from noetl_dagster.playbook.dialects.spelling import DOCUMENTARY, INPUT, liftable
 from noetl_dagster.playbook.models import Assertion, Input, Task
-from noetl_dagster.playbook.tool_kinds import AUTH, SUPPORTED_KINDS, TIMEOUT, TOOL_KINDS, ToolKind
+from noetl_dagster.playbook.tool_kinds import (
+    AUTH,
+    DOCUMENTARY,
+    INPUT,
+    SUPPORTED_KINDS,
+    TIMEOUT,
+    TOOL_KINDS,
+    ToolKind,
+)
 from noetl_dagster.playbook.wording import described, did_you_mean, suggestion
 
 Specs = tuple[dict[str, Any], ...]
@@ -93,7 +100,7 @@ def read_task(
     """One tool call; its name is its label (``name``), else its own ``name``, else ``default_name``."""
     kind = _kind(block)
     known = TOOL_KINDS.get(kind or "", UNKNOWN)
-    for key, movable in liftable(known).items():
+    for key, movable in known.liftable.items():
         block = _without(block, key, movable)
     block.drop("kind")
     own_name = block.text("name")

@@ -2,51 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import wraps
-from typing import Concatenate
+from typing import Any, Concatenate
 
 from pydantic import BaseModel
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from noetl_dagster.errors import Place, Problem, ProblemKind
-from noetl_dagster.playbook.dialects.spelling import (
-    DESCRIPTION,
-    INPUT,
-    LOOP_IN,
-    LOOP_ITERATOR,
-    LOOP_SETTINGS,
-    MAX_IN_FLIGHT,
-    OUTPUT,
-    SET_BLOCKS,
-    WHEN,
-    liftable,
-)
+from noetl_dagster.playbook import models, tool_kinds
 from noetl_dagster.playbook.fields import declarations
-from noetl_dagster.playbook.migration.yaml_text import (
-    Entries,
-    Pair,
-    entries,
-    mapping,
-    move_comment,
-    scalar,
-    sequence,
-)
-from noetl_dagster.playbook.models import (
-    LOOP_MODES,
-    CursorSpec,
-    FanoutSpec,
-    Loop,
-    NextCall,
-    PolicyAction,
-    RetryRule,
-    Sink,
-)
 from noetl_dagster.playbook.templates.scope import SCOPES
-from noetl_dagster.playbook.tool_kinds import AUTH, TIMEOUT, TOOL_KINDS, ToolKind
 
-_UNKNOWN = ToolKind(fields=())
+Pair = tuple[Node, Node]
+_UNKNOWN = tool_kinds.ToolKind(fields=())
+
+
+class Entries:
+    """A mapping node by its keys, in the order of the file."""
+
+    def __init__(self, node: MappingNode) -> None:
+        self.node = node
+
+    def __contains__(self, key: str) -> bool:
+        return any(known.value == key for known, _ in self.node.value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([key.value for key, _ in self.node.value if isinstance(key, ScalarNode)])
+
+    def value(self, key: str) -> Node | None:
+        """Returns the node at a key, None if the key is missing."""
+        return next((value for known, value in self.node.value if known.value == key), None)
+
+    @property
+    def kind(self) -> str | None:
+        """``kind``, its own or that of what ``<<`` merges in."""
+        value, merged = self.value("kind"), self.inner("<<")
+        if isinstance(value, ScalarNode) and value.value:
+            return str(value.value)
+        return None if merged is None else merged.kind
+
+    def inner(self, key: str) -> Entries | None:
+        """The mapping below a key, None where there is none."""
+        return entries(self.value(key))
+
+    def items(self, key: str) -> list[Node]:
+        """The items of the list below a key, none where there is no list."""
+        value = self.value(key)
+        return value.value if isinstance(value, SequenceNode) else []
+
+    def position(self, key: str) -> int:
+        """Returns the index of a key, which must exist."""
+        return next(place for place, (known, _) in enumerate(self.node.value) if known.value == key)
+
+    def rename(self, key: str, name: str) -> None:
+        """Renames a key."""
+        self.node.value[self.position(key)][0].value = name
+
+    def replace(self, key: str, value: Node) -> None:
+        """Replaces the node at a key."""
+        position = self.position(key)
+        self.node.value[position] = (self.node.value[position][0], value)
+
+    def take(self, key: str) -> Pair:
+        """Takes an entry out, with its comments."""
+        pair: Pair = self.node.value.pop(self.position(key))
+        return pair
+
+    def add(self, pair: Pair, position: int | None = None) -> None:
+        """Puts an entry in, at the end by default."""
+        self.node.value.insert(len(self.node.value) if position is None else position, pair)
+
+
+def entries(node: Node | None) -> Entries | None:
+    """Returns a mapping node by its keys; None for any other node."""
+    return Entries(node) if isinstance(node, MappingNode) else None
+
+
+def scalar(text: str, like: Node) -> ScalarNode:
+    """A plain text, at the place of another node."""
+    return ScalarNode("tag:yaml.org,2002:str", text, like.start_mark, like.end_mark)
+
+
+def mapping(pairs: Iterable[Pair], like: Node, *, flow: bool | None) -> MappingNode:
+    """A mapping at the place of another node."""
+    return MappingNode(
+        "tag:yaml.org,2002:map", list(pairs), like.start_mark, like.end_mark, flow_style=bool(flow)
+    )
+
+
+def sequence(items: Iterable[Node], like: Node, *, flow: bool | None) -> SequenceNode:
+    """Makes a list at the place of another node."""
+    return SequenceNode(
+        "tag:yaml.org,2002:seq", list(items), like.start_mark, like.end_mark, flow_style=bool(flow)
+    )
+
+
+def move_comment(source: Node, target: Node) -> None:
+    """Gives the comment of a node that goes to one that stays and has none."""
+    comment: Any = getattr(source, "comment", None)
+    if comment and not getattr(target, "comment", None):
+        target.comment, source.comment = comment, None
 
 
 def _once(
@@ -86,13 +143,13 @@ class Words:
             if entry is None or "tool" not in entry:
                 self._task(node)
             else:
-                self._spell(entry, DESCRIPTION)
+                self._spell(entry, tool_kinds.DESCRIPTION)
                 self._tool(entry)
                 self._sink(entry.value("sink"))
 
     @_once
     def _step(self, step: Entries) -> None:
-        self._spell(step, INPUT, OUTPUT, DESCRIPTION)
+        self._spell(step, tool_kinds.INPUT, tool_kinds.OUTPUT, tool_kinds.DESCRIPTION)
         self._sets(step)
         self._tool(step)
         self._spec(step.value("spec"))
@@ -125,7 +182,7 @@ class Words:
 
     def _nested(self, step: Entries, name: ScalarNode) -> MappingNode:
         """``tool: http`` with the tool's fields beside it, as one mapping."""
-        fields = TOOL_KINDS.get(name.value, _UNKNOWN).beside_step
+        fields = tool_kinds.TOOL_KINDS.get(name.value, _UNKNOWN).beside_step
         pairs = [step.take(key) for key in list(step) if key in fields]
         tool = mapping([(scalar("kind", name), name), *pairs], name, flow=step.node.flow_style)
         step.replace("tool", tool)
@@ -168,9 +225,12 @@ class Words:
     def _task(self, task: Entries) -> None:
         self._lift(task)
         fields = [words for words in _kind_of(task).fields if words[0] != "args"]
-        self._spell(task, DESCRIPTION, OUTPUT, AUTH, *fields)
+        self._spell(task, tool_kinds.DESCRIPTION, tool_kinds.OUTPUT, tool_kinds.AUTH, *fields)
         if not isinstance(task.value("args"), SequenceNode):
-            self._spell(task, (*INPUT, "payload", "workload") if task.kind == "playbook" else INPUT)
+            self._spell(
+                task,
+                (*tool_kinds.INPUT, "payload", "workload") if task.kind == "playbook" else tool_kinds.INPUT,
+            )
         self._sets(task)
         self._spec(task.value("spec"))
         self._retry(task.value("retry"))
@@ -178,7 +238,7 @@ class Words:
 
     def _lift(self, task: Entries) -> None:
         """Fields of the tool below ``spec``, or ``runtime`` of a container, beside ``kind``."""
-        for key, movable in liftable(_kind_of(task)).items():
+        for key, movable in _kind_of(task).liftable.items():
             inner = task.inner(key)
             moved = [] if inner is None else [name for name in inner if name in movable]
             if inner is None or not moved:
@@ -193,9 +253,9 @@ class Words:
 
     @_once
     def _spec(self, spec: Entries) -> None:
-        self._spell(spec, TIMEOUT)
-        self._value(spec, "loop_mode", LOOP_MODES)
-        self._spell_fields(spec.inner("fanout"), FanoutSpec)
+        self._spell(spec, tool_kinds.TIMEOUT)
+        self._value(spec, "loop_mode", models.LOOP_MODES)
+        self._spell_fields(spec.inner("fanout"), models.FanoutSpec)
         policy = spec.value("policy")
         if isinstance(policy, SequenceNode):
             rules = scalar("rules", policy)
@@ -206,7 +266,7 @@ class Words:
 
     @_once
     def _rule(self, rule: Entries) -> None:
-        self._spell(rule, WHEN, DESCRIPTION)
+        self._spell(rule, tool_kinds.WHEN, tool_kinds.DESCRIPTION)
         otherwise = rule.inner("else")
         if otherwise is not None and "then" not in otherwise:
             node = otherwise.node
@@ -218,24 +278,24 @@ class Words:
 
     @_once
     def _action(self, action: Entries) -> None:
-        self._spell_fields(action, PolicyAction)
+        self._spell_fields(action, models.PolicyAction)
         self._sets(action)
 
     # -- loops, routes, and the oldest blocks
 
     @_once
     def _loop(self, loop: Entries) -> None:
-        self._spell(loop, LOOP_IN, LOOP_ITERATOR, DESCRIPTION)
-        self._spell_fields(loop.inner("cursor"), CursorSpec)
+        self._spell(loop, tool_kinds.LOOP_IN, tool_kinds.LOOP_ITERATOR, tool_kinds.DESCRIPTION)
+        self._spell_fields(loop.inner("cursor"), models.CursorSpec)
         self._gather_settings(loop)
         spec = loop.inner("spec")
         if spec is not None:
-            self._spell_fields(spec, Loop)
+            self._spell_fields(spec, models.Loop)
             self._spec(spec.node)
 
     def _gather_settings(self, loop: Entries) -> None:
         """Settings beside ``in`` and ``iterator`` below ``spec``, where those of the same name go first."""
-        beside = [key for key in loop if key in (*LOOP_SETTINGS, *MAX_IN_FLIGHT)]
+        beside = [key for key in loop if key in (*tool_kinds.LOOP_SETTINGS, *tool_kinds.MAX_IN_FLIGHT)]
         spec = loop.inner("spec")
         if spec is None and beside and "spec" not in loop:
             place = loop.position(beside[0])
@@ -269,7 +329,10 @@ class Words:
         """The older list: exclusive where it has conditions; all of several steps without any."""
         pairs: list[Pair] = [(scalar("arcs", arcs), arcs)]
         conditional = [
-            word in Entries(arc) for arc in arcs.value if isinstance(arc, MappingNode) for word in WHEN
+            word in Entries(arc)
+            for arc in arcs.value
+            if isinstance(arc, MappingNode)
+            for word in tool_kinds.WHEN
         ]
         if len(arcs.value) > 1 and not any(conditional):
             mode = (scalar("mode", arcs), scalar("inclusive", arcs))
@@ -280,7 +343,7 @@ class Words:
 
     @_once
     def _arc(self, arc: Entries) -> None:
-        self._spell(arc, WHEN, INPUT, DESCRIPTION)
+        self._spell(arc, tool_kinds.WHEN, tool_kinds.INPUT, tool_kinds.DESCRIPTION)
         self._sets(arc)
 
     def _retry(self, retry: Node | None) -> None:
@@ -291,9 +354,9 @@ class Words:
     def _retry_rule(self, rule: Entries) -> None:
         self._spell(rule, ("when", "retry_when"))
         then = rule.inner("then") or rule
-        self._spell_fields(then, RetryRule)
+        self._spell_fields(then, models.RetryRule)
         self._sink(then.value("sink"))
-        self._spell_fields(then.inner("next_call"), NextCall)
+        self._spell_fields(then.inner("next_call"), models.NextCall)
 
     @_once
     def _sink(self, sink: Entries) -> None:
@@ -305,8 +368,8 @@ class Words:
                 place += 1
                 sink.add(tool.take(key), place)
             sink.replace("tool", kind if kind is not None else scalar("postgres", tool.node))
-        self._spell_fields(sink, Sink)
-        self._spell(sink, INPUT, ("tool", "kind"))
+        self._spell_fields(sink, models.Sink)
+        self._spell(sink, tool_kinds.INPUT, ("tool", "kind"))
 
     # -- single words
 
@@ -335,12 +398,12 @@ class Words:
 
     def _sets(self, owner: Entries) -> None:
         """``set_ctx``, ``set_iter`` and ``vars`` as ``set``, whose names say where they are written."""
-        present = [key for key in owner if key in SET_BLOCKS and owner.inner(key) is not None]
+        present = [key for key in owner if key in tool_kinds.SET_BLOCKS and owner.inner(key) is not None]
         older = [key for key in present if key != "set"]
         if not older:
             return
         for key in older:
-            self._scoped(owner.value(key), SET_BLOCKS[key] or "ctx")
+            self._scoped(owner.value(key), tool_kinds.SET_BLOCKS[key] or "ctx")
         names = [name for key in present for name in owner.inner(key) or ()]
         if len(set(names)) < len(names):
             self._stays(owner.node, f"{' and '.join(map(repr, present))} stay: they set the same name")
@@ -371,5 +434,5 @@ class Words:
         self.problems.append(Problem(place, message, "warning", ProblemKind.CONFLICTING_FIELDS))
 
 
-def _kind_of(task: Entries) -> ToolKind:
-    return TOOL_KINDS.get(task.kind or "", _UNKNOWN)
+def _kind_of(task: Entries) -> tool_kinds.ToolKind:
+    return tool_kinds.TOOL_KINDS.get(task.kind or "", _UNKNOWN)
