@@ -7,7 +7,7 @@ instead of turning into True), dates stay text, and a key that occurs twice is a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import yaml
@@ -157,3 +157,25 @@ class Document:
         where = f" {context}" if context else ""
         hint = "check indentation, quotes and tabs there; text with ': ' or '{{' must be quoted"
         return Problem(place, f"not valid YAML{where}: {reason}; {hint}", kind=ProblemKind.YAML_SYNTAX)
+
+
+def texts_in(
+    container: Any, key: Any, skipped: frozenset[str], seen: set[int]
+) -> Iterator[tuple[Any, Any, str, str]]:
+    """Texts at and below a key with their container, key and label (``url``, ``cmds[2]``), in file order.
+
+    Keys of mappings that are ``skipped`` are left out. What an alias repeats comes once: it is ``seen`` then.
+    """
+    waiting: list[tuple[Any, Any, str]] = [(container, key, str(key))]
+    while waiting:
+        owner, name, label = waiting.pop()
+        value = owner.get(name) if isinstance(owner, dict) else owner[name]
+        if isinstance(value, str):
+            yield owner, name, label, value
+        elif isinstance(value, dict) and id(value) not in seen:
+            seen.add(id(value))
+            keys = [inner for inner in value if inner not in skipped]
+            waiting.extend((value, inner, inner) for inner in reversed(keys))
+        elif isinstance(value, list) and id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend((value, index, f"{label}[{index}]") for index in reversed(range(len(value))))

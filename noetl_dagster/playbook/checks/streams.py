@@ -8,9 +8,9 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 
 from noetl_dagster.errors import Place, Problem, ProblemKind, TemplateError
-from noetl_dagster.playbook.checks.templates import texts_in
+from noetl_dagster.playbook.checks.templates import SKIPPED_KEYS
 from noetl_dagster.playbook.dialects.routing import streaming_arcs
-from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.document import Document, texts_in
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import Arc, LoopMode, Playbook, Step
 from noetl_dagster.playbook.templates.chunks import CHUNK_NAMES
@@ -69,7 +69,9 @@ def _misread(
 ) -> Iterator[Problem]:
     """Names behind the path of a chunk that it does not have."""
     seen: set[int] = set()
-    for owner, name, label, text in (found for key in keys for found in texts_in(entry, key, seen)):
+    for owner, name, label, text in (
+        found for key in keys for found in texts_in(entry, key, SKIPPED_KEYS, seen)
+    ):
         try:
             paths = paths_in(text) if "{" in text else ()
         except TemplateSyntaxError:

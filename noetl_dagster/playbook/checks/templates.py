@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from noetl_dagster.errors import ERROR_KINDS, Place, Problem, ProblemKind, TemplateError
 from noetl_dagster.playbook.code import (
@@ -15,7 +14,7 @@ from noetl_dagster.playbook.code import (
     without_expressions,
 )
 from noetl_dagster.playbook.dialects.block import Hints
-from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.document import Document, texts_in
 from noetl_dagster.playbook.models import ARC_WORDS, Input, Playbook
 from noetl_dagster.playbook.templates.rendering import Compiled, compile_value, condition
 from noetl_dagster.playbook.tool_kinds import DESCRIPTION, LITERAL_FIELDS, TOOL_KINDS, WHEN
@@ -39,7 +38,7 @@ def check_code(playbook: Playbook, document: Document | None = None) -> Iterator
     known = known_names(playbook)
     hints = Hints(sorted(known), "")
     data_names = _DATA_NAMES.union(playbook.workload, (step.name for step in playbook.steps))
-    for owner, name, label, code in texts_in([document.root], 0, set(), frozenset()):
+    for owner, name, label, code in texts_in([document.root], 0, frozenset(), set()):
         if label != "code" or code not in codes:
             continue
         place = document.place(owner, name)
@@ -90,7 +89,7 @@ def _place_of(number: int, column: int, code: str, place: Place, lines: list[str
     return Place(place.file, line, found + column)
 
 
-_SKIPPED_KEYS = frozenset({*LITERAL_FIELDS, *DESCRIPTION, "libs"})
+SKIPPED_KEYS = frozenset({*LITERAL_FIELDS, *DESCRIPTION, "libs"})
 _TEST = (
     r"""\b%s\s*(?:\.\s*%s|\[\s*['"]%s['"]\s*\])\s*(?:[=!]=|(?:not\s+)?in\b)"""
     r"""\s*(\[[^\]]*\]|\([^)]*\)|'[^']*'|"[^"]*")"""
@@ -153,7 +152,7 @@ def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]
     seen: set[int] = set()
     hints = Hints(sorted(known), "")
     for section in ("workflow", "workbook", "executor"):
-        for owner, name, key, text in texts_in(root, section, seen):
+        for owner, name, key, text in texts_in(root, section, SKIPPED_KEYS, seen):
             if "{" in text or key in _CONDITION_KEYS:
                 yield from check_text(document.place(owner, name), key, text, known, hints)
 
@@ -178,28 +177,6 @@ def known_names(playbook: Playbook) -> frozenset[str]:
 
 def _names_of(input: Input) -> Iterable[str]:
     return () if isinstance(input, str) else input
-
-
-def texts_in(
-    container: Any, key: Any, seen: set[int], skipped: frozenset[str] = _SKIPPED_KEYS
-) -> Iterator[tuple[Any, Any, str, str]]:
-    """Texts with their container, key and label (``url``, ``cmds[2]``), in file order.
-
-    What an alias repeats comes once. Without keys that hold no templates, unless ``skipped`` says otherwise.
-    """
-    waiting: list[tuple[Any, Any, str]] = [(container, key, str(key))]
-    while waiting:
-        owner, name, label = waiting.pop()
-        value = owner.get(name) if isinstance(owner, dict) else owner[name]
-        if isinstance(value, str):
-            yield owner, name, label, value
-        elif isinstance(value, dict) and id(value) not in seen:
-            seen.add(id(value))
-            keys = [inner for inner in value if inner not in skipped]
-            waiting.extend((value, inner, inner) for inner in reversed(keys))
-        elif isinstance(value, list) and id(value) not in seen:
-            seen.add(id(value))
-            waiting.extend((value, index, f"{label}[{index}]") for index in reversed(range(len(value))))
 
 
 def check_text(place: Place, key: str, text: str, known: frozenset[str], hints: Hints) -> Iterator[Problem]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from noetl_dagster.playbook.assets import (
@@ -16,6 +16,7 @@ from noetl_dagster.playbook.assets import (
 )
 from noetl_dagster.playbook.dialects import words
 from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.document import texts_in
 from noetl_dagster.playbook.tool_kinds import LITERAL_FIELDS
 from noetl_dagster.playbook.wording import described
 
@@ -28,20 +29,18 @@ def read_asset(block: Block) -> AssetSpec | None:
     if isinstance(block.take("asset"), bool):
         return None
     child = block.child("asset", expected="asset must be false or a mapping with key, owners, ...")
-    return (
-        None
-        if child is None
-        else child.read(
-            AssetSpec,
-            key=words.asset_key(child, "key"),
-            description=words.text(child, "description"),
-            group=words.group(child, "group"),
-            owners=words.owners(child),
-            kinds=words.kinds(child),
-            tags=words.tags(child),
-            metadata=words.settled(child, "metadata", child.mapping("metadata")),
-            code_version=words.text(child, "code_version"),
-        )
+    if child is None:
+        return None
+    return child.read(
+        AssetSpec,
+        key=words.asset_key(child, "key"),
+        description=words.text(child, "description"),
+        group=words.group(child, "group"),
+        owners=words.owners(child),
+        kinds=words.kinds(child),
+        tags=words.tags(child),
+        metadata=words.settled(child, "metadata", child.mapping("metadata")),
+        code_version=words.text(child, "code_version"),
     )
 
 
@@ -101,35 +100,33 @@ def _columns(block: Block, kind: str) -> tuple[str, ...] | None:
     return names or None
 
 
-def _by_column(block: Block, kind: str) -> Iterator[tuple[str, Any]]:
-    value = block[kind]
-    if isinstance(value, dict) and value:
-        yield from value.items()
-    else:
-        block.error(f"{kind} is a mapping of column to what it asks, found {described(value or None)}", kind)
+def _by_column(wrong: Callable[[Any], str | None]) -> Callable[[Block, str], Any]:
+    """Makes a reader of a mapping of columns to values of which ``wrong`` explains nothing."""
+
+    def read(block: Block, kind: str) -> Any:
+        asked = block[kind]
+        if not isinstance(asked, dict) or not asked:
+            found = described(asked or None)
+            block.error(f"{kind} is a mapping of column to what it asks, found {found}", kind)
+            return None
+        for column, reason in ((column, wrong(value)) for column, value in asked.items()):
+            if reason is not None:
+                block.error(f"{kind}: {column} {reason}", kind)
+        return asked
+
+    return read
 
 
-def _accepted(block: Block, kind: str) -> dict[str, list[Any]] | None:
-    asks = {}
-    for column, values in _by_column(block, kind):
-        if isinstance(values, list) and values:
-            asks[column] = values
-        else:
-            block.error(f"{kind}: {column} needs a list of values, found {described(values or None)}", kind)
-    return asks or None
+def _values_wrong(values: Any) -> str | None:
+    if isinstance(values, list) and values:
+        return None
+    return f"needs a list of values, found {described(values or None)}"
 
 
-def _between(block: Block, kind: str) -> dict[str, list[Any]] | None:
-    asks = {}
-    for column, bounds in _by_column(block, kind):
-        if isinstance(bounds, list) and len(bounds) == _RANGE and bounds != [None, None]:
-            asks[column] = bounds
-            if _is_empty(bounds):
-                block.error(f"{kind}: {column} has its bounds the wrong way round: {described(bounds)}", kind)
-        else:
-            message = "needs [lowest, highest], null where it is open"
-            block.error(f"{kind}: {column} {message}, found {described(bounds)}", kind)
-    return asks or None
+def _bounds_wrong(bounds: Any) -> str | None:
+    if not isinstance(bounds, list) or len(bounds) != _RANGE or bounds == [None, None]:
+        return f"needs [lowest, highest], null where it is open, found {described(bounds)}"
+    return f"has its bounds the wrong way round: {described(bounds)}" if _is_empty(bounds) else None
 
 
 def _row_count(block: Block, kind: str) -> list[int | None] | None:
@@ -172,8 +169,8 @@ _READERS: dict[CheckKind, Callable[[Block, str], Any]] = {
     CheckKind.WHEN: _template,
     CheckKind.UNIQUE: _columns,
     CheckKind.NOT_NULL: _columns,
-    CheckKind.ACCEPTED: _accepted,
-    CheckKind.BETWEEN: _between,
+    CheckKind.ACCEPTED: _by_column(_values_wrong),
+    CheckKind.BETWEEN: _by_column(_bounds_wrong),
     CheckKind.ROW_COUNT: _row_count,
     CheckKind.FRESH: _fresh,
 }
@@ -200,7 +197,9 @@ def read_sources(block: Block) -> dict[str, SourceSpec]:
         source = None if key is None else child.build(SourceSpec, asset=key, partition=partition, place=place)
         if source is not None:
             sources[name] = source
-    for container, field, text in _templates(block.values):
+    for container, field, _, text in texts_in([block.values], 0, LITERAL_FIELDS, set()):
+        if "asset(" not in text or "{" not in text:
+            continue
         place = block.document.place(container, field)
         for found in (call for part in _TEMPLATE.findall(text) for call in _CALL.finditer(part)):
             if found["key"] is None:
@@ -219,17 +218,3 @@ _CALL = re.compile(
         \s*(?:,\s*(?:partition\s*=\s*)?["'](?P<partition>[^"']+)["']\s*)?\))?""",
     re.VERBOSE,
 )
-
-
-def _templates(values: dict[str, Any]) -> Iterator[tuple[Any, Any, str]]:
-    """Every text of a step that calls ``asset``, with the mapping or list and the key where it stands."""
-    waiting: list[Any] = [values]
-    while waiting:
-        container = waiting.pop()
-        entries = container.items() if isinstance(container, dict) else enumerate(container)
-        for key, value in entries:
-            if isinstance(value, str):
-                if "asset(" in value and "{" in value and key not in LITERAL_FIELDS:
-                    yield container, key, value
-            elif isinstance(value, (dict, list)):
-                waiting.append(value)
