@@ -44,7 +44,7 @@ class EngineProvider:
 
     def engine(self) -> Engine:
         """Returns the engine of this process for these settings, and opens it if necessary."""
-        key = self._key()
+        key = os.getpid(), self._key()
         with _lock:
             engine = _engines.get(key)
             if engine is None:
@@ -53,30 +53,24 @@ class EngineProvider:
 
     def close(self) -> None:
         """Commits buffered events and closes the engine of this process for these settings, if it is open."""
-        with _lock:
-            _close(self._key())
+        close_engines(self._key())
 
-    def _key(self) -> tuple[int, str]:
+    def _key(self) -> str:
         given = self.given_settings()
-        return os.getpid(), dump_settings(given) if given is not None else ""
+        return dump_settings(given) if given is not None else ""
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine of the engine and returns its result."""
         return run_sync(coroutine)
 
 
-def close_engines() -> None:
-    """Commits buffered events and closes all engines of this process."""
+def close_engines(settings: str | None = None) -> None:
+    """Commits buffered events and closes all engines of this process, or the one for settings as JSON."""
     with _lock:
-        for key in [key for key in _engines if key[0] == os.getpid()]:
-            _close(key)
-
-
-def _close(key: tuple[int, str]) -> None:
-    engine = _engines.pop(key, None)
-    if engine is not None:
-        with contextlib.suppress(Exception):
-            run_sync(engine.close(), timeout=20)
+        for key in list(_engines):
+            if key[0] == os.getpid() and settings in (None, key[1]):
+                with contextlib.suppress(Exception):
+                    run_sync(_engines.pop(key).close(), timeout=20)
 
 
 atexit.register(close_engines)

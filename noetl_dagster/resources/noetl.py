@@ -65,7 +65,8 @@ class NoetlResource(ConfigurableResource[Any], EngineProvider):
         """Checks the fields before Dagster uses the resource."""
         in_clear = {name: value for name, value in self._given().items() if _variable_in(value) is None}
         for name, value in in_clear.items():
-            if _is_secret(name) or _holds_password(name, value):
+            annotation = Settings.model_fields[name].annotation
+            if SecretStr in (annotation, *get_args(annotation)) or _holds_password(name, value):
                 variable = f"NOETL_{name.upper()}"
                 raise DagsterInvalidDefinitionError(
                     f"NoetlResource: {name} holds a secret, and Dagster shows a resource's configuration; give "
@@ -124,10 +125,6 @@ def _settings_of(given: Mapping[str, Any]) -> Settings:
     except ValidationError as error:  # its text would contain the values
         reasons = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise DagsterInvalidDefinitionError(f"NoetlResource: {reasons}") from None
-
-
-def _is_secret(name: str) -> bool:
-    return SecretStr in (annotation := Settings.model_fields[name].annotation, *get_args(annotation))
 
 
 def _holds_password(name: str, value: Any) -> bool:
