@@ -183,8 +183,9 @@ class CommandRunner:
                 )
             else:
                 complete = self._completion(command, outcome)
-                written = await write_sink(self.box, sink, value, names, identity=identity, complete=complete)
-                completed = written.completed
+                completed = await write_sink(
+                    self.box, sink, value, names, identity=identity, complete=complete
+                )
         except Exception as error:
             known = error
             if not isinstance(error, TASK_ERRORS):

@@ -7,7 +7,6 @@ completion are written in one transaction.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,34 +20,31 @@ from noetl_dagster.tools.access.clients import postgres_arguments
 from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
+from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.sql.connection import NEVER_IDLE, postgres_error
 from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.tools.sql.statements import bind, split_statements, without_percent
 from noetl_dagster.tools.sql.tables import (
     WriteMode,
+    conflict_clause,
     delete_rows,
     describe_table,
     known_columns,
+    listed,
+    upsert_key,
     write_mode,
-    write_rows,
 )
 
-WHOLE_ROW_COLUMNS = (
-    "data",
-    "result",
-    "payload",
-    "value",
-)  # take a whole row as JSON if none of its keys is a column
+ROWS_PER_STATEMENT = 5_000
+# quoted identifiers; the rows travel as one parameter, which the server converts to the types of the table
+INSERT_ROWS = (
+    "INSERT INTO {table} ({columns}) SELECT {columns} FROM jsonb_populate_recordset(NULL::{table}, $1::jsonb)"
+)
+
+# take a whole row as JSON if none of its keys is a column
+WHOLE_ROW_COLUMNS = ("data", "result", "payload", "value")
 
 Complete = Callable[[asyncpg.Connection], Awaitable[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The number of ``rows``, and whether the completion was written in the same transaction."""
-
-    rows: int
-    completed: bool
 
 
 async def write_sink(
@@ -59,8 +55,8 @@ async def write_sink(
     *,
     identity: Mapping[str, Any] | None = None,
     complete: Complete | None = None,
-) -> Written:
-    """Renders a sink's fields and writes one result, in one transaction.
+) -> bool:
+    """Renders a sink's fields and writes one result; returns whether the completion is written, in one transaction.
 
     Args:
         value: the result; see :func:`batches_of`.
@@ -86,7 +82,7 @@ async def write_sink(
     pool = await box.clients.postgres(credential)
     try:
         async with pool.acquire() as connection, connection.transaction():
-            rows = await write_result(connection, ready, value, identity or {})
+            await write_result(connection, ready, value, identity or {})
             if shared and complete is not None:
                 await complete(connection)
     except asyncpg.PostgresError as error:
@@ -94,17 +90,18 @@ async def write_sink(
     except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         text = box.credentials.redact(f"sink: {type(error).__name__}: {error}")
         raise ToolError(text, kind="db_connection", retryable=True) from None
-    return Written(rows, shared)
+    return shared
 
 
 async def write_result(
     connection: asyncpg.Connection, sink: Sink, value: Any, identity: Mapping[str, Any]
-) -> int:
-    """Writes one result on an open connection, inside the caller's transaction; returns the number of rows.
+) -> None:
+    """Writes one result on an open connection, inside the caller's transaction.
 
     ``sink`` has no templates. With ``command``, its statements run with ``args`` bound by name. With ``table``, the
     rows are ``args`` (one row, or a list of rows) if given, else those of the result. ``mode: replace`` first deletes
-    the rows of the same identity, or all rows if the table has none of its columns.
+    the rows of the same identity, or all rows if the table has none of its columns. A missing column of a row is null.
+    With ``mode: upsert`` the last of several rows with the same key wins.
 
     Raises:
         ToolError: for a sink without table and command, unknown columns, or a missing upsert key.
@@ -116,8 +113,8 @@ async def write_result(
         params = {**identity, "result": whole, **sink.args}
         [command] = without_percent([sink.command], params)
         statements = [bind(statement, params) for statement in split_statements(command)]
-        outcome = await run_statements(connection, statements)
-        return sum(int(outcome[f"command_{index}"]["row_count"]) for index in range(len(statements)))
+        await run_statements(connection, statements)
+        return
     if not sink.table:
         raise ToolError("a sink needs 'table' or 'command'", kind="schema")
     table = await describe_table(connection, sink.table)
@@ -132,9 +129,15 @@ async def write_result(
     columns = known_columns(names, table)
     if mode is WriteMode.REPLACE:
         await delete_rows(connection, table, own)
-    return sum(
-        [await write_rows(connection, table, columns, rows, mode, sink.key) async for rows in batches()]
-    )
+    async for rows in batches():
+        statement = INSERT_ROWS.format(table=table.name, columns=listed(columns))
+        if mode is WriteMode.UPSERT:
+            keys = upsert_key(table, sink.key)
+            statement += conflict_clause(keys, columns)
+            rows = list({tuple(map(repr, map(row.get, keys))): row for row in rows}.values())
+        for start in range(0, len(rows), ROWS_PER_STATEMENT):
+            some = rows[start : start + ROWS_PER_STATEMENT]
+            await connection.execute(statement, [to_jsonable(row, "a row") for row in some])
 
 
 def _fitting(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:

@@ -274,7 +274,8 @@ class _PostgresRows:
             return None
         if self._key not in shape.columns:
             raise self._bad_key(f"is none of the columns: {', '.join(shape.columns)}")
-        convert = dict(shape.converters).get(self._key, lambda value: value)
+        converters = {name: convert for name, convert, _ in shape.converters}
+        convert = converters.get(self._key, lambda value: value)
         first, last = convert(records[0][self._key]), convert(records[-1][self._key])
         if last is None or first is None:
             raise self._bad_key("is null in a row")

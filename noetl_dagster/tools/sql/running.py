@@ -31,8 +31,6 @@ ENCODED_THE_SAME = frozenset({"float4", "float8", "timestamp", "timestamptz", "d
 ENOUGH = 256
 """Rows that are fetched at first of a statement that has not run before."""
 
-Converter = Callable[[Any], Any]
-
 
 @dataclass(slots=True)
 class Shape:
@@ -40,8 +38,7 @@ class Shape:
 
     Attributes:
         types: of the columns, as the server names them.
-        converters: of the columns whose values are no JSON values.
-        line_converters: of those whose values the JSON encoder does not write in the same way.
+        converters: of the columns whose values are no JSON values, and whether the JSON encoder writes them alike.
         rows: number of rows the last time; None before, and if they were too many to be held.
         repeatable: whether running it twice is the same as running it once; None while that is not known.
     """
@@ -49,8 +46,7 @@ class Shape:
     parameters: tuple[str, ...]
     columns: tuple[str, ...]
     types: tuple[str, ...]
-    converters: tuple[tuple[str, Converter], ...]
-    line_converters: tuple[tuple[str, Converter], ...]
+    converters: tuple[tuple[str, Callable[[Any], Any], bool], ...]
     rows: int | None = None
     repeatable: bool | None = None
 
@@ -68,11 +64,10 @@ class Shape:
             tuple(item.name for item in statement.get_parameters()),
             tuple(name for name, _ in columns),
             tuple(kind for _, kind in columns),
-            tuple((name, convert) for name, _, convert in found if convert is not None),
             tuple(
-                (name, convert)
+                (name, convert, kind in ENCODED_THE_SAME)
                 for name, kind, convert in found
-                if convert is not None and kind not in ENCODED_THE_SAME
+                if convert is not None
             ),
         )
 
@@ -131,23 +126,24 @@ async def run_one(
 def result_of(records: Sequence[asyncpg.Record], shape: Shape) -> dict[str, Any]:
     """Returns the result of a statement that returns rows, and remembers their number."""
     shape.rows = len(records)
-    rows = _converted(records, shape, shape.converters)
+    rows = _converted(records, shape)
     return {"status": "ok", "rows": rows, "row_count": len(rows), "columns": list(shape.columns)}
 
 
 def lines_of(records: Sequence[asyncpg.Record], shape: Shape) -> JsonLines:
     """Returns records as lines of the same JSON values as in :func:`result_of`."""
-    rows = _converted(records, shape, shape.line_converters)
+    rows = _converted(records, shape, for_encoder=True)
     return JsonLines(codec.json_lines(rows), len(rows), dict(zip(shape.columns, shape.types, strict=True)))
 
 
 def _converted(
-    records: Sequence[asyncpg.Record], shape: Shape, converters: Sequence[tuple[str, Converter]]
+    records: Sequence[asyncpg.Record], shape: Shape, *, for_encoder: bool = False
 ) -> list[dict[str, Any]]:
     rows = [dict(zip(shape.columns, record, strict=True)) for record in records]
-    for name, convert in converters:
-        for row in rows:
-            row[name] = convert(row[name])
+    for name, convert, is_encoded in shape.converters:
+        if not (for_encoder and is_encoded):
+            for row in rows:
+                row[name] = convert(row[name])
     return rows
 
 

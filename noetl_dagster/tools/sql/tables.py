@@ -1,4 +1,4 @@
-"""Writes rows into a PostgreSQL table: append, replace or upsert; the server converts JSON to its types."""
+"""Tables of PostgreSQL: their description, modes of writing to them, and SQL with their names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 
-ROWS_PER_STATEMENT = 5_000
-
 SELECT_COLUMNS = """
 SELECT attribute.attname AS name,
        type.typname AS type,
@@ -28,9 +26,6 @@ ORDER BY attribute.attnum
 """
 
 # {table} and {columns} are quoted identifiers; the values travel as one bound parameter
-INSERT_ROWS = (
-    "INSERT INTO {table} ({columns}) SELECT {columns} FROM jsonb_populate_recordset(NULL::{table}, $1::jsonb)"
-)
 DELETE_OWN_ROWS = (
     "DELETE FROM {table} AS target USING jsonb_populate_record(NULL::{table}, $1::jsonb) AS own WHERE {same}"
 )
@@ -81,32 +76,6 @@ async def describe_table(connection: asyncpg.Connection, name: str) -> SqlTable:
         {column["name"]: column["type"] for column in columns},
         tuple(column["name"] for column in columns if column["in_key"]),
     )
-
-
-async def write_rows(
-    connection: asyncpg.Connection,
-    table: SqlTable,
-    columns: Sequence[str],
-    rows: Sequence[Mapping[str, Any]],
-    mode: WriteMode,
-    key: Sequence[str] = (),
-) -> int:
-    """Inserts or upserts rows and returns their number; for ``REPLACE`` the caller has deleted others before.
-
-    A missing column of a row is null. The last of several rows with the same key wins.
-
-    Args:
-        columns: filled by these rows, and by those of other calls for the same result; see :func:`known_columns`.
-    """
-    statement = INSERT_ROWS.format(table=table.name, columns=listed(columns))
-    if mode is WriteMode.UPSERT:
-        keys = upsert_key(table, key)
-        statement += conflict_clause(keys, columns)
-        rows = list({tuple(map(repr, map(row.get, keys))): row for row in rows}.values())
-    for start in range(0, len(rows), ROWS_PER_STATEMENT):
-        chunk = rows[start : start + ROWS_PER_STATEMENT]
-        await connection.execute(statement, [to_jsonable(row, "a row") for row in chunk])
-    return len(rows)
 
 
 async def delete_rows(connection: asyncpg.Connection, table: SqlTable, identity: Mapping[str, Any]) -> None:
