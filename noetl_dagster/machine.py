@@ -82,12 +82,9 @@ def _quota(folder: Path) -> float | None:
     try:
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    quota_us, period_us = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
-    if quota_us is None or period_us is None or quota_us <= 0 or period_us <= 0:
-        return None
-    return quota_us / period_us
+    except (OSError, ValueError):  # version 1
+        quota_us, period_us = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+    return quota_us / period_us if quota_us and period_us and quota_us > 0 else None
 
 
 def _number(path: Path) -> int | None:

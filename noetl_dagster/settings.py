@@ -6,6 +6,7 @@ import ssl
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import orjson
 from pydantic import Field, SecretStr, field_validator
@@ -75,9 +76,7 @@ class Settings(BaseSettings):
     tracing_endpoint: str | None = Field(
         None, description="Collector of traces, OTLP over HTTP: http://collector:4318; empty: no traces"
     )
-    tracing_sampling: float = Field(
-        1.0, ge=0, le=1, description="Share of executions that are traced, 0 to 1"
-    )
+    tracing_sampling: float = Field(1.0, ge=0, le=1, description="Share of traced executions, 0 to 1")
 
     db_url: str | None = Field(None, description="Event log, postgresql://...; empty: embedded PostgreSQL")
     db_pool_size: int = Field(8, ge=2, description="Connections of a process to the event log")
@@ -107,9 +106,7 @@ class Settings(BaseSettings):
 
     server_url: str = Field("http://127.0.0.1:8700", description="HTTP API that workers claim commands from")
     server_token: SecretStr | None = Field(None, description="Bearer token that workers send to the HTTP API")
-    server_ca: Path | None = Field(
-        None, description="CA certificate of the HTTP API, PEM; empty: the system's"
-    )
+    server_ca: Path | None = Field(None, description="CA certificate of the API, PEM; empty: the system's")
     service_host: str = Field("127.0.0.1", description="Address that the HTTP API listens on")
     service_port: int = Field(8700, description="Port of the HTTP API; 0: any free port, which is printed")
     service_processes: int = Field(1, ge=1, description="Processes of 'serve' behind its address")
@@ -129,9 +126,7 @@ class Settings(BaseSettings):
         "of the container's limits, once a loop keeps the driver busy",
     )
 
-    worker_pool: str = Field(
-        DEFAULT_POOL, pattern=POOL_NAME, description="Pool that a worker serves: spec.pool of steps"
-    )
+    worker_pool: str = Field(DEFAULT_POOL, pattern=POOL_NAME, description="Pool that a worker serves")
     worker_slots: int = Field(16, ge=1, description="Commands that a worker process runs at once")
     worker_tool_pools: dict[str, int] = Field(
         default_factory=dict, description='Commands at once by tool kind, JSON: {"postgres": 4, "spark": 1}'
@@ -156,21 +151,13 @@ class Settings(BaseSettings):
         "that this log does not know",
     )
 
-    default_store_tier: StoreTier = Field(
-        StoreTier.MINIO, description="Tier of results above the inline limit"
-    )
-    pvc_mount_path: Path | None = Field(
-        None, description="Mount of the pvc tier; embedded: a folder in the home"
-    )
-    pvc_tier_threshold_bytes: int = Field(
-        10 * 1024**2, description="Larger results go to pvc if it is mounted"
-    )
+    default_store_tier: StoreTier = Field(StoreTier.MINIO, description="Tier of results that are not inline")
+    pvc_mount_path: Path | None = Field(None, description="Mount of the pvc tier; embedded: a folder of home")
+    pvc_tier_threshold_bytes: int = Field(10 * 1024**2, description="Larger results go to a mounted pvc")
     http_body_bytes: int = Field(
         32 * 1024**2, ge=1024, description="Larger responses of the http tool are stored while they arrive"
     )
-    chunks_ahead: int = Field(
-        4, ge=0, description="Chunks of a step that may wait until another step takes them"
-    )
+    chunks_ahead: int = Field(4, ge=0, description="Chunks of a step that may wait for the next step")
     inline_result_bytes: int = Field(8 * 1024, description="Results up to this size stay in the event itself")
     chunk_bytes: int = Field(
         8 * 1024**2,
@@ -178,14 +165,10 @@ class Settings(BaseSettings):
         description="Size of the chunks of a large result, stored while the next is made",
     )
     result_preview_bytes: int = Field(1024, description="Largest preview stored with a reference")
-    loop_collection_threshold: int = Field(
-        1000, description="Larger loop collections are stored by reference"
-    )
+    loop_collection_threshold: int = Field(1000, description="Larger loop collections become references")
 
     command_heartbeat_seconds: float = Field(15.0, description="Interval of a running command's heartbeats")
-    command_heartbeat_timeout_seconds: float = Field(
-        300.0, description="Lifetime of a claim without heartbeat"
-    )
+    command_heartbeat_timeout_seconds: float = Field(300.0, description="Life of claims without heartbeat")
     event_buffer_size: int = Field(1000, ge=1, description="Maximum of events in a group commit")
     event_buffer_milliseconds: float = Field(5.0, description="Longest wait of an event for its group commit")
 
@@ -198,9 +181,7 @@ class Settings(BaseSettings):
         description="Time for which an IO manager keeps a replaced asset, for current readers",
     )
     recovery_attempts: int = Field(5, ge=0, description="Resumptions of an execution whose process is gone")
-    recovery_backoff_seconds: float = Field(
-        30.0, gt=0, description="Pause before a resumption, doubled each time"
-    )
+    recovery_backoff_seconds: float = Field(30.0, gt=0, description="Pause before a resumption; it doubles")
 
     runs_at_once: int | None = Field(
         None, ge=1, description="Runs that this machine drives at once; empty: four per core, 16 at most"
@@ -217,9 +198,7 @@ class Settings(BaseSettings):
 
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
     credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential and keychain")
-    secrets_path: Path = Field(
-        Path("/run/secrets"), description="Folder of the secrets tool's provider 'file'"
-    )
+    secrets_path: Path = Field(Path("/run/secrets"), description="Folder of the secret provider 'file'")
     google_secrets_endpoint: str | None = Field(
         None,
         description="Endpoint of Google's Secret Manager: a regional one, or http://host:port of an emulator; "
@@ -240,9 +219,7 @@ class Settings(BaseSettings):
     spark_driver_java_options: str = Field(
         "", description="Further JVM options of a local driver, for example -XX:+UseSerialGC"
     )
-    spark_start_ahead: bool = Field(
-        True, description="Start a run's session during the steps before spark steps"
-    )
+    spark_start_ahead: bool = Field(True, description="Start a run's session before its first spark step")
     spark_staging: bool = Field(
         True,
         description="Local masters read and write objects as files in the state folder; false: through Python data "
@@ -262,9 +239,7 @@ class Settings(BaseSettings):
     embedded: bool = Field(True, description="Start embedded services for the addresses that are not set")
     records_api_port: int = Field(0, description="Port of the embedded records API; 0: any free port")
     records_api_seed: int = Field(7, description="Seed of the records and faults of the records API")
-    records_api_faults: float = Field(
-        0.05, ge=0, le=1, description="Share of faulty responses of the records API"
-    )
+    records_api_faults: float = Field(0.05, ge=0, le=1, description="Faulty share of records API answers")
 
     @field_validator("health_port", mode="before")
     @classmethod
@@ -276,9 +251,7 @@ class Settings(BaseSettings):
     @classmethod
     def _check_collector(cls, value: str | None) -> str | None:
         if value and not value.startswith(("http://", "https://")):
-            raise ValueError(
-                "write http://host:4318 or https://host:4318, where a collector takes OTLP over HTTP"
-            )
+            raise ValueError("write http://host:4318 or https://host:4318 of a collector for OTLP over HTTP")
         return value or None
 
     @property
@@ -310,19 +283,23 @@ def get_settings() -> Settings:
 
 def settings_with(**given: object) -> Settings:
     """Returns the settings of this process with some values replaced; None keeps the value."""
-    return get_settings().model_copy(
-        update={name: value for name, value in given.items() if value is not None}
-    )
+    update = {name: value for name, value in given.items() if value is not None}
+    return get_settings().model_copy(update=update)
+
+
+def plain_settings(settings: Settings, *, changed: bool = False) -> dict[str, Any]:
+    """Returns the settings as JSON values, if ``changed`` without defaults; includes secrets, so never store it."""
+    values = settings.model_dump(mode="json", exclude_none=changed, exclude_defaults=changed)
+    for name in values:
+        secret = getattr(settings, name)
+        if isinstance(secret, SecretStr):
+            values[name] = secret.get_secret_value()
+    return values
 
 
 def dump_settings(settings: Settings) -> str:
-    """Returns the settings as JSON, including secrets: for processes on the same machine, never for storage."""
-    values = settings.model_dump(mode="json")
-    for name in type(settings).model_fields:
-        secret = getattr(settings, name)
-        if hasattr(secret, "get_secret_value"):
-            values[name] = secret.get_secret_value()
-    return orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode()
+    """Returns :func:`plain_settings` as text for :func:`load_settings`."""
+    return orjson.dumps(plain_settings(settings), option=orjson.OPT_SORT_KEYS).decode()
 
 
 def load_settings(text: str) -> Settings:

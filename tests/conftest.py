@@ -33,7 +33,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from noetl_dagster import embedded
-from noetl_dagster.embedded.isolation import administering, database_url, isolated
+from noetl_dagster.embedded.isolation import database_url, isolated
+from noetl_dagster.embedded.servers import administering
 from noetl_dagster.events import schema
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.resources.engines import EngineProvider
@@ -162,7 +163,7 @@ def administrator(services: Settings) -> Iterator[psycopg2.extensions.cursor]:
     The server does not wait for the disk: tests kill processes, which loses nothing that a process had written,
     and never the power.
     """
-    with administering(services) as cursor:
+    with administering(database_url(services, "postgres")) as cursor:
         cursor.execute("SELECT pg_advisory_lock(hashtext('fsync'))")
         cursor.execute("SHOW fsync")
         if cursor.fetchone() != ("off",):
@@ -329,7 +330,8 @@ def _drop_leftovers() -> None:
     running = {one.name for one in embedded.status(Settings(home=HOME)) if one.running}
     if embedded.ServiceName.POSTGRES not in running:
         return
-    with administering(embedded.ensure(Settings(home=HOME), only=["postgres"])) as cursor:
+    services = embedded.ensure(Settings(home=HOME), only=["postgres"])
+    with administering(database_url(services, "postgres")) as cursor:
         cursor.execute("SELECT datname FROM pg_database WHERE datname ~ '^(test|template)-'")
         for (name,) in cursor.fetchall():
             if name != _template_name():

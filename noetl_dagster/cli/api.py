@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -42,9 +43,8 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
 
     @asynccontextmanager
     async def plane() -> AsyncIterator[Plane]:
-        opened = await Plane.open(
-            settings, lambda engine: open_launcher(engine, settings, environment), choose_partition
-        )
+        launcher = partial(open_launcher, settings=settings, environment=environment)
+        opened = await Plane.open(settings, launcher, choose_partition)
         warming = asyncio.create_task(opened.launcher.connect())  # ready for the first execution
         listener.listen(config.backlog)  # callers of ready() may send requests at once
         ready()

@@ -12,6 +12,7 @@ import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException
+from itertools import pairwise
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import HTTPSHandler, ProxyHandler, build_opener
@@ -24,24 +25,23 @@ WATCHED = ("worker", "ingest", "project", "reap")
 def address_of(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """Returns the address at which a command serves ``/health``; None without one, or with a port chosen by the system.
 
-    Args:
-        words: the command line, which may begin with another program (``tini --``, ``sh -c``).
+    The command line may begin with another program (``tini --``, ``sh -c``).
     """
-    words = " ".join(words).split()  # a shell has them in one word
-    programs = [number for number, word in enumerate(words) if word.rpartition("/")[2] in PROGRAMS]
-    command = next(iter(words[programs[0] + 1 :]), None) if programs else None
-    if command not in ("serve", *WATCHED):
-        return None
-    scheme, prefix, port = "http", "NOETL_HEALTH", ""
+    words = " ".join(words).replace("=", " ").split()  # a shell has them in one word
+    command = next((after for word, after in pairwise(words) if word.rpartition("/")[2] in PROGRAMS), None)
     if command == "serve":
+        options = dict(pairwise(words))
         scheme = "https" if environment.get("NOETL_SERVICE_TLS_CERT") else "http"
-        prefix, port = "NOETL_SERVICE", "8700"
-    host = environment.get(f"{prefix}_HOST") or "127.0.0.1"
-    port = environment.get(f"{prefix}_PORT") or port
-    if command == "serve":
-        host, port = _option(words, "--host") or host, _option(words, "--port") or port
-    if port in ("", "0"):
+        host = options.get("--host") or environment.get("NOETL_SERVICE_HOST")
+        port = options.get("--port") or environment.get("NOETL_SERVICE_PORT") or "8700"
+    elif command in WATCHED:
+        scheme, host = "http", environment.get("NOETL_HEALTH_HOST")
+        port = environment.get("NOETL_HEALTH_PORT") or "0"
+    else:
         return None
+    if port == "0":
+        return None
+    host = host or "127.0.0.1"
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # every address of the machine
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/health"
 
@@ -53,10 +53,9 @@ def complaint_of(address: str) -> str | None:
     """
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=trusting))
     try:
-        with build_opener(ProxyHandler({}), HTTPSHandler(context=trusting)).open(
-            address, timeout=ANSWER_SECONDS
-        ):
+        with opener.open(address, timeout=ANSWER_SECONDS):
             return None
     except HTTPError as error:
         return f"{address} answers {error.code}: {error.read(500).decode(errors='replace').strip()}"
@@ -71,17 +70,6 @@ def probe(process: str) -> int:
     complaint = None if address is None else complaint_of(address)
     print(complaint or ("runs without a health port" if address is None else f"{address} answers"))
     return 0 if complaint is None else 1
-
-
-def _option(words: Sequence[str], name: str) -> str | None:
-    """Returns the value of ``--name value`` or ``--name=value``; the last one counts."""
-    found = None
-    for word, after in zip(words, (*words[1:], None), strict=True):
-        if word == name:
-            found = after
-        elif word.startswith(f"{name}="):
-            found = word.removeprefix(f"{name}=")
-    return found
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -54,6 +55,12 @@ class _Display:
         self._paces: dict[str, Pace] = {}
         self._estimate: Estimate | None = None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
     def refresh(self, engine: Engine, execution_id: int) -> None:
         try:
             found = run_sync(overview(engine.runtime, execution_id))
@@ -100,7 +107,7 @@ class _Display:
 class _ProgressBars(_Display):
     """Shows a bar for each step: iterations of a loop, or running and done."""
 
-    def __enter__(self) -> _ProgressBars:
+    def __enter__(self) -> Self:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -140,12 +147,6 @@ class _ProgressLines(_Display):
         super().__init__()
         self._shown: dict[str, str] = {}
         self._at: dict[str, float] = {}
-
-    def __enter__(self) -> _ProgressLines:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
 
     def show(self, found: Overview, commands: Mapping[str, str], left: str) -> None:
         now = time.monotonic()

@@ -12,27 +12,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from pydantic import SecretStr
-
 from noetl_dagster.embedded import supervisor
-from noetl_dagster.embedded.servers import ServiceName
-from noetl_dagster.embedded.supervisor import ServiceStatus, down, status
+from noetl_dagster.embedded.servers import ServiceName as ServiceName
+from noetl_dagster.embedded.supervisor import ServiceStatus as ServiceStatus
+from noetl_dagster.embedded.supervisor import down as down
+from noetl_dagster.embedded.supervisor import status as status
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.settings import Settings
-
-__all__ = [
-    "ServiceName",
-    "ServiceStatus",
-    "dagster_home",
-    "demo_environment",
-    "down",
-    "driver_url",
-    "ensure",
-    "environment",
-    "records_api_url",
-    "run_server_folder",
-    "status",
-]
+from noetl_dagster.settings import Settings, plain_settings
 
 
 def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
@@ -44,9 +30,8 @@ def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
         only: names of the required services; default: all except the records API.
 
     Returns:
-        A copy in which the missing ones of ``db_url``, ``dagster_db_url``, ``nats_url`` and ``minio_endpoint`` are
-        set, and ``pvc_mount_path`` too if the event log is embedded. Returns ``settings`` itself if nothing is missing
-        or ``settings.embedded`` is off.
+        A copy with the missing ones of ``db_url``, ``dagster_db_url``, ``nats_url`` and ``minio_endpoint``, and with
+        ``pvc_mount_path`` if the event log is embedded; ``settings`` itself if nothing is missing or may be started.
 
     Raises:
         ServiceError: a service does not start; the message contains the end of its log.
@@ -71,17 +56,11 @@ def environment(settings: Settings) -> dict[str, str]:
 
     Secret values are in clear text, since environment variables have no other form.
     """
-    dumped = settings.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    variables = {}
-    for name, plain in dumped.items():
-        value = getattr(settings, name)
-        if isinstance(value, SecretStr):
-            text = value.get_secret_value()
-        elif isinstance(plain, bool | dict | list):
-            text = json.dumps(plain)
-        else:
-            text = str(plain)
-        variables[f"NOETL_{name.upper()}"] = text
+    values = plain_settings(settings, changed=True)
+    variables = {
+        f"NOETL_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+        for name, value in values.items()
+    }
     variables["NOETL_HOME"] = str(settings.home.resolve())
     return variables
 
@@ -90,13 +69,8 @@ def demo_environment(settings: Settings) -> dict[str, str]:
     """Starts the records API and returns the credentials of the example playbooks, as ``NOETL_*`` variables."""
     return {
         "NOETL_DEFAULT_POSTGRES_CREDENTIAL": "embedded",
-        "NOETL_CREDENTIAL_RECORDS_API": records_api_url(settings),
+        "NOETL_CREDENTIAL_RECORDS_API": supervisor.start(settings, [ServiceName.RECORDS_API])["records_api"],
     }
-
-
-def records_api_url(settings: Settings) -> str:
-    """Returns the address of the simulated clinical records API, and starts it if it is not running."""
-    return supervisor.start(settings, [ServiceName.RECORDS_API])["records_api"]
 
 
 def dagster_home(settings: Settings) -> Path:

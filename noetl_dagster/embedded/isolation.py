@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from noetl_dagster.embedded.servers import administering
 from noetl_dagster.settings import Settings
 
 
@@ -19,30 +20,20 @@ def isolated(
 ) -> Iterator[Settings]:
     """Yields settings with a database, bucket, volume, NATS names and state folder of their own.
 
-    All but the folder is deleted at the end.
+    All but ``folder``, which contains the state and the volume, is deleted at the end.
 
     Args:
         services: settings with the addresses of running servers.
-        folder: where the state and the volume are stored; it stays.
-        database: yields the name of the database, which becomes the name of everything else; default: a new
-            database, to which the first process that opens it applies the schema.
+        database: yields the name of a database, which everything else has too; default: a new, empty one.
     """
     home, volume = folder / "home", folder / "pvc"
     home.mkdir()
     volume.mkdir()
     with database or new_database(services) as name:
         url = database_url(services, name)
-        own = services.model_copy(
-            update={
-                "home": home,
-                "db_url": url,
-                "dagster_db_url": url,
-                "minio_bucket": name,
-                "pvc_mount_path": volume,
-                "nats_namespace": name,
-                "event_nats_subject_prefix": f"{name}.events",
-            }
-        )
+        places = {"home": home, "pvc_mount_path": volume, "db_url": url, "dagster_db_url": url}
+        names = {"nats_namespace": name, "event_nats_subject_prefix": f"{name}.events", "minio_bucket": name}
+        own = services.model_copy(update={**places, **names})
         try:
             yield own
         finally:
@@ -54,7 +45,7 @@ def isolated(
 def new_database(services: Settings) -> Iterator[str]:
     """Creates an empty database, yields its name and drops it at the end."""
     name = unique_name()
-    with administering(services) as cursor:
+    with administering(database_url(services, "postgres")) as cursor:
         cursor.execute(f'CREATE DATABASE "{name}"')
         try:
             yield name
@@ -65,19 +56,6 @@ def new_database(services: Settings) -> Iterator[str]:
 def unique_name() -> str:
     """Returns a new name for a database, a bucket and NATS streams."""
     return f"test-{uuid.uuid4().hex[:12]}"
-
-
-@contextmanager
-def administering(services: Settings) -> Iterator[Any]:
-    """Yields a cursor on the server's own database, for CREATE and DROP DATABASE."""
-    import psycopg2
-
-    connection = psycopg2.connect(database_url(services, "postgres"))
-    connection.autocommit = True  # they run outside transactions
-    try:
-        yield connection.cursor()
-    finally:
-        connection.close()
 
 
 def database_url(services: Settings, database: str) -> str:

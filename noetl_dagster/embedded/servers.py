@@ -17,14 +17,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
-
-if TYPE_CHECKING:
-    import psycopg2.extensions
 
 Ports = Mapping[str, int]
 
@@ -137,14 +134,14 @@ class Postgres(Service):
         import psycopg2
 
         try:
-            with _connected(self.url(ports), patience=2):
+            with administering(self.url(ports), patience=2):
                 return True
         except psycopg2.OperationalError:  # not listening yet, or still recovering
             return False
 
     def furnish(self, ports: Ports) -> None:
         """Creates the databases."""
-        with _connected(self.url(ports), patience=10) as connection, connection.cursor() as cursor:
+        with administering(self.url(ports)) as cursor:
             cursor.execute("SELECT datname FROM pg_database")
             present = {name for (name,) in cursor.fetchall()}
             for database in DATABASES:
@@ -215,13 +212,14 @@ def _initialise(data: Path, programs: Path, user: str | None) -> None:
 
 
 @contextmanager
-def _connected(url: str, patience: int) -> Iterator[psycopg2.extensions.connection]:
+def administering(url: str, patience: int = 10) -> Iterator[Any]:
+    """Yields a cursor for CREATE and DROP DATABASE, which run outside transactions."""
     import psycopg2
 
     connection = psycopg2.connect(url, connect_timeout=patience)
-    connection.autocommit = True  # CREATE DATABASE runs outside transactions
+    connection.autocommit = True
     try:
-        yield connection
+        yield connection.cursor()
     finally:
         connection.close()
 
@@ -368,11 +366,8 @@ class RecordsApi(Service):
 
     def prepare(self, folder: Path, ports: Ports) -> LaunchCommand:
         """Needs no files."""
-        arguments = [
-            f"--port={ports['http']}",
-            f"--seed={self.settings.records_api_seed}",
-            f"--faults={self.settings.records_api_faults}",
-        ]
+        seed, faults = self.settings.records_api_seed, self.settings.records_api_faults
+        arguments = [f"--port={ports['http']}", f"--seed={seed}", f"--faults={faults}"]
         return LaunchCommand([sys.executable, "-m", "noetl_dagster.embedded.records_api", *arguments])
 
     def ready(self, ports: Ports) -> bool:

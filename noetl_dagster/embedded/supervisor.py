@@ -20,30 +20,19 @@ from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 
 _SERVICES: dict[ServiceName, type[Service]] = {
-    ServiceName.POSTGRES: Postgres,
-    ServiceName.NATS: Nats,
-    ServiceName.OBJECT_STORE: ObjectStore,
-    ServiceName.RECORDS_API: RecordsApi,
+    one.name: one for one in (Postgres, Nats, ObjectStore, RecordsApi)
 }
 
 
 class ServiceRecord(BaseModel):
-    """The record of one service. Ports are kept when it stops, so that addresses stay the same.
-
-    Attributes:
-        ports: port of each listener, on 127.0.0.1.
-        pid: of the main process; None if it was stopped.
-        started: the process' :func:`processes.start_mark`.
-        ready: it has served requests since it started.
-        url: the address for clients.
-    """
+    """The record of one service. Ports are kept when it stops, so that addresses stay the same."""
 
     model_config = ConfigDict(frozen=True)
 
-    ports: dict[str, int]
-    pid: int | None = None
-    started: str = ""
-    ready: bool = False
+    ports: dict[str, int]  # of each listener, on 127.0.0.1
+    pid: int | None = None  # of the main process; None if it was stopped
+    started: str = ""  # its processes.start_mark
+    ready: bool = False  # it has served requests since it started
     url: str = ""
 
 
@@ -121,9 +110,8 @@ def names_missing(settings: Settings, only: Collection[str] | None) -> list[Serv
     """Returns the services that have no address in the settings, restricted to ``only`` if given."""
     unknown = sorted(set(only or ()) - set(ServiceName))
     if unknown:
-        raise ServiceError(
-            f"no embedded service {', '.join(unknown)}; there are {', '.join(sorted(ServiceName))}"
-        )
+        known = ", ".join(sorted(ServiceName))
+        raise ServiceError(f"no embedded service {', '.join(unknown)}; there are {known}")
     missing = {
         ServiceName.POSTGRES: settings.db_url is None or settings.dagster_db_url is None,
         ServiceName.NATS: settings.nats_url is None,

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import select
+import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
@@ -20,13 +22,13 @@ from noetl_dagster.errors import ServiceError
 from noetl_dagster.launcher.address import Address, Channel, Message, driver_of, execute_request, interrupt
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.event_loop import cancel_and_wait
-from noetl_dagster.service.launching import ProcessLauncher
 from noetl_dagster.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 POLL_SECONDS = 0.2
+TAIL_BYTES = 2_000
 
 
 class WarmLauncher:
@@ -151,15 +153,67 @@ class WarmLauncher:
     async def _release(self, execution_id: int, error: str | None) -> None:
         """Releases an execution; fails it if its run ended before it started."""
         await self._engine.liveness.release(execution_id)
-        if not error:
-            return
-        if await self._engine.lifecycle.fail_unstarted(execution_id, f"the run did not start: {error}"):
-            logger.error("execution %d did not start: %s", execution_id, error)
+        if error:
+            await _fail_unstarted(self._engine, execution_id, error)
 
     def _start_task(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+class ProcessLauncher:
+    """Runs ``noetl-dagster run`` for each execution, with this environment. Runs continue when the service ends."""
+
+    def __init__(self, engine: Engine, environment: Mapping[str, str]) -> None:
+        self._engine = engine
+        self._environment = dict(environment)
+        self._watching: set[asyncio.Task[None]] = set()
+
+    async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any]) -> None:
+        """Starts the process, and returns without waiting for it."""
+        with tempfile.NamedTemporaryFile(
+            prefix=f"noetl-{execution_id}-", suffix=".json", delete=False
+        ) as payload:
+            payload.write(orjson.dumps(workload))
+        log = Path(payload.name).with_suffix(".log")
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "noetl_dagster", "run", playbook.file, "--json"),
+                *("--payload", payload.name, "--execution-id", str(execution_id)),
+                env={**os.environ, **self._environment},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=output,
+                start_new_session=True,
+            )
+        task = asyncio.create_task(self._watch(process, execution_id, [Path(payload.name), log]))
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
+    @property
+    def running(self) -> int:
+        """Number of started processes that have not ended."""
+        return len(self._watching)
+
+    async def close(self) -> None:
+        """Stops watching; the runs are processes of their own."""
+        await cancel_and_wait(*self._watching)
+
+    async def _watch(self, process: asyncio.subprocess.Process, execution_id: int, files: list[Path]) -> None:
+        """Fails the execution if its process ended before the run began."""
+        code = await process.wait()
+        output_tail = files[-1].read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
+        for file in files:
+            file.unlink(missing_ok=True)
+        if code == 0:
+            return
+        await _fail_unstarted(self._engine, execution_id, output_tail)
+
+
+async def _fail_unstarted(engine: Engine, execution_id: int, why: str) -> None:
+    if await engine.lifecycle.fail_unstarted(execution_id, f"the run did not start: {why}"):
+        logger.error("execution %d did not start: %s", execution_id, why)
 
 
 def drive(

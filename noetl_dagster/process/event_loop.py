@@ -37,13 +37,9 @@ def run_sync(coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None)
 
     An interrupt of the waiting thread (Dagster's termination, Ctrl-C) cancels the coroutine.
 
-    Args:
-        coroutine: is closed without running if the call itself is wrong.
-        timeout: seconds until the coroutine is cancelled; None waits without end.
-
     Raises:
         RuntimeError: the caller runs on the background loop, so waiting would never end.
-        TimeoutError: ``timeout`` has passed.
+        TimeoutError: the coroutine was cancelled after ``timeout`` seconds.
     """
     loop = background_loop()
     if threading.current_thread() is _thread:

@@ -1,7 +1,4 @@
-"""The fields that log lines carry: execution, step, command and run. They follow tasks and threads.
-
-:mod:`noetl_dagster.process.logs` prints them.
-"""
+"""The fields that log lines carry (execution, step, command, run), which follow tasks and threads; see ``logs``."""
 
 from __future__ import annotations
 
@@ -30,12 +27,8 @@ class LogContext:
         **more: str,
     ) -> None:
         # None removes a field: the steps of a child playbook do not belong to the command that runs the child
-        self._added: dict[str, Any] = {
-            "execution_id": execution_id,
-            "step": step,
-            "command_id": command_id,
-            **more,
-        }
+        own = {"execution_id": execution_id, "step": step, "command_id": command_id}
+        self._added: dict[str, Any] = {**own, **more}
 
     def __enter__(self) -> None:
         self._token: Token[Mapping[str, Any]] = _fields.set({**_fields.get(), **self._added})

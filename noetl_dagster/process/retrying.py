@@ -54,13 +54,9 @@ class RetryLimits:
 async def with_retries(
     work: Callable[[], Awaitable[T]], limits: RetryLimits, *, on_failure: OnFailure | None = None
 ) -> T:
-    """Repeats work until it succeeds.
+    """Repeats work until it succeeds; raises the latest failure if ``limits`` do not cover it or the time is over.
 
-    Args:
-        work: must be safe to repeat: an attempt may have succeeded although its answer was lost.
-
-    Raises:
-        BaseException: the latest failure, if ``limits`` do not cover it or the time is over.
+    The work must be safe to repeat: an attempt may have succeeded although its answer was lost.
     """
     try:
         return await work()  # tenacity starts with the first failure, since each of its calls costs 0.1 ms

@@ -64,18 +64,13 @@ class Requires:
         self.check(request.app.state.tokens, bearer.credentials if bearer is not None else None)
 
     def check(self, tokens: Tokens, token: str | None) -> None:
-        """Checks a token, if the service has any.
-
-        Raises:
-            ApiProblem: 401 for no token or an unknown one, 403 for one without the scope.
-        """
+        """Raises 401 for no token or an unknown one, and 403 for one without the scope, if the service has tokens."""
         if not tokens:
             return
         scopes = tokens.get(_digest(token)) if token is not None else None
         if scopes is None:
-            raise ApiProblem(
-                401, "a bearer token of NOETL_SERVICE_TOKENS is needed", {"www-authenticate": "Bearer"}
-            )
+            headers = {"www-authenticate": "Bearer"}
+            raise ApiProblem(401, "a bearer token of NOETL_SERVICE_TOKENS is needed", headers)
         if scopes.isdisjoint(self._allowed):
             raise ApiProblem(403, f"the token lacks the scope {self._names}")
 
@@ -97,6 +92,7 @@ class Limits:
     def __init__(self, app: ASGIApp, *, body_bytes: int, rate: float) -> None:
         self._app = app
         self._body_bytes = body_bytes
+        self._too_large = problem_response(413, f"the body is larger than {body_bytes} bytes")
         self._rate = rate
         self._clients = ClientRates(rate)
 
@@ -141,10 +137,6 @@ class Limits:
             await self._app(scope, counted, guarded)
         if not answered:
             await self._too_large(scope, receive, send)
-
-    async def _too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
-        detail = f"the body is larger than {self._body_bytes} bytes"
-        await problem_response(413, detail)(scope, receive, send)
 
 
 class ClientRates:

@@ -27,14 +27,7 @@ MODULES = (commands, catalog, executions, workers, health)
 
 
 def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManager[Plane]]) -> FastAPI:
-    """Returns the application.
-
-    Args:
-        plane: opens the components that requests use, when the application starts.
-
-    Raises:
-        ServiceError: the tokens of the settings cannot be read.
-    """
+    """Returns the application; ``plane`` opens the components that requests use, when it starts."""
     tokens = parse_tokens(settings.service_tokens)
 
     @asynccontextmanager

@@ -17,9 +17,7 @@ from noetl_dagster.service.problems import RESPONSES, ApiProblem
 
 router = APIRouter(prefix="/api/catalog", tags=["catalog"], responses=RESPONSES)
 
-CatalogPath = Annotated[
-    Name, Path(description="catalog path; with @2 or @latest that version alone, with its content")
-]
+CatalogPath = Annotated[Name, Path(description="catalog path; with @2 or @latest one version, with content")]
 
 
 class Register(BaseModel):

@@ -24,9 +24,8 @@ hot = HotRouter(prefix="/api", needs=FOR_WORKERS, tags=["workers"], responses=RE
 
 MOST_EVENTS = 10_000
 
-CommandId = Annotated[
-    Text, Path(max_length=2_000, description="id of the command, or of its command.issued event")
-]
+LongText = Annotated[Text, Field(max_length=2_000)]
+CommandId = Annotated[Text, Path(max_length=2_000, description="of the command, or its command.issued event")]
 
 Pool = Annotated[Name, Field(pattern=POOL_NAME, description="the worker's pool, whose commands it claims")]
 
@@ -46,9 +45,7 @@ class Claim(BaseModel):
         Field(max_length=64),
     ] = {}
     known: Annotated[dict[Id, Annotated[str, Field(max_length=64)]], Field(max_length=MOST_AT_ONCE)] = {}
-    command_ids: (
-        Annotated[list[Annotated[Text, Field(max_length=2_000)]], Field(max_length=MOST_AT_ONCE)] | None
-    ) = None
+    command_ids: Annotated[list[LongText], Field(max_length=MOST_AT_ONCE)] | None = None
     pool: Pool = DEFAULT_POOL
 
 
@@ -80,18 +77,15 @@ async def get_command(command_id: CommandId, plane: ThePlane) -> Grant:
     """Returns the context of a command that waits or runs; 404 once it has ended."""
     found = await plane.claims.queued(command_id)
     if found is None:
-        raise ApiProblem(
-            404, f"command {command_id[:200]} is not in the queue: it has ended or was never issued"
-        )
+        raise ApiProblem(404, f"command {command_id[:200]} is not queued: it has ended or was never issued")
     return found
 
 
 @hot.post("/commands/claim", returns=Batch)
 async def claim_commands(claim: Claim, plane: ThePlane) -> bytes:
     """Claims as many commands as there are ``event_ids``, or fewer if no more wait; executions take turns."""
-    claimed = await plane.claims.claim(
-        claim.worker_id, claim.event_ids, claim.limits, claim.pool, only=claim.command_ids
-    )
+    only = claim.command_ids
+    claimed = await plane.claims.claim(claim.worker_id, claim.event_ids, claim.limits, claim.pool, only=only)
     plane.metrics.claim_sizes.observe(sum(len(one.waited) for one in claimed))
     unknown = {one.execution_id for one in claimed if claim.known.get(one.execution_id) != one.state_version}
     log = plane.engine.runtime.log

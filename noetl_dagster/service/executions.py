@@ -50,9 +50,7 @@ class Execute(BaseModel):
 
     path: Annotated[Name, Field(min_length=1, description="catalog path; of a registered one also path@2")]
     workload: dict[str, Any] = Field(default_factory=dict)
-    partition: Name | None = Field(
-        None, description="of a playbook with partitions, as Dagster writes its key"
-    )
+    partition: Name | None = Field(None, description="of a playbook with partitions, a key as in Dagster")
     priority: int = Field(0, description="if runs have to wait, those with a larger number start first")
 
 
@@ -92,9 +90,8 @@ async def list_executions(
     ] = None,
 ) -> ExecutionListing:
     """Lists executions, the newest first."""
-    rows = await newest_executions(
-        plane.engine.runtime.pool, limit, after=after, partition=partition, asset=asset
-    )
+    pool = plane.engine.runtime.pool
+    rows = await newest_executions(pool, limit, after=after, partition=partition, asset=asset)
     found = [{**row, "execution_id": str(row["execution_id"])} for row in rows]
     return ExecutionListing(executions=[ExecutionSummary.model_validate(one) for one in found])
 
@@ -117,9 +114,8 @@ async def execute(
     await plane.launcher.check(playbook)
     partition = None
     if request.partition is not None or playbook.dagster.partitions:
-        partition = await asyncio.to_thread(
-            plane.choose_partition, playbook, request.workload, request.partition
-        )
+        given = playbook, request.workload, request.partition
+        partition = await asyncio.to_thread(plane.choose_partition, *given)
     execution = await lifecycle.create(
         playbook, request.workload, partition=partition, origin=origin_of_request(traceparent)
     )

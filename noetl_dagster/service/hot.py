@@ -51,20 +51,15 @@ class HotRouter:
     def post(
         self, path: str, *, status_code: int = 200, returns: type[BaseModel] | None = None
     ) -> Callable[[Endpoint], Endpoint]:
-        """Registers an endpoint for POSTs, which returns a model, or its JSON as ``bytes``.
-
-        Args:
-            returns: the model of the answer, for the document, if the endpoint returns ``bytes``.
-        """
+        """Registers an endpoint for POSTs; ``returns`` is the model of the answer if it returns JSON as ``bytes``."""
 
         def add(endpoint: Endpoint) -> Endpoint:
             hints = get_type_hints(endpoint)
             model = hints[next(iter(inspect.signature(endpoint).parameters))]
             whole = self.declared.prefix + path
             self.routes[whole] = HotRoute(whole, endpoint, model, status_code)
-            self.declared.post(path, status_code=status_code, response_model=returns or hints["return"])(
-                endpoint
-            )
+            answer = returns or hints["return"]
+            self.declared.post(path, status_code=status_code, response_model=answer)(endpoint)
             return endpoint
 
         return add
@@ -99,9 +94,8 @@ class HotRoutes:
 
     async def _answer(self, route: HotRoute, headers: dict[bytes, bytes], request: Request) -> bytes:
         scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        self._router.needs.check(
-            self._service.state.tokens, token.strip() if scheme.lower() == "bearer" else None
-        )
+        bearer = token.strip() if scheme.lower() == "bearer" else None
+        self._router.needs.check(self._service.state.tokens, bearer)
         content = await request.body()
         # a form on another site's page cannot send JSON
         if not _JSON.match(headers.get(b"content-type", b"")):

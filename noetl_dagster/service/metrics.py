@@ -60,9 +60,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         shared = os.environ.get(METRICS_FOLDER)
         if shared and not Path(shared).is_dir():
-            raise ServiceError(
-                f"{METRICS_FOLDER}={shared} is no folder; create it, empty, before the first start"
-            )
+            raise ServiceError(f"{METRICS_FOLDER}={shared} is no folder; create it before the first start")
         own = None if shared else self._registry
         counter, histogram = partial(Counter, registry=own), partial(Histogram, registry=own)
         of_step = ["tool_kind", "step"]
@@ -78,7 +76,7 @@ class Metrics:
         self.claims = counter("noetl_claims_total", "Claimed commands", ["tool_kind"])
         self.claim_sizes = histogram("noetl_claim_batch_size", "Commands per claim", buckets=SIZES)
         self.waits = histogram(
-            "noetl_queue_seconds", "From the queueing of a command to its claim", of_step, buckets=SPANS
+            "noetl_queue_seconds", "Time of claimed commands in the queue", of_step, buckets=SPANS
         )
         self.runs = histogram("noetl_run_seconds", "Duration of ended commands", of_step, buckets=SPANS)
         self._steps: set[tuple[str, str]] = set()

@@ -31,33 +31,20 @@ class Launcher(Protocol):
 
     async def connect(self) -> None:
         """Prepares for the first execution."""
-        ...
 
     async def check(self, playbook: Playbook) -> None:
-        """Checks that it can launch a playbook, before there is an execution.
-
-        Raises:
-            NoetlError: it cannot; the message is the reason.
-        """
-        ...
+        """Raises a ``NoetlError`` with the reason if it cannot launch a playbook; called before an execution exists."""
 
     async def launch(
         self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
     ) -> None:
-        """Starts a run, and returns without waiting for it.
-
-        Args:
-            priority: if runs have to wait, those with a larger number start first.
-        """
-        ...
+        """Starts a run without waiting for it. If runs have to wait, those with a larger priority start first."""
 
     async def cancelled(self, playbook: str, execution_id: int) -> None:
         """Ends the run of a cancelled execution if it would not end by itself; returns at once."""
-        ...
 
     async def close(self) -> None:
         """Releases its resources; runs continue."""
-        ...
 
 
 @dataclass(slots=True)

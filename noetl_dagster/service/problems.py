@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-import asyncpg
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -27,6 +26,7 @@ from noetl_dagster.errors import (
     WorkloadError,
 )
 from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.transport.ingest import POISON
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +40,6 @@ STATUS: dict[type[NoetlError], int] = {
     WorkloadError: 422,
     ServiceError: 503,
 }
-
-UNPROCESSABLE = (
-    asyncpg.DataError,
-    asyncpg.IntegrityConstraintViolationError,
-    asyncpg.ProgramLimitExceededError,
-)
 
 PROBLEM_JSON = "application/problem+json"
 
@@ -73,7 +67,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     for status in (400, 401, 403, 404, 409, 413, 422, 429, 503)
 }
 
-EXPECTED = (HTTPException, RequestValidationError, NoetlError, *UNPROCESSABLE, *DATABASE_AWAY)
+EXPECTED = (HTTPException, RequestValidationError, NoetlError, *POISON, *DATABASE_AWAY)
 """Errors that :func:`problem_of` knows; any other is a defect, and answers 500."""
 
 
@@ -99,7 +93,7 @@ def problem_of(error: Exception, request: str) -> Response:
     if isinstance(error, NoetlError):
         status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
         return problem_response(status, str(error)[:2_000], {"retry-after": "1"} if status == 503 else None)
-    if isinstance(error, UNPROCESSABLE):
+    if isinstance(error, POISON):
         return problem_response(
             422,
             f"the event log cannot hold this: {type(error).__name__}; integers have at most 64 bits, and text is "

@@ -20,8 +20,8 @@ from pydantic import SecretStr
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.commands.settings import examine
-from noetl_dagster.cli.doctor.finding import Check, Finding, FindingState, in_background, ok
-from noetl_dagster.cli.doctor.servers import server_checks
+from noetl_dagster.cli.doctor import Check, Finding, FindingState, in_background, ok
+from noetl_dagster.cli.doctor.checks import server_checks
 from noetl_dagster.embedded.servers import program
 from noetl_dagster.events.schema import SCHEMA_VERSION
 from noetl_dagster.settings import Settings, StoreTier

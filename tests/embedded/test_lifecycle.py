@@ -91,18 +91,22 @@ def test_recycled_pid_is_left_alone(running: Settings, home: Path) -> None:
     assert processes.start_mark(os.getpid()) != mark_of_the_service  # we live to see it
 
 
+def records_api(settings: Settings) -> str:
+    return embedded.demo_environment(settings)["NOETL_CREDENTIAL_RECORDS_API"]
+
+
 def test_records_api_is_started_when_asked_for(running: Settings) -> None:
-    address = embedded.records_api_url(running)
+    address = records_api(running)
     assert httpx.get(f"{address}/health").is_success
-    assert embedded.records_api_url(running) == address
+    assert records_api(running) == address
 
 
 def test_records_api_takes_the_port_it_is_told(tmp_path: Path) -> None:
     [port] = processes.free_ports(1, set())
     own = Settings(home=tmp_path, records_api_port=port)
     with socket.create_server(("127.0.0.1", port)), pytest.raises(ServiceError, match=f"port {port} of the"):
-        embedded.records_api_url(own)
-    assert embedded.records_api_url(own) == f"http://127.0.0.1:{port}"
+        records_api(own)
+    assert records_api(own) == f"http://127.0.0.1:{port}"
     embedded.down(own)
 
 

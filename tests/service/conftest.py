@@ -21,9 +21,9 @@ from starlette.types import ASGIApp
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.api import choose_partition
+from noetl_dagster.launcher.executions import ProcessLauncher
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.app import create_app
-from noetl_dagster.service.launching import ProcessLauncher
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.settings import Settings
 from tests.processes import killed_in_the_end

@@ -17,7 +17,7 @@ from noetl_dagster.events.transport.capacity import CapacityListener
 from noetl_dagster.events.transport.nats import connect
 from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import Event, EventType
-from noetl_dagster.service.launching import ProcessLauncher
+from noetl_dagster.launcher.executions import ProcessLauncher
 from noetl_dagster.settings import Settings
 from tests.events.transport.conftest import IDS, ended, started
 from tests.playbooks import text_of

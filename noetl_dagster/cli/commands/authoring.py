@@ -28,9 +28,7 @@ app = typer.Typer(no_args_is_help=True)
 
 def migrate(
     paths: Paths,
-    check: Annotated[
-        bool, typer.Option("--check", help="write nothing; exit code 1 if something would change")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="write nothing; exit code 1 on changes")] = False,
 ) -> None:
     """Rewrite playbooks in the current syntax, and print what changes.
 
@@ -167,13 +165,9 @@ def playbook(
 
 @app.command()
 def step(
-    file: Annotated[
-        Path, typer.Argument(help="playbook file", exists=True, dir_okay=False, metavar="PLAYBOOK")
-    ],
+    file: Annotated[Path, typer.Argument(help="its file", exists=True, dir_okay=False, metavar="PLAYBOOK")],
     name: Name,
-    kind: Annotated[
-        str, typer.Option(help="tool kind: python, http, postgres, duckdb, spark, ...")
-    ] = "python",
+    kind: Annotated[str, typer.Option(help="tool kind: python, http, postgres, spark, ...")] = "python",
 ) -> None:
     """Append a step to a playbook's workflow; then add an arc that leads to it."""
     if not name.isidentifier():

@@ -67,11 +67,9 @@ def _summary(findings: Findings) -> Iterable[str]:
         f"{worst['error']} with errors"
     )
     for severity in ("error", "warning"):
-        kinds = Counter(
-            one.kind.value for found in findings.values() for one in found if one.severity == severity
-        )
-        if kinds:
-            counts = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+        found = [one.kind.value for one in chain(*findings.values()) if one.severity == severity]
+        if found:
+            counts = ", ".join(f"{kind} {count}" for kind, count in Counter(found).most_common())
             yield f"{severity}s: {counts}"
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, TypeVar
 
 import asyncpg
@@ -19,7 +20,7 @@ import yaml
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.console import fail
-from noetl_dagster.cli.doctor.finding import DAGSTER_REMEDY, place_of
+from noetl_dagster.cli.doctor import DAGSTER_REMEDY, place_of
 from noetl_dagster.errors import NoetlError, ServiceError, StorageError
 from noetl_dagster.events.connection import check_certificates
 from noetl_dagster.events.schema import apply_schema
@@ -38,6 +39,8 @@ CONNECT_SECONDS = 2.0
 
 DATABASE_ERRORS = (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError)
 """Failures to connect that may end while provisioning waits."""
+
+FAILURES = (NoetlError, asyncpg.PostgresError, asyncpg.InterfaceError, nats.errors.Error, OSError)
 
 
 class ProvisionState(StrEnum):
@@ -62,9 +65,7 @@ class Provided:
 
 
 async def provision(
-    wait: Annotated[
-        float, typer.Option(min=0, help="seconds to wait for services that do not run yet")
-    ] = 60.0,
+    wait: Annotated[float, typer.Option(min=0, help="seconds to wait for services")] = 60.0,
 ) -> None:
     """Create what a deployment needs: schema, streams, buckets, storage.
 
@@ -81,13 +82,7 @@ async def provision(
             async for one in work(settings, deadline):
                 typer.echo(str(one))
                 well = well and one.state is not ProvisionState.REFUSED
-        except (
-            NoetlError,
-            asyncpg.PostgresError,
-            asyncpg.InterfaceError,
-            nats.errors.Error,
-            OSError,
-        ) as error:
+        except FAILURES as error:
             more = _text_of(error) if isinstance(error, NoetlError) else f"{_text_of(error)}; {remedy}"
             typer.echo(str(Provided(thing, ProvisionState.REFUSED, more)))
             well = False
@@ -216,9 +211,8 @@ async def _locked(url: str, deadline: float) -> AsyncIterator[asyncpg.Connection
 async def _connected(url: str, deadline: float) -> AsyncIterator[asyncpg.Connection]:
     check_certificates(url)
     try:
-        connection = await _until(
-            deadline, lambda: asyncpg.connect(url, timeout=CONNECT_SECONDS), *DATABASE_ERRORS
-        )
+        connect_ = partial(asyncpg.connect, url, timeout=CONNECT_SECONDS)
+        connection = await _until(deadline, connect_, *DATABASE_ERRORS)
     except DATABASE_ERRORS as error:
         raise ServiceError(
             f"no server answers at {place_of(url)}: {_text_of(error)}; check host and port, and that this machine may "

@@ -26,9 +26,7 @@ from noetl_dagster.process.event_loop import run_sync
 
 
 def run(
-    playbook: Annotated[
-        str, typer.Argument(help="playbook file, or path, path@2 or path@latest of a registered one")
-    ],
+    playbook: Annotated[str, typer.Argument(help="file; or path, path@2 or path@latest, if registered")],
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", help="workload value in YAML; repeatable", metavar="KEY=VALUE"),

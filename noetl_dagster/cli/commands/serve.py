@@ -30,9 +30,8 @@ def serve(
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve the HTTP API, and move worker events from NATS into the event log."""
-    settings = embedded.ensure(
-        settings_with(service_host=host, service_port=port, service_processes=processes)
-    )
+    given = settings_with(service_host=host, service_port=port, service_processes=processes)
+    settings = embedded.ensure(given)
     check_exposure(settings)
     if parent is not None:
         one = ParentProcess(parent)

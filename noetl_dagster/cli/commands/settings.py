@@ -13,25 +13,28 @@ from rich.table import Column, Table
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.console import Json, console, print_json
-from noetl_dagster.cli.doctor.finding import Finding, FindingState, ok, wrong
+from noetl_dagster.cli.doctor import Finding, FindingState, ok, wrong
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings, get_settings
 
-COLOURS = {
-    FindingState.OK: "green",
-    FindingState.WARNING: "yellow",
-    FindingState.WRONG: "red",
-    FindingState.NOT_SET: "dim",
-}
+COLOURS = {"ok": "green", "warning": "yellow", "wrong": "red", "not set": "dim"}
 
 
-def doctor(as_json: Json = False) -> None:
+async def doctor(as_json: Json = False) -> None:
     """Try every address, credential, folder and program of the settings.
 
     The exit code is 1 if something is wrong.
     """
-    settings, services = _with_services(get_settings())
-    found = [*services, *asyncio.run(examine(settings))]
+    settings, found = get_settings(), []
+    try:
+        filled = embedded.ensure(settings)
+        if filled is not settings:
+            found.append(("embedded services", ok(f"run in {filled.home}")))
+        settings = filled
+    except ServiceError as error:
+        remedy = "see the logs of 'noetl-dagster services status --json'"
+        found.append(("embedded services", wrong(" ".join(str(error).split()), remedy)))
+    found += await examine(settings)
     healthy = all(one.state is not FindingState.WRONG for _, one in found)
     if as_json:
         checks = [
@@ -48,19 +51,6 @@ def doctor(as_json: Json = False) -> None:
     raise typer.Exit(0 if healthy else 1)
 
 
-def _with_services(settings: Settings) -> tuple[Settings, list[tuple[str, Finding]]]:
-    """Starts embedded services for addresses that are not set, as every command does."""
-    try:
-        filled = embedded.ensure(settings)
-    except ServiceError as error:
-        what = " ".join(str(error).split())
-        found = wrong(what, "see the logs of 'noetl-dagster services status --json'")
-        return settings, [("embedded services", found)]
-    if filled is settings:
-        return settings, []
-    return filled, [("embedded services", ok(f"run in {filled.home}"))]
-
-
 HEAD = """# Settings
 
 Every setting is an environment variable. What is left empty is filled by the embedded services.
@@ -70,9 +60,7 @@ Every setting is an environment variable. What is left empty is filled by the em
 """
 
 
-def settings(
-    markdown: Annotated[bool, typer.Option("--markdown", help="the page docs/settings.md")] = False,
-) -> None:
+def settings(markdown: Annotated[bool, typer.Option("--markdown", help="docs/settings.md")] = False) -> None:
     """Show the settings of this process; secrets are hidden."""
     if markdown:
         typer.echo(settings_page(), nl=False)
@@ -105,14 +93,13 @@ def _shown(value: Any) -> str:
 async def examine(settings: Settings) -> list[tuple[str, Finding]]:
     """Runs all examinations and returns their findings in a fixed order. No text contains a secret."""
     # takes long to import, and ``settings`` does not need it
-    from noetl_dagster.cli.doctor.local import program_checks, store_checks
+    from noetl_dagster.cli.doctor.checks import program_checks, server_checks, store_checks
     from noetl_dagster.cli.doctor.secrets import (
         credential_checks,
         hide_secrets,
         opened_credentials,
         provider_checks,
     )
-    from noetl_dagster.cli.doctor.servers import server_checks
 
     async with opened_credentials(settings) as credentials:
         hide_secrets(credentials, settings)

@@ -40,9 +40,8 @@ def show(path: Path, as_json: Json = False) -> None:
     for one in found:
         own = [one.partition] if parted else []
         values = _shown(one.value, "initial"), _shown(one.previous, "")
-        table.add_row(
-            one.name, *own, *values, f"{one.at:%Y-%m-%d %H:%M:%S}", _shown(one.execution_id, "hand")
-        )
+        by = _shown(one.execution_id, "hand")
+        table.add_row(one.name, *own, *values, f"{one.at:%Y-%m-%d %H:%M:%S}", by)
     console.print(table)
 
 
@@ -52,9 +51,7 @@ def set_(
     step: Step,
     value: Annotated[str, typer.Argument(help="a number, a time in ISO 8601, or a text")],
     partition: Partition = "",
-    as_text: Annotated[
-        bool, typer.Option("--text", help="store text even if it looks like a number")
-    ] = False,
+    as_text: Annotated[bool, typer.Option("--text", help="text, even if it looks like a number")] = False,
 ) -> None:
     """Make the next run of a step continue from a value; executions that have begun no longer change it.
 

@@ -38,9 +38,7 @@ Once = Annotated[bool, typer.Option("--once", help="do what is due, and end")]
 
 async def project(
     once: Once = False,
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="delete the projection and replay the log")
-    ] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="project the whole log again")] = False,
 ) -> None:
     """Keep noetl.execution up to date until interrupted.
 
@@ -177,14 +175,11 @@ async def missing(
         async with ResultStore(settings, pool) as store:
             async for ref in store.missing(execution_id):
                 found += 1
-                place = {
-                    "execution_id": str(ref.execution_id),
-                    "step": ref.source_step,
-                    "name": ref.name,
-                    "physical_uri": ref.physical_uri,
-                }
-                line = "{execution_id} {step} {name}: nothing is at {physical_uri}".format(**place)
-                typer.echo(orjson.dumps(place).decode() if as_json else line)
+                place = {"execution_id": str(ref.execution_id), "step": ref.source_step, "name": ref.name}
+                if as_json:
+                    typer.echo(orjson.dumps({**place, "physical_uri": ref.physical_uri}).decode())
+                else:
+                    typer.echo(f"{' '.join(place.values())}: nothing is at {ref.physical_uri}")
     finally:
         await pool.close()
     if found:

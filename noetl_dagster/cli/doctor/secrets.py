@@ -11,7 +11,7 @@ import asyncpg
 import obstore
 from pydantic import SecretStr
 
-from noetl_dagster.cli.doctor.finding import Check, Finding, connects, not_set, ok, warning, wrong
+from noetl_dagster.cli.doctor import Check, Finding, connects, not_set, ok, warning, wrong
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import Clients, postgres_arguments

@@ -54,9 +54,8 @@ class DroppedConnection(Response):
         """Sends half of the body."""
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send(
-            {"type": "http.response.body", "body": self.body[: len(self.body) // 2], "more_body": True}
-        )
+        half = self.body[: len(self.body) // 2]
+        await send({"type": "http.response.body", "body": half, "more_body": True})
 
 
 class Fault(StrEnum):
@@ -112,9 +111,8 @@ def create_app(
 
     async def list_facilities(request: Request) -> Response:
         numbers = range(1, facilities + 1)
-        return Json(
-            {"data": [{"facility": n, "facility_id": f"F{n:03d}", "patients": patients} for n in numbers]}
-        )
+        listed = [{"facility": n, "facility_id": f"F{n:03d}", "patients": patients} for n in numbers]
+        return Json({"data": listed})
 
     async def expected(request: Request) -> Response:
         facility = request.path_params["facility"]
@@ -154,9 +152,8 @@ def _answer(book: RecordBook, request: Request) -> Json:
     try:
         data_type = DataType(where["data_type"])
     except ValueError:
-        raise HTTPException(
-            404, f"no data type {where['data_type']!r}; there are {', '.join(DataType)}"
-        ) from None
+        known = ", ".join(DataType)
+        raise HTTPException(404, f"no data type {where['data_type']!r}; there are {known}") from None
     number = _whole(request, "page", default=1)
     size = min(_whole(request, "pageSize", default=PAGE_SIZE), MOST_ROWS)
     page = book.page(where["facility"], where["patient"], data_type, number, size)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 PAGE_SIZE = 10
@@ -28,26 +28,10 @@ _US_DATES = tuple(day.strftime("%m/%d/%Y") for day in _DAYS)
 _BIRTH_DATES = tuple(date(1930, 1, 1) + timedelta(days=3 * day) for day in range(9000))
 
 _SCALES = ("PHQ-9", "GAD-7", "MMSE", "Braden", "Morse")
-_CONDITIONS = (
-    ("I10", "Hypertension"),
-    ("E11.9", "Type 2 diabetes"),
-    ("J44.9", "COPD"),
-    ("N18.3", "CKD stage 3"),
-)
+_CODES = (("I10", "Hypertension"), ("E11.9", "Type 2 diabetes"), ("J44.9", "COPD"), ("N18.3", "CKD stage 3"))
 _DRUGS = (("8610", "metformin"), ("29046", "lisinopril"), ("83367", "atorvastatin"), ("7646", "omeprazole"))
 _ROUTES = ("PO", "IV", "po", None)
-_FAMILY_NAMES = (
-    "Abara",
-    "Brandt",
-    "Costa",
-    "Dubois",
-    "Eriksen",
-    "Farouk",
-    "Garcia",
-    "Hughes",
-    "Ito",
-    "Jansen",
-)
+_SURNAMES = ("Abara", "Brandt", "Costa", "Dubois", "Eriksen", "Farouk", "Garcia", "Hughes", "Ito", "Jansen")
 _GIVEN_NAMES = ("Ada", "Ben", "Carla", "Dov", "Emi", "Femi", "Grace", "Hal", "Ines", "Jon")
 
 
@@ -85,19 +69,13 @@ class DataType(StrEnum):
     DEMOGRAPHICS = "demographics"
 
 
-_PAGES = {
-    DataType.ASSESSMENTS: (2, 4),
-    DataType.CONDITIONS: (1, 3),
-    DataType.MEDICATIONS: (2, 3),
-    DataType.VITAL_SIGNS: (1, 1),
-}
+_PAGES = {"assessments": (2, 4), "conditions": (1, 3), "medications": (2, 3), "vital_signs": (1, 1)}
 """Minimum and maximum number of pages of a patient, at ``PAGE_SIZE`` rows per page."""
 
 _SALTS = {data_type: number_of(data_type) for data_type in DataType}
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """One page of one patient. ``total`` includes repeated rows."""
 
     records: list[Record]
@@ -164,7 +142,7 @@ def _assessment(bits: int, number: int, form: int) -> Record:
 
 
 def _condition(bits: int, number: int, form: int) -> Record:
-    code, label = _CONDITIONS[bits % len(_CONDITIONS)]
+    code, label = _CODES[bits % len(_CODES)]
     return {
         "condition_id": f"C{bits & 0xFFFFFFFF:08x}-{number}",
         "code": None if bits & 0xF00 == 0 else code.lower() if form else code,
@@ -202,7 +180,7 @@ def _vital_sign(bits: int, number: int, form: int) -> Record:
 def _demographics(bits: int, number: int, form: int) -> Record:
     born = _BIRTH_DATES[(bits >> 16) % len(_BIRTH_DATES)]
     return {
-        "family_name": _FAMILY_NAMES[bits % len(_FAMILY_NAMES)],
+        "family_name": _SURNAMES[bits % len(_SURNAMES)],
         "given_name": _GIVEN_NAMES[(bits >> 8) % len(_GIVEN_NAMES)],
         "born_on": born.strftime("%m/%d/%Y") if bits & 1 << 40 else born.isoformat(),
         "sex": ("F", "M", "f", None)[(bits >> 48) % 4],

@@ -85,10 +85,8 @@ class Exporter:
         with self._changed:
             wanted, self._flushing = self._added, True
             self._changed.notify_all()
-            ended = self._changed.wait_for(
-                lambda: self._done >= wanted or self._unavailable, deadline - time.monotonic()
-            )
-            if not ended:
+            left = deadline - time.monotonic()
+            if not self._changed.wait_for(lambda: self._done >= wanted or self._unavailable, left):
                 self._unavailable = True
 
     @property
@@ -137,10 +135,8 @@ class Exporter:
 
     def _record_outcome(self, error_text: str | None, spans: int) -> None:
         self._unavailable = error_text is not None
-        if error_text is None:
-            return
-        self.dropped += spans
-        if not self._warned and error_text:
+        self.dropped += spans if self._unavailable else 0
+        if error_text and not self._warned:
             self._warned = True
             logger.warning(
                 "%s does not take traces: %s; work continues without them (NOETL_TRACING_ENDPOINT, or "
@@ -156,11 +152,7 @@ def _url(endpoint: str) -> str:
 
 
 def try_collector(endpoint: str, seconds: float) -> str | None:
-    """Sends an empty request to a collector, and returns the error or None.
-
-    Raises:
-        ImportError: OpenTelemetry is not installed.
-    """
+    """Sends an empty request to a collector, and returns the error or None; needs OpenTelemetry."""
     from noetl_dagster.process.tracing.otlp import open_sender
 
     return open_sender(_url(endpoint), seconds=seconds)([])

@@ -50,11 +50,9 @@ def open_sender(
 ) -> Callable[[Sequence[Span]], str | None]:
     """Returns a function that sends spans to ``url`` from this thread, and returns the error or None.
 
-    The variables ``OTEL_EXPORTER_OTLP_*`` apply.
-
     Args:
         keep: names of the only headers that may be sent; None allows all.
-        seconds: time limit of an answer, including retries; None uses OpenTelemetry's variables.
+        seconds: time limit including retries; None uses the variables ``OTEL_EXPORTER_OTLP_*``, as all else does.
     """
     session = requests.Session()
     if keep is not None:

@@ -1,19 +1,23 @@
-"""Checks of servers: databases, NATS, the HTTP API, the collector of traces and Kubernetes."""
+"""Checks of servers (databases, NATS, the HTTP API, traces, Kubernetes), stores, Spark and playbooks."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 from nats.js.errors import APIError, ServiceUnavailableError
 
-from noetl_dagster.cli.doctor.finding import (
+from noetl_dagster.cli.doctor import (
     DAGSTER_REMEDY,
     SECONDS,
     Check,
@@ -31,8 +35,10 @@ from noetl_dagster.events.connection import check_certificates
 from noetl_dagster.events.schema import SCHEMA_VERSION, found_schema, partition_name, partitions
 from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.nats import check_stream, connect
+from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.process.tracing.exporter import try_collector
-from noetl_dagster.settings import EventTransport, Settings
+from noetl_dagster.settings import EventTransport, Settings, StoreTier
+from noetl_dagster.storage.tiers import configured, probe
 
 CONNECT_SECONDS = 5.0
 DATABASE_SECONDS = 10.0
@@ -74,8 +80,8 @@ async def _nats(settings: Settings) -> Finding:
     impatient = settings.model_copy(update={"nats_connect_seconds": CONNECT_SECONDS})
     client = await connect(impatient, "doctor")
     try:
-        version = client.connected_server_version
-        server = f"NATS {version.major}.{version.minor} at {place_of(settings.nats_url)}"
+        found = client.connected_server_version
+        server = f"NATS {found.major}.{found.minor} at {place_of(settings.nats_url)}"
         stream = client.jetstream(timeout=CONNECT_SECONDS)
         try:
             await stream.account_info()
@@ -85,9 +91,7 @@ async def _nats(settings: Settings) -> Finding:
     finally:
         await client.close()
     if differences:
-        return warning(
-            f"{server}: {'; '.join(differences)}", "edit the stream, or delete it once it is empty"
-        )
+        return warning(f"{server}: {'; '.join(differences)}", "edit the stream, or delete it if empty")
     if not exists:
         return ok(f"{server}, JetStream; 'noetl-dagster serve' will make {client.names.event_stream}")
     return ok(f"{server}, JetStream with its stream")
@@ -107,9 +111,8 @@ async def _api(settings: Settings) -> Finding:
     if ready.is_error:
         return wrong(f"{where} is not ready: {ready.text[:300]}", "see the log of 'noetl-dagster serve'")
     if answer.status in (401, 403):
-        return wrong(
-            f"{where} does not accept the token", "set NOETL_SERVER_TOKEN to one of NOETL_SERVICE_TOKENS"
-        )
+        remedy = "set NOETL_SERVER_TOKEN to one of its NOETL_SERVICE_TOKENS"
+        return wrong(f"{where} does not accept the token", remedy)
     return ok(f"{where} is ready")
 
 
@@ -152,8 +155,8 @@ def _cluster() -> Finding:
     except config.ConfigException:
         config.load_incluster_config(client_configuration=configuration)
     with client.ApiClient(configuration) as api:
-        version = client.VersionApi(api).get_code(_request_timeout=CONNECT_SECONDS)
-    return ok(f"Kubernetes {version.git_version} at {place_of(configuration.host)}")
+        found = client.VersionApi(api).get_code(_request_timeout=CONNECT_SECONDS)
+    return ok(f"Kubernetes {found.git_version} at {place_of(configuration.host)}")
 
 
 async def _event_log(settings: Settings) -> Finding:
@@ -175,9 +178,8 @@ async def _event_log(settings: Settings) -> Finding:
         if not found.serves:
             return warning(f"{server} has the schema of an earlier version, {found.number}", applies)
         if not await connection.fetchval("SELECT has_table_privilege('noetl.event', 'SELECT, INSERT')"):
-            return wrong(
-                f"{server}: the user may not write noetl.event", "grant SELECT and INSERT on schema noetl"
-            )
+            remedy = "grant SELECT and INSERT on schema noetl"
+            return wrong(f"{server}: the user may not write noetl.event", remedy)
         if partition_name(datetime.now(UTC)) not in await partitions(connection):
             return warning(f"{server} has no partition for this month", "'noetl-dagster maintain' makes it")
     return ok(f"{server}, schema {found.number}, up to date")
@@ -207,7 +209,113 @@ async def _connected(url: str) -> AsyncIterator[tuple[Any, str]]:
     check_certificates(url)
     connection = await asyncpg.connect(url, timeout=DATABASE_SECONDS)
     try:
-        version = connection.get_server_version()
-        yield connection, f"PostgreSQL {version.major}.{version.minor} at {place_of(url)}"
+        found = connection.get_server_version()
+        yield connection, f"PostgreSQL {found.major}.{found.minor} at {place_of(url)}"
     finally:
         await connection.close(timeout=DATABASE_SECONDS)
+
+
+STORES = {
+    StoreTier.MINIO: "check NOETL_MINIO_ENDPOINT, _ACCESS_KEY, _SECRET_KEY and _BUCKET",
+    StoreTier.S3: "check NOETL_S3_BUCKET and the AWS_* variables",
+    StoreTier.GCS: "check NOETL_GCS_BUCKET, NOETL_GCS_ENDPOINT and GOOGLE_APPLICATION_CREDENTIALS",
+    StoreTier.PVC: "check NOETL_PVC_MOUNT_PATH and who may write there",
+}
+"""The remedy of each tier."""
+
+STORE_SECONDS = 30.0
+"""A client retries for some seconds before it reports that there is no answer."""
+
+LOW_BYTES, TOO_LOW_BYTES = 2 * 1024**3, 200 * 1024**2
+
+
+def store_checks(settings: Settings) -> Iterator[Check]:
+    """Yields the checks of the stores of results and of the disk."""
+    for tier, remedy in STORES.items():
+        yield Check(f"store {tier}", partial(_store, tier, settings), remedy, STORE_SECONDS)
+    yield Check("disk", partial(_disk, settings), "check NOETL_HOME")
+
+
+async def _store(tier: StoreTier, settings: Settings) -> Finding:
+    if tier not in configured(settings):
+        if tier is settings.default_store_tier:
+            return wrong("NOETL_DEFAULT_STORE_TIER, but not set up", STORES[tier])
+        return not_set(STORES[tier].removeprefix("check ").partition(",")[0].partition(" and ")[0])
+    return ok(f"wrote, read and removed an object in {await probe(tier, settings)}")
+
+
+async def _disk(settings: Settings) -> Finding:
+    folder = settings.home.resolve()
+    folder = next(path for path in (folder, *folder.parents) if path.is_dir())
+    free = shutil.disk_usage(folder).free
+    what = f"{free / 1024**3:.1f} GB free in {folder}"
+    if free < TOO_LOW_BYTES:
+        return wrong(what, "make room, or set NOETL_HOME to another disk")
+    if free < LOW_BYTES:
+        return warning(what, "make room before large results do not fit")
+    return ok(what)
+
+
+OLDEST_JAVA = 17
+JAVA_REMEDY = f"install Java {OLDEST_JAVA}, or set JAVA_HOME"
+_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)[^"]*"')
+
+CONNECT_PORT, MASTER_PORT, API_PORT = 15002, 7077, 443
+
+
+def program_checks(settings: Settings) -> Iterator[Check]:
+    """Yields the checks of Spark, Java and the playbooks."""
+    yield Check("Spark", partial(_spark, settings), "check NOETL_SPARK_MASTER or NOETL_SPARK_REMOTE")
+    yield Check("Java", partial(_java, settings), JAVA_REMEDY)
+    yield Check("playbooks", partial(_playbooks, settings), "check NOETL_PLAYBOOKS_PATH")
+
+
+async def _spark(settings: Settings) -> Finding:
+    from noetl_dagster.spark.sessions import check_address
+
+    try:
+        own = f"pyspark {version('pyspark')}"
+    except PackageNotFoundError:
+        return not_set("pyspark is not installed; steps of kind spark need noetl-dagster[spark]")
+    check_address(settings)
+    address = settings.spark_address
+    if settings.spark_remote is not None:
+        return ok(f"{own}, Spark Connect at {await connects(address, CONNECT_PORT)} answers")
+    if address.startswith("spark://"):
+        first = address.partition(",")[0]
+        return ok(f"{own}, master at {await connects(first, MASTER_PORT)} answers")
+    if address.startswith("k8s://"):
+        url = address.removeprefix("k8s://")
+        place = await connects(url if "://" in url else f"https://{url}", API_PORT)
+        return ok(f"{own}, Kubernetes at {place}")
+    return ok(f"{own}, {address}")
+
+
+async def _java(settings: Settings) -> Finding:
+    if settings.spark_remote is not None:
+        return not_set("Spark Connect needs none here")
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None or not os.access(java, os.X_OK):
+        if home:
+            return wrong(f"JAVA_HOME={home} has no bin/java", JAVA_REMEDY)
+        return warning("no java on the PATH: steps of kind spark cannot run", JAVA_REMEDY)
+    run = partial(subprocess.run, [java, "-version"], capture_output=True, errors="replace", timeout=SECONDS)
+    done = await in_background(run)
+    text = done.stderr + done.stdout
+    found = _JAVA_VERSION.search(text)
+    if found is None:
+        return wrong(f"{java} reports no version: {text.strip()[:200]}", JAVA_REMEDY)
+    if int(found[1]) < OLDEST_JAVA:
+        return wrong(f"Java {found[1]} at {java} is too old", JAVA_REMEDY)
+    return ok(f"Java {found[1]} at {java}")
+
+
+async def _playbooks(settings: Settings) -> Finding:
+    folder = settings.playbooks_path
+    if not folder.is_dir():
+        if "playbooks_path" in settings.model_fields_set:
+            return wrong(f"{folder.absolute()} is no folder", "correct NOETL_PLAYBOOKS_PATH")
+        return not_set("NOETL_PLAYBOOKS_PATH, and no folder 'playbooks' here")
+    count = len(await in_background(lambda: find_playbooks(folder)))
+    return ok(f"{count} in {folder.absolute()}; 'noetl-dagster check {folder}' reads them")
