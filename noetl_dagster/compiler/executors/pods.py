@@ -148,16 +148,16 @@ class StepPods:
         """
         key = context.step.key
         pod = self._handler_context(context, known_state)
-        while not self._tried("the run's log", lambda: self._log.follow(key)):
+        while not (followed := self._tried("the run's log", lambda: self._log.follow(key))):
             if stop.wait(POLL_SECONDS):
                 raise DagsterExecutionInterruptedError
         try:
-            yield from self._events(context, known_state, pod, stop)
+            yield from self._events(context, pod, followed, stop)
         finally:
-            self._log.leave(key)
+            self._log.leave(followed)
 
     def _events(
-        self, context: Any, known_state: Any, pod: Any, stop: threading.Event
+        self, context: Any, pod: Any, followed: _Followed, stop: threading.Event
     ) -> Iterator[DagsterEvent]:
         key = context.step.key
         try:
@@ -168,7 +168,7 @@ class StepPods:
         terminated = False
         looked_at, beside_at, succeeded_at = time.monotonic(), -BESIDE_SECONDS, None
         while True:
-            for event in self._tried("the run's log", lambda: self._log.of(key), []):
+            for event in self._tried("the run's log", lambda: self._log.of(followed), []):
                 if _was_interrupted(event) and not stop.is_set():
                     if self._is_terminated(stop):  # the pod has noticed it before this process
                         yield event
@@ -191,9 +191,9 @@ class StepPods:
                 succeeded_at = (succeeded_at or now) if succeeded else None
                 if succeeded_at is not None and now - succeeded_at >= LATE_SECONDS:
                     trouble = f"the pod of step {key} succeeded, and the run's log has no end of the step"
-                    self._tried("the run's log", lambda: self._log.read_again(key))
+                    self._tried("the run's log", lambda: self._log.read_again(followed))
                 if trouble is not None and not self._tried(
-                    "the run's log", lambda: self._log.has_more(key), True
+                    "the run's log", lambda: self._log.has_more(followed), True
                 ):
                     if stop.is_set():
                         raise DagsterExecutionInterruptedError
@@ -284,13 +284,14 @@ class StepPods:
 
 @dataclass(slots=True)
 class _Followed:
-    """A step whose pod is waited for.
+    """A step whose pod is waited for, by its key.
 
     Attributes:
         cursor: of the run's log before its pod existed.
         known: numbers of events that earlier pods wrote, and of those in ``waiting`` or taken from it.
     """
 
+    key: str
     cursor: str | None
     known: set[int]
     waiting: list[DagsterEvent] = field(default_factory=list)
@@ -311,37 +312,38 @@ class _RunLog:
         self._cursor: str | None = None
         self._read_at = -POLL_SECONDS
 
-    def follow(self, key: str) -> bool:
+    def follow(self, key: str) -> _Followed:
         """Collects the events of a step from now on, without those of its earlier pods."""
         with self._lock:
             self._read()
-            self._followed[key] = _Followed(self._cursor, set(self._seen))
-        return True
+            followed = self._followed[key] = _Followed(key, self._cursor, set(self._seen))
+        return followed
 
-    def leave(self, key: str) -> None:
+    def leave(self, followed: _Followed) -> None:
+        """Ends the collection, unless the next try of the step has begun its own meanwhile."""
         with self._lock:
-            self._followed.pop(key, None)
+            if self._followed.get(followed.key) is followed:
+                del self._followed[followed.key]
 
-    def of(self, key: str) -> list[DagsterEvent]:
+    def of(self, followed: _Followed) -> list[DagsterEvent]:
         """Returns the events of a step since the last call."""
         with self._lock:
             if time.monotonic() - self._read_at >= POLL_SECONDS:
                 self._read()
-            followed = self._followed[key]
             found, followed.waiting = followed.waiting, []
         return found
 
-    def has_more(self, key: str) -> bool:
+    def has_more(self, followed: _Followed) -> bool:
         """Reports whether a step has events that were not taken yet."""
         with self._lock:
             self._read()
-            return bool(self._followed[key].waiting)
+            return bool(followed.waiting)
 
-    def read_again(self, key: str) -> None:
+    def read_again(self, followed: _Followed) -> None:
         """Reads all that was written since a step was followed: even events that are later than they may be."""
         with self._lock:
-            for record in self._records(self._followed[key].cursor):
-                self._hand_on(record, key)
+            for record in self._records(followed.cursor):
+                self._hand_on(record, followed.key)
 
     def _read(self) -> None:
         now = time.monotonic()

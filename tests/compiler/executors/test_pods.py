@@ -65,14 +65,14 @@ def log_of(late: Late) -> Any:
 
 def test_the_clock_of_another_pod_hides_nothing(late: Late) -> None:
     log = log_of(late)
-    log.follow("ours")
+    ours = log.follow("ours")
     late.write("ours")
     late.write("other", age=3_600)
     late.hidden = {late.numbers()[0]}
-    assert log.of("ours") == log.of("ours") == []
+    assert log.of(ours) == log.of(ours) == []
     late.hidden.clear()
-    assert [event.step_key for event in log.of("ours")] == ["ours"]
-    assert log.of("ours") == []
+    assert [event.step_key for event in log.of(ours)] == ["ours"]
+    assert log.of(ours) == []
 
 
 def test_an_event_that_came_later_than_any_may_is_found_again(
@@ -81,26 +81,35 @@ def test_an_event_that_came_later_than_any_may_is_found_again(
     monkeypatch.setattr(pods, "LATE_SECONDS", -1.0)
     late.write("ours")
     log = log_of(late)
-    log.follow("ours")
+    ours = log.follow("ours")
     late.write("ours")
     late.write("other")
     late.hidden = {late.numbers()[1]}
-    assert log.of("ours") == log.of("ours") == []
+    assert log.of(ours) == log.of(ours) == []
     late.hidden.clear()
-    assert log.of("ours") == []
-    log.read_again("ours")
-    log.read_again("ours")
-    assert [event.event_type for event in log.of("ours")] == [DagsterEventType.STEP_SUCCESS]
+    assert log.of(ours) == []
+    log.read_again(ours)
+    log.read_again(ours)
+    assert [event.event_type for event in log.of(ours)] == [DagsterEventType.STEP_SUCCESS]
 
 
 def test_only_what_steps_with_pods_say_is_kept(late: Late) -> None:
     log = log_of(late)
-    log.follow("ours")
+    ours = log.follow("ours")
     late.write("thread")
-    assert log.of("ours") == []
+    assert log.of(ours) == []
     assert set(log._followed) == {"ours"}
-    log.leave("ours")
+    log.leave(ours)
     assert not log._followed
+
+
+def test_the_next_pod_is_followed_though_the_thread_of_the_last_one_ends_later(late: Late) -> None:
+    log = log_of(late)
+    last = log.follow("ours")
+    next_one = log.follow("ours")
+    log.leave(last)
+    late.write("ours")
+    assert [event.step_key for event in log.of(next_one)] == ["ours"]
 
 
 class Failing:
