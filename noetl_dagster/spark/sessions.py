@@ -22,7 +22,6 @@ from noetl_dagster import machine
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.ahead import step_begins
-from noetl_dagster.spark.metrics import VECTORED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +30,9 @@ _MASTER = r"local(\[[^\]]+\]|-cluster\[\d+,\d+,\d+\])?|spark://\S+:\d+(,\S+:\d+)
 _REMOTE = r"sc://[^\s/]+(/.*)?"
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+VECTORED = "spark.hadoop.parquet.hadoop.vectored.io.enabled"
+"""With this setting Parquet's reader bypasses Hadoop's statistics, and Spark counts only some hundred bytes."""
+
 LOGGING = Path(__file__).with_name("log4j2.properties")
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 """The file with a pod's namespace; without it Spark would start executors in ``default``."""
@@ -85,20 +87,13 @@ def session_config(settings: Settings) -> dict[str, str]:
             # adaptive execution merges what is too small; 200, the default, is for clusters
             "spark.sql.shuffle.partitions": str(max(8, 2 * machine.cores())),
         }
-    elif settings.spark_master.startswith("k8s://"):
-        config |= _kubernetes_config(settings)
+    elif settings.spark_master.startswith("k8s://"):  # this process starts pods, which connect back to it
+        config |= {"spark.submit.deployMode": "client", "spark.driver.bindAddress": "0.0.0.0"}
+        if (address := _address_towards(settings.spark_master)) is not None:
+            config["spark.driver.host"] = address
+        if NAMESPACE.is_file():
+            config["spark.kubernetes.namespace"] = NAMESPACE.read_text().strip()
     return config | settings.spark_config
-
-
-def _kubernetes_config(settings: Settings) -> dict[str, str]:
-    """Returns the settings for executors that are pods: this process starts them and they connect back to it."""
-    config = {"spark.submit.deployMode": "client", "spark.driver.bindAddress": "0.0.0.0"}
-    address = _address_towards(settings.spark_master)
-    if address is not None:
-        config["spark.driver.host"] = address
-    if NAMESPACE.is_file():
-        config["spark.kubernetes.namespace"] = NAMESPACE.read_text().strip()
-    return config
 
 
 def _address_towards(master: str) -> str | None:

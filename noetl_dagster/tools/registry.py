@@ -16,7 +16,7 @@ _TOOLS = {
     "container": ("commands.container", "ContainerTool"),
     "duckdb": ("sql.duckdb", "DuckdbTool"),
     "http": ("http.tool", "HttpTool"),
-    "nats": ("nats.tool", "NatsTool"),
+    "nats": ("nats", "NatsTool"),
     "noop": ("registry", "NoopTool"),
     "playbook": ("registry", "PlaybookTool"),
     "postgres": ("sql.postgres", "PostgresTool"),

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import obstore
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of, kind_of_status
+from noetl_dagster.tools.access.clients import open_bucket
 from noetl_dagster.tools.access.credentials import CredentialType
-from noetl_dagster.tools.access.objects import open_bucket
 from noetl_dagster.tools.base import Toolbox, ToolCall
 
 HTTP_SECONDS = 30.0

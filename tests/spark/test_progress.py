@@ -16,7 +16,7 @@ from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.settings import Settings
-from noetl_dagster.spark.progress import _named
+from noetl_dagster.spark.metrics import _named
 from noetl_dagster.spark.sessions import SparkSessions
 from tests.definitions import definitions_of
 from tests.spark.remote.servers import one_step

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.access.objects import open_bucket
+from noetl_dagster.tools.access.clients import open_bucket
 from noetl_dagster.tools.base import Toolbox
 
 PG = {"kind": "postgres", "table": "target"}

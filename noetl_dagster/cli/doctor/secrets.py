@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from noetl_dagster.cli.doctor import Check, Finding, connects, not_set, ok, warning, wrong
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.access.clients import Clients, postgres_arguments
+from noetl_dagster.tools.access.clients import Clients, open_bucket, postgres_arguments
 from noetl_dagster.tools.access.credentials import (
     HTTP_TYPES,
     Credential,
@@ -22,7 +22,6 @@ from noetl_dagster.tools.access.credentials import (
     CredentialType,
 )
 from noetl_dagster.tools.access.managers.asking import SecretManagers
-from noetl_dagster.tools.access.objects import open_bucket
 
 CONNECT_SECONDS = 5.0
 

@@ -9,6 +9,8 @@ embedded server.
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import os
 import re
 import time
@@ -23,11 +25,11 @@ from urllib.parse import quote, quote_plus, unquote, urlsplit
 import asyncpg
 import orjson
 import yaml
+from cryptography.fernet import Fernet, InvalidToken
 
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.playbook.tool_kinds import SECRET_PROVIDERS, secret_provider
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.access.encryption import Encryption
 from noetl_dagster.tools.access.managers.asking import MANAGERS, SecretManagers
 
 CACHE_SECONDS = 60.0
@@ -143,6 +145,54 @@ def credential_type(text: str) -> CredentialType:
 def environment_name(name: str) -> str:
     """Returns the environment variable of a credential: ``records-api`` -> ``NOETL_CREDENTIAL_RECORDS_API``."""
     return "NOETL_CREDENTIAL_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
+
+
+class Encryption:
+    """Encrypts mappings with the key of the settings, which is never stored in the database."""
+
+    def __init__(self, settings: Settings) -> None:
+        key = settings.credential_key
+        self._key = None if key is None else key.get_secret_value()
+
+    @property
+    def has_key(self) -> bool:
+        """Reports whether a key is set; it may still be malformed."""
+        return self._key is not None
+
+    def seal(self, name: str, data: Mapping[str, Any]) -> bytes:
+        """Returns a credential's data encrypted. Raises ``CredentialError`` without a valid key."""
+        return self._fernet(name).encrypt(orjson.dumps(dict(data)))
+
+    def unseal(self, name: str, sealed: bytes) -> dict[str, Any]:
+        """Returns the decrypted data of :meth:`seal`.
+
+        Raises:
+            CredentialError: the data was encrypted with another key, or there is none.
+        """
+        try:
+            data: dict[str, Any] = orjson.loads(self._fernet(name).decrypt(bytes(sealed)))
+        except InvalidToken:
+            raise CredentialError(
+                f"credential {name!r} in the database was encrypted with another key; "
+                "set NOETL_CREDENTIAL_KEY to that key or store the credential again"
+            ) from None
+        return data
+
+    def digest(self, text: bytes) -> str:
+        """Returns a keyed digest that distinguishes texts; without the key guesses cannot be verified."""
+        return hmac.new((self._key or "").encode(), text, hashlib.sha256).hexdigest()[:32]
+
+    def _fernet(self, name: str) -> Fernet:
+        try:
+            if self._key is not None:
+                return Fernet(self._key)
+        except ValueError:
+            pass
+        state = "is not set" if self._key is None else "is not a Fernet key (32 bytes, URL-safe base64)"
+        raise CredentialError(
+            f"credential {name!r}: NOETL_CREDENTIAL_KEY {state}; make one with "
+            'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
+        )
 
 
 class Credentials:

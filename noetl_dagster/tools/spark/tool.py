@@ -25,12 +25,19 @@ from noetl_dagster.errors import (
 )
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
-from noetl_dagster.spark import progress, sessions
+from noetl_dagster.spark import sessions
 from noetl_dagster.spark.datasets import Layout, WrittenDataset, register, sizes_of_files, write_dataset
 from noetl_dagster.spark.failures import failure_of
 from noetl_dagster.spark.frames import InputRows
 from noetl_dagster.spark.functions import load_function
-from noetl_dagster.spark.metrics import ConnectMetrics, InputBytes, metrics_of
+from noetl_dagster.spark.metrics import (
+    ConnectMetrics,
+    InputBytes,
+    failed_stage,
+    metrics_of,
+    report_connected,
+    reporting,
+)
 from noetl_dagster.spark.staging import Staging, staging_for
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.tools.base import Chunk, Tool, Toolbox, ToolCall, ToolResult, count_of
@@ -110,7 +117,7 @@ class SparkTool(Tool):
         program, rendered = await _program(call, box)
         run = _SparkRun(call, box, spark, stored, layout, program, rendered)
         try:
-            async with progress.reporting(spark, run.group, run.tell):
+            async with reporting(spark, run.group, run.tell):
                 value, datasets, metrics = await self._threads.run(run.perform)
         except asyncio.CancelledError:
             run.stopped.set()
@@ -196,7 +203,7 @@ class _SparkRun:
             self.staging = staging_for(session, self.settings, self.stopped, self.tell)
             classic = sessions.is_classic(session)
             if not classic:
-                progress.report_connected(session, self.tell, self.told)
+                report_connected(session, self.tell, self.told)
             value, datasets = self._kept(self._result(session))
             metrics = metrics_of(self.spark, self.group) if classic else self.told.metrics()
             return value, datasets, self._with_bytes(metrics, datasets, session)
@@ -335,7 +342,13 @@ class _SparkRun:
 
     async def published(self, value: Any, datasets: Mapping[str, Written], metrics: Metrics) -> ToolResult:
         """Registers the written datasets, which makes them visible."""
-        refs = {name: await self._registered(written, name) for name, written in datasets.items()}
+        store, layout, refs = self.box.results, self.layout, {}
+        for name, written in datasets.items():
+            if isinstance(written, WrittenDataset):
+                refs[name] = await register(written, store, layout, **self._whose(name))
+            else:
+                tier = layout.tier_for(self.settings)
+                refs[name] = await store.put(written, **self._whose(name), tier=tier)
         single = [ref.bytes_size for ref in refs.values() if ref.kind is not RefKind.DATASET]
         if single and "output_bytes" in metrics:  # objects that the driver has stored
             metrics["output_bytes"] = int(metrics["output_bytes"]) + sum(single)
@@ -349,12 +362,6 @@ class _SparkRun:
         dumped = {name: ref.model_dump(mode="json", exclude_defaults=True) for name, ref in refs.items()}
         return ToolResult(data={**value, **dumped}, details=details)
 
-    async def _registered(self, written: Written, name: str) -> ResultRef:
-        store, layout = self.box.results, self.layout
-        if isinstance(written, WrittenDataset):
-            return await register(written, store, layout, **self._whose(name))
-        return await store.put(written, **self._whose(name), tier=layout.tier_for(self.settings))
-
     def _tool_error(self, error: Exception) -> ToolError:
         """Returns the failure in a few lines; of playbook code with its exception and line."""
         in_code = isinstance(error, CodeFailure)
@@ -366,7 +373,7 @@ class _SparkRun:
             own = in_code and failure.kind == "transform" and failure.code is None
             kind = "python" if own else failure.kind
         line = f" (line {error.line} of the code)" if isinstance(error, CodeFailure) and error.line else ""
-        stage = progress.failed_stage(self.spark, self.group)
+        stage = failed_stage(self.spark, self.group)
         where = f"spark in step {self.call.step}{', ' if stage else ''}{stage}"
         name = type(cause).__name__
         named = "" if isinstance(cause, NoetlError | NotJsonableError) else f" {name}:"

@@ -22,7 +22,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.reading import ResultReader
-from noetl_dagster.tools.access.objects import open_bucket
+from noetl_dagster.tools.access.clients import open_bucket
 from noetl_dagster.tools.base import as_result_ref
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.sql.tables import listed, quoted

@@ -18,8 +18,8 @@ from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.playbook.tool_kinds import PLACE_KINDS, REQUEST_FIELDS, likely_place
 from noetl_dagster.playbook.wording import suggestion
+from noetl_dagster.tools.access.clients import open_bucket
 from noetl_dagster.tools.access.credentials import CredentialType
-from noetl_dagster.tools.access.objects import open_bucket
 from noetl_dagster.tools.base import Toolbox, ToolCall, count_of
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.sql.statements import BoundStatement, bind, without_percent

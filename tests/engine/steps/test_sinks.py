@@ -21,7 +21,7 @@ from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.reading import ResultReader
-from noetl_dagster.tools.access.objects import open_bucket
+from noetl_dagster.tools.access.clients import open_bucket
 from noetl_dagster.tools.rows.batches import StoredResult
 from noetl_dagster.tools.sinks import duckdb as duckdb_parts
 from noetl_dagster.tools.sinks.parts import PartSinks
