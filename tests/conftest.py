@@ -40,6 +40,7 @@ from noetl_dagster.events.connection import open_pool
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.spark.sessions import SparkSessions
+from tests import MONTHS_AHEAD
 from tests.databases import Databases
 from tests.processes import end_run_servers
 
@@ -232,6 +233,12 @@ def _own_settings(services: Settings, databases: Databases, tmp_path: Path) -> I
         end_run_servers(embedded.run_server_folder(own))
         if (own.home / "services.json").exists():  # the test started servers of its own
             embedded.down(own)
+
+
+@pytest.fixture
+def months_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the log get partitions of later months, as outside of tests."""
+    monkeypatch.setattr(schema, "MONTHS_AHEAD", MONTHS_AHEAD)
 
 
 @pytest.fixture

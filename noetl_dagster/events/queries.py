@@ -321,16 +321,6 @@ WHERE {_OF_VISIT} AND event_type = 'step.enter' AND meta ? 'turn'
 ORDER BY 1 DESC LIMIT 1
 """
 
-# How many shards of a fan-out have ended.
-FANIN_COUNT = """
-SELECT
-    COUNT(*) FILTER (WHERE event_type = 'loop.shard.done') AS done,
-    COUNT(*) FILTER (WHERE event_type = 'loop.shard.failed') AS failed
-FROM noetl.event
-WHERE execution_id = $1 AND node_name = $2 AND meta ->> 'loop_id' = $3
-  AND event_type IN ('loop.shard.done', 'loop.shard.failed') AND meta ? 'loop_id'
-"""
-
 # Whether a shard or iteration of a loop has failed for good: what fail_fast stops at.
 LOOP_FAILED = """
 SELECT EXISTS (

@@ -11,7 +11,6 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.fanout.shards import Group
-from noetl_dagster.events.queries import FANIN_COUNT
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from tests.engine.conftest import Run
 from tests.playbooks import playbook
@@ -62,24 +61,6 @@ async def test_a_hundred_items_are_a_hundred_distinct_commands(run: Run, engine:
     assert fanin["status"] == "complete"
     assert fanin["meta"]["loop_id"] == started["meta"]["loop_id"]
     assert values(state, "fan") == [n * n for n in range(100)]
-
-
-async def test_the_fan_in_query_uses_its_index(run: Run, engine: Engine) -> None:
-    state = await run(
-        """
-        workflow:
-          - step: fan
-            loop: {in: "{{ range(3000) | list }}", iterator: n}
-            spec: {loop_mode: fanout, fanout: {max_groups: 2}}
-            tool: {kind: noop}
-        """
-    )
-    (started,) = await events(engine, state, "loop.fanout.started")
-    await engine.runtime.pool.execute("ANALYZE noetl.event")
-    where = state.execution_id, "fan", started["meta"]["loop_id"]
-    plan = await engine.runtime.pool.fetch("EXPLAIN " + FANIN_COUNT, *where)
-    assert "loop_id" in "\n".join(row[0] for row in plan if "Index" in row[0])
-    assert tuple(await engine.runtime.pool.fetchrow(FANIN_COUNT, *where)) == (3000, 0)
 
 
 async def test_two_of_fifty_shards_fail_and_the_partial_arc_is_taken(run: Run) -> None:

@@ -10,12 +10,10 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.maintenance import Maintenance
 from noetl_dagster.engine.steps.watermarks import watermarks
-from noetl_dagster.events import schema
 from noetl_dagster.events.ids import snowflake_floor
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.schema import ensure_partitions
 from noetl_dagster.events.types import Event, EventType
-from tests import MONTHS_AHEAD
 from tests.waiting import until
 
 OLD = datetime(2025, 3, 1, tzinfo=UTC)
@@ -62,10 +60,8 @@ async def projected(engine: Engine, count: int) -> None:
     await until(found, f"{count} executions in the projection")
 
 
-async def test_an_old_month_goes_with_all_that_belongs_to_it(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(schema, "MONTHS_AHEAD", MONTHS_AHEAD)
+@pytest.mark.usefixtures("months_ahead")
+async def test_an_old_month_goes_with_all_that_belongs_to_it(engine: Engine) -> None:
     runtime = engine.runtime
     async with runtime.pool.acquire() as connection:
         await ensure_partitions(connection, OLD)
