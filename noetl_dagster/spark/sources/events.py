@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -140,18 +140,18 @@ class NoetlEvents(DataSource):
         return _EventsReader(
             self.settings.db_url,
             schema,
-            tasks=int(self.options.get("tasks", "8")),
+            tasks=max(int(self.options.get("tasks", "8")), 1),
             whole=self.options.get("whole_executions", "false").lower() == "true",
         )
 
 
+@dataclass(eq=False)
 class _EventsReader(DataSourceReader):
-    def __init__(self, db_url: str, schema: StructType, *, tasks: int, whole: bool) -> None:
-        self._db_url = db_url
-        self._schema = schema
-        self._tasks = max(tasks, 1)
-        self._whole = whole
-        self._conditions: list[SqlCondition] = []
+    db_url: str
+    spark_schema: StructType
+    tasks: int
+    whole: bool
+    conditions: list[SqlCondition] = field(default_factory=list)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802, Spark's own name
         """Accepts the filters that PostgreSQL can evaluate; yields the rest for Spark."""
@@ -160,24 +160,24 @@ class _EventsReader(DataSourceReader):
             if condition is None:
                 yield given
             else:
-                self._conditions.append(condition)
+                self.conditions.append(condition)
 
     def partitions(self) -> list[InputPartition]:
         return asyncio.run(self._planned())
 
     async def _planned(self) -> list[InputPartition]:
-        connection = await asyncpg.connect(self._db_url)
+        connection = await asyncpg.connect(self.db_url)
         try:
             horizon = await connection.fetchval(HORIZON)
             share = await connection.fetchval(SAMPLE_SHARE, SAMPLE)
             keys = [Key(*row) for row in await connection.fetch(SAMPLED_KEYS, share)]
         finally:
             await connection.close()
-        bounds = [None, *slice_starts(keys, self._tasks, whole=self._whole), None]
+        bounds = [None, *slice_starts(keys, self.tasks, whole=self.whole), None]
         return [InputPartition((pair, horizon)) for pair in pairwise(bounds)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        schema = to_arrow_schema(self._schema, timezone="UTC")
+        schema = to_arrow_schema(self.spark_schema, timezone="UTC")
         batches = self._batches(*partition.value)
 
         async def following() -> list[asyncpg.Record] | None:
@@ -190,9 +190,9 @@ class _EventsReader(DataSourceReader):
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     async def _batches(self, bounds: Bounds, horizon: str) -> AsyncIterator[list[asyncpg.Record]]:
-        condition, values = where(self._conditions, bounds, horizon)
-        listed = ", ".join(f"{_sql(name)} AS {name}" for name in self._schema.names)
-        connection = await asyncpg.connect(self._db_url)
+        condition, values = where(self.conditions, bounds, horizon)
+        listed = ", ".join(f"{_sql(name)} AS {name}" for name in self.spark_schema.names)
+        connection = await asyncpg.connect(self.db_url)
         try:
             async with connection.transaction(readonly=True):
                 cursor = await connection.cursor(EVENTS.format(columns=listed, condition=condition), *values)

@@ -100,22 +100,22 @@ class NoetlResults(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Returns a writer with the options."""
         partition_by = orjson.loads(self.options.get("partition_by", "[]"))
-        return _Writer(self.settings, self.options["path"], partition_by, schema)
+        return _Writer(self.settings, self.options["path"].rstrip("/"), partition_by)
 
 
+@dataclass(eq=False)
 class _ResultsReader(DataSourceReader):
-    def __init__(self, settings: Settings, parts: list[StoredPart], schema: StructType, tasks: int) -> None:
-        self._settings = settings
-        self._parts = parts
-        self._schema = schema
-        self._tasks = tasks
+    settings: Settings
+    parts: list[StoredPart]
+    spark_schema: StructType
+    tasks: int
 
     def partitions(self) -> list[InputPartition]:
-        return [InputPartition(run) for run in divide_parts(self._parts, self._tasks)]
+        return [InputPartition(run) for run in divide_parts(self.parts, self.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        schema = to_arrow_schema(self._schema, timezone="UTC")
-        for part, stored in read_ahead(self._settings, partition.value, most=AT_ONCE + 1):
+        schema = to_arrow_schema(self.spark_schema, timezone="UTC")
+        for part, stored in read_ahead(self.settings, partition.value, most=AT_ONCE + 1):
             if part.content_type == codec.PARQUET:
                 yield from self._rows(part, stored, schema)
             else:
@@ -128,7 +128,7 @@ class _ResultsReader(DataSourceReader):
         fixed = hive_values(part.uri, part.base)
         columns = [name for name in schema.names if name not in fixed]
         if stored is None:
-            filesystem, path = locations.arrow_filesystem(self._settings, part.uri)
+            filesystem, path = locations.arrow_filesystem(self.settings, part.uri)
             opened = filesystem.open_input_file(path)
         else:
             opened = pa.BufferReader(stored)
@@ -251,20 +251,19 @@ class _Written(WriterCommitMessage):
     files: list[str]
 
 
+@dataclass(eq=False)
 class _Writer(DataSourceArrowWriter):
     """Writes below a folder that is not read before it is registered; a failed job removes its files."""
 
-    def __init__(self, settings: Settings, path: str, partition_by: list[str], schema: StructType) -> None:
-        self._settings = settings
-        self._path = path.rstrip("/")
-        self._partition_by = partition_by
-        self._schema = schema
+    settings: Settings
+    path: str
+    partition_by: list[str]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Writes the batches of a task. Expects rows sorted by partition value; each change begins another file."""
         import pyarrow.parquet as pq
 
-        filesystem, folder = locations.arrow_filesystem(self._settings, self._path)
+        filesystem, folder = locations.arrow_filesystem(self.settings, self.path)
         context = TaskContext.get()
         task = context.partitionId() if context is not None else 0
         files: list[str] = []
@@ -277,7 +276,7 @@ class _Writer(DataSourceArrowWriter):
                     file = f"{name}part-{task:05d}-{uuid.uuid4()}.parquet"
                     writer = pq.ParquetWriter(f"{folder}/{file}", rows.schema, filesystem=filesystem)
                     open_name = name
-                    files.append(f"{self._path}/{file}")
+                    files.append(f"{self.path}/{file}")
                 writer.write_table(rows)
         if writer is not None:
             writer.close()
@@ -285,11 +284,11 @@ class _Writer(DataSourceArrowWriter):
 
     def _split(self, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         """Divides a batch by partition folder, in the order of the rows."""
-        if not self._partition_by:
+        if not self.partition_by:
             yield "", table
             return
-        rest = [name for name in table.column_names if name not in self._partition_by]
-        keys = table.select(self._partition_by)
+        rest = [name for name in table.column_names if name not in self.partition_by]
+        keys = table.select(self.partition_by)
         start = 0
         for end in [*_changes(keys), table.num_rows]:
             if end > start:
@@ -299,7 +298,7 @@ class _Writer(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         written = [message for message in messages if isinstance(message, _Written)]
-        locations.remove_objects(self._settings, [uri for message in written for uri in message.files])
+        locations.remove_objects(self.settings, [uri for message in written for uri in message.files])
 
 
 def _changes(keys: pa.Table) -> list[int]:
