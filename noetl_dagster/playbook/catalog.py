@@ -28,9 +28,8 @@ def find_playbooks(folder: Path, include: Sequence[str] = (), exclude: Sequence[
             folder means all that is in it. None: every file.
         exclude: patterns of what is left out of these.
     """
-    wanted, unwanted = (
-        {path for pattern in patterns for path in folder.glob(pattern)} for patterns in (include, exclude)
-    )
+    wanted = {path for pattern in include for path in folder.glob(pattern)}
+    unwanted = {path for pattern in exclude for path in folder.glob(pattern)}
 
     def is_wanted(path: Path) -> bool:
         way = {path, *path.parents}

@@ -88,9 +88,8 @@ def without_expressions(source: str, expressions: tuple[Expression, ...]) -> str
     for expression in expressions:
         parts.append(source[done : expression.start])
         lines = "\n" * expression.source.count("\n")
-        parts.append(
-            f"({expression.name}{lines})" if lines else expression.name.ljust(len(expression.source))
-        )
+        padded = expression.name.ljust(len(expression.source))
+        parts.append(f"({expression.name}{lines})" if lines else padded)
         done = expression.stop
     return "".join((*parts, source[done:]))
 
@@ -168,9 +167,8 @@ class _WithoutAnnotations(ast.NodeTransformer):
 
 def _function_code(tree: ast.Module, filename: str, names: tuple[str, ...]) -> CodeType:
     """The code as that of a function whose variables ``names`` are global."""
-    from_future = [
-        node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"
-    ]
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    from_future = [node for node in imports if node.module == "__future__"]
     body = [_WithoutAnnotations().visit(node) for node in tree.body if node not in from_future]
     around = ast.parse("def code(): pass")
     function = around.body[0]

@@ -46,7 +46,9 @@ class Spelled:
 
 
 def _stored_place(place: Place | None, info: SerializationInfo) -> Any:
-    return [place.line, place.column] if place is not None and info.context is not None else place
+    if place is None or info.context is None:
+        return place
+    return None if info.context.get("without_places") else [place.line, place.column]
 
 
 def _loaded_place(value: Any, info: ValidationInfo) -> Any:
@@ -82,22 +84,20 @@ class Declaration:
 @cache
 def declarations(model: type[BaseModel]) -> tuple[Declaration, ...]:
     """Returns the declarations of a model's fields, in their order."""
-    return tuple(_declaration(name, info) for name, info in model.model_fields.items())
+    found = []
+    for name, info in model.model_fields.items():
+        type_: Any = info.annotation
+        metadata = [*info.metadata]
+        if get_origin(type_) in (Union, UnionType):
+            [type_, *_] = [one for one in get_args(type_) if one is not NoneType]
+        if get_origin(type_) is Annotated:
+            metadata += get_args(type_)[1:]
+        spelled = next((one for one in metadata if isinstance(one, Spelled)), Spelled())
+        type_, about = Seconds if "seconds" in metadata else type_, info.description or ""
+        found.append(Declaration(name, (name, *spelled.names), type_, spelled.words, info.default, about))
+    return tuple(found)
 
 
 def spellings_of(model: type[BaseModel], name: str) -> tuple[str, ...]:
     """Returns the words for one field of a model."""
     return next(field.spellings for field in declarations(model) if field.name == name)
-
-
-def _declaration(name: str, info: Any) -> Declaration:
-    type_, metadata = info.annotation, [*info.metadata]
-    if get_origin(type_) in (Union, UnionType):
-        [type_, *_] = [one for one in get_args(type_) if one is not NoneType]
-    if get_origin(type_) is Annotated:
-        metadata += get_args(type_)[1:]
-    spelled = next((one for one in metadata if isinstance(one, Spelled)), Spelled())
-    type_ = Seconds if "seconds" in metadata else type_
-    return Declaration(
-        name, (name, *spelled.names), type_, spelled.words, info.default, info.description or ""
-    )

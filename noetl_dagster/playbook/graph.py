@@ -47,18 +47,12 @@ class StepGraph:
         names = [step.name for step in playbook.steps]
         self.entry = playbook.entry.name
         self._position = {name: place for place, name in enumerate(names)}
-        self._successors = {
-            step.name: tuple(target for target in step.targets if target in self._position)
-            for step in playbook.steps
-        }
-        predecessors: dict[str, list[str]] = {name: [] for name in names}
+        self._successors = {step.name: self._known(step.targets) for step in playbook.steps}
+        self._predecessors: dict[str, list[str]] = {name: [] for name in names}
         for name, targets in self._successors.items():
             for target in targets:
-                predecessors[target].append(name)
-        self._predecessors = {name: tuple(found) for name, found in predecessors.items()}
-        self._streams = {
-            step.name: tuple(name for name in step.streams_to if name in names) for step in playbook.steps
-        }
+                self._predecessors[target].append(name)
+        self._streams = {step.name: self._known(step.streams_to) for step in playbook.steps}
         self._fed_by = {target: name for name, targets in self._streams.items() for target in targets}
         self.reachable = self._reachable()
         self.regions = self._regions()
@@ -68,9 +62,12 @@ class StepGraph:
     def __contains__(self, name: str) -> bool:
         return name in self._position
 
+    def _known(self, steps: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in steps if name in self._position)
+
     def predecessors(self, name: str) -> tuple[str, ...]:
         """Returns the steps that have an arc to a step."""
-        return self._predecessors[name]
+        return tuple(self._predecessors[name])
 
     def streams_to(self, name: str) -> tuple[str, ...]:
         """Steps that take the chunks of a step while they are made."""

@@ -217,9 +217,8 @@ def _task() -> Schema:
         **references("spec", "retry", "sink"),
         "assert": closed(fields_of(models.Assertion)),
     }
-    return opened(common, required=("kind",)) | {
-        "allOf": [_kind(*entry) for entry in tool_kinds.TOOL_KINDS.items()]
-    }
+    kinds = [_kind(*entry) for entry in tool_kinds.TOOL_KINDS.items()]
+    return opened(common, required=("kind",)) | {"allOf": kinds}
 
 
 def _kind(name: str, kind: tool_kinds.ToolKind) -> Schema:

@@ -211,7 +211,6 @@ class Execution:
             workload=state.workload,
             ctx=ChainMap({}, state.ctx),  # type: ignore[arg-type]
             steps=StepResults(self.playbook, state, cache, reads),
-            file=state.file,
             own=own,
         )
         kept = state.watermarks.get((step, visit))

@@ -124,11 +124,9 @@ def _check_pods(playbook: Playbook, region: Region) -> Iterator[Problem]:
     asking = [step for step in map(playbook.step, region.steps) if step.spec.pod is not None]
     for step in asking:
         if step.spec.pod != asking[0].spec.pod:
-            kind, ring = (
-                ("stream", " -> ".join(region.steps)) if region.is_stream else ("cycle", _ring(region))
-            )
+            where = f"stream {' -> '.join(region.steps)}" if region.is_stream else f"cycle {_ring(region)}"
             message = f"its pod is another than that of step {asking[0].name!r}"
-            remedy = f"the {kind} {ring} runs in one pod; say the same of both, or of one alone"
+            remedy = f"the {where} runs in one pod; say the same of both, or of one alone"
             yield problem_of(playbook, step, f"{message}; {remedy}", kind=ProblemKind.CONFLICTING_FIELDS)
         if step.wants_workers:
             message = "workers of the pool run it, and its pod would only wait for them"

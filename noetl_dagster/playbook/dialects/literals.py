@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from noetl_dagster.errors import ProblemKind
+from noetl_dagster.playbook import tool_kinds
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.container import check_container
-from noetl_dagster.playbook.tool_kinds import (
-    CHUNK_SIZE,
-    PAGING_FIELDS,
-    PLACE_FIELDS,
-    PLACE_KINDS,
-    REQUEST_FIELDS,
-    ROW_FORMATS,
-    TOOL_KINDS,
-    likely_place,
-)
 from noetl_dagster.playbook.wording import described, is_open, is_template
 
 
 def check_task(block: Block, kind: str) -> None:
     """Reports what is wrong with the fields of a task."""
     values = block.values
-    for names in TOOL_KINDS[kind].fields if kind in TOOL_KINDS else ():
-        if names[0] == CHUNK_SIZE[0]:
+    for names in tool_kinds.TOOL_KINDS[kind].fields if kind in tool_kinds.TOOL_KINDS else ():
+        if names[0] == tool_kinds.CHUNK_SIZE[0]:
             _check_size(block, names)
     if kind == "container":
         check_container(block)
@@ -69,18 +60,18 @@ def _check_transfer(block: Block) -> None:
 def _check_end(end: Block) -> str | None:
     """The kind of place that it is, where that is known."""
     key = next((name for name in ("kind", "type") if end.values.get(name) is not None), None)
-    given = likely_place(end.values) if key is None else end[key]
+    given = tool_kinds.likely_place(end.values) if key is None else end[key]
     if is_open(given):
         return None
-    kind = PLACE_KINDS.get(str(given).lower())
+    kind = tool_kinds.PLACE_KINDS.get(str(given).lower())
     if kind is None:
         if key is not None:
-            end.check_word(key, tuple(PLACE_KINDS))
+            end.check_word(key, tuple(tool_kinds.PLACE_KINDS))
         return None
-    known = (*PLACE_FIELDS, *(REQUEST_FIELDS if kind == "http" else ("uri", "url")))
+    known = (*tool_kinds.PLACE_FIELDS, *(tool_kinds.REQUEST_FIELDS if kind == "http" else ("uri", "url")))
     end.drop(*known, *(name for name in end.values if is_template(str(name))))
     end.close(known)
-    end.check_word("format", ROW_FORMATS)
+    end.check_word("format", tool_kinds.ROW_FORMATS)
     paging = None if is_open(end.values.get("paging")) else end.child("paging")
     if paging is not None:
         _check_paging(end, paging)
@@ -88,11 +79,11 @@ def _check_end(end: Block) -> str | None:
 
 
 def _check_paging(end: Block, paging: Block) -> None:
-    paging.drop(*PAGING_FIELDS)
+    paging.drop(*tool_kinds.PAGING_FIELDS)
     if not any(paging.values.get(name) for name in ("next", "param")) and not any(paging.rest()):
         message = "paging needs 'next', a path in the body, or 'param', a query parameter"
         end.error(message, "paging", ProblemKind.MISSING_FIELD)
-    paging.close(PAGING_FIELDS)
+    paging.close(tool_kinds.PAGING_FIELDS)
     for name, words in (("start", "a whole number"), ("step", "a whole number or 'rows'")):
         given = paging.values.get(name)
         if is_open(given) or (name == "step" and given == "rows"):

@@ -131,9 +131,8 @@ def _tasks(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, ...]:
     fields = TOOL_KINDS.get(kind, UNKNOWN).beside_step
     beside = [key for key in block.values if key in fields]
     block.drop("tool", *beside)
-    values = block.document.gathered(
-        [(block.values, "tool", "kind"), *((block.values, key, key) for key in beside)]
-    )
+    parts = [("tool", "kind"), *((key, key) for key in beside)]
+    values = block.document.gathered((block.values, *part) for part in parts)
     task = read_task(Block(block.reading, values, block.what, block.place_of("tool")), outer)
     return () if task is None else (task,)
 

@@ -27,7 +27,6 @@ _COMMENT = re.compile(r"(?:^|\s)(#.*?)\s*$", re.MULTILINE)
 _LIST = re.compile(r"^( *)(?:- +)*[\w.]+:[ \t]*(?:#.*)?\n(?:[ \t]*(?:#.*)?\n)*( *)- ", re.MULTILINE)
 _UNWRITABLE_FOLD = re.compile(r"\a(?! \S)|(?<=\s)\a")
 """Marks of the reader, where lines of a folded text were joined, that the writer takes between two words only."""
-_PLACE = {"file", "line", "column"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,7 @@ def _difference(playbook: Playbook, before: str, after: str, file: str) -> str |
 
 def _meaning(playbook: Playbook) -> Any:
     """All that a playbook says; not where it stands."""
-    return _without_places(playbook.model_dump(exclude={"source", "file"}))
+    return playbook.model_dump(exclude={"source", "file"}, context={"without_places": True})
 
 
 def _changed(before: Any, after: Any) -> str | None:
@@ -191,19 +190,10 @@ def _changed(before: Any, after: Any) -> str | None:
     pairs: list[tuple[Any, Any, Any]] = []
     if isinstance(before, dict) and isinstance(after, dict):
         pairs = [(key, before.get(key), after.get(key)) for key in {**before, **after}]
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+    elif isinstance(before, list | tuple) and isinstance(after, list | tuple) and len(before) == len(after):
         pairs = [(index, *both) for index, both in enumerate(zip(before, after, strict=True))]
     for key, old, new in pairs:
         inner = _changed(old, new)
         if inner is not None:
             return f"{key}.{inner}".rstrip(".")
     return ""
-
-
-def _without_places(value: Any) -> Any:
-    if isinstance(value, dict):
-        is_place = value.keys() == _PLACE
-        return None if is_place else {key: _without_places(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_places(item) for item in value]
-    return value

@@ -95,12 +95,9 @@ def compile_set(block: Mapping[str, Any], *, in_loop: bool) -> CompiledSet:
     Raises:
         TemplateError: a target is read-only, or a template does not parse.
     """
-    return CompiledSet(
-        tuple((*parse_target(name, in_loop=in_loop), compile_value(value)) for name, value in block.items())
-    )
+    entries = ((*parse_target(name, in_loop=in_loop), compile_value(value)) for name, value in block.items())
+    return CompiledSet(tuple(entries))
 
-
-__all__ = ["CompiledSet", "Iteration", "Patch", "Scope", "compile_set", "parse_target"]
 
 _NOTHING = object()
 _NO_VALUES: Mapping[str, Any] = {}
@@ -171,13 +168,11 @@ class Scope(Mapping[str, Any]):
         workload: read-only to templates and to Python code.
         ctx: the execution's context; live, so that what ``set`` writes is seen at once.
         steps: step name to result; may be lazy, a missing one raises ``KeyError``.
-        keychain: given to tool fields only.
-        file: playbook file, for messages.
         own: names of the language that a playbook may use for its own: ``partition``, ``asset``.
     """
 
-    __slots__ = ("_keychain", "_locals", "_own", "_steps", "ctx", "execution_id", "file", "input",
-                 "iteration", "state", "step_values", "workload")  # fmt: skip
+    __slots__ = ("_keychain", "_locals", "_own", "_steps", "ctx", "execution_id", "input", "iteration",
+                 "state", "step_values", "workload")  # fmt: skip
 
     def __init__(
         self,
@@ -186,18 +181,15 @@ class Scope(Mapping[str, Any]):
         workload: Mapping[str, Any],
         ctx: dict[str, Any],
         steps: Mapping[str, Any],
-        keychain: Mapping[str, Any] | None = None,
-        file: str = "",
         own: Mapping[str, Any] = _NO_VALUES,
     ) -> None:
         self.execution_id = execution_id
         self.workload = workload
         self.ctx = ctx
-        self.file = file
         self.iteration: Iteration | None = None
         self.step_values: dict[str, Any] = {}
         self._steps = steps
-        self._keychain = keychain
+        self._keychain: Mapping[str, Any] | None = None
         self._own = own
         self.state: Mapping[str, Any] | None = None
         self.input: Mapping[str, Any] = _NO_VALUES
@@ -242,7 +234,6 @@ class Scope(Mapping[str, Any]):
         derived.execution_id = self.execution_id
         derived.workload = self.workload
         derived.ctx = self.ctx
-        derived.file = self.file
         derived.iteration = self.iteration
         derived.step_values = self.step_values
         derived._steps = self._steps
@@ -366,6 +357,3 @@ class Scope(Mapping[str, Any]):
             frame = frame.parent
         names.update(self.input, self.ctx, self.workload, self._steps, *self._locals)
         return sorted(map(str, names))
-
-    def __repr__(self) -> str:
-        return f"Scope(execution_id={self.execution_id}, file={self.file!r})"

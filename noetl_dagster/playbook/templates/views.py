@@ -14,7 +14,6 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Va
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from noetl_dagster.playbook.templates.extracted import NOTHING, extracted_below, extracted_field
 from noetl_dagster.playbook.templates.failures import seen_error
 
 if TYPE_CHECKING:
@@ -24,6 +23,9 @@ _LAZY_SEQUENCES = (GeneratorType, KeysView, ValuesView, ItemsView, range, map, f
 _ENVELOPE_KEYS = frozenset(
     {"status", "data", "ref", "extracted", "error", "meta", "http", "pg", "py", "playbook", "results"}
 )
+NOTHING = object()
+"""Marks a name that was not found."""
+
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
@@ -239,8 +241,8 @@ class DataView(View):
 
     def selected(self, key: str) -> Any:
         """A field that stands beside the reference, a view of those below ``key``, or NOTHING."""
-        field = extracted_field(self._extracted, key, inside=bool(self._path))
-        below = extracted_below(self._extracted, key) if field is NOTHING and self._reference else None
+        field = _extracted_field(self._extracted, key, inside=bool(self._path))
+        below = _extracted_below(self._extracted, key) if field is NOTHING and self._reference else None
         if not below:
             return field
         path = (*self._path, key)
@@ -352,6 +354,29 @@ class ResultView(View):
 
     def __repr__(self) -> str:
         return f"ResultView(status={self.envelope.get('status')!r})"
+
+
+def _extracted_field(extracted: Mapping[str, Any], key: str, *, inside: bool = False) -> Any:
+    """The field of this path, else the one whose path ends so: ``total`` of ``data.paging.total``; or NOTHING.
+
+    Inside of a mapping of the result only paths count.
+    """
+    if key in extracted:
+        return extracted[key]
+    if inside:
+        return NOTHING
+    ending = f".{key}"
+    return next((value for path, value in extracted.items() if path.endswith(ending)), NOTHING)
+
+
+def _extracted_below(extracted: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The fields below a mapping: of ``paging.total`` below ``paging`` it is ``total``."""
+    return {
+        path.removeprefix(prefix): value
+        for prefix in (f"data.{key}.", f"{key}.")
+        for path, value in extracted.items()
+        if path.startswith(prefix)
+    }
 
 
 def unwrapped(value: Any) -> Any:
