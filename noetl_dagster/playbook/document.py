@@ -93,7 +93,11 @@ class Document:
             message = f"nested deeper than {_MAX_DEPTH} levels, or an alias inside itself"
             self.report(self._at(node.start_mark), message)
             return None
-        value = self._sequence(node, depth) if isinstance(node, SequenceNode) else self._mapping(node, depth)
+        if isinstance(node, SequenceNode):
+            value: Any = [self._value(item, depth + 1) for item in node.value]
+            self._value_marks[id(value)] = dict(enumerate(item.start_mark for item in node.value))
+        else:
+            value = self._mapping(node, depth)
         # both by node (an alias gives the same object) and by value (to find its place)
         self._kept[id(node)] = self._kept[id(value)] = (value, node.start_mark, node)
         return value
@@ -108,11 +112,6 @@ class Document:
             message = f"value {node.value!r}: {reason}; quote it if text is meant"
             self.report(self._at(node.start_mark), message)
             return node.value
-
-    def _sequence(self, node: SequenceNode, depth: int) -> list[Any]:
-        values = [self._value(item, depth + 1) for item in node.value]
-        self._value_marks[id(values)] = dict(enumerate(item.start_mark for item in node.value))
-        return values
 
     def _mapping(self, node: Node, depth: int) -> dict[str, Any]:
         values: dict[str, Any] = {}

@@ -55,7 +55,8 @@ class StepGraph:
         self._streams = {step.name: self._known(step.streams_to) for step in playbook.steps}
         self._fed_by = {target: name for name, targets in self._streams.items() for target in targets}
         self.reachable = self._reachable()
-        self.regions = self._regions()
+        # Tarjan's algorithm gives a component only after all that it leads to
+        self.regions = tuple(self._region(component) for component in reversed(list(self._components())))
         self._by_name = {region.name: region for region in self.regions}
         self._region_of = {step: region for region in self.regions for step in region.steps}
 
@@ -94,10 +95,6 @@ class StepGraph:
                     seen.add(target)
                     waiting.append(target)
         return frozenset(seen)
-
-    def _regions(self) -> tuple[Region, ...]:
-        # Tarjan's algorithm gives a component only after all that it leads to
-        return tuple(self._region(component) for component in reversed(list(self._components())))
 
     # Ours: networkx takes as long to import as a whole check takes, graphlib knows no components, and where several
     # orders are right rustworkx chooses another one, which the names of regions and ops would follow.

@@ -29,15 +29,10 @@ _FLAT = (
     *("backoff_multiplier", "retry_on", "retry_on_status", "stop_when"),
 )
 SINK_TOOL = "postgres"
-_OF_TABLES = ("table", "mode", "key")
-_OF_FILES = ("path", "format")
 _SINK_TOOLS = {
-    "postgres": (*_OF_TABLES, "command"),
-    "duckdb": (*_OF_TABLES, "database"),
-    "file": _OF_FILES,
-    "s3": _OF_FILES,
-    "minio": _OF_FILES,
-    "gcs": _OF_FILES,
+    "postgres": ("table", "mode", "key", "command"),
+    "duckdb": ("table", "mode", "key", "database"),
+    **dict.fromkeys(("file", "s3", "minio", "gcs"), ("path", "format")),
 }
 """By tool, what a sink says beside ``auth`` and ``args``."""
 
@@ -74,9 +69,7 @@ def _rule(block: Block) -> RetryRule | None:
 
 def _flat_rule(block: Block) -> RetryRule | None:
     """``{max_attempts, retry_on, retry_on_status, ...}``: what to try again stands beside the limits."""
-    kinds, statuses = _kinds(block), _statuses(block)
-    reasons = [f"error.kind in {kinds}"] if kinds else []
-    reasons += [f"error.status in {statuses}"] if statuses else []
+    reasons = _reasons(block)
     conditions = [" or ".join(reasons)] if reasons else []
     when, stop = block.spelled("when", "retry_when"), block.spelled("stop_when")
     if when is not None and stop is None and not reasons:
@@ -92,28 +85,28 @@ def _flat_rule(block: Block) -> RetryRule | None:
     return _limits(block, f"{{{{ {joined} }}}}")
 
 
-def _kinds(block: Block) -> list[str]:
-    """``retry_on``: kinds of errors; a tool's name stands for all errors of that tool."""
+def _reasons(block: Block) -> list[str]:
+    """``retry_on``: statuses and kinds of errors, of which a tool's name is one; and ``retry_on_status``."""
     known = (*ERROR_KINDS, *SUPPORTED_KINDS)
-    words = [str(entry).strip().lower() for entry in block.items("retry_on") if not isinstance(entry, int)]
-    named = [_ERROR_WORDS.get(word, word) for word in words]
-    for name in named:
-        if name not in known:
-            hint = suggestion(name, known, "kinds of errors")
-            block.error(f"retry_on: no error is of kind {name!r}; {hint}", "retry_on")
-    return named
-
-
-def _statuses(block: Block) -> list[int]:
-    """``retry_on_status``, and numbers among ``retry_on``."""
-    given = [entry for entry in block.items("retry_on") if isinstance(entry, int)]
+    kinds: list[str] = []
+    numbers: list[Any] = []
+    for entry in block.items("retry_on"):
+        if isinstance(entry, int):
+            numbers.append(entry)
+            continue
+        word = str(entry).strip().lower()
+        kinds.append(_ERROR_WORDS.get(word, word))
+        if kinds[-1] not in known:
+            hint = suggestion(kinds[-1], known, "kinds of errors")
+            block.error(f"retry_on: no error is of kind {kinds[-1]!r}; {hint}", "retry_on")
     statuses = []
-    for status in (*given, *block.items("retry_on_status")):
+    for status in (*numbers, *block.items("retry_on_status")):
         if isinstance(status, bool) or not str(status).strip().isdigit():
             block.error(f"retry_on_status: {described(status)} is no status such as 503", "retry_on_status")
         else:
             statuses.append(int(status))
-    return statuses
+    reasons = [f"error.kind in {kinds}"] if kinds else []
+    return [*reasons, f"error.status in {statuses}"] if statuses else reasons
 
 
 def _expression(block: Block, key: str) -> str:

@@ -68,7 +68,9 @@ def read_task_spec(own: Block | None, outer: tuple[dict[str, Any], ...], fallbac
         rules = _inherited_rules(outer, fallback)
     spec = layered_block(given, f"{fallback.what}, spec", *outer)
     spec.drop("policy")
-    timeout, result = read_timeout(spec), _read_result(spec)
+    timeout = read_timeout(spec)
+    block = spec.child("result", expected="result must be a mapping, for example {store: minio}")
+    result = None if block is None else _keeping(block)
     options = spec.take_rest()
     read = spec.build(TaskSpec, timeout=timeout, policy=rules or (), result=result, options=options)
     return read or TaskSpec()
@@ -94,15 +96,6 @@ def read_timeout(spec: Block, *names: str) -> float | None:
     given = [parts.seconds(name) for name in ("connect", "read", "write", "pool", "total")]
     parts.close(("connect", "read"), severity="warning")
     return sum(part for part in given if part is not None) or None
-
-
-def _read_result(spec: Block) -> ResultSpec:
-    value = spec.take("result")
-    if value is not None and not isinstance(value, dict):
-        spec.error("result must be a mapping, for example {store: minio}", "result")
-        return ResultSpec()
-    block = spec.child("result")
-    return ResultSpec() if block is None else _keeping(block)
 
 
 def read_keeping(block: Block, result: ResultSpec) -> tuple[Any, ResultSpec]:
@@ -142,7 +135,10 @@ def _keeping(block: Block) -> ResultSpec:
     """``store`` is a tier or ``{kind, scope, ttl, compression}``; the other words stand beside it or in it."""
     inner = block.child("store") if isinstance(block.values.get("store"), dict) else None
     holder = inner or block
-    tier = _tier(holder, "kind" if inner else "store")
+    key = "kind" if inner else "store"
+    is_auto = str(holder.values.get(key)).strip().lower() == "auto"
+    tier = None if is_auto else holder.choice(StoreTier, key)
+    holder.drop(key)
     fields = {
         name: block.text(name) or (inner.text(name) if inner else None)
         for name in ("name", "scope", "compression", "content_type")
@@ -174,13 +170,6 @@ def _selection(block: Block, *names: str) -> tuple[tuple[str, ...], int | None]:
         rule.error("give a list of paths, for example [count, data.total]")
     rule.close(("strategy", "threshold_kb", "paths"))
     return paths, None if kilobytes is None else int(kilobytes * 1024)
-
-
-def _tier(block: Block, key: str) -> StoreTier | None:
-    if str(block.values.get(key)).strip().lower() == "auto":
-        block.drop(key)
-        return None
-    return block.choice(StoreTier, key)
 
 
 def _paths(entries: Any) -> tuple[str, ...]:

@@ -212,9 +212,11 @@ def _config(block: Block, kind: str, known: ToolKind) -> dict[str, Any]:
     for names in known.fields:
         if names[0] == "args" and not isinstance(block.values.get("args"), list):
             continue  # a mapping is the input
-        key = block.spelled(*names)
-        if key is not None and block[key] is not None:
-            config[names[0]] = _timeout(block, key) if names[0] == TIMEOUT[0] else block[key]
+        value = block.take(*names)
+        if names[0] == TIMEOUT[0] and not (isinstance(value, str) and "{{" in value):
+            value = read_timeout(block, *names)  # a template stays one: tool fields are rendered at run time
+        if value is not None:
+            config[names[0]] = value
     _decode(block, known, config)
     _check_rest(block, kind, known)
     if kind == "http":
@@ -270,12 +272,6 @@ def _unfold_script(block: Block, config: dict[str, Any], kind: str) -> None:
         block.error("script of source type 'inline' needs 'code'", "script", kind=ProblemKind.MISSING_FIELD)
     else:
         config.setdefault("code" if kind in _CODE_KINDS else "command", code)
-
-
-def _timeout(block: Block, key: str) -> Any:
-    """Seconds; a template stays one, since tool fields are rendered at run time."""
-    value = block[key]
-    return value if isinstance(value, str) and "{{" in value else read_timeout(block, key)
 
 
 def _check_names(step: Block, tasks: list[Task]) -> None:

@@ -41,7 +41,10 @@ def sql_literal(value: Any) -> str:
     if isinstance(value, int):
         return str(int(value)) if value >= 0 else f"({int(value)})"
     if isinstance(value, float | Decimal):
-        return _number(value)
+        text = str(value)
+        if not Decimal(text).is_finite():
+            return f"'{text}'"
+        return f"({text})" if text.startswith("-") else text
     if isinstance(value, str):
         return _quoted(value)
     if isinstance(value, dt.date | dt.time):
@@ -86,13 +89,6 @@ def _known(value: Any) -> Any:
     if isinstance(value, Undefined):
         value._fail_with_undefined_error()
     return plain(value) if isinstance(value, View) else value
-
-
-def _number(value: float | Decimal) -> str:
-    text = str(value)
-    if not Decimal(text).is_finite():
-        return f"'{text}'"
-    return f"({text})" if text.startswith("-") else text
 
 
 def _quoted(text: str) -> str:

@@ -324,8 +324,11 @@ class ResultView(View):
             return found
         if key == "result":
             return self._data()
-        if key == "response":
-            return self._body()
+        if key == "response":  # the body of an http result, the data of any other
+            data = self._data()
+            is_answer = "http" in self.envelope and isinstance(data, DataView) and "status_code" in data
+            body = data["data"] if is_answer else data
+            return DataView(body) if isinstance(body, Mapping) else body
         return None if key in _ENVELOPE_KEYS and key in self.envelope else NOTHING
 
     def _data(self) -> Any:
@@ -334,13 +337,6 @@ class ResultView(View):
             return DataView(None, reference=reference, extracted=extracted, cache=self._cache)
         value = self._value() if "data" in self.envelope or self.is_loop else None
         return DataView(value, extracted=extracted) if isinstance(value, Mapping) else value
-
-    def _body(self) -> Any:
-        """Returns the response: the body of an http result, the data of any other."""
-        data = self._data()
-        is_answer = "http" in self.envelope and isinstance(data, DataView) and "status_code" in data
-        body = data["data"] if is_answer else data
-        return DataView(body) if isinstance(body, Mapping) else body
 
     def plain(self) -> Any:
         """The data; of a loop its results, data, total, done and failed; of a failure its envelope."""
