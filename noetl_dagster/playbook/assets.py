@@ -180,12 +180,7 @@ class CheckSpec(Model):
 
 @dataclass(frozen=True, slots=True)
 class CheckVerdict:
-    """The verdict of a check.
-
-    Attributes:
-        why: in words, where it did not pass.
-        facts: numbers and examples, for people.
-    """
+    """The verdict of a check: ``why`` it did not pass, in words, and numbers and examples for people."""
 
     passed: bool
     why: str = ""

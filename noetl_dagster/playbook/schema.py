@@ -108,7 +108,6 @@ def fields_of(model: type[BaseModel], **others: Schema) -> Schema:
 
 
 def _schema_of(field: Declaration) -> Schema:
-    """The values that the reader of blocks accepts for a field."""
     type_ = field.type
     if type_ in _TYPES:
         return _TYPES[type_]
@@ -222,7 +221,6 @@ def _task() -> Schema:
 
 
 def _kind(name: str, kind: tool_kinds.ToolKind) -> Schema:
-    """The fields of one kind, and which of them it needs."""
     fields: Schema = {}
     spellings = {names[0]: names for names in kind.fields}
     for names in spellings.values():
@@ -263,7 +261,6 @@ def _spec() -> Schema:
 
 
 def _pod() -> Schema:
-    """``spec.kubernetes``."""
     text_or_number: Schema = {"type": ["string", "number"]}
     amount: Schema = {"anyOf": [text_or_number, closed({"request": text_or_number, "limit": text_or_number})]}
     texts = {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 _SHOWN = 20
+Hints = Callable[[str], str]
+"""Suggests the nearest name for an unknown one, or lists the known ones."""
 
 
 def described(value: Any) -> str:
@@ -38,6 +41,16 @@ def is_open(value: Any) -> bool:
 def suggestion(key: str, known: tuple[str, ...], what: str = "known keys") -> str:
     """'did you mean x?' for a near miss, else the list of what is known."""
     return did_you_mean(key, known) or f"{what}: {listed(known)}"
+
+
+def hints_against(known: tuple[str, ...], what: str, *, budget: int = 50) -> Hints:
+    """Makes suggestions against a long list of names; only so many are looked up, for each reads the whole list."""
+
+    @cache
+    def hint(name: str) -> str:
+        return suggestion(name, known if hint.cache_info().currsize < budget else (), what)
+
+    return hint
 
 
 @lru_cache(maxsize=512)  # an error in a loop asks the same again and again, and each answer reads all names

@@ -13,12 +13,11 @@ from noetl_dagster.playbook.code import (
     templates_in_texts,
     without_expressions,
 )
-from noetl_dagster.playbook.dialects.block import Hints
 from noetl_dagster.playbook.document import Document, texts_in
 from noetl_dagster.playbook.models import ARC_WORDS, Input, Playbook
 from noetl_dagster.playbook.templates.rendering import Compiled, compile_value, condition
 from noetl_dagster.playbook.tool_kinds import DESCRIPTION, LITERAL_FIELDS, TOOL_KINDS, WHEN
-from noetl_dagster.playbook.wording import is_template, suggestion
+from noetl_dagster.playbook.wording import Hints, hints_against, is_template, suggestion
 
 _KINDS = ("python", "spark")
 _DATA_NAMES = frozenset({"workload", "ctx", "iter", "keychain", "execution_id"})
@@ -36,7 +35,7 @@ def check_code(playbook: Playbook, document: Document | None = None) -> Iterator
     document = document or Document(playbook.source, playbook.file)
     lines = playbook.source.splitlines()
     known = known_names(playbook)
-    hints = Hints(sorted(known), "")
+    hints = hints_against(tuple(sorted(known)), "")
     data_names = _DATA_NAMES.union(playbook.workload, (step.name for step in playbook.steps))
     for owner, name, label, code in texts_in([document.root], 0, frozenset(), set()):
         if label != "code" or code not in codes:
@@ -150,7 +149,7 @@ def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]
     if not isinstance(root, dict):
         return
     seen: set[int] = set()
-    hints = Hints(sorted(known), "")
+    hints = hints_against(tuple(sorted(known)), "")
     for section in ("workflow", "workbook", "executor"):
         for owner, name, key, text in texts_in(root, section, SKIPPED_KEYS, seen):
             if "{" in text or key in _CONDITION_KEYS:
@@ -187,7 +186,7 @@ def check_text(place: Place, key: str, text: str, known: frozenset[str], hints: 
         yield Problem(place, f"{key}: {error}", kind=ProblemKind.TEMPLATE_SYNTAX)
         return
     for name in sorted(compiled.names - known):
-        near = hints.hint(name)
+        near = hints(name)
         hint = near if near.startswith("did you") else "it must come with the workload of the execution"
         message = f"{key}: nothing in the playbook defines {name!r}; {hint}"
         yield Problem(place, message, "warning", ProblemKind.UNDEFINED_NAME)

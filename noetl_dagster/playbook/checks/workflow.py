@@ -8,18 +8,17 @@ from collections.abc import Iterator
 from noetl_dagster.errors import Problem, ProblemKind
 from noetl_dagster.playbook.checks.streams import check_streams, problem_of
 from noetl_dagster.playbook.checks.templates import check_templates
-from noetl_dagster.playbook.dialects.block import Hints
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import Region, StepGraph
 from noetl_dagster.playbook.models import LoopMode, Playbook, ShardGranularity, Step, Task
-from noetl_dagster.playbook.wording import suggestion
+from noetl_dagster.playbook.wording import Hints, hints_against, suggestion
 from noetl_dagster.settings import POOL_NAME
 
 
 def check_playbook(playbook: Playbook, document: Document) -> list[Problem]:
     """Everything found, errors and warnings; ``document`` is the YAML behind the playbook."""
     graph = StepGraph(playbook)
-    hints = Hints([step.name for step in playbook.steps], "steps")
+    hints = hints_against(tuple(step.name for step in playbook.steps), "steps")
     problems: list[Problem] = []
     for step in playbook.steps:
         problems += _check_graph(playbook, graph, step, hints)
@@ -37,7 +36,7 @@ def check_playbook(playbook: Playbook, document: Document) -> list[Problem]:
 def _check_graph(playbook: Playbook, graph: StepGraph, step: Step, hints: Hints) -> Iterator[Problem]:
     for arc in step.routing.arcs:
         if arc.step not in graph:
-            message = f"next leads to unknown step {arc.step!r}; {hints.hint(arc.step)}"
+            message = f"next leads to unknown step {arc.step!r}; {hints(arc.step)}"
             yield problem_of(playbook, step, message, kind=ProblemKind.UNKNOWN_STEP, place=arc.place)
     if step.name not in graph.reachable:
         message = f"no path leads here from {graph.entry!r}; it never runs"

@@ -80,7 +80,6 @@ def _check(block: Block) -> CheckSpec | None:
 
 
 def _default_name(kind: CheckKind, asks: Any) -> str:
-    """``unique_patient_id``."""
     about = list(asks) if isinstance(asks, (list, tuple, dict)) and kind is not CheckKind.ROW_COUNT else []
     return re.sub(r"\W+", "_", "_".join([kind.value, *(str(one) for one in about)]), flags=re.ASCII)
 

@@ -20,6 +20,7 @@ from noetl_dagster.playbook.wording import described, is_template, suggestion
 M = TypeVar("M", bound=Model)
 E = TypeVar("E", bound=StrEnum)
 
+_INVALID = ProblemKind.INVALID_VALUE
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
 _SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -110,9 +111,7 @@ class Block:
         """Returns the place of a value."""
         return self.document.place(self.values, key)
 
-    def error(
-        self, message: str, key: str | None = None, kind: ProblemKind = ProblemKind.INVALID_VALUE
-    ) -> None:
+    def error(self, message: str, key: str | None = None, kind: ProblemKind = _INVALID) -> None:
         """Reports an error at a key's value, or at the block."""
         self._report(message, key, "error", kind)
 
@@ -124,9 +123,7 @@ class Block:
         """Reports a field that contradicts another one."""
         self._report(message, key, "error", ProblemKind.CONFLICTING_FIELDS)
 
-    def warn(
-        self, message: str, key: str | None = None, kind: ProblemKind = ProblemKind.INVALID_VALUE
-    ) -> None:
+    def warn(self, message: str, key: str | None = None, kind: ProblemKind = _INVALID) -> None:
         """Reports a warning at a key's value, or at the block."""
         self._report(message, key, "warning", kind)
 
@@ -409,20 +406,3 @@ _READERS: dict[Any, Callable[..., Any]] = {
     float: Block.number,
 }
 """Reads a value of a type, under any of its spellings."""
-
-
-class Hints:
-    """Suggestions against a long list of names. Only so many are looked up: each one reads the whole list."""
-
-    def __init__(self, known: Iterable[str], what: str, *, budget: int = 50) -> None:
-        self._known = tuple(known)
-        self._what = what
-        self._found: dict[str, str] = {}
-        self._budget = budget
-
-    def hint(self, name: str) -> str:
-        """Suggests the nearest known name, or lists the known ones."""
-        if name not in self._found:
-            names = self._known if len(self._found) < self._budget else ()
-            self._found[name] = suggestion(name, names, self._what)
-        return self._found[name]

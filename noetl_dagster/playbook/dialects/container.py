@@ -86,7 +86,6 @@ SECURITY: k8s.Shape = {
 
 
 def _amounts(block: Block, key: str) -> None:
-    """``{cpu: 500m, memory: 4Gi, nvidia.com/gpu: 1}``."""
     child = block.child(key)
     for name, value in {} if child is None else child.values.items():
         assert child is not None
@@ -123,7 +122,6 @@ def check_container(block: Block) -> None:
 
 
 def _command(block: Block, key: str) -> None:
-    """Text for a shell, or a list."""
     if isinstance(block[key], list):
         k8s.words(block, key)
     elif not isinstance(block[key], str):

@@ -28,7 +28,6 @@ def check_task(block: Block, kind: str) -> None:
 
 
 def _check_size(block: Block, names: tuple[str, ...]) -> None:
-    """Rows of a chunk."""
     key = next((name for name in names if block.values.get(name) is not None), None)
     if key is None or is_open(block[key]):
         return
@@ -93,7 +92,6 @@ def _check_paging(end: Block, paging: Block) -> None:
 
 
 def _check_written(block: Block, target: Block, kind: str) -> None:
-    """Reports options that the target cannot follow."""
     if kind == "result":
         target.error("a result is no target; use the artifact tool", "kind")
         return

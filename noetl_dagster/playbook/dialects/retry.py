@@ -110,7 +110,6 @@ def _reasons(block: Block) -> list[str]:
 
 
 def _expression(block: Block, key: str) -> str:
-    """Returns the expression inside the braces of a condition."""
     text = str(block[key]).strip()
     if not compile_value(text).is_expression:
         block.error(f"{key} must be one template beside other conditions: {{{{ ... }}}}", key)

@@ -246,7 +246,6 @@ def _decode(block: Block, known: ToolKind, config: dict[str, Any]) -> None:
 
 
 def _check_rest(block: Block, kind: str, known: ToolKind) -> None:
-    """Reports the fields that the kind does not know, or that say nothing here."""
     names = (*(names[0] for names in known.fields), *_KEYS)
     for key in block.rest():
         if key in known.without_effect or known.takes_anything:

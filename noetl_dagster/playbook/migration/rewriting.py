@@ -179,7 +179,6 @@ def _difference(playbook: Playbook, before: str, after: str, file: str) -> str |
 
 
 def _meaning(playbook: Playbook) -> Any:
-    """All that a playbook says; not where it stands."""
     return playbook.model_dump(exclude={"source", "file"}, context={"without_places": True})
 
 

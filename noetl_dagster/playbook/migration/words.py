@@ -374,7 +374,6 @@ class Words:
     # -- single words
 
     def _spell_fields(self, owner: Entries | None, model: type[BaseModel]) -> None:
-        """Rewrites older spellings of a model's fields, and older words of their values."""
         for field in declarations(model) if owner is not None else ():
             assert owner is not None
             self._spell(owner, field.spellings)

@@ -319,7 +319,6 @@ def _path_of(node: nodes.Node) -> tuple[str, ...] | None:
 
 
 def _whole_expression(tree: nodes.Template) -> nodes.Expr | None:
-    """The expression, when the template is nothing else."""
     match tree.body:
         case [nodes.Output(nodes=[expression])] if not isinstance(expression, nodes.TemplateData):
             return expression

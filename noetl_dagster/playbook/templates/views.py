@@ -52,12 +52,10 @@ class ReferenceCache(dict[str, Any]):
 
 
 def _of_value(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation of the value behind a view."""
     return lambda self: operation(self._value())
 
 
 def _compared(operation: Callable[[Any, Any], Any]) -> Callable[..., bool]:
-    """A comparison of the value behind a view."""
     return lambda self, other: bool(operation(self._value(), unwrapped(other)))
 
 
@@ -298,7 +296,6 @@ class ResultView(View):
         return self.envelope.get("error")
 
     def _items(self) -> list[Any]:
-        """The results of a loop's items, in item order."""
         results = self.envelope.get("results")
         found = results if isinstance(results, list) else self._value()
         return [ResultView(item, self._cache) if is_envelope(item) else item for item in found]
