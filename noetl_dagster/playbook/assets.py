@@ -214,11 +214,9 @@ class PartitionKey(Model):
 
 
 class Partition(Model):
-    """The partition that an execution belongs to.
+    """The partition that an execution belongs to, with the keys of its dimensions by their names.
 
-    Attributes:
-        key: as Dagster writes it; the keys of two dimensions are joined by ``|``, in the order of their names.
-        parts: by name of the dimension.
+    Its own key is as Dagster writes it: those of two dimensions joined by ``|``, in the order of their names.
     """
 
     key: str

@@ -18,13 +18,10 @@ from noetl_dagster.playbook.models import Playbook
 
 
 def load_playbook(path: Path | str, *, lenient: bool = False) -> Playbook:
-    """Loads a playbook file.
+    """Loads a playbook file, or raises a PlaybookError with every error found, in file order.
 
     Args:
         lenient: unsupported tool kinds and unknown fields of tools are reported as warnings.
-
-    Raises:
-        PlaybookError: with every error found, in file order.
     """
     return required(*load_report(path, lenient=lenient))
 

@@ -106,19 +106,8 @@ class ToolKind:
     def liftable(self) -> dict[str, set[str]]:
         """The words of a task that may stand below another key, by that key."""
         fields = self.all_fields
-        common = {
-            *INPUT,
-            *AUTH,
-            *OUTPUT,
-            *SET_BLOCKS,
-            "payload",
-            "workload",
-            "output_select",
-            "retry",
-            "sink",
-        }
-        if self.name_fills is not None:
-            common.add("name")
+        common = {*INPUT, *AUTH, *OUTPUT, *SET_BLOCKS, "payload", "workload", "output_select", "retry"}
+        common |= {"sink"} if self.name_fills is None else {"sink", "name"}
         words = {"spec": (fields | common) - SPEC_WORDS, "runtime": fields}
         return {key: words[key] for key in self.below} if fields else {}
 

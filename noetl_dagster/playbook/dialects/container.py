@@ -30,11 +30,8 @@ VARIABLE: k8s.Shape = {
     "value": k8s.any_text,
     "valueFrom": k8s.mapping(
         {
-            "secretKeyRef": k8s.mapping(_KEY_OF, "name", "key"),
-            "configMapKeyRef": k8s.mapping(_KEY_OF, "name", "key"),
-            "fieldRef": k8s.some_mapping,
-            "resourceFieldRef": k8s.some_mapping,
-            "fileKeyRef": k8s.some_mapping,
+            **dict.fromkeys(("secretKeyRef", "configMapKeyRef"), k8s.mapping(_KEY_OF, "name", "key")),
+            **dict.fromkeys(("fieldRef", "resourceFieldRef", "fileKeyRef"), k8s.some_mapping),
         }
     ),
 }
@@ -68,20 +65,15 @@ VOLUME: k8s.Shape = {
     **dict.fromkeys(_OTHER_VOLUMES.split(), k8s.some_mapping),
 }
 SECURITY: k8s.Shape = {
-    "allowPrivilegeEscalation": k8s.flag,
-    "appArmorProfile": k8s.some_mapping,
+    **dict.fromkeys(("allowPrivilegeEscalation", "privileged"), k8s.flag),
+    **dict.fromkeys(("readOnlyRootFilesystem", "runAsNonRoot"), k8s.flag),
+    **dict.fromkeys(("runAsGroup", "runAsUser"), k8s.whole),
+    **dict.fromkeys(("appArmorProfile", "seLinuxOptions", "windowsOptions"), k8s.some_mapping),
     "capabilities": k8s.mapping({"add": k8s.words, "drop": k8s.words}),
-    "privileged": k8s.flag,
     "procMount": k8s.word("Default", "Unmasked"),
-    "readOnlyRootFilesystem": k8s.flag,
-    "runAsGroup": k8s.whole,
-    "runAsNonRoot": k8s.flag,
-    "runAsUser": k8s.whole,
-    "seLinuxOptions": k8s.some_mapping,
     "seccompProfile": k8s.mapping(
         {"type": k8s.word("RuntimeDefault", "Unconfined", "Localhost"), "localhostProfile": k8s.text}, "type"
     ),
-    "windowsOptions": k8s.some_mapping,
 }
 
 

@@ -59,11 +59,7 @@ def sql_literal(value: Any) -> str:
 
 
 def sql_list(values: Any) -> str:
-    """A list as ``(1, 'b', NULL)``, for ``IN``; an empty one as ``(NULL)``, which is in nothing.
-
-    Raises:
-        TemplateError: for anything but a list.
-    """
+    """A list as ``(1, 'b', NULL)``, for ``IN``; an empty one as ``(NULL)``, which is in nothing."""
     values = _known(values)
     if not isinstance(values, list | tuple | set | frozenset):
         raise TemplateError(f"sql_list: a list is needed, not {type(values).__name__}")
@@ -71,11 +67,7 @@ def sql_list(values: Any) -> str:
 
 
 def sql_identifier(value: Any) -> str:
-    """A name, or a dotted one, as quoted identifiers: ``public.my table`` -> ``"public"."my table"``.
-
-    Raises:
-        TemplateError: for an empty name and for anything but text.
-    """
+    """A name, or a dotted one, as quoted identifiers: ``public.my table`` -> ``"public"."my table"``."""
     value = _known(value)
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise TemplateError(f"sql_identifier: a name is needed, not {value!r}")
@@ -103,9 +95,8 @@ def _quoted(text: str) -> str:
 
 
 _MAPPING_METHODS = frozenset({"get", "items", "keys", "values"})
-_LAZY_FILTERS = frozenset(
-    {"count", "d", "default", "first", "length", "tojson", "to_json"}
-)  # they know views, or need no value
+# they know views, or need no value
+_LAZY_FILTERS = frozenset({"count", "d", "default", "first", "length", "tojson", "to_json"})
 _TESTS_OF_TYPES = (
     "boolean", "false", "float", "integer", "iterable", "lower", "mapping", "none", "number", "sameas", "sequence",
     "string", "true", "upper",

@@ -233,11 +233,7 @@ class _Mapping(Compiled):
 
 
 def compile_value(value: Any) -> Compiled:
-    """Compiles strings, and the strings inside lists and mappings.
-
-    Raises:
-        TemplateError: a template does not parse.
-    """
+    """Compiles strings, also inside lists and mappings; raises TemplateError if one does not parse."""
     if isinstance(value, str):
         return _compile_text(value)
     if isinstance(value, Mapping):
@@ -418,11 +414,7 @@ async def render_async(compiled: Compiled, scope: Mapping[str, Any], fetch: Fetc
 
 
 async def render_input(compiled: Compiled, scope: Mapping[str, Any], fetch: Fetch) -> dict[str, Any]:
-    """Renders an ``input`` block, which may be one template for all of its names.
-
-    Raises:
-        TemplateError: the template gives something else than a mapping.
-    """
+    """Renders an ``input`` block, which may be one template; raises TemplateError if that gives no mapping."""
     values = await render_async(compiled, scope, fetch)
     if isinstance(values, Mapping):
         return dict(values)

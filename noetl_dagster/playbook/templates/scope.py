@@ -44,10 +44,9 @@ class Patch:
 
 
 def parse_target(name: str, *, in_loop: bool) -> tuple[str, tuple[str, ...]]:
-    """Splits ``ctx.a.b`` into scope and path. A bare name is ``ctx`` outside loops and ``iter`` inside.
+    """Splits ``ctx.a.b`` into scope and path; a bare name is ``ctx`` outside loops and ``iter`` inside.
 
-    Raises:
-        TemplateError: the target is read-only or empty.
+    Raises TemplateError if the target is read-only or empty.
     """
     parts = tuple(name.split("."))
     if not all(parts):
@@ -90,11 +89,7 @@ class CompiledSet:
 
 
 def compile_set(block: Mapping[str, Any], *, in_loop: bool) -> CompiledSet:
-    """Compiles a ``set`` block.
-
-    Raises:
-        TemplateError: a target is read-only, or a template does not parse.
-    """
+    """Compiles a ``set`` block; raises TemplateError for a read-only target and a template that does not parse."""
     entries = ((*parse_target(name, in_loop=in_loop), compile_value(value)) for name, value in block.items())
     return CompiledSet(tuple(entries))
 
