@@ -65,15 +65,20 @@ VOLUME: k8s.Shape = {
     **dict.fromkeys(_OTHER_VOLUMES.split(), k8s.some_mapping),
 }
 SECURITY: k8s.Shape = {
-    **dict.fromkeys(("allowPrivilegeEscalation", "privileged"), k8s.flag),
-    **dict.fromkeys(("readOnlyRootFilesystem", "runAsNonRoot"), k8s.flag),
-    **dict.fromkeys(("runAsGroup", "runAsUser"), k8s.whole),
-    **dict.fromkeys(("appArmorProfile", "seLinuxOptions", "windowsOptions"), k8s.some_mapping),
+    "allowPrivilegeEscalation": k8s.flag,
+    "appArmorProfile": k8s.some_mapping,
     "capabilities": k8s.mapping({"add": k8s.words, "drop": k8s.words}),
+    "privileged": k8s.flag,
     "procMount": k8s.word("Default", "Unmasked"),
+    "readOnlyRootFilesystem": k8s.flag,
+    "runAsGroup": k8s.whole,
+    "runAsNonRoot": k8s.flag,
+    "runAsUser": k8s.whole,
+    "seLinuxOptions": k8s.some_mapping,
     "seccompProfile": k8s.mapping(
         {"type": k8s.word("RuntimeDefault", "Unconfined", "Localhost"), "localhostProfile": k8s.text}, "type"
     ),
+    "windowsOptions": k8s.some_mapping,
 }
 
 

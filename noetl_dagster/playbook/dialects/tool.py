@@ -213,10 +213,11 @@ def _config(block: Block, kind: str, known: ToolKind) -> dict[str, Any]:
         if names[0] == "args" and not isinstance(block.values.get("args"), list):
             continue  # a mapping is the input
         value = block.take(*names)
+        if value is None:
+            continue
         if names[0] == TIMEOUT[0] and not (isinstance(value, str) and "{{" in value):
             value = read_timeout(block, *names)  # a template stays one: tool fields are rendered at run time
-        if value is not None:
-            config[names[0]] = value
+        config[names[0]] = value
     _decode(block, known, config)
     _check_rest(block, kind, known)
     if kind == "http":
