@@ -68,12 +68,14 @@ def _as_warnings(block: Block, found: Iterator[T]) -> list[T]:
 
 
 def _pools(block: Block) -> dict[str, int]:
-    pools = block.mapping("pools")
-    for name, limit in pools.items():
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+    pools = {}
+    for name, limit in block.mapping("pools").items():
+        if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1:
+            pools[name] = limit
+        else:
             message = f"pool {name!r} needs a number of slots, 1 or more, found {described(limit)}"
             block.error(message, "pools")
-    return {name: limit for name, limit in pools.items() if isinstance(limit, int)}
+    return pools
 
 
 def _schedules(block: Block, metadata: Block) -> Iterator[ScheduleSpec]:
