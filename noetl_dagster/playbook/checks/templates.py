@@ -159,7 +159,8 @@ def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]
 def known_names(playbook: Playbook) -> frozenset[str]:
     """Every name that something in the playbook defines, wherever it is visible."""
     names = {*LANGUAGE_NAMES, *playbook.workload, *playbook.workbook}
-    tasks, targets = [*playbook.workbook.values()], list[str]()
+    tasks = [*playbook.workbook.values()]
+    targets: list[str] = []
     for step in playbook.steps:
         names |= {step.name, *_names_of(step.input), *step.sources}
         if step.state is not None:
