@@ -63,7 +63,11 @@ FILES_FIRST = (
 TOGETHER = {
     "one JVM": (
         *("tests/spark/", "tests/engine/fanout/test_spark.py", "tests/engine/fanout/test_engines.py"),
-        *("tests/io_managers/test_spark.py", "tests/examples/test_clinic.py"),
+        *(
+            "tests/io_managers/test_spark.py",
+            "tests/io_managers/test_project.py",
+            "tests/examples/test_clinic.py",
+        ),
     ),
     "one rendering": ("tests/helm/",),
 }
