@@ -6,10 +6,10 @@ import ssl
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from pydantic import Field, SecretStr, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from noetl_dagster import machine
@@ -23,6 +23,10 @@ DEFAULT_POOL = "default"
 
 POOL_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 """Pool names are parts of NATS subjects and of names of Kubernetes objects."""
+
+
+_NoneIfEmpty = BeforeValidator(lambda value: None if value == "" else value)
+"""Treats an empty value as unset, since a container's variables may be empty."""
 
 
 class StoreTier(StrEnum):
@@ -87,7 +91,7 @@ class Settings(BaseSettings):
     )
     dagster_db_url: str | None = Field(None, description="Dagster's own storage; empty: embedded PostgreSQL")
 
-    health_port: int | None = Field(
+    health_port: Annotated[int | None, _NoneIfEmpty] = Field(
         None,
         ge=0,
         le=65535,
@@ -240,12 +244,6 @@ class Settings(BaseSettings):
     records_api_port: int = Field(0, description="Port of the embedded records API; 0: any free port")
     records_api_seed: int = Field(7, description="Seed of the records and faults of the records API")
     records_api_faults: float = Field(0.05, ge=0, le=1, description="Faulty share of records API answers")
-
-    @field_validator("health_port", mode="before")
-    @classmethod
-    def _no_port(cls, value: object) -> object:
-        """Treats an empty value as unset, since a container's variables may be empty."""
-        return None if value == "" else value
 
     @field_validator("tracing_endpoint")
     @classmethod

@@ -30,11 +30,9 @@ GRACE_SECONDS = 10
 
 
 def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serves until SIGTERM or SIGINT.
+    """Serves on a bound socket until SIGTERM or SIGINT; calls ``ready`` as soon as it accepts requests.
 
-    Args:
-        listener: bound; runs, which outlive the service, must not inherit it.
-        ready: called as soon as it accepts requests.
+    Runs, which outlive the service, must not inherit the socket.
     """
     environment = embedded.environment(settings)
     if "DAGSTER_HOME" not in os.environ:

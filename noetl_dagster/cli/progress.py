@@ -81,15 +81,13 @@ class _Display:
 
     def describe(self, step: StepView, commands: Mapping[str, str]) -> str:
         """Describes a step beyond its counts: chunks, failures, pace, the note of its command."""
-        running, parts = step.status == "RUNNING", []
-        if step.chunks is not None:
-            parts.append(chunks_made(step.chunks))
-        if step.loop is not None and step.loop.failed:
-            parts.append(f"{step.loop.failed} failed")
-        if step.loop is not None and running:
-            parts.append(self._pace(step.loop))
-        if running:
-            parts.append(commands.get(step.step, ""))
+        loop, running = step.loop, step.status == "RUNNING"
+        parts = [
+            chunks_made(step.chunks) if step.chunks is not None else "",
+            f"{loop.failed} failed" if loop is not None and loop.failed else "",
+            self._pace(loop) if loop is not None and running else "",
+            commands.get(step.step, "") if running else "",
+        ]
         return "".join(f" {part}" for part in parts if part)
 
     def _pace(self, loop: LoopView) -> str:

@@ -127,14 +127,7 @@ class ServiceProcesses:
 
 
 class ParentProcess:
-    """The child's side.
-
-    Args:
-        descriptor: of the socket that it shares with its parent.
-
-    Attributes:
-        listener: the parent's listening socket.
-    """
+    """The child's side: receives the parent's ``listener`` over the socket with the descriptor, which both share."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)

@@ -64,12 +64,7 @@ def start_mark(pid: int) -> str | None:
 
 
 def end(pid: int, mark: str, first_signal: signal.Signals, patience: float) -> None:
-    """Ends a process and its children: first with ``first_signal``, then with SIGKILL.
-
-    Args:
-        mark: its :func:`start_mark`; another process with the same pid is not touched.
-        patience: seconds until it is killed.
-    """
+    """Ends a process with this :func:`start_mark`, and its children; after ``patience`` seconds with SIGKILL."""
     if start_mark(pid) != mark:
         return
     process = psutil.Process(pid)

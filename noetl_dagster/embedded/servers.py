@@ -80,7 +80,7 @@ class Service:
 
 DATABASES = ("noetl", "dagster")
 
-_POSTGRES_USER = "embedded_postgres"
+_USER = "embedded_postgres"
 
 # A group commit is one fsync, so durability costs little; checkpoints are spread out instead.
 _POSTGRES_CONFIG = """\
@@ -173,19 +173,17 @@ def _unprivileged_user(folder: Path, programs: Path) -> str | None:
     if os.geteuid() != 0:
         return None
     try:
-        identity = pwd.getpwnam(_POSTGRES_USER)
+        identity = pwd.getpwnam(_USER)
     except KeyError:
-        subprocess.run(
-            ["useradd", "--system", "--no-create-home", _POSTGRES_USER], check=True, capture_output=True
-        )
-        identity = pwd.getpwnam(_POSTGRES_USER)
+        subprocess.run(["useradd", "--system", "--no-create-home", _USER], check=True, capture_output=True)
+        identity = pwd.getpwnam(_USER)
     os.chown(folder, identity.pw_uid, identity.pw_gid)
     for leaf in (programs / "postgres", folder):
         for parent in leaf.resolve().parents:
             mode = parent.stat().st_mode
             if not mode & stat.S_IXOTH:
                 parent.chmod(mode | stat.S_IXOTH)  # may traverse, not list
-    return _POSTGRES_USER
+    return _USER
 
 
 def _initialise(data: Path, programs: Path, user: str | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import Context, ContextVar, Token
-from types import TracebackType
 from typing import Any
 
 _fields: ContextVar[Mapping[str, Any]] = ContextVar("log_context", default={})  # noqa: B039, never written to
@@ -33,9 +32,7 @@ class LogContext:
     def __enter__(self) -> None:
         self._token: Token[Mapping[str, Any]] = _fields.set({**_fields.get(), **self._added})
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         _fields.reset(self._token)
 
 

@@ -82,12 +82,7 @@ FOR_ALL = Depends(Requires(TokenScope.READER, TokenScope.OPERATOR, TokenScope.WO
 
 
 class Limits:
-    """ASGI middleware: refuses bodies above a size (413) and clients above a rate (429).
-
-    Args:
-        body_bytes: largest request body.
-        rate: requests per second of one client, by token or address.
-    """
+    """ASGI middleware: refuses bodies above a size (413), and clients (tokens or addresses) above a rate (429)."""
 
     def __init__(self, app: ASGIApp, *, body_bytes: int, rate: float) -> None:
         self._app = app

@@ -105,12 +105,10 @@ async def release_commands(release: Release, plane: ThePlane) -> Released:
 @router.get("/catalog/{catalog_id:int}", dependencies=[FOR_ALL])
 async def get_source(catalog_id: Annotated[Id, Path()], plane: ThePlane) -> PlaybookSource:
     """Returns the text of a playbook that was run, which never changes."""
-    found = await plane.engine.runtime.log.source(catalog_id)
-    if found is None:
+    run = await plane.engine.runtime.log.source(catalog_id)
+    if run is None:
         raise ApiProblem(404, f"no playbook {catalog_id} in the catalog")
-    return PlaybookSource(
-        catalog_id=str(catalog_id), path=found.path, source=found.content, model=found.model
-    )
+    return PlaybookSource(catalog_id=str(catalog_id), path=run.path, source=run.content, model=run.model)
 
 
 class EventBatch(BaseModel):

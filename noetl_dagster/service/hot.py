@@ -35,12 +35,7 @@ class HotRoute(NamedTuple):
 
 
 class HotRouter:
-    """Collects hot routes that share a prefix.
-
-    Args:
-        needs: the scopes that a token needs, as a dependency of FastAPI's.
-        options: those of FastAPI's router.
-    """
+    """Collects hot routes that share a prefix, and the scopes that a token ``needs``; further options are FastAPI's."""
 
     def __init__(self, *, prefix: str, needs: params.Depends, **options: Any) -> None:
         assert isinstance(needs.dependency, Requires)

@@ -75,9 +75,7 @@ class Metrics:
         self.commits = histogram("noetl_ingest_batch_size", "Events per commit", buckets=SIZES)
         self.claims = counter("noetl_claims_total", "Claimed commands", ["tool_kind"])
         self.claim_sizes = histogram("noetl_claim_batch_size", "Commands per claim", buckets=SIZES)
-        self.waits = histogram(
-            "noetl_queue_seconds", "Time of claimed commands in the queue", of_step, buckets=SPANS
-        )
+        self.waits = histogram("noetl_queue_seconds", "Time from queueing to claim", of_step, buckets=SPANS)
         self.runs = histogram("noetl_run_seconds", "Duration of ended commands", of_step, buckets=SPANS)
         self._steps: set[tuple[str, str]] = set()
         if shared:

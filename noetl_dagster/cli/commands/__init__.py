@@ -1,4 +1,1 @@
-"""The commands, one module for each family.
-
-Each is imported when it is called, so that ``--help`` and ``check`` import neither Dagster nor Spark.
-"""
+"""The commands, each imported when it is called: ``--help`` and ``check`` import neither Dagster nor Spark."""

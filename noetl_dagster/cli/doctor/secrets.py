@@ -15,12 +15,7 @@ from noetl_dagster.cli.doctor import Check, Finding, connects, not_set, ok, warn
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import Clients, open_bucket, postgres_arguments
-from noetl_dagster.tools.access.credentials import (
-    HTTP_TYPES,
-    Credential,
-    Credentials,
-    CredentialType,
-)
+from noetl_dagster.tools.access.credentials import HTTP_TYPES, Credential, Credentials, CredentialType
 from noetl_dagster.tools.access.managers.asking import SecretManagers
 
 CONNECT_SECONDS = 5.0
