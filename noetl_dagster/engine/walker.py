@@ -143,9 +143,9 @@ class Children:
             return await self._lifecycle.resume(known)
         playbook = await self._playbook(call)
         partition, find = None, self._runtime.partition_of
-        if find is not None and playbook.dagster.partitions:
-            partition = find(playbook, call.input)
         try:
+            if find is not None and playbook.dagster.partitions:
+                partition = find(playbook, call.input)
             return await self._lifecycle.create(
                 playbook,
                 call.input,

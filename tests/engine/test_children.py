@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from noetl_dagster.compiler.partitions import PlaybookPartitions
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.catalog import draft_of
 from noetl_dagster.events.state import ExecutionStatus
@@ -69,3 +70,16 @@ async def test_a_child_that_is_broken_is_not_one_that_is_missing(run: Run, tmp_p
         error = state.latest["call"].envelope["error"]
         assert error["kind"] == kind
         assert ("no playbook" in error["message"]) == (kind == "not_found")
+
+
+async def test_a_child_of_no_partition(engine: Engine, run: Run, tmp_path: Path) -> None:
+    partitioned = tmp_path / "partitioned.yaml"
+    partitioned.write_text("dagster: {partitions: {kind: daily, start: '2026-01-01'}}\n" + child(1))
+    engine.runtime.partition_of = lambda playbook, values: PlaybookPartitions(playbook).choose(values)
+
+    state = await run(calling(f"path: '{partitioned}'"))
+
+    assert state.status is ExecutionStatus.FAILED
+    error = state.latest["call"].envelope["error"]
+    assert error["kind"] == "schema"
+    assert "step call: child playbook 'tests/child': playbook child has partitions: choose one" in error["message"]

@@ -186,6 +186,7 @@ async def test_unknown_name_in_code_fails_as_a_template(run: Any) -> None:
         (["PyYAML>=6", "python-dateutil"], "yaml.safe_load, dateutil.parser"),
         ({"parser": {"from": "dateutil", "import": "parser"}}, "parser.parse"),
         ("json", "json.dumps"),
+        ("", "len"),
     ],
 )
 async def test_libs(run: Any, libs: Any, names: str) -> None:

@@ -191,17 +191,21 @@ class ThreadedExecutor(Executor):
             keys = [step.key for step in execution_plan.get_steps_to_execute_in_topo_order()]
             manager = job_context.instance.compute_log_manager
             log_key = manager.build_log_key_for_run(job_context.run_id, create_compute_log_file_key())
-            with ExitStack() as capture:  # for all steps in one file; without it, they run all the same
+            capture, failed = ExitStack(), None  # for all steps in one file; without it, they run all the same
+            try:
                 try:
                     captured = capture.enter_context(manager.capture_logs(log_key))
                     yield DagsterEvent.capture_logs(job_context, keys, log_key, captured)
                 except Exception:
                     yield from _handle_compute_log_setup_error(job_context, sys.exc_info())
                 yield from _Threads(job_context, active, self._pods(job_context, execution_plan)).run()
+            finally:
                 try:
-                    capture.close()
+                    capture.close()  # without an error: the output of an interrupted run is complete too
                 except Exception:
-                    yield from _handle_compute_log_teardown_error(job_context, sys.exc_info())
+                    failed = sys.exc_info()
+            if failed is not None:
+                yield from _handle_compute_log_teardown_error(job_context, failed)
 
     def _pods(self, job_context: Any, execution_plan: Any) -> StepPods | None:
         """Returns the maker of the pods that steps ask for; logs a line if there is no cluster."""

@@ -137,6 +137,8 @@ class NoetlEvents(DataSource):
         """Returns a reader with the options."""
         if self.settings.db_url is None:
             raise ServiceError(f"{FORMAT}: there is no event log; set NOETL_DB_URL")
+        if unknown := set(schema.names) - COLUMNS.keys():  # names are a part of the statement
+            raise ServiceError(f"{FORMAT}: the log has no columns {', '.join(sorted(unknown))}")
         return _EventsReader(
             self.settings.db_url,
             schema,

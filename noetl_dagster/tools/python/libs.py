@@ -45,7 +45,7 @@ def import_libs(libs: Any) -> dict[str, Any]:
     Raises:
         ImportError: there is no such module or name; names the distribution to install.
     """
-    entries = [libs] if isinstance(libs, str | Mapping) else libs or ()
+    entries = [libs] if libs and isinstance(libs, str | Mapping) else libs or ()
     return {name: value for entry in entries for name, value in _imported(entry)}
 
 

@@ -86,7 +86,12 @@ class RowCutter:
             if len(piece.rows):
                 yield piece
         if len(self._rest) > self.longest:
-            self._check_length()
+            rest = bytes(self._rest)
+            begin = last_record_end(rest) if self.format is RowFormat.CSV else rest.rfind(b"\n") + 1
+            if len(rest) - begin > self.longest:
+                error = BlockOrigin(self.name, self.offset).broken_quote(rest)
+                too_long = f"a record of more than {self.longest} bytes"
+                raise error or BlockOrigin(self.name, self.offset + begin).error(too_long)
 
     def end(self) -> Piece | None:
         """Returns the rows that are left; None if there are none."""
@@ -111,16 +116,6 @@ class RowCutter:
         if self.format is RowFormat.CSV:
             self._quoted ^= self._rest.count(b'"', self._at, to) % 2 == 1
         self._at, self._lines = to, self._lines + lines
-
-    def _check_length(self) -> None:
-        """Raises ``ToolError`` when the record at the end is longer than a record may be."""
-        rest = bytes(self._rest)
-        begin = last_record_end(rest) if self.format is RowFormat.CSV else rest.rfind(b"\n") + 1
-        if len(rest) - begin > self.longest:
-            origin = BlockOrigin(self.name, self.offset)
-            raise origin.broken_quote(rest) or BlockOrigin(self.name, self.offset + begin).error(
-                f"a record of more than {self.longest} bytes"
-            )
 
     def _piece(self, end: int, *, full: bool) -> Piece:
         with memoryview(self._rest) as view:

@@ -98,11 +98,7 @@ def _convert(value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
         return to_jsonable({field.name: getattr(value, field.name) for field in fields}, path)
-    return _convert_foreign(value, path)
-
-
-def _convert_foreign(value: Any, path: str) -> Any:
-    """Converts types of packages that are not imported here, which it recognises by their methods."""
+    # types of packages that are not imported here are recognised by their methods
     if hasattr(value, "model_dump"):  # pydantic
         return to_jsonable(value.model_dump(mode="json"), path)
     if hasattr(value, "tolist"):  # numpy scalars and arrays, pandas series

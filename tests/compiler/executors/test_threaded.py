@@ -135,13 +135,17 @@ def test_an_error_is_raised_where_that_was_asked_for(execute: Execute, tmp_path:
         execute("halved", raise_on_error=True, **config)
 
 
+def log_key_of(instance: DagsterInstance, run_id: str) -> list[str]:
+    """The key of the one file of a run's output."""
+    [entry] = instance.all_logs(run_id, of_type=DagsterEventType.LOGS_CAPTURED)
+    captured = entry.get_dagster_event().logs_captured_data
+    return [*instance.compute_log_manager.build_log_key_for_run(run_id, captured.file_key)]
+
+
 def test_output_of_all_steps_is_in_one_file(execute: Execute, dagster_instance: DagsterInstance) -> None:
     result = execute("meeting")
-    [captured] = [event for event in result.all_events if event.event_type is DagsterEventType.LOGS_CAPTURED]
-    manager = dagster_instance.compute_log_manager
-    file = captured.logs_captured_data.file_key
-    key = manager.build_log_key_for_run(result.run_id, file)
-    text = (manager.get_log_data(key).stdout or b"").decode()
+    key = log_key_of(dagster_instance, result.run_id)
+    text = (dagster_instance.compute_log_manager.get_log_data(key).stdout or b"").decode()
     assert sorted(text.split("\n")[:4]) == [f"stdout of {name}" for name in "abcd"]
 
 
@@ -205,6 +209,8 @@ def test_a_terminated_run_interrupts_its_steps(tmp_path: Path) -> None:
             entry.dagster_event
             for entry in instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_FAILURE)
         ]
+        key = log_key_of(instance, run.run_id)
+        assert instance.compute_log_manager.is_capture_complete(key)  # else its readers wait for more
     assert run.status in (DagsterRunStatus.CANCELED, DagsterRunStatus.FAILURE)
     assert sorted(event.step_key for event in failed) == ["left", "right"]
     assert all("Interrupted" in event.step_failure_data.error.to_string() for event in failed)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, StringContains
@@ -99,6 +100,12 @@ def test_values_are_bound_and_what_postgres_cannot_decide_is_left_to_spark() -> 
     assert condition_of(GreaterThan(("node_name",), "m")) is None
     assert condition_of(EqualTo(("meta",), "{}")) is None
     assert condition_of(StringContains(("error",), "x")) is None
+
+
+def test_only_columns_of_the_log_are_read(session: SparkSession) -> None:
+    some = session.read.format(FORMAT).schema("event_id BIGINT, `1 AS x` BIGINT")
+    with pytest.raises(PySparkException, match="the log has no columns 1 AS x"):
+        some.load().collect()
 
 
 def test_slices_begin_where_they_may() -> None:
