@@ -191,7 +191,10 @@ class ThreadedExecutor(Executor):
             keys = [step.key for step in execution_plan.get_steps_to_execute_in_topo_order()]
             manager = job_context.instance.compute_log_manager
             log_key = manager.build_log_key_for_run(job_context.run_id, create_compute_log_file_key())
-            capture, failed = ExitStack(), None  # for all steps in one file; without it, they run all the same
+            capture, failed = (
+                ExitStack(),
+                None,
+            )  # for all steps in one file; without it, they run all the same
             try:
                 try:
                     captured = capture.enter_context(manager.capture_logs(log_key))
