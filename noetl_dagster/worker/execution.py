@@ -222,14 +222,16 @@ class Execution:
 
     def _read(self, step: str, visit: int, entered: Event | None) -> dict[str, Envelope | ReadPartitions]:
         """Returns the assets that a visit reads, opened once for all of its commands."""
-        if (step, visit) not in self._reads:
+        found = self._reads.get((step, visit))
+        if found is None:
             kept = self.state.reads.get((step, visit))
+            logged = kept is not None  # until then those of another driver may come into the log instead
             if kept is None and entered is not None:
                 kept = (entered.context or {}).get("reads")
-            if not kept:
-                return {}
-            self._reads[(step, visit)] = {name: _opened(one) for name, one in kept.items()}
-        return self._reads[(step, visit)]
+            found = {name: _opened(one) for name, one in (kept or {}).items()}
+            if logged:
+                self._reads[(step, visit)] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,9 +119,8 @@ async def run_streams(steps: Steps, execution: Execution, region: Region) -> tup
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise first from errors
-    for step in region.order[
-        1:
-    ]:  # consumers of a step whose failure an arc handled: none of their arcs fires
+    # consumers of a step whose failure an arc handled: none of their arcs fires
+    for step in region.order[1:]:
         source = program.graph.fed_by(step)
         if source is None or state.end_of(step, VISIT) is not None or step not in state.visits:
             continue

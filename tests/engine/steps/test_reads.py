@@ -232,3 +232,21 @@ async def test_the_names_of_the_partition(engine: Engine) -> None:
     )
     await engine.walker.run(execution)
     assert value(execution.state) == ["2026-01-01", "2026-01-01", day.start, day.end]
+
+
+async def test_a_driver_that_takes_over_reads_what_the_one_before_it_read(engine: Engine, made: Any) -> None:
+    await made(MAKER, {"value": 1})
+    text = """
+        workload: {width: 1}
+        workflow:
+          - step: start
+            from: {patients: {asset: warehouse/patients}}
+            loop: {in: "{{ [patients.value] }}", iterator: n, spec: {mode: parallel, max_in_flight: "{{ width }}"}}
+            tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n"}
+    """
+    created = await engine.lifecycle.create(playbook(text, "reading"))
+    before, after = [await engine.runtime.load(created.id) for _ in range(2)]
+    async with engine.steps.entering(before, "start"):
+        await made(MAKER, {"value": 2})  # and then the first driver is gone
+    end = await engine.steps.run(after, "start")
+    assert [item["data"] for item in end.envelope["results"]] == [1]
