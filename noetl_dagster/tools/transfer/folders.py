@@ -170,7 +170,9 @@ class StagedFolder(StagedTarget):
                     position.after, position.columns = chunk.after, drift.columns or []
                     await self._store(part)
                     part = None
-            if part is not None:
+                    if self._lasting:
+                        await self._record(position)
+            if part is not None:  # recorded when all is staged, because no position is known after it
                 await self._store(part)
         finally:
             if part is not None:
@@ -180,7 +182,7 @@ class StagedFolder(StagedTarget):
         await self._record(position)
 
     async def _store(self, part: ChunkFile) -> None:
-        """Adds a part to the staging, and then the position after it."""
+        """Adds a part to the staging."""
         position = self._position
         await asyncio.to_thread(part.close)
         name = f"{self._target.path}, part {len(position.parts)}"
@@ -193,8 +195,6 @@ class StagedFolder(StagedTarget):
         if part.schema is not None:
             position.fields = _packed(part.schema)
         position.parts.append(part.rows)
-        if self._lasting:
-            await self._record(position)
         await asyncio.to_thread(part.path.unlink)
 
     async def publish(self) -> TransferOutcome:

@@ -82,6 +82,7 @@ def settings(settings: Settings) -> Settings:
         pytest.param("postgres", "replace", "_store", 4, 1, id="while parts are staged"),
         pytest.param("jsonl", "append", "_store", 4, 1, id="while parts of a file are staged"),
         pytest.param("postgres", "replace", "_record", 4, 1, id="between a part and its position"),
+        pytest.param("jsonl", "append", "_take_back", 1, 1, id="after the last part of a file"),
         pytest.param("postgres", "append", "copy_async", 3, None, id="while parts are published"),
         pytest.param("postgres", "replace", "copy_async", 3, None, id="while parts take the place of others"),
         pytest.param("postgres", "append", "run", 1, None, id="after the end"),
