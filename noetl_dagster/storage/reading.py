@@ -163,6 +163,7 @@ class ResultReader:
 
     async def _read(self, ref: ResultRef) -> Bytes:
         """Returns the stored bytes, verified. Large ones are hashed while they arrive."""
+        _require_object(ref)
         if ref.bytes_size >= THREAD_ABOVE:
             whole, size = bytearray(ref.bytes_size), 0
             async for chunk in self._chunks(ref):
@@ -170,7 +171,6 @@ class ResultReader:
                 size += len(chunk)
             del whole[size:]
             return memoryview(whole)
-        _require_object(ref)
         try:
             data = await self._placement.tier(ref.store_tier).get(ref.physical_uri)
         except KeyError as error:

@@ -97,6 +97,8 @@ async def test_a_dataset_written_in_place_is_registered(
     assert sorted(table.column("n").to_pylist()) == [0, 1, 10, 11]
     assert len([row async for row in store.items(ref)]) == 4
     assert len(locations.list_files(settings, ref.physical_uri, ".parquet")) == 2
+    with pytest.raises(StorageError, match="is a dataset, not one object"):
+        await store.get_bytes(ref.model_copy(update={"bytes_size": 1 << 50}))  # more than the memory
     await store.delete(ref)
     assert locations.list_files(settings, uri) == [] if tier is StoreTier.MINIO else True
     with pytest.raises(ReferenceNotAvailableError):
