@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -163,9 +163,13 @@ class FileTier(Tier):
         return NewFile(confined(self._root, path), self._name)
 
     def _put(self, key: str, data: Bytes) -> str:
-        with closing(self._create(key)) as file:
+        file = self._create(key)
+        try:
             file.write(data)
             file.publish()
+        except BaseException:
+            file.close()
+            raise
         return self.uri(key)
 
     def _delete(self, path: Path) -> None:

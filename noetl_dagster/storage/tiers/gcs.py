@@ -11,7 +11,6 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from io import BytesIO
 from typing import Any, BinaryIO, TypeVar, cast
 
 from noetl_dagster.errors import StorageError
@@ -121,7 +120,9 @@ class GcsTier(Tier):
 
     async def put(self, key: str, data: Bytes) -> str:
         """Stores an object and returns its URI."""
-        await self._run("write", key, lambda objects: objects.write(key, BytesIO(data), len(data)))
+        await self._run(
+            "write", key, lambda one: one.bucket.blob(key).upload_from_string(bytes(data), timeout=120)
+        )
         return self.uri(key)
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
@@ -147,7 +148,9 @@ class GcsTier(Tier):
     async def stream(self, uri: str) -> AsyncIterator[Bytes]:
         """Yields the bytes of an object in order, in constant memory."""
         key = self._key(uri)
-        reader = await self._run("read", key, lambda objects: objects.open(key))
+        reader = await self._run(
+            "read", key, lambda objects: objects.bucket.blob(key).open("rb", chunk_size=CHUNK)
+        )
         with self._errors("read", key):
             while chunk := await asyncio.to_thread(reader.read, CHUNK):
                 yield chunk

@@ -72,8 +72,12 @@ class RowFile:
 
     async def is_array(self) -> bool:
         """Returns whether the file can be a JSON array."""
-        with await asyncio.to_thread(self._opened) as file:
-            return begins_array(await asyncio.to_thread(file.read, _BEGINNING_BYTES))
+
+        def beginning() -> bytes:  # in one thread, so that a cancellation closes no file that is being read
+            with self._opened() as file:
+                return bytes(file.read(_BEGINNING_BYTES))
+
+        return begins_array(await asyncio.to_thread(beginning))
 
     async def blocks(self, offset: int = 0) -> AsyncIterator[bytes]:
         """Reads the bytes from an offset on; an object is read as one stream."""
