@@ -22,7 +22,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.reading import ResultReader
-from noetl_dagster.tools.access.clients import open_bucket
+from noetl_dagster.storage.tiers.objects import minio_store
 from noetl_dagster.tools.base import as_result_ref
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.sql.tables import listed, quoted
@@ -123,7 +123,7 @@ def mount_object_storage(connection: duckdb.DuckDBPyConnection, settings: Settin
         filesystem, _ = locations.arrow_filesystem(settings, f"gs://{settings.gcs_bucket}/")
         connection.register_filesystem(_GoogleFiles(filesystem))
     if settings.minio_endpoint is not None:
-        store = open_bucket(settings, "s3", settings.minio_bucket)
+        store = minio_store(settings)  # kept by the process: a new one would read the system's certificates
         config = {name: value for name, value in store.config.items() if name != "bucket"}
         connection.register_filesystem(_Buckets("s3", config=config, client_options=store.client_options))
 
