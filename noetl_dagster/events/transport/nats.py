@@ -43,9 +43,7 @@ class NatsNames:
         namespace = settings.nats_namespace
         self.event_stream = f"{namespace.upper()}_WORKER_EVENTS"
         self.event_prefix = settings.event_nats_subject_prefix
-        self.commands = (
-            f"{namespace}.commands"  # tells the workers of the default pool about waiting commands
-        )
+        self.commands = f"{namespace}.commands"  # of the default pool: commands wait
         self.capacity = f"{namespace}.workers"  # prefix of the workers' capacity reports
         self.replicas = settings.nats_replicas  # copies of a stream in a cluster
         self.ingest_consumer = "server-worker-events"  # durable, shared by all ingestors
