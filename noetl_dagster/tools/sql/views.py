@@ -122,7 +122,7 @@ def mount_object_storage(connection: duckdb.DuckDBPyConnection, settings: Settin
     if settings.gcs_bucket is not None:
         filesystem, _ = locations.arrow_filesystem(settings, f"gs://{settings.gcs_bucket}/")
         connection.register_filesystem(_GoogleFiles(filesystem))
-    if settings.minio_endpoint is not None:
+    if settings.minio_endpoint:
         store = minio_store(settings)  # kept by the process: a new one would read the system's certificates
         config = {name: value for name, value in store.config.items() if name != "bucket"}
         connection.register_filesystem(_Buckets("s3", config=config, client_options=store.client_options))
