@@ -121,10 +121,12 @@ class InterruptionWatch:
 
     async def _poll(self) -> None:
         """Polls the log; reopens a connection that was lost meanwhile."""
-        while self._guarded:
+        while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
                     await self._changed.wait()
+            if not self._guarded:
+                return
             self._changed.clear()
             try:
                 await self.open()

@@ -1,6 +1,6 @@
 """Fan-outs that several processes drive, and that are resumed: each result once, and only what failed runs again.
 
-Of killed processes see ``compiler/test_killed_runs.py``, ``worker/test_killed_driver.py`` and ``test_spark_fanout.py``.
+Of killed processes see ``compiler/test_killed_runs.py``, ``pool_worker/test_killed_driver.py`` and ``test_spark.py``.
 """
 
 from __future__ import annotations
