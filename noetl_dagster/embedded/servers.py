@@ -320,6 +320,8 @@ class ObjectStore(Service):
             # the only master elects itself: with the default time-outs a restart takes 20 s
             "-master.electionTimeout=200ms",
             "-master.heartbeatInterval=50ms",
+            # the volume server reports all that the master must know; with a snapshot of it, the first put waits 20 s
+            "-master.resumeState=false",
             "-master.volumeSizeLimitMB=1024",
             "-master.volumePreallocate=false",
             "-volume.max=20000",

@@ -79,8 +79,9 @@ async def test_duplicates_change_nothing(
     await transport.publish(events)  # the stream knows their message ids
     for event in events[:10]:  # without message ids only the log can know
         await publish(client, names, encode_event(event), execution_id)
-    again = ended(execution_id, 0)  # another worker's end of a command that has ended
-    await transport.publish([again])
+    report = await drain(ingestor)
+    assert (report.events, report.duplicates) == (50, 10)
+    await transport.publish([ended(execution_id, 0)])  # another worker's end of a command that has ended
     report = await drain(ingestor)
     assert (report.events, report.duplicates) == (50, 11)
     assert await logged(execution_id) == {event.event_id for event in events}
