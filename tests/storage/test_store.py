@@ -130,8 +130,10 @@ async def test_a_selected_field_hides_none_of_the_value_itself(
 
 async def test_preview_and_selected_fields(store: ResultStore, settings: Settings) -> None:
     value = {"rows": [{"id": 5}], "paging": {"page": 2}, "text": "é" * 5000}
-    ref = await store.put(value, **WHERE, select=["paging.page", "rows.0.id", "rows.9.id", "nothing"])
-    assert ref.extracted == {"paging.page": 2, "rows.0.id": 5}
+    ref = await store.put(
+        value, **WHERE, select=["paging.page", "rows.0.id", "rows.-1.id", "rows.9.id", "no"]
+    )
+    assert ref.extracted == {"paging.page": 2, "rows.0.id": 5, "rows.-1.id": 5}
     assert ref.preview is not None
     assert len(ref.preview.encode()) <= settings.result_preview_bytes
     assert await store.find(ref.ref) == ref

@@ -135,7 +135,7 @@ class Attempts:
             if not (wanted and rule.allows(made)):
                 continue
             follower = replace(
-                command, attempt=command.attempt + 1, follows=not outcome.failed, not_before=_due(rule, made)
+                command, attempt=command.attempt + 1, follows=not outcome.failed, not_before=due(rule, made)
             )
             if continuation.next_call is None:
                 return follower
@@ -194,7 +194,7 @@ def _more_follow(rule: RetryRule, command: Command) -> ToolError:
     )
 
 
-def _due(rule: RetryRule, made: int) -> float:
+def due(rule: RetryRule, made: int) -> float:
     """Returns the Unix time at which the next attempt is due, 0: at once. Pages wait only if their rule has a delay."""
     if rule.continues_success and "delay" not in rule.model_fields_set:
         return 0.0

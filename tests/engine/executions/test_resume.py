@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.errors import ExecutionStateError
 from noetl_dagster.settings import Settings
 from tests.playbooks import playbook
 
@@ -41,3 +44,13 @@ async def test_a_text_that_a_later_version_refuses_still_resumes(settings: Setti
     await later.close()
     assert resumed.status == "COMPLETED"
     assert resumed.latest["second"].envelope["data"] == 21
+
+
+async def test_one_of_two_processes_that_follow_an_epoch_resumes_it(settings: Settings) -> None:
+    engine = await Engine.open(settings)
+    failed = await engine.run(playbook(TEXT.replace("FLAG", str(settings.home / "never"))))
+    await engine.lifecycle.resume(failed.execution_id, after=failed.epoch)
+
+    with pytest.raises(ExecutionStateError, match="resumed by another process"):
+        await engine.lifecycle.resume(failed.execution_id, after=failed.epoch)
+    await engine.close()

@@ -360,3 +360,7 @@ async def test_executor_spec_asks_for_fan_out_too(engine: Engine) -> None:
     state = await engine.run(parsed)
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert len(await events(engine, state, "loop.shard.done")) == 2
+
+
+def test_a_group_is_read_from_its_key() -> None:
+    assert Group.parse(Group(3, 8).key) == Group(3, 8)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
+from noetl_dagster.worker import pipeline
 from noetl_dagster.worker.command import Command, Outcome
 from tests.engine.conftest import Run
 from tests.playbooks import playbook
@@ -55,3 +59,19 @@ async def test_the_sink_of_a_command_that_another_worker_ended_is_rolled_back(
     query = "SELECT count(*) FROM noetl.event WHERE event_type IN ('command.completed', 'command.failed')"
     assert await pool.fetchval(query) == 1
     await engine.close()
+
+
+async def test_tasks_that_jump_without_an_end_fail_the_step(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "JUMP_LIMIT", 20)
+    state = await run(
+        """
+        workflow:
+          - step: start
+            tool:
+              - again: {kind: noop, spec: {policy: {rules: [{else: {then: {do: jump, to: again}}}]}}}
+        """
+    )
+    assert state.status is ExecutionStatus.FAILED
+    assert "jumped 20 times without an end" in state.latest["start"].envelope["error"]["message"]
