@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.loops.activation import activate
 from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection, kept_collection
+from noetl_dagster.engine.loops.gather import iteration_ends
+from noetl_dagster.errors import ToolError
+from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.storage.store import NewResult
+from noetl_dagster.worker.command import Outcome
 from tests.engine.conftest import Run
 from tests.playbooks import playbook
 
@@ -85,3 +90,21 @@ async def test_a_stored_collection_stays_where_it_is_until_it_is_read_part_by_pa
     assert len(collection) == 4_900
     assert await collection.slice(1_999, 2_002) == [1_999, 2_000, 2_001]
     assert await collection.slice(4_898, 5_000) == [4_898, 4_899]
+
+
+async def test_an_iteration_that_succeeded_stays_so_when_a_failure_comes_later(engine: Engine) -> None:
+    text = """
+        workflow:
+          - step: start
+            loop: {in: [4, 5], iterator: n}
+            tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n"}
+        """
+    state = await engine.run(playbook(text))
+    execution = await engine.runtime.load(state.execution_id)
+    activation = await activate(engine.runtime, execution.visit("start"))
+    again = activation.iteration(0, 4, attempt=2)  # by a worker that had lost its claim
+    await engine.runtime.log.append(
+        [engine.runtime.commands.ended(again, Outcome(error_envelope(ToolError("too late", kind="worker"))))]
+    )
+    ends = [(end.index, end.failed) async for end in iteration_ends(activation, 2)]
+    assert ends == [(0, False), (1, False)]
