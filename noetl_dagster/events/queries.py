@@ -229,7 +229,7 @@ SELECT (meta ->> 'chunk_index')::int AS chunk_index, current_index FROM noetl.ev
 """
 
 # Where a call continues whose chunks are in the log.
-CHUNKS_TOLD = f"""
+CHUNKS_RECORDED = f"""
 SELECT (meta ->> 'chunk_index')::int AS chunk_index, (meta -> 'has_more')::bool AS has_more,
        meta ->> 'command_id' AS command_id, result, context
 FROM noetl.event

@@ -196,7 +196,7 @@ class Claimer:
         if full or (granted and limits) or any(grant.claim > 1 for *_, grant in granted):
             # there may be more: an answer has only some commands of limited kinds and of last attempts
             self._woken.set()
-        for execution_id, version, events in batch.told():
+        for execution_id, version, events in batch.execution_states():
             self.executions.learn(execution_id, version, events)
         self._pending_ids = []  # nothing below fails
         got = Counter(kind for kind, *_ in granted)

@@ -250,11 +250,11 @@ async def _record_parts(ref: ResultRef, call: ToolCall, box: Toolbox) -> None:
     chunks = box.chunks
     if chunks is None or not chunks.wanted(call):
         return
-    index = len(await chunks.told(call))
+    index = len(await chunks.recorded(call))
     if ref.kind is RefKind.MANIFEST and strategy_of(ref) is Strategy.CONCAT:
         last = int(ref.extra["parts"]) - 1
         async for part in box.results.parts(ref, index):
-            await chunks.tell(call, Chunk(index, part, more=index < last))
+            await chunks.record(call, Chunk(index, part, more=index < last))
             index += 1
     elif not index:
-        await chunks.tell(call, Chunk(0, ref, more=False))
+        await chunks.record(call, Chunk(0, ref, more=False))

@@ -105,10 +105,10 @@ class ChunkLog(Protocol):
     def wanted(self, call: ToolCall) -> bool:
         """Returns whether a step takes the chunks as they come, so that a small result is recorded too."""
 
-    async def told(self, call: ToolCall) -> Sequence[Chunk]:
+    async def recorded(self, call: ToolCall) -> Sequence[Chunk]:
         """Returns the chunks of the call's result that are in the log, from the first: of a run that did not end."""
 
-    async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
+    async def record(self, call: ToolCall, *chunks: Chunk) -> None:
         """Writes chunks to the log at once; returns when the steps that take them have room for the next."""
 
 

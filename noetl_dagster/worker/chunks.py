@@ -14,7 +14,7 @@ import orjson
 
 from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.events.envelopes import OK, Envelope, from_result
-from noetl_dagster.events.queries import CHUNK_ITERATIONS, CHUNKS, CHUNKS_TOLD
+from noetl_dagster.events.queries import CHUNK_ITERATIONS, CHUNKS, CHUNKS_RECORDED
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.templates.chunks import row_count
 from noetl_dagster.result_ref import ResultRef
@@ -156,12 +156,12 @@ class ChunkStreams:
         running = self._of_call(call)
         return running is not None and running.command.visit_key in self._open
 
-    async def told(self, call: ToolCall) -> Sequence[Chunk]:
+    async def recorded(self, call: ToolCall) -> Sequence[Chunk]:
         """Returns the chunks that a call resumes after: chunks that a step may have consumed, or the call's own."""
         running = self._of_call(call)
         if running is None:
             return ()
-        rows = await self._pool.fetch(CHUNKS_TOLD, *_parameters(running.command.visit_key), running.ended)
+        rows = await self._pool.fetch(CHUNKS_RECORDED, *_parameters(running.command.visit_key), running.ended)
         if not rows:
             return ()
         first = rows[0]
@@ -179,7 +179,7 @@ class ChunkStreams:
             for row in rows
         ]
 
-    async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
+    async def record(self, call: ToolCall, *chunks: Chunk) -> None:
         """Publishes chunks of a call; returns when there is room for another one."""
         running = self._of_call(call)
         if running is None or not chunks:

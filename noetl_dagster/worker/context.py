@@ -155,7 +155,7 @@ class Batch(BaseModel):
     def __len__(self) -> int:
         return sum(len(group.commands) for group in self.groups)
 
-    def told(self) -> Iterator[tuple[int, str, list[Event]]]:
+    def execution_states(self) -> Iterator[tuple[int, str, list[Event]]]:
         """Yields id, version and events of the executions whose states came with the answer."""
         versions = {group.execution_id: group.state_version for group in self.groups}
         for execution_id, messages in self.states.items():

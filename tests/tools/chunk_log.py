@@ -30,10 +30,10 @@ class ListLog:
     def wanted(self, call: ToolCall) -> bool:
         return self._wanted
 
-    async def told(self, call: ToolCall) -> Sequence[Chunk]:
+    async def recorded(self, call: ToolCall) -> Sequence[Chunk]:
         return tuple(self.chunks)
 
-    async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
+    async def record(self, call: ToolCall, *chunks: Chunk) -> None:
         for chunk in chunks:
             await self._tell(chunk)
 

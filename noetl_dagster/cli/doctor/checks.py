@@ -121,17 +121,19 @@ async def _traces(settings: Settings) -> Finding:
         return not_set("NOETL_TRACING_ENDPOINT")
     where = f"collector at {place_of(settings.tracing_endpoint)}"
     try:
-        said = await in_background(partial(try_collector, settings.tracing_endpoint, CONNECT_SECONDS))
+        answer = await in_background(partial(try_collector, settings.tracing_endpoint, CONNECT_SECONDS))
     except ImportError:
         return wrong("OpenTelemetry is missing", "install noetl-dagster[tracing]")
-    if said is None:
+    if answer is None:
         return ok(f"{where} takes traces")
     try:
         secure = settings.tracing_endpoint.startswith("https:")
         await connects(settings.tracing_endpoint, 443 if secure else 80)
     except OSError as error:
-        said = f"no server answers there: {error}"
-    return wrong(f"{where} takes no traces: {said[:300]}", "check NOETL_TRACING_ENDPOINT, and that it is up")
+        answer = f"no server answers there: {error}"
+    return wrong(
+        f"{where} takes no traces: {answer[:300]}", "check NOETL_TRACING_ENDPOINT, and that it is up"
+    )
 
 
 async def _kubernetes() -> Finding:

@@ -136,7 +136,7 @@ async def stream_progress(pool: asyncpg.Pool, execution_id: int, steps: Sequence
     """Describes how many chunks each step of a stream, from its source on, has consumed and made."""
     made = {row["node_name"]: row for row in await pool.fetch(CHUNK_COUNTS, execution_id)}
     took = {loop.step: loop for loop in await loop_progress(pool, execution_id)}
-    said = []
+    descriptions = []
     for step in steps:
         parts = []
         if step in took and step != steps[0]:
@@ -147,8 +147,8 @@ async def stream_progress(pool: asyncpg.Pool, execution_id: int, steps: Sequence
             rows = "" if made[step]["rows"] is None else f" of {made[step]['rows']} rows"
             parts.append(f"made {made[step]['chunks']} chunks{rows}")
         if parts:
-            said.append(f"{step}: {', '.join(parts)}")
-    return "; ".join(said)
+            descriptions.append(f"{step}: {', '.join(parts)}")
+    return "; ".join(descriptions)
 
 
 async def loop_rates(pool: asyncpg.Pool, execution_id: int) -> dict[str, float]:

@@ -318,8 +318,8 @@ class Steps:
         outcomes = await evaluate(self.runtime, ending.visit, ending.envelope, named)
         failed = [one for one in outcomes if one.blocking and not one.passed]
         if failed:
-            said = "; ".join(f"{one.name}: {one.why}" for one in failed)
-            ending.fail(ToolError(f"the result did not pass {said}", kind="check", code="CHECK_FAILED"))
+            failures = "; ".join(f"{one.name}: {one.why}" for one in failed)
+            ending.fail(ToolError(f"the result did not pass {failures}", kind="check", code="CHECK_FAILED"))
         return outcomes
 
     def _check_event(self, visit: Visit, outcome: CheckOutcome) -> Event:

@@ -97,7 +97,7 @@ class ChunkWriter:
         wanted = cls.is_wanted(call, box)
         stored: Sequence[Chunk] | None = () if box.chunks is None else None
         if box.chunks is not None and (seeks or wanted):
-            stored = await box.chunks.told(call)
+            stored = await box.chunks.recorded(call)
         return cls(call, box, stored, seeks=seeks, size=CHUNK_ROWS if size is None and wanted else size)
 
     @classmethod
@@ -162,7 +162,7 @@ class ChunkWriter:
         if not self._knows_stored:  # most calls have no chunks, and do not query the log
             self._knows_stored = True
             assert self._box.chunks is not None
-            self._parts = [chunk.ref for chunk in await self._box.chunks.told(self._call)]
+            self._parts = [chunk.ref for chunk in await self._box.chunks.recorded(self._call)]
             self.stored = len(self._parts)
         place, self._place = self._place, self._place + 1
         if place < self.stored and await self._is_same(place, value):
@@ -246,7 +246,7 @@ class ChunkWriter:
                 last = replace(last, position=around.model_dump(mode="json", exclude_defaults=True))
             held.append(replace(last, more=False))
         if self._box.chunks is not None:
-            await self._box.chunks.tell(self._call, *held)
+            await self._box.chunks.record(self._call, *held)
 
     async def _is_same(self, place: int, value: Any) -> bool:
         """Returns whether a stored chunk equals this one. If its step has taken it, a difference is an error."""

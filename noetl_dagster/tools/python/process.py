@@ -93,12 +93,12 @@ def _answer(folder: Path, finished: Finished) -> Any:
         if "failure" in answer:
             raise CodeFailure(**answer["failure"])
         return answer.get("value", STREAMED)
-    said, code = finished.stderr.strip()[-500:], finished.exit_code
-    if "MemoryError" in said or "bad_alloc" in said:
+    stderr, code = finished.stderr.strip()[-500:], finished.exit_code
+    if "MemoryError" in stderr or "bad_alloc" in stderr:
         raise CodeFailure("MemoryError", "the code needs more memory than its limit", None)
     if code < 0:
         raise CodeFailure("Killed", f"the process was killed by signal {-code}", None)
-    raise CodeFailure("Exited", f"the process ended with exit code {code}: {said}", None)
+    raise CodeFailure("Exited", f"the process ended with exit code {code}: {stderr}", None)
 
 
 def portable(values: Mapping[str, Any], what: str) -> Any:

@@ -101,10 +101,12 @@ class SparkTool(Tool):
         if len(ways) != 1:
             message = f"needs one of sql, function and code; it has {' and '.join(ways) or 'none'}"
             raise ToolError(f"spark in step {call.step} {message}", kind="schema")
-        told = await box.chunks.told(call) if box.chunks is not None and box.chunks.wanted(call) else ()
-        if told:
-            dataset = await box.results.find(told[0].position["dataset"])
-            await _report_parts(dataset, call, box, told)
+        recorded = (
+            await box.chunks.recorded(call) if box.chunks is not None and box.chunks.wanted(call) else ()
+        )
+        if recorded:
+            dataset = await box.results.find(recorded[0].position["dataset"])
+            await _report_parts(dataset, call, box, recorded)
             return ToolResult(ref=dataset)
         stored = await stored_inputs(call, box)
         layout = _layout(call)
@@ -164,7 +166,7 @@ class _SparkRun:
     Attributes:
         stored: inputs that are results, by name.
         program, rendered: its code, if any, and the values of the templates in it.
-        told: the metrics that a Connect server reports of the call.
+        connect_metrics: the metrics that a Connect server reports of the call.
         read: the bytes that it reads, as far as they are known.
         staging: files of the call on this machine's disk, if Spark's tasks run in this process's JVM.
         stopped: set when the call is cancelled, or one of its datasets has failed.
@@ -177,7 +179,7 @@ class _SparkRun:
     layout: Layout
     program: Program | None
     rendered: Mapping[str, Any]
-    told: ConnectMetrics = field(default_factory=ConnectMetrics)
+    connect_metrics: ConnectMetrics = field(default_factory=ConnectMetrics)
     read: InputBytes = field(default_factory=InputBytes)
     staging: Staging | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -203,9 +205,9 @@ class _SparkRun:
             self.staging = staging_for(session, self.settings, self.stopped, self.tell)
             classic = sessions.is_classic(session)
             if not classic:
-                report_connected(session, self.tell, self.told)
+                report_connected(session, self.tell, self.connect_metrics)
             value, datasets = self._kept(self._result(session))
-            metrics = metrics_of(self.spark, self.group) if classic else self.told.metrics()
+            metrics = metrics_of(self.spark, self.group) if classic else self.connect_metrics.metrics()
             return value, datasets, self._with_bytes(metrics, datasets, session)
         except Exception as error:
             lost = isinstance(error, IntegrityError | ReferenceNotAvailableError)
@@ -285,7 +287,7 @@ class _SparkRun:
         wanted = frame.limit(most + 1)
         table = wanted.toArrow()
         if not sessions.is_classic(self.spark):
-            self.told.add_query(wanted.executionInfo)
+            self.connect_metrics.add_query(wanted.executionInfo)
         if table.num_rows > most:
             text = f"more than {most} rows to collect; raise max_rows, or {otherwise}"
             raise self.call.error(text, "transform")
@@ -386,7 +388,9 @@ class _SparkRun:
         )
 
 
-async def _report_parts(dataset: ResultRef, call: ToolCall, box: Toolbox, told: Sequence[Chunk] = ()) -> None:
+async def _report_parts(
+    dataset: ResultRef, call: ToolCall, box: Toolbox, recorded: Sequence[Chunk] = ()
+) -> None:
     """Reports the files that Spark has written as chunks, after those in the log, if a step consumes them.
 
     No row passes through the driver. Only Parquet has chunks; Spark alone reads the other formats.
@@ -396,14 +400,14 @@ async def _report_parts(dataset: ResultRef, call: ToolCall, box: Toolbox, told: 
         return
     at = {"dataset": dataset.ref}
     if dataset.kind is not RefKind.DATASET:  # of a tier of single objects
-        if not told:
-            await chunks.tell(call, Chunk(0, dataset, at, more=False))
+        if not recorded:
+            await chunks.record(call, Chunk(0, dataset, at, more=False))
         return
     uri = dataset.physical_uri
     filesystem, base = await asyncio.to_thread(locations.arrow_filesystem, box.settings, uri)
     sizes = await asyncio.to_thread(sizes_of_files, box.settings, uri)
     files = sorted(sizes)
-    for place in range(len(told), len(files)):
+    for place in range(len(recorded), len(files)):
         file = files[place]
         path = f"{base.rstrip('/')}/{file}"
         footer = await asyncio.to_thread(pq.read_metadata, path, filesystem=filesystem)
@@ -414,4 +418,4 @@ async def _report_parts(dataset: ResultRef, call: ToolCall, box: Toolbox, told: 
             bytes_size=sizes[file],
             rows=footer.num_rows,
         )
-        await chunks.tell(call, Chunk(place, part, at, more=place < len(files) - 1))
+        await chunks.record(call, Chunk(place, part, at, more=place < len(files) - 1))

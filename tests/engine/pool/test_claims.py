@@ -105,7 +105,7 @@ async def test_an_answer_holds_what_a_worker_needs(engine: Engine, claims: Claim
         assert (kind, claim, grant.claim) == ("noop", event_id, 1)
         assert grant.context.command(execution_id, grant.context.item) == command
         assert grant.context.meta == command.meta()
-    [(told, version, folded)] = batch.told()
+    [(told, version, folded)] = batch.execution_states()
     assert (told, version) == (execution_id, group.state_version)
     assert [event.event_id for event in folded] == [event.event_id for event in events]
     rows = await engine.runtime.pool.fetch(

@@ -61,10 +61,10 @@ class Told:
     def wanted(self, call: ToolCall) -> bool:
         return self.takes
 
-    async def told(self, call: ToolCall) -> Sequence[Chunk]:
+    async def recorded(self, call: ToolCall) -> Sequence[Chunk]:
         return list(self.chunks)
 
-    async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
+    async def record(self, call: ToolCall, *chunks: Chunk) -> None:
         for chunk in chunks:
             if chunk.index == self.stops:
                 raise Killed
@@ -303,10 +303,10 @@ class Waiting(Told):
     begun: int = 0
     room: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def told(self, call: ToolCall) -> Sequence[Chunk]:
+    async def recorded(self, call: ToolCall) -> Sequence[Chunk]:
         return []
 
-    async def tell(self, call: ToolCall, *chunks: Chunk) -> None:
+    async def record(self, call: ToolCall, *chunks: Chunk) -> None:
         if chunks:
             self.begun += chunks[0].index == 0
             await self.room.wait()
