@@ -38,9 +38,7 @@ class Fetcher:
 
     async def batch(self, data_type: str, facility: int, first: int, last: int) -> None:
         pages = [
-            page
-            for patient in range(first, last + 1)
-            for page in await self._patient(data_type, facility, patient)
+            page for patient in range(first, last + 1) for page in await self._patient(data_type, facility, patient)
         ]
         lines = "".join(json.dumps(page) + "\n" for page in pages)
         (self._folder / data_type / f"{facility}-{first}.json").write_text(lines)
@@ -110,8 +108,7 @@ def normalise(folder: Path, facilities: int, patients: int) -> list[dict[str, An
         frame.write.partitionBy("facility_id").parquet(str(folder / "typed" / name))
     typed = {name: spark.read.parquet(str(folder / "typed" / name)) for name in DATA_TYPES}
     ranges = [
-        {"facility_id": facility, "first_patient": 1, "last_patient": patients}
-        for facility in range(1, facilities + 1)
+        {"facility_id": facility, "first_patient": 1, "last_patient": patients} for facility in range(1, facilities + 1)
     ]
     counts = [row.asDict() for row in flow.count_patients(spark, ranges, **typed).collect()]
     spark.stop()

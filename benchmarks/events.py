@@ -156,10 +156,7 @@ class Bench:
         begin = time.perf_counter()
         taken = await Projection(self.pool).catch_up()
         projected = time.perf_counter() - begin
-        wanted = [
-            base + place * 4194304
-            for place in range(0, max(events // 4000, 1), max(events // 4000 // 200, 1))
-        ]
+        wanted = [base + place * 4194304 for place in range(0, max(events // 4000, 1), max(events // 4000 // 200, 1))]
         times, floor = [], []
         for execution_id in wanted * 3:
             begin = time.perf_counter()
@@ -233,8 +230,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=60, help=f"batches of {BATCH} events for each side")
     parser.add_argument("--singles", type=int, default=500, help="single appends for each side")
-    parser.add_argument(
-        "--events", type=int, default=1_000_000, help="events in the log for the status reads"
-    )
+    parser.add_argument("--events", type=int, default=1_000_000, help="events in the log for the status reads")
     arguments = parser.parse_args()
     raise SystemExit(0 if asyncio.run(main(arguments.batches, arguments.singles, arguments.events)) else 1)

@@ -77,9 +77,7 @@ async def main(executions: int, default: int) -> None:
         settings = embedded.ensure(Settings(home=folder / "home", playbooks_path=folder))
         try:
             plain = _plainly(settings, default)
-            print(
-                f"Dagster's default launcher: {default} runs in {plain:.1f} s, {default / plain:.2f} a second"
-            )
+            print(f"Dagster's default launcher: {default} runs in {plain:.1f} s, {default / plain:.2f} a second")
             with _serving(settings) as url:
                 rate = await _ours(settings, url, executions)
             print(f"{rate / (default / plain):.1f} times Dagster's default launcher")

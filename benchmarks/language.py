@@ -56,9 +56,7 @@ def playbook_text(steps: int) -> str:
     for number in range(steps):
         body.append(_STEP.format(number=number, digit=number % 10))
         if number < steps - 1:
-            body.append(
-                f'    next: {{arcs: [{{step: step_{number + 1}, when: "{{{{ ctx.page_{number} }}}}"}}]}}'
-            )
+            body.append(f'    next: {{arcs: [{{step: step_{number + 1}, when: "{{{{ ctx.page_{number} }}}}"}}]}}')
     return head + "".join(body)
 
 

@@ -39,9 +39,7 @@ from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.registry import tool_for
 
 SELECT = "SELECT n AS id, 'name ' || n AS name, n * 0.5::float8 AS price FROM generate_series(1, {rows}) AS n"
-MAKE = (
-    "SELECT n AS id, 'name ' || n AS name, n * 0.5::DOUBLE AS price FROM generate_series(1, {rows}) AS t(n)"
-)
+MAKE = "SELECT n AS id, 'name ' || n AS name, n * 0.5::DOUBLE AS price FROM generate_series(1, {rows}) AS t(n)"
 AGGREGATE = "SELECT count(*) AS n, sum(id) AS total, max(name) AS name FROM load"
 THROUGH = """
 apiVersion: noetl.io/v2
@@ -85,9 +83,7 @@ class Peak:
 
 async def call(box: Toolbox, kind: str, command: str, **given: Any) -> ToolResult:
     task = Task(name="bench", kind=kind, config={}, spec=TaskSpec(options={}))
-    return await tool_for(kind).run(
-        ToolCall(7001, kind, task, {"command": command}, given, auth="bench"), box
-    )
+    return await tool_for(kind).run(ToolCall(7001, kind, task, {"command": command}, given, auth="bench"), box)
 
 
 async def bare(settings: Settings, results: ResultStore, rows: int) -> float:
@@ -113,9 +109,7 @@ async def measure(settings: Settings, rows: int) -> dict[str, Any]:
     box, results = engine.runtime.box, engine.runtime.results
     found: dict[str, Peak] = {}
     try:
-        await engine.runtime.pool.execute(
-            "CREATE TABLE IF NOT EXISTS through (id bigint, name text, price float8)"
-        )
+        await engine.runtime.pool.execute("CREATE TABLE IF NOT EXISTS through (id bigint, name text, price float8)")
         for count in (FEW, rows):
             with Peak() as found["into the store"]:
                 ref = (await call(box, "postgres", SELECT.format(rows=count))).ref
@@ -161,9 +155,7 @@ def extrapolate(settings: Settings, found: list[dict[str, Any]]) -> None:
 
 def one_size(settings: Settings, rows: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.large_results", "--one", str(rows)]
-    done = subprocess.run(
-        command, input=dump_settings(settings), stdout=subprocess.PIPE, text=True, check=True
-    )
+    done = subprocess.run(command, input=dump_settings(settings), stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -226,9 +226,7 @@ async def sizes(settings: Settings, measured: Measured) -> None:
     connection = await asyncpg.connect(settings.db_url)
     try:
         events = await connection.fetchval("SELECT count(*) FROM noetl.event")
-        ends = await connection.fetchval(
-            "SELECT count(*) FROM noetl.event WHERE event_type = 'loop.shard.done'"
-        )
+        ends = await connection.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'loop.shard.done'")
         record = await connection.fetchrow(SIZES)
         measured.tables, measured.indexes = (float(one) / max(events, 1) for one in record)
         measured.an_end = events / max(ends, 1)
@@ -293,9 +291,7 @@ def main() -> None:
     parser.add_argument("--run-processes", type=int, default=1, help="processes of one driver")
     parser.add_argument("--warm-up", type=float, default=6.0)
     parser.add_argument("--seconds", type=float, default=12.0)
-    parser.add_argument(
-        "--idle", type=float, default=0.0, help="seconds for which workers have nothing to do"
-    )
+    parser.add_argument("--idle", type=float, default=0.0, help="seconds for which workers have nothing to do")
     arguments = parser.parse_args()
     given = Settings(event_transport="nats", run_processes=arguments.run_processes, service_rate=1e6)
     settings = embedded.ensure(given)
@@ -303,9 +299,7 @@ def main() -> None:
     steps = ["1x1"] if arguments.idle else arguments.steps
     for apis in arguments.apis:
         for workers in arguments.workers:
-            print(
-                f"\n{apis} API, {arguments.drivers} drivers of {arguments.executions} executions", flush=True
-            )
+            print(f"\n{apis} API, {arguments.drivers} drivers of {arguments.executions} executions", flush=True)
             found = []
             for text in steps:
                 slots, _, sleep = text.partition("x")

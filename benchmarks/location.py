@@ -26,9 +26,7 @@ READY = "Started Dagster code server"
 
 def main(repeats: int, sizes: tuple[int, ...]) -> None:
     """Everything in turn, ``repeats`` times; the least of each counts, for the machine is not ours alone."""
-    print(
-        "seconds, those of the processor in brackets; the ratio is ours to plain Dagster, of processor time"
-    )
+    print("seconds, those of the processor in brackets; the ratio is ours to plain Dagster, of processor time")
     for size in sizes:
         with tempfile.TemporaryDirectory(prefix="noetl-bench-") as name:
             folder = Path(name)

@@ -128,9 +128,7 @@ def by_hand(url: str, size: tuple[int, int, int]) -> Measured:
     found = json.loads(ended.output.splitlines()[-1])
     assert found["missing"] == 0, found
     after = ended.seconds - found["fetch_seconds"]
-    return Measured(
-        ended.seconds, found["fetch_seconds"], after, ended.cpu, ended.megabytes, found["records"]
-    )
+    return Measured(ended.seconds, found["fetch_seconds"], after, ended.cpu, ended.megabytes, found["records"])
 
 
 def ours(settings: Settings, environment: dict[str, str], size: tuple[int, int, int]) -> Measured:
@@ -179,9 +177,7 @@ def main() -> None:
         if len(best) == 2:
             hand, our = best["by-hand"], best["ours"]
             assert hand.records == our.records, (hand.records, our.records)
-            print(
-                f"{name:>8} ours / by hand: {our.seconds / hand.seconds:.2f}, fetch {our.fetch / hand.fetch:.2f}"
-            )
+            print(f"{name:>8} ours / by hand: {our.seconds / hand.seconds:.2f}, fetch {our.fetch / hand.fetch:.2f}")
 
 
 if __name__ == "__main__":

@@ -77,9 +77,7 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 @contextmanager
-def process(
-    settings: Settings, *arguments: str, module: str = "noetl_dagster"
-) -> Iterator[subprocess.Popen[str]]:
+def process(settings: Settings, *arguments: str, module: str = "noetl_dagster") -> Iterator[subprocess.Popen[str]]:
     """A process of the command line, or of another module, ended with the block."""
     started = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],

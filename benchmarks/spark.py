@@ -58,11 +58,7 @@ def pages_of(patients: int) -> Pages:
     book = RecordBook(7)
     return {
         data_type.value: [
-            [
-                page
-                for patient in range(first, first + BATCH)
-                for page in patient_pages(book, patient, data_type)
-            ]
+            [page for patient in range(first, first + BATCH) for page in patient_pages(book, patient, data_type)]
             for first in range(1, patients + 1, BATCH)
         ]
         for data_type in DataType
@@ -206,9 +202,7 @@ async def compare_synthetic(records: int, cores: int, repeats: int, folder: Path
             await asyncio.to_thread(write_by_hand, folder / f"plain-{repeat}")
 
         await by_hand(-1)
-        return Measured(
-            *await best(repeats, by_hand, lambda repeat: by_tool(box, {"vital_signs": ref}, repeat))
-        )
+        return Measured(*await best(repeats, by_hand, lambda repeat: by_tool(box, {"vital_signs": ref}, repeat)))
 
 
 def synthetic(spark: SparkSession, records: int) -> DataFrame:
@@ -230,8 +224,7 @@ def synthetic(spark: SparkSession, records: int) -> DataFrame:
 
 async def stored(store: ResultStore, name: str, batches: list[list[dict[str, Any]]]) -> list[ResultRef]:
     return [
-        await store.put(batch, execution_id=0, step="benchmark", name=name, tier=StoreTier.MINIO)
-        for batch in batches
+        await store.put(batch, execution_id=0, step="benchmark", name=name, tier=StoreTier.MINIO) for batch in batches
     ]
 
 
@@ -251,9 +244,7 @@ def main() -> None:
     if arguments.records is None:
         with TemporaryDirectory() as folder:
             measured = asyncio.run(compare(arguments.patients, arguments.repeats, Path(folder)))
-        print(
-            f"{arguments.patients} patients, {len(DataType)} data types, best of {arguments.repeats}: {measured}"
-        )
+        print(f"{arguments.patients} patients, {len(DataType)} data types, best of {arguments.repeats}: {measured}")
         return
     for records in (arguments.records // 100, arguments.records // 10, arguments.records):
         for cores in arguments.cores:

@@ -69,9 +69,7 @@ def by_hand(folder: Path, target: Path, patients: int) -> list[float]:
     return [*times, processor_seconds()]
 
 
-async def by_tool(
-    settings: Settings, refs: Mapping[str, list[ResultRef]], patients: int, ahead: bool
-) -> list[float]:
+async def by_tool(settings: Settings, refs: Mapping[str, list[ResultRef]], patients: int, ahead: bool) -> list[float]:
     if ahead:
         from noetl_dagster.spark.sessions import SparkSessions
 

@@ -51,14 +51,10 @@ class Line:
 
     def __str__(self) -> str:
         verdict = "    " if self.goal is None else "ok  " if self.met else "MISS"
-        return f"{self.what:<50}  {verdict}  {self.measured}" + (
-            f"   (goal {self.goal})" if self.goal else ""
-        )
+        return f"{self.what:<50}  {verdict}  {self.measured}" + (f"   (goal {self.goal})" if self.goal else "")
 
 
-async def race(
-    *actions: Action, rounds: int, tidy: Callable[[], Awaitable[object]] | None = None
-) -> list[float]:
+async def race(*actions: Action, rounds: int, tidy: Callable[[], Awaitable[object]] | None = None) -> list[float]:
     """Median seconds of actions that take turns, so that all meet the same machine.
 
     Args:

@@ -69,9 +69,7 @@ def over(step: str) -> str:
 TAKE = "loop: {iterator: page}"
 STREAM = {"on": ", on: call.partial", "converting": TAKE, "loading": TAKE, "rows": "page.rows"}
 ARCS = {
-    "no stream": STEPS.format(
-        reading=LOOP, on="", converting=over("read"), loading=over("convert"), rows="page"
-    ),
+    "no stream": STEPS.format(reading=LOOP, on="", converting=over("read"), loading=over("convert"), rows="page"),
     "loop": STEPS.format(reading=LOOP, **STREAM),
     "generator": STEPS.format(reading=GENERATOR, **STREAM),
 }
@@ -113,9 +111,7 @@ async def chain(engine: Engine, text: str, chunks: int) -> Chain:
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert await pool.fetchval("SELECT count(DISTINCT id) = count(*) FROM cents")
     assert await pool.fetchval("SELECT count(*) FROM cents") == chunks * ROWS
-    events = await pool.fetchval(
-        "SELECT count(*) FROM noetl.event WHERE execution_id = $1", state.execution_id
-    )
+    events = await pool.fetchval("SELECT count(*) FROM noetl.event WHERE execution_id = $1", state.execution_id)
     each = 1000 / chunks
     return Chain(clock * each, own * each, postgres * each, events / chunks)
 

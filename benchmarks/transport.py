@@ -106,9 +106,7 @@ async def delays(log: EventLog, settings: Settings, publisher: NatsClient, taker
     return sorted(handler.committed[name] - at for name, at in published.items())
 
 
-async def wake_ups(
-    log: EventLog, settings: Settings, publisher: NatsClient, taker: NatsClient
-) -> list[float]:
+async def wake_ups(log: EventLog, settings: Settings, publisher: NatsClient, taker: NatsClient) -> list[float]:
     """Seconds from the end that a worker publishes to the wake-up of the op that waits for it, one at a time."""
     assert settings.db_url is not None
     ingestor = Ingestor(taker, EventHandler(log, lease_seconds=300))

@@ -128,8 +128,7 @@ _PRIVATE = {
         "code_location/launch.py: names the job of a run, so that the UI can launch the run again",
         "leave remote_job_origin out of create_run_for_job; the UI then cannot re-execute the run",
     ): {
-        "dagster._core.remote_origin": "ManagedGrpcPythonEnvCodeLocationOrigin RemoteJobOrigin "
-        "RemoteRepositoryOrigin",
+        "dagster._core.remote_origin": "ManagedGrpcPythonEnvCodeLocationOrigin RemoteJobOrigin RemoteRepositoryOrigin",
         "dagster._core.types.loadable_target_origin": "LoadableTargetOrigin",
     },
     (

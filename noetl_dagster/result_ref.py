@@ -94,9 +94,7 @@ class ResultRef(BaseModel):
     @property
     def first_part(self) -> ResultRef:
         """The first part of a manifest as a separate result."""
-        return self.model_copy(
-            update={"ref": self.ref + "#first", "extra": {**self.extra, "only_first": True}}
-        )
+        return self.model_copy(update={"ref": self.ref + "#first", "extra": {**self.extra, "only_first": True}})
 
 
 class RowsAround(BaseModel):

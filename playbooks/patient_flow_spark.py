@@ -115,9 +115,7 @@ def normalise(spark: SparkSession, **pages: DataFrame) -> dict[str, DataFrame]:
 def _typed_records(layout: Layout, raw: DataFrame) -> DataFrame:
     page = F.from_json("value", layout.page_schema)
     records = raw.select(F.explode(page["data"]).alias("record")).select("record.*")
-    typed = records.select(
-        *PATIENT, *layout.key, *(make(name).alias(name) for name, make in layout.columns.items())
-    )
+    typed = records.select(*PATIENT, *layout.key, *(make(name).alias(name) for name, make in layout.columns.items()))
     return typed.repartition("facility_id").dropDuplicates([*PATIENT, *layout.key])
 
 

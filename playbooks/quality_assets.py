@@ -73,9 +73,9 @@ def measured(data_type: str, rows: DataFrame) -> DataFrame:
         records.alias("records"),
         (records - F.countDistinct(*key)).alias("duplicates"),
         F.sum(_counted(F.col(name).isNull() for name in REQUIRED[data_type])).alias("nulls"),
-        F.sum(
-            _counted(~F.col(name).between(*limits) for name, limits in RANGES.get(data_type, {}).items())
-        ).alias("out_of_range"),
+        F.sum(_counted(~F.col(name).between(*limits) for name, limits in RANGES.get(data_type, {}).items())).alias(
+            "out_of_range"
+        ),
     )
 
 
@@ -119,9 +119,7 @@ def report_of(noetl: NoetlResource, pyspark: PySparkResource, normalise: ResultR
     kinds={"spark"},
     check_specs=[AssetCheckSpec(name, asset=REPORT, description=what) for name, (_, what) in CHECKS.items()],
 )
-def facility_quality(
-    noetl: NoetlResource, pyspark: PySparkResource, normalise: ResultRef
-) -> MaterializeResult:
+def facility_quality(noetl: NoetlResource, pyspark: PySparkResource, normalise: ResultRef) -> MaterializeResult:
     """Records, duplicates, missing values and impossible measurements of every facility."""
     rows = report_of(noetl, pyspark, normalise)
     return MaterializeResult(
@@ -189,9 +187,7 @@ def _legend() -> str:
 
 
 def _rect(left: float, top: float, width: float, colour: str, inside: str = "") -> str:
-    return (
-        f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{_BAR}" fill="{colour}">{inside}</rect>'
-    )
+    return f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{_BAR}" fill="{colour}">{inside}</rect>'
 
 
 def _text(left: float, top: float, text: str, *, red: bool = False) -> str:

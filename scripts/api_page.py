@@ -108,9 +108,7 @@ def _methods(thing: type) -> list[str]:
         if name.startswith(("_", "model_")) or not inspect.isfunction(called) or not called.__doc__:
             continue
         shown = name if isinstance(member, property) else _in_one_line(name, called)
-        lines.append(
-            f"- `{shown}`: {_one_line(parse(called.__doc__, style=DocstringStyle.GOOGLE).description)}"
-        )
+        lines.append(f"- `{shown}`: {_one_line(parse(called.__doc__, style=DocstringStyle.GOOGLE).description)}")
     return [*lines, ""] if lines else []
 
 

@@ -89,9 +89,7 @@ def _require(values: dict[str, Any], about: dict[str, Any]) -> None:
 
 def secret_settings() -> set[str]:
     """Names of settings that ``secrets`` gives."""
-    return set(
-        re.findall(r"variable: (NOETL_[A-Z0-9_]+)", (CHART / "templates" / "_settings.tpl").read_text())
-    )
+    return set(re.findall(r"variable: (NOETL_[A-Z0-9_]+)", (CHART / "templates" / "_settings.tpl").read_text()))
 
 
 def _written_keys() -> set[str]:

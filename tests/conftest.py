@@ -308,9 +308,7 @@ def sessions(services: Settings, tmp_path_factory: pytest.TempPathFactory) -> It
         spark_driver_java_options=SHORT_LIVED_JVM,
         spark_master="local[2]",
         # executors find what the s3 tier needs in their own environment
-        spark_config={
-            f"spark.executorEnv.{name}": value for name, value in aws_environment(services).items()
-        },
+        spark_config={f"spark.executorEnv.{name}": value for name, value in aws_environment(services).items()},
     )
     owner = SparkSessions(own)
     yield owner

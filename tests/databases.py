@@ -163,9 +163,7 @@ class _Original:
             cursor.execute(f"TRUNCATE {', '.join(gained)} CASCADE")
         elif gained:
             deletions = "; ".join(f"DELETE FROM {name}" for name in gained)
-            cursor.execute(
-                f"SET session_replication_role = replica; {deletions}"
-            )  # in any order of foreign keys
+            cursor.execute(f"SET session_replication_role = replica; {deletions}")  # in any order of foreign keys
         for name, _value, start in set(_rows(cursor, _COUNTED)) - set(self._counted):
             cursor.execute("SELECT setval(%s, %s, false)", [name, start])
         return (

@@ -156,9 +156,7 @@ def run(
     output, errors = texts / "stdout.txt", texts / "stderr.txt"
     for path in (output, errors):
         path.unlink(missing_ok=True)
-    process = Forked(
-        program, *arguments, environment=environment, folder=folder, output=output, errors=errors
-    )
+    process = Forked(program, *arguments, environment=environment, folder=folder, output=output, errors=errors)
     try:
         code = process.wait(PROCESS_SECONDS)
     except subprocess.TimeoutExpired:

@@ -31,9 +31,7 @@ async def cutting(url: str, swallows: Swallows) -> AsyncIterator[str]:
                 await writer.drain()
         writer.close()
 
-    async def pump_back(
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: list[bool]
-    ) -> None:
+    async def pump_back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: list[bool]) -> None:
         with suppress(OSError):
             while (chunk := await reader.read(CHUNK)) and not any(answers):
                 writer.write(chunk)
@@ -47,10 +45,7 @@ async def cutting(url: str, swallows: Swallows) -> AsyncIterator[str]:
             writer.transport.abort()
             return
         answers: list[bool] = []
-        pumps = [
-            asyncio.create_task(one)
-            for one in (pump(reader, forth, answers), pump_back(back, writer, answers))
-        ]
+        pumps = [asyncio.create_task(one) for one in (pump(reader, forth, answers), pump_back(back, writer, answers))]
         try:
             await asyncio.wait(pumps)
         finally:

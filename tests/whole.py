@@ -185,9 +185,7 @@ class Fan:
 
     async def cancelled(self) -> None:
         await asyncio.wait([self._driving], timeout=PATIENCE_SECONDS)
-        assert self._driving.exception() is not None or (
-            self._driving.result().status is ExecutionStatus.CANCELLED
-        )
+        assert self._driving.exception() is not None or (self._driving.result().status is ExecutionStatus.CANCELLED)
 
 
 async def nothing_left(pool: asyncpg.Pool, letters: int = 0) -> None:

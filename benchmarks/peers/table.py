@@ -172,11 +172,7 @@ def main() -> None:
     rows = []
     for peer in PEERS:
         row = measure(peer, settings)
-        rate = (
-            f"{row.peer.items:,} items in {row.seconds:.2f} s, {_rate(row.rate)} a second; "
-            if row.rate
-            else ""
-        )
+        rate = f"{row.peer.items:,} items in {row.seconds:.2f} s, {_rate(row.rate)} a second; " if row.rate else ""
         print(f"{peer.title:>22}: {rate}{row.note}", flush=True)
         rows.append(row)
     write(rows)

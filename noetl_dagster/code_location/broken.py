@@ -102,9 +102,7 @@ def definitions_of_broken(
     broken = [replace(one, file=Path(among) / one.file) for one in broken]
     broken = list({one.key: one for one in broken}.values())  # names that Dagster writes alike are shown once
     specs = [
-        AssetSpec(
-            one.key, group_name=GROUP, description=f"{one.file} cannot be loaded:\n\n```\n{one.why}\n```"
-        )
+        AssetSpec(one.key, group_name=GROUP, description=f"{one.file} cannot be loaded:\n\n```\n{one.why}\n```")
         for one in broken
     ]
     missed = {key: one for one in reversed(broken) for key in one.meant if key not in made}
@@ -112,9 +110,7 @@ def definitions_of_broken(
         AssetSpec(key, group_name=GROUP, description=f"Made by {one.file}, which cannot be loaded")
         for key, one in missed.items()
     ]
-    return Definitions(
-        assets=specs, asset_checks=[_check(one) for one in broken], sensors=[_sensor(broken, among)]
-    )
+    return Definitions(assets=specs, asset_checks=[_check(one) for one in broken], sensors=[_sensor(broken, among)])
 
 
 def _check(one: BrokenPlaybook) -> AssetChecksDefinition:

@@ -50,9 +50,7 @@ class PlaybooksScaffolder(Scaffolder[PlaybooksScaffoldParams]):
         folder.mkdir(parents=True, exist_ok=True)
         first = folder / "squares.yaml"
         if not first.exists():
-            first.write_text(
-                new_playbook("squares", path=f"{request.target_path.name}/squares"), encoding="utf-8"
-            )
+            first.write_text(new_playbook("squares", path=f"{request.target_path.name}/squares"), encoding="utf-8")
         scaffold_component(request, {"path": request.params.path})
 
 
@@ -74,12 +72,8 @@ class PlaybooksComponent(Component, Resolvable, Model):
                 tags: {tools: "{{ kinds | join('-') }}"}
     """
 
-    path: str = Field(
-        "playbooks", description="Folder of the playbooks: absolute, or below the component's own folder"
-    )
-    include: list[str] = Field(
-        default_factory=list, description="Patterns of files below it; none: every playbook"
-    )
+    path: str = Field("playbooks", description="Folder of the playbooks: absolute, or below the component's own folder")
+    include: list[str] = Field(default_factory=list, description="Patterns of files below it; none: every playbook")
     exclude: list[str] = Field(default_factory=list, description="Patterns of files to leave out")
     noetl: dict[str, Any] = Field(
         default_factory=dict,

@@ -94,18 +94,14 @@ def load_playbooks(
         )
     for name, patterns in (("include", include), ("exclude", exclude)):
         if isinstance(patterns, str):
-            raise DagsterInvalidDefinitionError(
-                f"load_playbooks: {name} is a list of patterns: [{patterns!r}]"
-            )
+            raise DagsterInvalidDefinitionError(f"load_playbooks: {name} is a list of patterns: [{patterns!r}]")
     given = dict(resources or {})
     noetl = given.get(NOETL) or default_resource()
     if not isinstance(noetl, EngineProvider):
         raise DagsterInvalidDefinitionError(
             f"load_playbooks: the resource 'noetl' is a NoetlResource, not a {type(noetl).__name__}"
         )
-    jobs, broken = load_folder(
-        folder, include=include, exclude=exclude, translation=translation, beside=beside
-    )
+    jobs, broken = load_folder(folder, include=include, exclude=exclude, translation=translation, beside=beside)
     playbooks = definitions_of_jobs(jobs, noetl, spark=spark, resources=given)
     if not jobs and not broken:
         logger.warning("there are no playbooks in %s that include and exclude leave", folder.absolute())
@@ -125,9 +121,7 @@ def default_resource() -> NoetlResource:
     return NoetlResource()
 
 
-def control_of(
-    playbooks: Sequence[PlaybookJob], noetl: EngineProvider, among: str | None = None
-) -> Definitions:
+def control_of(playbooks: Sequence[PlaybookJob], noetl: EngineProvider, among: str | None = None) -> Definitions:
     """Builds the sensors and schedules that keep a deployment running.
 
     These are upkeep and projection, once in a project, and the sensors of given playbooks: recovery of executions whose

@@ -120,9 +120,7 @@ def _translated(
             continue
         kept.append(playbook)
         specs[playbook.file] = found
-        keys = {
-            key_text(playbook.asset_key(step)): key_text(tuple(spec.key.path)) for step, spec in found.items()
-        }
+        keys = {key_text(playbook.asset_key(step)): key_text(tuple(spec.key.path)) for step, spec in found.items()}
         own[playbook.file] = {before: after for before, after in keys.items() if before != after}
     shared: dict[str, str] = {}
     for renamed in own.values():
@@ -170,14 +168,10 @@ def _without_duplicates(
     for job in jobs:
         twins = sorted(key.to_user_string() for key in keys.keys() & set(job.plan.keys))
         if job.plan.name in names:
-            broken.append(
-                _broken(job.playbook, f"{names[job.plan.name]} has the name {job.playbook.name!r} already")
-            )
+            broken.append(_broken(job.playbook, f"{names[job.plan.name]} has the name {job.playbook.name!r} already"))
         elif twins:
             first = keys[AssetKey.from_user_string(twins[0])]
-            broken.append(
-                _broken(job.playbook, f"{first} makes the asset {twins[0]} already; give it another key")
-            )
+            broken.append(_broken(job.playbook, f"{first} makes the asset {twins[0]} already; give it another key"))
         else:
             names[job.plan.name] = job.playbook.file
             keys |= dict.fromkeys(job.plan.keys, job.playbook.file)
@@ -214,9 +208,7 @@ def _without_cycles(
 def _reads_beside(assets: AssetsDefinition) -> dict[str, tuple[set[AssetKey], set[AssetKey]]]:
     """Returns, by name, the assets that a definition in Python makes as one, and those that they read."""
     if assets.can_subset:
-        return {
-            f"asset {key.to_user_string()}": ({key}, set(reads)) for key, reads in assets.asset_deps.items()
-        }
+        return {f"asset {key.to_user_string()}": ({key}, set(reads)) for key, reads in assets.asset_deps.items()}
     keys = set(assets.keys)
     if not keys:
         return {}

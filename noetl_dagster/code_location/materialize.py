@@ -98,9 +98,7 @@ class MaterializedPlaybook:
         for name in sorted(names):
             if self.playbook.asset_key(name) == key:
                 return name
-        raise KeyError(
-            f"playbook {self.playbook.name} makes no asset {asset!r}; its steps: {', '.join(sorted(names))}"
-        )
+        raise KeyError(f"playbook {self.playbook.name} makes no asset {asset!r}; its steps: {', '.join(sorted(names))}")
 
 
 def materialize_playbook(

@@ -42,9 +42,7 @@ def definitions_in_python(folder: Path) -> Definitions:
         with _left_out_if_broken(path):
             module = _module(path)
             jobs = [
-                one
-                for one in vars(module).values()
-                if isinstance(one, (JobDefinition, UnresolvedAssetJobDefinition))
+                one for one in vars(module).values() if isinstance(one, (JobDefinition, UnresolvedAssetJobDefinition))
             ]
             assets = load_assets_from_modules([module])
             checks = load_asset_checks_from_modules([module])

@@ -35,9 +35,7 @@ def new_step(name: str, kind: str) -> str:
     """
     if kind not in TOOL_KINDS:
         known = ", ".join(SUPPORTED_KINDS)
-        raise PlaybookError(
-            [Problem(Place("--kind", 1), f"there is no tool {kind!r}; the kinds are {known}")]
-        )
+        raise PlaybookError([Problem(Place("--kind", 1), f"there is no tool {kind!r}; the kinds are {known}")])
     template = f"steps/{kind}.yaml"
     if (TEMPLATES / template).is_file():
         return _filled(template, name=name)

@@ -98,9 +98,7 @@ def build_pool_sensor(playbooks: Sequence[Playbook], among: str | None = None) -
     )
     def noetl_pools(context: SensorEvaluationContext) -> SkipReason:
         changed = set_limits(context.instance, limits)
-        return SkipReason(
-            f"set: {', '.join(changed)}" if changed else f"{len(limits)} pools are as they should be"
-        )
+        return SkipReason(f"set: {', '.join(changed)}" if changed else f"{len(limits)} pools are as they should be")
 
     return noetl_pools
 

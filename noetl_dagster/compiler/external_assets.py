@@ -75,9 +75,7 @@ class ExternalAssets:
                 "Dagster, or give the asset one of MinioIOManager, PvcIOManager, GcsIOManager, NoetlResultIOManager"
             )
         try:
-            return repository.load_asset_value(
-                AssetKey(key), instance=self._context.instance, partition_key=partition
-            )
+            return repository.load_asset_value(AssetKey(key), instance=self._context.instance, partition_key=partition)
         except Exception as error:  # IO managers may raise anything
             raise AssetNotFoundError(
                 f"asset {key_text(key)} cannot be loaded by its IO manager: {type(error).__name__}: {error}"

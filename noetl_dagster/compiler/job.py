@@ -102,9 +102,7 @@ def _assets(plan: PlaybookPlan, graph: GraphDefinition) -> AssetsDefinition:
     )
     specs = {step.key: step.spec for step in plan.assets if step.spec is not None}
     return assets.map_asset_specs(
-        lambda wired: specs[wired.key].replace_attributes(
-            deps=wired.deps, partitions_def=wired.partitions_def
-        )
+        lambda wired: specs[wired.key].replace_attributes(deps=wired.deps, partitions_def=wired.partitions_def)
     )
 
 
@@ -185,14 +183,10 @@ def _dependencies(plan: PlaybookPlan) -> dict[str, dict[str, Any]]:
 
 def _output_mappings(region: RegionPlan) -> list[OutputMapping]:
     outputs = {step.output: step.result for step in region.assets} | {
-        check.get_python_identifier(): step.check_output(check.name)
-        for step in region.assets
-        for check in step.checks
+        check.get_python_identifier(): step.check_output(check.name) for step in region.assets for check in step.checks
     }
     return [
-        OutputMapping(
-            graph_output_name=name, mapped_node_name=region.routing_op, mapped_node_output_name=output
-        )
+        OutputMapping(graph_output_name=name, mapped_node_name=region.routing_op, mapped_node_output_name=output)
         for name, output in outputs.items()
     ]
 

@@ -57,9 +57,7 @@ class TokenIOManager(IOManager):
 
 def ops_of(plan: PlaybookPlan, region: RegionPlan) -> list[OpDefinition]:
     """Returns the ops of a region: one, or the three of a fan-out."""
-    routing = _result_outs(region) | {
-        target.arc: Out(Nothing, is_required=False) for target in region.targets
-    }
+    routing = _result_outs(region) | {target.arc: Out(Nothing, is_required=False) for target in region.targets}
     if not region.is_fanout:
         return [_op(plan, region, region.op, _walk if region.region.is_joint else _end_step, routing)]
     groups = {GROUPS: DynamicOut(AnyType, io_manager_key=TOKENS_IO), EXPANDED: Out(Nothing)}
@@ -170,17 +168,14 @@ def _op(
         compute_fn=compute_fn,
         ins=ins,
         outs=outs,
-        description=f"steps {', '.join(region.names)}"
-        if region.region.is_joint
-        else region.steps[0].step.description,
+        description=f"steps {', '.join(region.names)}" if region.region.is_joint else region.steps[0].step.description,
         config_schema={WORKLOAD: dict} if starts else None,
         required_resource_keys={
             NOETL,
             *([PYSPARK] if region.needs_spark else []),
             *([DEFAULT_IO] if starts else []),
         },
-        tags={f"dagster/kind/{kind}": "" for kind in kinds}
-        | (op_tags(plan.playbook, region.names) if in_pods else {}),
+        tags={f"dagster/kind/{kind}": "" for kind in kinds} | (op_tags(plan.playbook, region.names) if in_pods else {}),
         pool=region.pool,
     )
 
@@ -196,8 +191,6 @@ def _result_outs(region: RegionPlan) -> dict[str, Out]:
         for one in region.assets
     }
     checks = {
-        one.check_output(check.name): Out(Nothing, is_required=False)
-        for one in region.assets
-        for check in one.checks
+        one.check_output(check.name): Out(Nothing, is_required=False) for one in region.assets for check in one.checks
     }
     return results | checks

@@ -82,18 +82,14 @@ class PlaybookPartitions:
             WorkloadError: the playbook has no such partition.
         """
         if self.definition is None:
-            raise WorkloadError(
-                f"playbook {self.playbook.name} has no partitions, and {key!r} of it is wanted"
-            )
+            raise WorkloadError(f"playbook {self.playbook.name} has no partitions, and {key!r} of it is wanted")
         keys: Mapping[str, str] = {self.dimensions[0].name: key}
         if isinstance(self.definition, MultiPartitionsDefinition):
             try:
                 keys = self.definition.get_partition_key_from_str(key).keys_by_dimension
             except Exception as error:  # Dagster raises many types for text that is no key of two dimensions
                 names = "|".join(sorted(self.by_dimension))
-                raise WorkloadError(
-                    f"partition {key!r} of {self.playbook.name} must be written as {names}"
-                ) from error
+                raise WorkloadError(f"partition {key!r} of {self.playbook.name} must be written as {names}") from error
         parts = {one.name: self._key_of(one, keys[one.name], instance) for one in self.dimensions}
         return Partition(key=_joined(keys), parts=parts)
 
@@ -156,9 +152,7 @@ class PlaybookPartitions:
             keys = [key] if instance is None else instance.get_dynamic_partitions(spec.dynamic)
         if key not in keys:
             more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-            raise self._unknown(
-                key, f"there are {', '.join(keys[:_SHOWN])}{more}" if keys else "there are none yet"
-            )
+            raise self._unknown(key, f"there are {', '.join(keys[:_SHOWN])}{more}" if keys else "there are none yet")
         return PartitionKey(key=key)
 
     def _unknown(self, key: str, known: str) -> WorkloadError:

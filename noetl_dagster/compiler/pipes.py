@@ -73,9 +73,7 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def receiving(
-    execution_id: int, context: OpExecutionContext, assets: Mapping[str, AssetKey | None]
-) -> Iterator[None]:
+def receiving(execution_id: int, context: OpExecutionContext, assets: Mapping[str, AssetKey | None]) -> Iterator[None]:
     """Lets jobs of the given steps report to an op's run while it drives them.
 
     Several ops may drive a step, the groups of a fan-out: they share the messages of its jobs.
@@ -105,9 +103,7 @@ def take_messages(execution_id: int, step: str) -> PipesMessages | None:
 
 
 @asynccontextmanager
-async def open_session(
-    box: Toolbox, call: ToolCall, channel: JobMessages
-) -> AsyncIterator[Mapping[str, str]]:
+async def open_session(box: Toolbox, call: ToolCall, channel: JobMessages) -> AsyncIterator[Mapping[str, str]]:
     """Opens the Pipes session of a job, and yields the variables of the job's environment.
 
     There are none if no op of this process drives the call's step.

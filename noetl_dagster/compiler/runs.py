@@ -43,9 +43,7 @@ _LONGEST = 50
 _FROM_FAILURE_TAG = "dagster/is_resume_retry"
 
 
-def execution_tags(
-    execution_id: int, run_id: str, suffix: str = "", *, trace: Trace | None = None
-) -> dict[str, str]:
+def execution_tags(execution_id: int, run_id: str, suffix: str = "", *, trace: Trace | None = None) -> dict[str, str]:
     """Returns the tags of a run that drives an execution: with a suffix from :func:`tag_suffix`, and without."""
     plain = {EXECUTION_TAG: str(execution_id), OWNER_TAG: run_id}
     if trace is not None:
@@ -84,9 +82,7 @@ def is_continuation(run: DagsterRun, *, starts: bool = False) -> bool:
     return bool(run.parent_run_id and run.step_keys_to_execute) and not starts
 
 
-def execution_id_of(
-    instance: DagsterInstance, run: DagsterRun, suffix: str, *, starts: bool = False
-) -> int | None:
+def execution_id_of(instance: DagsterInstance, run: DagsterRun, suffix: str, *, starts: bool = False) -> int | None:
     """Returns the execution of a playbook that a run drives or resumes; None if it has not started one yet."""
     known: DagsterRun | None = instance.get_run_by_id(run.run_id) or run
     while known is not None:
@@ -138,8 +134,7 @@ async def attach(
         if plan.partitions.dimensions:
             if (key := run.tags.get(PARTITION_TAG)) is None:
                 raise ExecutionStateError(
-                    f"playbook {plan.playbook.name} has partitions, and this run is of none; "
-                    "launch it with one of them"
+                    f"playbook {plan.playbook.name} has partitions, and this run is of none; launch it with one of them"
                 )
             partition = plan.partitions.find(key, instance)
         execution = await engine.lifecycle.create(
@@ -172,13 +167,9 @@ async def _join(
     continues = is_continuation(run)
     has_no_run = state.epoch == 1 and state.run_id is None  # accepted over HTTP
     if has_no_run and not state.is_running and not continues:
-        raise ExecutionStateError(
-            f"execution {execution.id} ended before its run began: {state.error}; this run stops"
-        )
+        raise ExecutionStateError(f"execution {execution.id} ended before its run began: {state.error}; this run stops")
     if not has_no_run and not continues:
-        raise ExecutionStateError(
-            f"execution {execution.id} was taken over by run {state.run_id}; this run stops"
-        )
+        raise ExecutionStateError(f"execution {execution.id} was taken over by run {state.run_id}; this run stops")
     origin = {"dagster_run_id": run.run_id}
     if run.parent_run_id is None and (wanted := run.tags.get(RESUME_EPOCH_TAG)) is not None:
         if int(wanted) != state.epoch + 1:

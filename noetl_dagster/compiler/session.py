@@ -149,9 +149,7 @@ class OpSession:
             LogContext(execution_id=self.execution.id, step=step, run_id=self.context.run_id),
             receiving(self.execution.id, self.context, reporting),
         ):
-            future = asyncio.run_coroutine_threadsafe(
-                self.engine.guard(self.execution, work), background_loop()
-            )
+            future = asyncio.run_coroutine_threadsafe(self.engine.guard(self.execution, work), background_loop())
             progress = _ProgressReporter(self, step, stream)
             try:
                 while True:
@@ -226,9 +224,7 @@ class OpSession:
             passed=outcome.passed,
             asset_key=one.key,
             check_name=outcome.name,
-            severity=AssetCheckSeverity.WARN
-            if outcome.severity == Severity.WARN
-            else AssetCheckSeverity.ERROR,
+            severity=AssetCheckSeverity.WARN if outcome.severity == Severity.WARN else AssetCheckSeverity.ERROR,
             description=outcome.why or None,
             metadata={"execution": str(self.execution.id), **check_metadata(outcome.facts)},
         )
@@ -285,11 +281,8 @@ class _ProgressReporter:
             self._report()
 
     def _report(self) -> None:
-        context, engine, execution_id = (
-            self._session.context,
-            self._session.engine,
-            self._session.execution.id,
-        )
+        context, engine = self._session.context, self._session.engine
+        execution_id = self._session.execution.id
         lonely = engine.dispatcher.unattended(execution_id, self._step)
         if lonely is not None and lonely != self._warned:
             context.log.warning(f"step {self._step} waits: {lonely}")

@@ -62,9 +62,7 @@ def asset_spec(playbook: Playbook, step: Step) -> AssetSpec:
     )
 
 
-def relation_metadata(
-    playbook: Playbook, step: Step, workload: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def relation_metadata(playbook: Playbook, step: Step, workload: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns the name and kind of the one table that a step writes; nothing for none or several.
 
     Args:
@@ -77,9 +75,7 @@ def relation_metadata(
     return {RELATION: name, "dagster/storage_kind": kind}
 
 
-def check_specs(
-    playbook: Playbook, step: Step, partitions: PartitionsDefinition | None
-) -> list[AssetCheckSpec]:
+def check_specs(playbook: Playbook, step: Step, partitions: PartitionsDefinition | None) -> list[AssetCheckSpec]:
     """Returns the checks of a step's asset. Checks of a partitioned asset apply to its partitions."""
     with _accepted(PreviewWarning):
         return [

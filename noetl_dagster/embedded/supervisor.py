@@ -19,9 +19,7 @@ from noetl_dagster.embedded.servers import Nats, ObjectStore, Postgres, RecordsA
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 
-_SERVICES: dict[ServiceName, type[Service]] = {
-    one.name: one for one in (Postgres, Nats, ObjectStore, RecordsApi)
-}
+_SERVICES: dict[ServiceName, type[Service]] = {one.name: one for one in (Postgres, Nats, ObjectStore, RecordsApi)}
 
 
 class ServiceRecord(BaseModel):

@@ -92,9 +92,7 @@ class Runtime:
         self.result_writer = ResultWriter(settings, self.results)
         self.streams = ChunkStreams(buffer, commands, pool)
         cleanup = ExternalCleanup(buffer, pool)
-        self.runner = CommandRunner(
-            box, self.result_writer, buffer, commands, self.heartbeats, cleanup, self.streams
-        )
+        self.runner = CommandRunner(box, self.result_writer, buffer, commands, self.heartbeats, cleanup, self.streams)
         self._programs: dict[tuple[int, frozenset[tuple[str, str]]], PlaybookProgram] = {}
 
     @classmethod
@@ -192,9 +190,7 @@ class Runtime:
             program = self._programs[key] = PlaybookProgram(playbook, StepGraph(playbook))
         own = program.playbook
         if own.settled:
-            playbook = parse_playbook(
-                own.source, file=own.file, workload=state.workload, renamed=state.renamed
-            )
+            playbook = parse_playbook(own.source, file=own.file, workload=state.workload, renamed=state.renamed)
             return PlaybookProgram(playbook, StepGraph(playbook))
         return program
 

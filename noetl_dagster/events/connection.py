@@ -67,9 +67,7 @@ def check_certificates(url: str) -> None:
         path = given.get(name) or os.environ.get(variable)
         if path and not os.access(path, os.R_OK):
             place = f"{name} of the database's address" if name in given else variable
-            raise ServiceError(
-                f"{place}: there is no file {path} that may be read; mount it, or correct the path"
-            )
+            raise ServiceError(f"{place}: there is no file {path} that may be read; mount it, or correct the path")
 
 
 async def prepare_connection(connection: asyncpg.Connection) -> None:

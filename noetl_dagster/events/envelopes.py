@@ -106,9 +106,7 @@ def event_context(
 def sanitised(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns values without internal keys, with masked secrets, each of bounded size."""
     return {
-        str(key): truncated(_masked(str(key), value))
-        for key, value in values.items()
-        if not str(key).startswith("_")
+        str(key): truncated(_masked(str(key), value)) for key, value in values.items() if not str(key).startswith("_")
     }
 
 

@@ -59,9 +59,7 @@ def process_node() -> int:
     return int.from_bytes(hashlib.blake2b(seed, digest_size=2).digest(), "big") & _NODE_MASK
 
 
-def command_id(
-    execution_id: int, step: str, visit: int = 1, iteration: int | None = None, attempt: int = 1
-) -> str:
+def command_id(execution_id: int, step: str, visit: int = 1, iteration: int | None = None, attempt: int = 1) -> str:
     """Returns the id of a command, a function of its position in the execution: issuing it twice is harmless."""
     name = f"{execution_id}:{step}:{visit}"
     if iteration is not None:

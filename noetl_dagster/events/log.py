@@ -99,9 +99,7 @@ class EventLog:
             try:
                 async with _admitted(own, events, gated) as admitted:
                     rows = [as_row(event) for event in admitted]
-                    await own.copy_records_to_table(
-                        "event", schema_name="noetl", columns=queries.COLUMNS, records=rows
-                    )
+                    await own.copy_records_to_table("event", schema_name="noetl", columns=queries.COLUMNS, records=rows)
                     return {event.event_id for event in admitted}
             except asyncpg.UniqueViolationError:
                 async with _admitted(own, events, gated) as admitted:
@@ -114,9 +112,7 @@ class EventLog:
         )
         return {record["event_id"] for record in found}
 
-    async def append_once(
-        self, event: Event, *, connection: Connection | None = None, gated: bool = False
-    ) -> bool:
+    async def append_once(self, event: Event, *, connection: Connection | None = None, gated: bool = False) -> bool:
         """Appends an event that may exist only once; returns True for the one caller that created it.
 
         See :meth:`append` for ``gated`` and for events of cancelled executions.
@@ -146,9 +142,7 @@ class EventLog:
                 return
             after = page[-1]["event_id"]
 
-    async def put_source(
-        self, path: str, version: str | None, source: str, *, model: str | None = None
-    ) -> int:
+    async def put_source(self, path: str, version: str | None, source: str, *, model: str | None = None) -> int:
         """Stores the text of a playbook and returns its catalog id; the same text is stored once.
 
         Args:
@@ -170,9 +164,7 @@ def _is_gated(event: Event) -> bool:
 
 
 @asynccontextmanager
-async def _admitted(
-    connection: Connection, events: Sequence[Event], all_gated: bool
-) -> AsyncIterator[Sequence[Event]]:
+async def _admitted(connection: Connection, events: Sequence[Event], all_gated: bool) -> AsyncIterator[Sequence[Event]]:
     """Yields the events that no cancellation excludes, in a transaction during which none of them is cancelled."""
     gated = {event.execution_id for event in events if all_gated or _is_gated(event)}
     if not gated:
@@ -181,13 +173,9 @@ async def _admitted(
     async with connection.transaction():
         closed = {record["id"] for record in await connection.fetch(queries.CLOSED, sorted(gated))}
         if closed:
-            _refuse(
-                {one.execution_id for one in events if one.event_type == EventType.COMMAND_ISSUED} & closed
-            )
+            _refuse({one.execution_id for one in events if one.event_type == EventType.COMMAND_ISSUED} & closed)
             events = [
-                event
-                for event in events
-                if event.execution_id not in closed or not (all_gated or _is_gated(event))
+                event for event in events if event.execution_id not in closed or not (all_gated or _is_gated(event))
             ]
         yield events
 

@@ -97,9 +97,7 @@ WHERE shard = ANY($1::int[])
 """
 
 FORGET = "DELETE FROM noetl.execution"  # not TRUNCATE: readers see the rows until the commit
-RESET_CHECKPOINTS = (
-    "UPDATE noetl.projection_checkpoint SET xact_id = '0', events = 0"  # while they are locked
-)
+RESET_CHECKPOINTS = "UPDATE noetl.projection_checkpoint SET xact_id = '0', events = 0"  # while they are locked
 
 # A row of the projection and the checkpoint of its shard, from one snapshot; and whether there are events of any
 # execution after the checkpoint.

@@ -88,9 +88,7 @@ SELECT execution_id, event_id, result, meta ->> 'partition' AS partition FROM no
 WHERE {which} ORDER BY event_id DESC LIMIT 1
 """
 ASSET_RESULT = _LATEST_RESULT.format(which=_OF_ASSET)
-PARTITION_RESULT = _LATEST_RESULT.format(
-    which=f"{_OF_ASSET} AND meta ? 'partition' AND meta ->> 'partition' = $2"
-)
+PARTITION_RESULT = _LATEST_RESULT.format(which=f"{_OF_ASSET} AND meta ? 'partition' AND meta ->> 'partition' = $2")
 
 # The latest result of every partition of an asset.
 ASSET_PARTITIONS = f"""

@@ -42,9 +42,7 @@ WORKS_FROM = 4
 LOCK_TIMEOUT = "2s"
 LOCK_PATIENCE_SECONDS = 120.0
 
-_HELD = RetryLimits(
-    (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError), seconds=LOCK_PATIENCE_SECONDS
-)
+_HELD = RetryLimits((asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError), seconds=LOCK_PATIENCE_SECONDS)
 
 _EXISTS = "SELECT to_regnamespace('noetl') IS NOT NULL"
 _HAS_NUMBER = "SELECT to_regclass('noetl.schema_version') IS NOT NULL"

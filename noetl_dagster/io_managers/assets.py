@@ -206,9 +206,7 @@ class AssetIOManager(UPathIOManager):
             rows=conversion.parquet_rows([path]) if parquet else None,
         )
 
-    async def _store_folder(
-        self, key: str, folder: Path, columns: dict[str, str] | None = None
-    ) -> StoredAsset:
+    async def _store_folder(self, key: str, folder: Path, columns: dict[str, str] | None = None) -> StoredAsset:
         stored = await asyncio.to_thread(_dataset, self._tier.uri(key), folder, columns)
         for name in stored.files:
             await self._store_file(f"{key}/{name}", folder / name)

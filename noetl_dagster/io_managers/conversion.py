@@ -51,9 +51,7 @@ def convert(value: Any, wanted: str, what: str) -> Any:
         return value if isinstance(value, str) else codec.dump_json(value).decode()
     table = _as_table(value)
     if table is None:
-        raise StorageError(
-            f"{what} is a {type(value).__name__}, which is no table; annotate the input otherwise"
-        )
+        raise StorageError(f"{what} is a {type(value).__name__}, which is no table; annotate the input otherwise")
     if wanted == "pandas":
         return table.to_pandas()
     if wanted == "polars":

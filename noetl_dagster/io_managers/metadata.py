@@ -53,17 +53,13 @@ def storage_metadata(ref: ResultRef, *, partitioned: bool) -> dict[str, Metadata
 def with_origins(metadata: Mapping[str, Any], lineage: Any) -> dict[str, Any]:
     """Adds the origin of each column to its description: Dagster's open UI stores column lineage without showing it."""
     shown = metadata.get(SCHEMA)
-    if not isinstance(shown, TableSchemaMetadataValue) or not isinstance(
-        lineage, TableColumnLineageMetadataValue
-    ):
+    if not isinstance(shown, TableSchemaMetadataValue) or not isinstance(lineage, TableColumnLineageMetadataValue):
         return dict(metadata)
     columns = []
     for column in shown.schema.columns:
         deps = lineage.value.deps_by_column.get(column.name, ())
         origins = ", ".join(f"{dep.asset_key.to_user_string()}: {dep.column_name}" for dep in deps)
-        columns.append(
-            TableColumn(column.name, column.type, description=f"from {origins}" if origins else None)
-        )
+        columns.append(TableColumn(column.name, column.type, description=f"from {origins}" if origins else None))
     return {**metadata, SCHEMA: MetadataValue.table_schema(TableSchema(columns))}
 
 

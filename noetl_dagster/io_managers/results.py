@@ -95,9 +95,7 @@ class NoetlResultIOManager(IOManager):
     def _load_op_output(self, context: InputContext) -> Any:
         upstream = context.upstream_output
         if upstream is None:
-            raise StorageError(
-                f"input {context.name!r} has no upstream output; give it a value in run config"
-            )
+            raise StorageError(f"input {context.name!r} has no upstream output; give it a value in run config")
         execution_id, step, name = _address(upstream)
         ref = run_sync(self._open_store().find((execution_id, step, name)))
         return self._load(context, ref)

@@ -154,9 +154,7 @@ def _signing(s3: Any) -> tuple[str, str, str | None, str | None]:
     given = {"aws_access_key_id": s3.aws_access_key_id, "aws_secret_access_key": s3.aws_secret_access_key}
     missing = [name for name, value in given.items() if not value]
     if len(missing) == 1:
-        raise StorageError(
-            f"s3: {missing[0]} is not set, and the other half of the pair is; set both or none"
-        )
+        raise StorageError(f"s3: {missing[0]} is not set, and the other half of the pair is; set both or none")
     try:
         session = boto3.Session(profile_name=s3.profile_name)
         region = s3.region_name or session.region_name

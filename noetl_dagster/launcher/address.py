@@ -143,8 +143,7 @@ class Address:
         known = {
             name: value
             for name, value in sorted(environment.items())
-            if name not in _TERMINAL_VARIABLES
-            and (name == "DAGSTER_HOME" or not name.startswith(_DAGSTER_PREFIX))
+            if name not in _TERMINAL_VARIABLES and (name == "DAGSTER_HOME" or not name.startswith(_DAGSTER_PREFIX))
         }
         package = stamp_of(Path(__file__).parents[1], ".py")  # runs use what was imported
         facts = (known, str(Path.cwd()), sys.executable, runs_at_once, package)

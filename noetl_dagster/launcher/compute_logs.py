@@ -29,9 +29,7 @@ class RunLogs(LocalComputeLogManager):
     """``LocalComputeLogManager`` with a thread instead of processes that copy the output, or without copies."""
 
     @classmethod
-    def from_config_value(
-        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
-    ) -> RunLogs:
+    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> RunLogs:
         """Makes the manager from its configuration."""
         return cls(inst_data=inst_data, **config_value)
 

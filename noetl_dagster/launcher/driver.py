@@ -149,9 +149,7 @@ class Driver:
         """Drives a run that Dagster has launched, as ``dagster api execute_run`` does."""
         instance = self._instance(message["instance"])
         with capture_interrupts():  # the events are in Dagster's log already
-            _execute_run_command_body(
-                message["id"], instance, lambda event: None, set_exit_code_on_failure=False
-            )
+            _execute_run_command_body(message["id"], instance, lambda event: None, set_exit_code_on_failure=False)
         return {}
 
     def _launch(self, message: Message) -> Message:

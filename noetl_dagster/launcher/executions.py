@@ -58,9 +58,7 @@ class WarmLauncher:
     async def cancelled(self, playbook: str, execution_id: int) -> None:
         """Does nothing: the driver of the execution reads the cancellation in the log."""
 
-    async def launch(
-        self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
-    ) -> None:
+    async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0) -> None:
         """Hands an execution to the run server."""
         message = execute_request(playbook.file, execution_id, workload, priority=priority)
         # while it waits, this process holds it: recovery leaves it alone
@@ -172,9 +170,7 @@ class ProcessLauncher:
 
     async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any]) -> None:
         """Starts the process, and returns without waiting for it."""
-        with tempfile.NamedTemporaryFile(
-            prefix=f"noetl-{execution_id}-", suffix=".json", delete=False
-        ) as payload:
+        with tempfile.NamedTemporaryFile(prefix=f"noetl-{execution_id}-", suffix=".json", delete=False) as payload:
             payload.write(orjson.dumps(workload))
         log = Path(payload.name).with_suffix(".log")
         with log.open("wb") as output:

@@ -234,9 +234,7 @@ class RunServer:
         self._ending = True
         for item in self._waiting:
             if item.caller is not None:
-                self._send(
-                    item.caller, {"refused": item.id, "error": f"no driver begins; see {self._address.log}"}
-                )
+                self._send(item.caller, {"refused": item.id, "error": f"no driver begins; see {self._address.log}"})
         self._waiting.clear()
 
     def _add(self, message: Message, caller: Channel | None = None) -> QueuedRequest:

@@ -185,9 +185,7 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
         for io_type in (ComputeIOType.STDOUT, ComputeIOType.STDERR):
             self.upload_to_cloud_storage(log_key, io_type, partial)
 
-    def upload_to_cloud_storage(
-        self, log_key: Sequence[str], io_type: ComputeIOType, partial: bool = False
-    ) -> None:
+    def upload_to_cloud_storage(self, log_key: Sequence[str], io_type: ComputeIOType, partial: bool = False) -> None:
         """Uploads one file, up to the size that ``DAGSTER_TRUNCATE_COMPUTE_LOGS_UPLOAD_BYTES`` allows."""
         path = Path(self._local.get_captured_local_path(log_key, EXTENSIONS[io_type]))
         if not path.exists():  # sensors and schedules write one of the two
@@ -243,9 +241,7 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
             return False
         return self.cloud_storage_has_logs(log_key, ComputeIOType.STDERR)
 
-    def cloud_storage_has_logs(
-        self, log_key: Sequence[str], io_type: ComputeIOType, partial: bool = False
-    ) -> bool:
+    def cloud_storage_has_logs(self, log_key: Sequence[str], io_type: ComputeIOType, partial: bool = False) -> bool:
         """Reports whether the store has an object; False with a warning if it does not answer."""
         try:
             return self._stored.exists(self._key(log_key, io_type, partial))

@@ -52,9 +52,7 @@ class WarmRunLauncher(DefaultRunLauncher):
           config: {folder: /srv/noetl/runs, runs_at_once: 8}
     """
 
-    def __init__(
-        self, folder: str, runs_at_once: int, inst_data: ConfigurableClassData | None = None
-    ) -> None:
+    def __init__(self, folder: str, runs_at_once: int, inst_data: ConfigurableClassData | None = None) -> None:
         super().__init__(inst_data)
         self._folder = Path(folder)
         self._at_once = runs_at_once
@@ -70,9 +68,7 @@ class WarmRunLauncher(DefaultRunLauncher):
         }
 
     @classmethod
-    def from_config_value(
-        cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]
-    ) -> WarmRunLauncher:
+    def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]) -> WarmRunLauncher:
         """Makes the launcher that ``dagster.yaml`` configures."""
         return cls(inst_data=inst_data, **config_value)
 

@@ -108,9 +108,7 @@ class Workspace:
                 self._process.refresh_code_location(name)
             self._refreshed_at = time.monotonic()
 
-    def submit(
-        self, found: WorkspaceJob, run_id: str, run_config: dict[str, Any], tags: dict[str, str]
-    ) -> None:
+    def submit(self, found: WorkspaceJob, run_id: str, run_config: dict[str, Any], tags: dict[str, str]) -> None:
         """Creates a run and gives it to the instance's run coordinator.
 
         Raises:
@@ -160,9 +158,7 @@ class Workspace:
 
     def _missing(self, plan: PlaybookPlan) -> LaunchError | NotDeployedError:
         entries = self.connect().get_code_location_entries()
-        broken = [
-            f"{name}: {entry.load_error.message}" for name, entry in entries.items() if entry.load_error
-        ]
+        broken = [f"{name}: {entry.load_error.message}" for name, entry in entries.items() if entry.load_error]
         if broken:
             return LaunchError(f"code locations of {self._path} do not load: {'; '.join(broken)}")
         return NotDeployedError(
@@ -194,9 +190,7 @@ class WorkspaceLauncher:
         """
         await asyncio.to_thread(lambda: self._workspace.job_of(plan_playbook(playbook)))
 
-    async def launch(
-        self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
-    ) -> None:
+    async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0) -> None:
         """Creates the run of an execution and hands it to the run coordinator.
 
         Raises:

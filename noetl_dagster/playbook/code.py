@@ -64,13 +64,8 @@ def templates_in_texts(source: str) -> tuple[Expression, ...]:
     found: list[Expression] = []
     try:
         for token, begin, _ in _tokens(source) if "{{" in source else ():
-            if (
-                token.type == tokenize.STRING
-                and "f" not in token.string.lower().partition(token.string[-1])[0]
-            ):
-                spans = (
-                    (begin + match.start(), begin + match.end()) for match in _TEMPLATE.finditer(token.string)
-                )
+            if token.type == tokenize.STRING and "f" not in token.string.lower().partition(token.string[-1])[0]:
+                spans = ((begin + match.start(), begin + match.end()) for match in _TEMPLATE.finditer(token.string))
                 found += [_expression("", source, start, stop) for start, stop in spans]
     except (tokenize.TokenError, SyntaxError):
         return ()

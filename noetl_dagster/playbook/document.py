@@ -158,9 +158,7 @@ class Document:
         return Problem(place, f"not valid YAML{where}: {reason}; {hint}", kind=ProblemKind.YAML_SYNTAX)
 
 
-def texts_in(
-    container: Any, key: Any, skipped: frozenset[str], seen: set[int]
-) -> Iterator[tuple[Any, Any, str, str]]:
+def texts_in(container: Any, key: Any, skipped: frozenset[str], seen: set[int]) -> Iterator[tuple[Any, Any, str, str]]:
     """Texts at and below a key with their container, key and label (``url``, ``cmds[2]``), in file order.
 
     Keys of mappings that are ``skipped`` are left out. What an alias repeats comes once: it is ``seen`` then.

@@ -137,9 +137,7 @@ class StepGraph:
     def _region(self, component: list[str]) -> Region:
         steps = tuple(sorted(component, key=self._position.__getitem__))
         inside = set(steps)
-        entries = tuple(
-            name for name in steps if name == self.entry or not inside.issuperset(self._predecessors[name])
-        )
+        entries = tuple(name for name in steps if name == self.entry or not inside.issuperset(self._predecessors[name]))
         outside = (one for name in steps for one in self._successors[name] if one not in inside)
         targets = tuple(dict.fromkeys(outside))
         is_stream = any(target in inside for name in steps for target in self._streams[name])

@@ -81,9 +81,7 @@ def parse_report(
     return (None if broken else playbook), problems
 
 
-def with_settings(
-    playbook: Playbook, step: str, settings: Mapping[str, Any], workload: Mapping[str, Any]
-) -> Playbook:
+def with_settings(playbook: Playbook, step: str, settings: Mapping[str, Any], workload: Mapping[str, Any]) -> Playbook:
     """A playbook of one step whose settings are no templates any more; its workbook has them too.
 
     Args:

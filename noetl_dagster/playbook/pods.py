@@ -51,26 +51,24 @@ class Pod(Model):
     ephemeral_storage: Annotated[Amount | None, Spelled("ephemeral-storage", "ephemeralStorage")] = Field(
         None, description="of the node's disk: '20Gi', or {request, limit}"
     )
-    gpu: dict[str, int] | None = Field(
-        None, description=f"whole devices: 1 of {GPU}, or {{resource: number}}"
-    )
+    gpu: dict[str, int] | None = Field(None, description=f"whole devices: 1 of {GPU}, or {{resource: number}}")
     node_selector: Annotated[dict[str, str] | None, Spelled("nodeSelector")] = Field(
         None, description="labels that the node must have"
     )
     tolerations: tuple[dict[str, Any], ...] | None = Field(
         None, description="taints of nodes that are no hindrance: {key, operator, value, effect}"
     )
-    service_account: Annotated[
-        str | None, Spelled("serviceAccount", "service_account_name", "serviceAccountName")
-    ] = Field(None, description="service account that the pod runs as")
+    service_account: Annotated[str | None, Spelled("serviceAccount", "service_account_name", "serviceAccountName")] = (
+        Field(None, description="service account that the pod runs as")
+    )
     env: dict[str, str] | None = Field(None, description="environment variables; secrets go by env_from")
     env_secrets: tuple[str, ...] | None = Field(None, description="secrets whose keys become variables")
     env_config_maps: tuple[str, ...] | None = Field(None, description="config maps, likewise")
     labels: dict[str, str] | None = Field(None, description="labels of the pod")
     annotations: dict[str, str] | None = Field(None, description="annotations of the pod")
-    priority_class: Annotated[
-        str | None, Spelled("priorityClass", "priority_class_name", "priorityClassName")
-    ] = Field(None, description="priority class of the pod")
+    priority_class: Annotated[str | None, Spelled("priorityClass", "priority_class_name", "priorityClassName")] = Field(
+        None, description="priority class of the pod"
+    )
 
     def under(self, inner: Pod) -> Pod:
         """This pod with what ``inner`` says instead; mappings are laid together, all else is replaced."""

@@ -42,9 +42,7 @@ def language_schema() -> Schema:
             {
                 "apiVersion": {"const": tool_kinds.API_VERSION},
                 "kind": {"const": tool_kinds.KIND},
-                "metadata": opened(
-                    dict.fromkeys(tool_kinds.METADATA_KEYS, ANY) | {"name": TEXT, "path": TEXT}
-                ),
+                "metadata": opened(dict.fromkeys(tool_kinds.METADATA_KEYS, ANY) | {"name": TEXT, "path": TEXT}),
                 "workload": MAPPING,
                 "workflow": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/step"}},
                 "keychain": {"type": ["array", "object", "null"]},
@@ -273,9 +271,7 @@ def _pod() -> Schema:
             **dict.fromkeys(("toleration_seconds", "tolerationSeconds"), NUMBER),
         }
     )
-    reference = closed(
-        dict.fromkeys(("secretRef", "configMapRef"), closed({"name": TEXT}, required=("name",)))
-    )
+    reference = closed(dict.fromkeys(("secretRef", "configMapRef"), closed({"name": TEXT}, required=("name",))))
     sources = closed({"secrets": ONE_OR_MORE, "config_maps": ONE_OR_MORE})
     env_from: Schema = {
         "anyOf": [sources, {"type": "array", "items": reference}],

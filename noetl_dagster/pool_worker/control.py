@@ -176,9 +176,7 @@ class Executions:
         failed = loading.done() and (loading.cancelled() or loading.exception() is not None)
         return None if failed else loading
 
-    def _load(
-        self, execution_id: int, version: str, events: Sequence[Event] | None = None
-    ) -> asyncio.Task[Execution]:
+    def _load(self, execution_id: int, version: str, events: Sequence[Event] | None = None) -> asyncio.Task[Execution]:
         loading = asyncio.create_task(self._assemble(execution_id, events))
         self._known[execution_id] = (version, loading)
         self._known.move_to_end(execution_id)

@@ -227,9 +227,7 @@ class PoolWorker:
             await runtime.buffer.append([runtime.commands.ended(command, failed)])
             return
         try:
-            await self._watch.guard(
-                execution.id, self._run(execution, context.command(execution.id, item), context)
-            )
+            await self._watch.guard(execution.id, self._run(execution, context.command(execution.id, item), context))
         except ExecutionCancelledError as error:  # the cancellation has ended the command in the log
             logger.info("command %s stops: %s", grant.command_id, error)
 

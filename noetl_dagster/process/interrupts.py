@@ -34,9 +34,7 @@ class Interrupted(BaseException):
     """Interrupts code that ran out of time. ``except Exception`` does not catch it."""
 
 
-def interrupt(
-    thread: int, caller: CodeType, *, everywhere: bool, error: type[BaseException] = Interrupted
-) -> bool:
+def interrupt(thread: int, caller: CodeType, *, everywhere: bool, error: type[BaseException] = Interrupted) -> bool:
     """Raises ``error`` in a thread that runs code called from a frame of ``caller``.
 
     Hooks of the interpreter, and functions that acquire or release a lock, are never interrupted. Modules that the

@@ -77,9 +77,7 @@ def build_event_sensor(noetl: EngineProvider) -> SensorDefinition:
         executions, position = noetl.run(finished_outside(engine.runtime, position_of(context.cursor)))
         materialised = [event for execution in executions for event in _materialised(noetl, execution)]
         for execution in executions:
-            context.log.info(
-                f"execution {execution.id} of {execution.playbook.name} completed outside of Dagster"
-            )
+            context.log.info(f"execution {execution.id} of {execution.playbook.name} completed outside of Dagster")
         context.log.info(taken)
         report = f"{len(materialised)} assets of {len(executions)} executions reported"
         return SensorResult(
@@ -138,9 +136,7 @@ def build_upkeep(noetl: EngineProvider) -> tuple[Sequence[JobDefinition], Sequen
     def reap(context: OpExecutionContext) -> None:
         context.log.info(str(noetl.run(noetl.engine().reaper().reap())))
 
-    @op(
-        description="Creates the partitions of the coming months, drops old ones, and deletes expired results."
-    )
+    @op(description="Creates the partitions of the coming months, drops old ones, and deletes expired results.")
     def maintain(context: OpExecutionContext) -> None:
         context.log.info(str(noetl.run(noetl.engine().maintenance().run())))
 

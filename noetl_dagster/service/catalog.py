@@ -48,9 +48,7 @@ class Versions(BaseModel):
     versions: list[PlaybookVersion]
 
 
-@router.post(
-    "", status_code=201, dependencies=[FOR_OPERATORS], responses={200: {"model": RegisteredPlaybook}}
-)
+@router.post("", status_code=201, dependencies=[FOR_OPERATORS], responses={200: {"model": RegisteredPlaybook}})
 async def register(request: Register, plane: ThePlane, response: Response) -> RegisteredPlaybook:
     """Registers a playbook: content that is not the latest of its path becomes the next version (201, else 200).
 

@@ -35,9 +35,7 @@ class Launcher(Protocol):
     async def check(self, playbook: Playbook) -> None:
         """Raises a ``NoetlError`` with the reason if it cannot launch a playbook; called before an execution exists."""
 
-    async def launch(
-        self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
-    ) -> None:
+    async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0) -> None:
         """Starts a run without waiting for it. If runs have to wait, those with a larger priority start first."""
 
     async def cancelled(self, playbook: str, execution_id: int) -> None:

@@ -37,9 +37,7 @@ def make_archive(settings: Settings) -> ClassArchive | None:
         if not mine or not archive.is_wanted:
             return archive
         try:
-            with tempfile.TemporaryDirectory(
-                prefix=f"{archive.file.stem}.making-", dir=archive.file.parent
-            ) as draft:
+            with tempfile.TemporaryDirectory(prefix=f"{archive.file.stem}.making-", dir=archive.file.parent) as draft:
                 _make(settings, archive, Path(draft))
         except Exception as error:
             archive.discard(str(error).partition("\n")[0])

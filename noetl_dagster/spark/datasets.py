@@ -62,9 +62,7 @@ class Layout:
         if self.tier is None or self.tier in FILES:
             return
         if self.format != "parquet":
-            raise ValueError(
-                f"tier {self.tier.value} takes parquet; {self.format} is written to pvc and disk"
-            )
+            raise ValueError(f"tier {self.tier.value} takes parquet; {self.format} is written to pvc and disk")
         if self.partition_by and self.tier not in IN_PLACE:
             raise ValueError(f"tier {self.tier.value} holds single objects, which have no partition_by")
 
@@ -103,9 +101,7 @@ def write_dataset(
         if (folder := locations.local_path(settings, uri)) is not None:
             _write_files(observed, folder, layout)
         elif layout.format != "parquet":
-            raise ValueError(
-                f"format {layout.format} is written to the pvc and disk tiers; object tiers take parquet"
-            )
+            raise ValueError(f"format {layout.format} is written to the pvc and disk tiers; object tiers take parquet")
         elif staging is not None and _has_plain_types(frame.schema):
             staged = _write_staged(observed, staging, layout)
             if int(counted.get["rows"]):  # the data source makes no file without rows

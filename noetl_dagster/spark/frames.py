@@ -28,9 +28,7 @@ from noetl_dagster.storage.manifests import Strategy
 if TYPE_CHECKING:
     from noetl_dagster.storage.store import ResultStore
 
-IN_PLACE = frozenset(
-    {StoreTier.MINIO, StoreTier.S3, StoreTier.GCS, StoreTier.PVC, StoreTier.DISK, StoreTier.OBJECT}
-)
+IN_PLACE = frozenset({StoreTier.MINIO, StoreTier.S3, StoreTier.GCS, StoreTier.PVC, StoreTier.DISK, StoreTier.OBJECT})
 """Tiers that executors read and write themselves; others hold single small objects, which the driver transfers."""
 
 SPARK_TYPES = "spark_types"
@@ -196,9 +194,7 @@ def _dataset_frame(
         schema = from_arrow_schema(locations.dataset(settings, uri).schema)
     digests, base = ref.extra.get(DIGESTS) or {}, f"{uri.rstrip('/')}/"
     parts = [
-        StoredPart(
-            file, codec.PARQUET, bytes_size=size, base=uri, sha256=digests.get(file.removeprefix(base))
-        )
+        StoredPart(file, codec.PARQUET, bytes_size=size, base=uri, sha256=digests.get(file.removeprefix(base)))
         for file, size in locations.file_sizes(settings, uri, ".parquet").items()
     ]
     if staging is not None and typed and parts and (copied := staging.files(parts)) is not None:

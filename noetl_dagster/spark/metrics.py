@@ -36,9 +36,7 @@ _PLAN_SUMS = {
 }
 """Metrics of plan nodes that Connect sends with a query's rows, and the sums that they add to."""
 
-NOT_REPORTED = (
-    "shuffle, spill and skew of what is written: a Spark Connect server tells its clients stages and tasks"
-)
+NOT_REPORTED = "shuffle, spill and skew of what is written: a Spark Connect server tells its clients stages and tasks"
 _LEAST_TASKS = 2
 _LEAST_MILLISECONDS = 100  # the times of shorter tasks depend more on the scheduler than on the data
 

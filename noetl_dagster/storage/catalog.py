@@ -158,9 +158,7 @@ class RefCatalog:
         async with self.connection(connection) as open_connection:
             await open_connection.execute(_DELETE, ref_ids)
 
-    async def parts(
-        self, manifest_id: int, start: int = 0, stop: int | None = None
-    ) -> AsyncIterator[ResultRef]:
+    async def parts(self, manifest_id: int, start: int = 0, stop: int | None = None) -> AsyncIterator[ResultRef]:
         """Yields the references in a half-open range of a manifest, in order, reading a page at a time.
 
         Raises:

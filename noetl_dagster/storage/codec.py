@@ -370,9 +370,7 @@ def select_fields(value: Any, paths: Sequence[str], limit: int) -> dict[str, Any
             fields.pop(path, None)
         elif own is not _NOTHING:
             fields.setdefault(path.rpartition(".")[2], own)
-    return {
-        path: field for path, field in fields.items() if field is not _NOTHING and byte_length(field) <= limit
-    }
+    return {path: field for path, field in fields.items() if field is not _NOTHING and byte_length(field) <= limit}
 
 
 def _at(value: Any, parts: Sequence[str]) -> Any:

@@ -218,11 +218,7 @@ def file_sizes(settings: Settings, uri: str, suffix: str = "") -> dict[str, int]
             (f"{scheme}://{bucket}/{name}", name.rpartition("/")[2], size)
             for name, size in bucket_of(settings, uri).sizes(key).items()
         ]
-    return {
-        uri: size
-        for uri, name, size in sorted(sizes)
-        if not name.startswith(("_", ".")) and name.endswith(suffix)
-    }
+    return {uri: size for uri, name, size in sorted(sizes) if not name.startswith(("_", ".")) and name.endswith(suffix)}
 
 
 def remove_below(settings: Settings, uri: str) -> None:
@@ -269,9 +265,7 @@ def arrow_filesystem(settings: Settings, uri: str) -> tuple[arrow_fs.FileSystem,
         case "s3":  # Arrow takes keys and region from the AWS environment, but not the endpoint
             filesystem = fs.S3FileSystem(**_endpoint(aws_endpoint()))
         case _:
-            raise StorageError(
-                f"{uri[:200]}: Arrow reads s3://, gs:// and file:/// in place; use ResultStore.get"
-            )
+            raise StorageError(f"{uri[:200]}: Arrow reads s3://, gs:// and file:/// in place; use ResultStore.get")
     return filesystem, arrow_filesystem_path(settings, uri)
 
 

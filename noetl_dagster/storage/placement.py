@@ -104,9 +104,7 @@ class Placement:
                 raise
 
         # a stream is larger than any KV value
-        candidates = [
-            one for one in self._candidates(tier) if one is not StoreTier.KV or tier is StoreTier.KV
-        ]
+        candidates = [one for one in self._candidates(tier) if one is not StoreTier.KV or tier is StoreTier.KV]
         used, _ = await self._first(candidates, lambda one: one.ready())
         try:
             uri = await self.tier(used).put_stream(key, monitored())
@@ -122,9 +120,7 @@ class Placement:
         awake = [candidate for candidate in chain if self._resting_until.get(candidate, 0.0) <= now]
         return awake or chain
 
-    async def _first(
-        self, candidates: list[StoreTier], action: Callable[[Tier], Awaitable[T]]
-    ) -> tuple[StoreTier, T]:
+    async def _first(self, candidates: list[StoreTier], action: Callable[[Tier], Awaitable[T]]) -> tuple[StoreTier, T]:
         """Returns the first of the tiers that is available for an action, and the action's result."""
         failures: list[str] = []
         for candidate in candidates:
@@ -166,7 +162,6 @@ def _segment(text: str, what: str) -> str:
     if ".." in text.replace("\\", "/").split("/") or text.startswith("/"):
         raise StorageError(f"the {what} name {text!r} is a path out of the store; use a plain name")
     clean = "".join(
-        character if character.isascii() and (character.isalnum() or character in "-_.") else "_"
-        for character in text
+        character if character.isascii() and (character.isalnum() or character in "-_.") else "_" for character in text
     )
     return clean.lstrip(".") or "_"

@@ -101,9 +101,7 @@ class ResultReader:
                 return codec.JSON
         return found
 
-    async def parts(
-        self, ref: ResultRef | str, start: int = 0, stop: int | None = None
-    ) -> AsyncIterator[ResultRef]:
+    async def parts(self, ref: ResultRef | str, start: int = 0, stop: int | None = None) -> AsyncIterator[ResultRef]:
         """Yields the references in a half-open range of a manifest; any other reference is its own only part."""
         ref = await self._resolve(ref)
         if ref.kind is not RefKind.MANIFEST:

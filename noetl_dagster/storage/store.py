@@ -70,9 +70,7 @@ class ResultStore(ResultReader):
         ids: source of reference ids; None makes one for this process.
     """
 
-    def __init__(
-        self, settings: Settings, pool: asyncpg.Pool | None, *, ids: Snowflake | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, pool: asyncpg.Pool | None, *, ids: Snowflake | None = None) -> None:
         super().__init__(settings, Placement(settings, pool), RefCatalog(pool))
         self._ids = ids or Snowflake(process_node())
 

@@ -159,9 +159,7 @@ async def _get(call: ToolCall, box: Toolbox) -> Any:
         if step is None:  # else the name may be the task's own
             raise
     if step is None:
-        raise ToolError(
-            f"artifact get in step {call.step} needs 'ref', 'step', or 'name' and 'step'", kind="schema"
-        )
+        raise ToolError(f"artifact get in step {call.step} needs 'ref', 'step', or 'name' and 'step'", kind="schema")
     return await _of_step(call, box, str(step))
 
 
@@ -240,9 +238,7 @@ def _reading(uri: str) -> Iterator[None]:
     except OSError as error:
         raise StorageError(f"{uri} cannot be read: {error}") from error
     except ValueError as error:  # of Arrow and of JSON
-        raise ToolError(
-            f"{uri} is not what its name or 'format' says, or is damaged: {error}", kind="parse"
-        ) from error
+        raise ToolError(f"{uri} is not what its name or 'format' says, or is damaged: {error}", kind="parse") from error
 
 
 async def _record_parts(ref: ResultRef, call: ToolCall, box: Toolbox) -> None:

@@ -189,9 +189,7 @@ async def time_limit(call: ToolCall) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def pipes_variables(
-    call: ToolCall, box: Toolbox, default: JobMessages
-) -> AsyncIterator[Mapping[str, str]]:
+async def pipes_variables(call: ToolCall, box: Toolbox, default: JobMessages) -> AsyncIterator[Mapping[str, str]]:
     """Yields the variables by which a job of the call reports to its Dagster run (Dagster Pipes), while it runs.
 
     There are none without ``pipes``, without Dagster, and in workers.

@@ -150,9 +150,7 @@ async def _publish(client: NatsClient, call: ToolCall) -> dict[str, Any]:
     headers = {str(name): str(value) for name, value in (call.config.get("headers") or {}).items()} or None
     sent: dict[str, Any] = {"subject": subject, "bytes": len(payload)}
     if call.config.get("ack"):
-        confirmed = await client.jetstream().publish(
-            subject, payload, timeout=PUBLISH_SECONDS, headers=headers
-        )
+        confirmed = await client.jetstream().publish(subject, payload, timeout=PUBLISH_SECONDS, headers=headers)
         return {**sent, "stream": confirmed.stream, "sequence": confirmed.seq}
     await client.publish(subject, payload, headers=headers)
     await client.flush()
@@ -244,9 +242,7 @@ class _AckedMessages:
     acknowledged.
     """
 
-    def __init__(
-        self, client: NatsClient, call: ToolCall, chunks: ChunkedResult, end: _Limits, durable: str
-    ) -> None:
+    def __init__(self, client: NatsClient, call: ToolCall, chunks: ChunkedResult, end: _Limits, durable: str) -> None:
         self._client, self._context = client, client.jetstream()
         self._call, self._chunks, self._end, self._durable = call, chunks, end, durable
         # of the latest chunk that is in the log
@@ -292,9 +288,7 @@ class _AckedMessages:
 
     async def _acknowledge(self, messages: Sequence[Msg]) -> None:
         """Acknowledges messages; returns when the server has confirmed it."""
-        answers = (
-            self._client.request(message.reply, Msg.Ack.Ack, timeout=ACK_SECONDS) for message in messages
-        )
+        answers = (self._client.request(message.reply, Msg.Ack.Ack, timeout=ACK_SECONDS) for message in messages)
         await asyncio.gather(*answers)
 
     async def _size(self, pull: JetStreamContext.PullSubscription) -> int:

@@ -45,9 +45,7 @@ class _Question:
     about: tuple[str, ...] = ()
 
 
-async def answers(
-    checks: Sequence[CheckSpec], source: RowsSource | None, settings: Settings
-) -> list[CheckVerdict]:
+async def answers(checks: Sequence[CheckSpec], source: RowsSource | None, settings: Settings) -> list[CheckVerdict]:
     """Returns the answer to each of the built-in checks, in order; raises ``NoetlError`` if the rows cannot be read.
 
     Args:
@@ -98,9 +96,7 @@ def _question(check: CheckSpec, columns: tuple[str, ...]) -> _Question | CheckVe
     named = () if check.kind is CheckKind.ROW_COUNT else tuple(check.asks)
     for name in named:
         if name not in columns:
-            return CheckVerdict(
-                False, f"the result has no column {name!r}; {suggestion(name, columns, 'columns')}"
-            )
+            return CheckVerdict(False, f"the result has no column {name!r}; {suggestion(name, columns, 'columns')}")
     return _QUESTIONS[check.kind](check.asks)
 
 

@@ -52,9 +52,7 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
             answer = await obstore.get_async(bucket, parts.path.lstrip("/"))
             return bytes(await answer.bytes_async()).decode()
     except (OSError, UnicodeDecodeError, CredentialError, obstore.exceptions.BaseError) as error:
-        raise ToolError(
-            box.credentials.redact(f"{where} cannot be read: {error}"), kind=kind_of(error)
-        ) from None
+        raise ToolError(box.credentials.redact(f"{where} cannot be read: {error}"), kind=kind_of(error)) from None
     known = "file, http, s3, gcs, inline"
     raise ToolError(f"{where}: source type {kind!r} is unknown; known: {known}", kind="schema")
 

@@ -113,9 +113,7 @@ class Pipeline:
         while True:
             names["_task"], names["_attempt"] = task.name, attempt
             call = self._call(task, attempt)
-            envelope, retry_after = await (
-                call if self.span is None else self.span.called(task.task, attempt, call)
-            )
+            envelope, retry_after = await (call if self.span is None else self.span.called(task.task, attempt, call))
             failed = envelope["status"] != OK
             view = ResultView(envelope, self.cache)
             names["output"] = names["response"] = view

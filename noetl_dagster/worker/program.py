@@ -148,9 +148,7 @@ class StepProgram:
     @property
     def keeps_to_driver(self) -> bool:
         """Reports that its commands run only in the process that drives the execution."""
-        if any(
-            task.task.config.get("pipes") for task in self.tasks
-        ):  # the driver receives the job's messages
+        if any(task.task.config.get("pipes") for task in self.tasks):  # the driver receives the job's messages
             return True
         if self.step.streams_to:  # whose chunks are numbered in one process
             return True
@@ -221,12 +219,8 @@ def compile_step(playbook: Playbook, step: Step) -> StepProgram:
         admit=None if step.spec.admit is None else condition(step.spec.admit),
         collection=collection,
         arcs=tuple((condition(arc.when), compile_set(arc.set, in_loop=False)) for arc in step.routing.arcs),
-        checks=tuple(
-            (check, condition(check.asks) if check.kind is CheckKind.WHEN else None) for check in step.checks
-        ),
-        reached=None
-        if step.state is None or not is_template(step.state.key)
-        else compile_value(step.state.key),
+        checks=tuple((check, condition(check.asks) if check.kind is CheckKind.WHEN else None) for check in step.checks),
+        reached=None if step.state is None or not is_template(step.state.key) else compile_value(step.state.key),
     )
 
 

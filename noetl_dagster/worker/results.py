@@ -31,9 +31,7 @@ def check_input(task: Task, given: Mapping[str, Any]) -> None:
         )
 
 
-async def check_result(
-    task: Task, envelopes: Iterable[Envelope], cache: ReferenceCache, fetch: Fetch
-) -> None:
+async def check_result(task: Task, envelopes: Iterable[Envelope], cache: ReferenceCache, fetch: Fetch) -> None:
     """Raises ``ToolError`` of kind ``schema`` if a key that the task returns is in none of ``envelopes``."""
     views = [ResultView(envelope, cache) for envelope in envelopes]
     results = [await with_references(partial(unwrapped, view), fetch) for view in views]

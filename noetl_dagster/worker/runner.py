@@ -89,9 +89,7 @@ class CommandRunner:
             parent = step_span(trace, execution.state, command.step, command.visit)
             span = CommandSpan(trace, parent, command, self.box.credentials.redact)
         names = {} if span is None else span.names
-        with LogContext(
-            execution_id=command.execution_id, step=command.step, command_id=command.command_id, **names
-        ):
+        with LogContext(execution_id=command.execution_id, step=command.step, command_id=command.command_id, **names):
             try:
                 outcome = await work(span)
             except BaseException as error:
@@ -158,9 +156,7 @@ class CommandRunner:
             )
             return Outcome(error_envelope(late), duration=limit)
 
-    async def _end_with_sink(
-        self, call: Call, sink: Sink, outcome: Outcome, cache: ReferenceCache
-    ) -> Outcome:
+    async def _end_with_sink(self, call: Call, sink: Sink, outcome: Outcome, cache: ReferenceCache) -> Outcome:
         """Writes the sink and the completion: in one transaction if they share a database.
 
         Any other sink is staged first, and published when the completion is in the log.
@@ -183,9 +179,7 @@ class CommandRunner:
                 )
             else:
                 complete = self._completion(command, outcome)
-                completed = await write_sink(
-                    self.box, sink, value, names, identity=identity, complete=complete
-                )
+                completed = await write_sink(self.box, sink, value, names, identity=identity, complete=complete)
         except Exception as error:
             known = error
             if not isinstance(error, TASK_ERRORS):

@@ -133,9 +133,7 @@ class ExternalCleanup:
             try:
                 await removal()
             except ToolError as error:
-                logger.warning(
-                    "what command %s left is there until it expires: %s", command.command_id, error
-                )
+                logger.warning("what command %s left is there until it expires: %s", command.command_id, error)
 
     async def _has_ended(self, execution_id: int, command_id: str) -> bool:
         try:

@@ -22,9 +22,7 @@ def test_one_that_moved_says_who_needs_it_and_what_to_use(monkeypatch: pytest.Mo
     gone = Internal("dagster._core.nowhere", "code_location/launch.py: to launch", "the public launcher")
     monkeypatch.setitem(INTERNALS, "Gone", gone)
     monkeypatch.setitem(INTERNALS, "Moved", Internal("dagster._core.errors", "here: this", "that"))
-    with pytest.raises(
-        ImportError, match=r"nowhere\.Gone.*code_location/launch.py: to launch.*public launcher"
-    ):
+    with pytest.raises(ImportError, match=r"nowhere\.Gone.*code_location/launch.py: to launch.*public launcher"):
         _ = dagster_internals.Gone
     with pytest.raises(ImportError, match=r"dagster\._core\.errors\.Moved.*here: this.*that"):
         _ = dagster_internals.Moved
@@ -35,8 +33,7 @@ def test_types_are_checked_against_the_same_modules() -> None:
     typed = {
         alias.name: node.module
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        and (node.module or "").startswith(("dagster._", "dagster_shared."))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("dagster._", "dagster_shared."))
         for alias in node.names
     }
     assert typed == {name: internal.module for name, internal in INTERNALS.items()}

@@ -86,9 +86,7 @@ def test_few_packages_import_dagster() -> None:
 
 
 def test_no_package_has_an_import_cycle() -> None:
-    found = [
-        f"{package}:\n  " + "\n  ".join(cycle) for package, _ in packages() if (cycle := cycle_of(package))
-    ]
+    found = [f"{package}:\n  " + "\n  ".join(cycle) for package, _ in packages() if (cycle := cycle_of(package))]
     assert not found, (
         "modules and sub-packages import each other in a cycle\n"
         + "\n".join(found)
@@ -114,8 +112,7 @@ def test_one_module_imports_dagsters_private_modules() -> None:
         if one.module.startswith(PRIVATE)
     ]
     assert not found, (
-        "\n".join(found)
-        + "\nDagster may move its private modules in any release. Look for a public way first; "
+        "\n".join(found) + "\nDagster may move its private modules in any release. Look for a public way first; "
         "else add the name to noetl_dagster/dagster_internals.py with its use and what replaces it"
     )
 

@@ -11,9 +11,7 @@ from tests.forked import Forked
 from tests.waiting import HERE, until
 
 LOCK = 4711
-WAITING = (
-    f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = {LOCK} AND NOT granted AND {HERE}"
-)
+WAITING = f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = {LOCK} AND NOT granted AND {HERE}"
 
 
 def held_up(condition: str) -> str:

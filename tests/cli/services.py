@@ -15,9 +15,7 @@ from tests.waiting import PATIENCE_SECONDS, until_now
 class ServiceProcess:
     """``noetl-dagster <arguments>``; what it says is read as it comes."""
 
-    def __init__(
-        self, environment: dict[str, str], folder: Path, *arguments: str, forks: bool = True
-    ) -> None:
+    def __init__(self, environment: dict[str, str], folder: Path, *arguments: str, forks: bool = True) -> None:
         self._process = forked.start(
             [*COMMAND, *arguments],
             env=environment,

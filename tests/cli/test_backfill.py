@@ -161,11 +161,7 @@ def ends(instance: DagsterInstance, count: int) -> list[DagsterRunStatus]:
 
     def ended() -> list[DagsterRunStatus]:
         runs = sorted(instance.get_runs(), key=lambda run: (run.tags["dagster/partition"], run.run_id))
-        return (
-            [run.status for run in runs]
-            if len(runs) == count and all(run.is_finished for run in runs)
-            else []
-        )
+        return [run.status for run in runs] if len(runs) == count and all(run.is_finished for run in runs) else []
 
     return until_now(ended, f"{count} runs to end")
 
@@ -203,18 +199,14 @@ async def test_a_backfill_of_a_job(
         (str(again[3]["execution_id"]), DAYS[1], "playbook.completed"),
         (str(next(row["execution_id"] for row in rows if row["day"] == DAYS[1])), DAYS[1], "playbook.failed"),
     ]
-    made = json.loads(
-        cli("executions", "--partition", DAYS[1], "--asset", "tests/daily/make", "--json").stdout
-    )
+    made = json.loads(cli("executions", "--partition", DAYS[1], "--asset", "tests/daily/make", "--json").stdout)
     assert [one["execution_id"] for one in made] == [str(again[3]["execution_id"])]
     assert len(json.loads(cli("executions", "--asset", "tests/daily/make", "--json").stdout)) == 3
     assert DAYS[2] in cli("executions").stdout
 
     (folder / "days_assets.py").write_text(ASSETS)
     dagster("dagster", "job", "backfill", "-j", "reader", "--noprompt", "--partitions", DAYS[0])
-    dagster(
-        "dagster", "job", "backfill", "-j", "count_days", "--noprompt", "--partitions", f"{DAYS[0]},{DAYS[1]}"
-    )
+    dagster("dagster", "job", "backfill", "-j", "count_days", "--noprompt", "--partitions", f"{DAYS[0]},{DAYS[1]}")
     ends(instance, 7)
     assert await pool.fetchval(RESULT, "read", DAYS[0]) == {
         "same": DAYS[0], "latest": DAYS[1], "third": DAYS[2], "all": {day: day for day in DAYS},
@@ -256,8 +248,6 @@ async def test_a_backfill_of_assets_through_the_daemon(
     await until(over, "the backfill to be over")
     for name in ("daily", "follower"):
         rows = await pool.fetch(EXECUTIONS, name)
-        assert sorted((row["day"], row["ended"]) for row in rows) == [
-            (day, "playbook.completed") for day in DAYS
-        ]
+        assert sorted((row["day"], row["ended"]) for row in rows) == [(day, "playbook.completed") for day in DAYS]
     for day in DAYS:
         assert await pool.fetchval(RESULT, "follow", day) == day

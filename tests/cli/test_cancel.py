@@ -46,9 +46,7 @@ def file(tmp_path: Path) -> Path:
 
 @contextmanager
 def running(arguments: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield process
     finally:
@@ -75,9 +73,7 @@ async def stopped_once(pool: asyncpg.Pool, commands: list[int]) -> None:
     assert not events["playbook.failed"] + events["playbook.completed"] + events["loop.done"]
 
 
-async def test_cancel(
-    cli: Cli, environment: dict[str, str], pool: asyncpg.Pool, file: Path, tmp_path: Path
-) -> None:
+async def test_cancel(cli: Cli, environment: dict[str, str], pool: asyncpg.Pool, file: Path, tmp_path: Path) -> None:
     with running([*COMMAND, "run", str(file)], environment) as run:
         commands = await commands_of(tmp_path)
         execution_id = str(await pool.fetchval("SELECT min(execution_id) FROM noetl.event"))
@@ -94,9 +90,7 @@ async def test_cancel(
     assert "no execution 12345" in unknown.stderr
 
 
-@pytest.mark.parametrize(
-    "executor", ["threaded", pytest.param("in_process", marks=pytest.mark.slow), "multiprocess"]
-)
+@pytest.mark.parametrize("executor", ["threaded", pytest.param("in_process", marks=pytest.mark.slow), "multiprocess"])
 async def test_terminating_the_dagster_run(
     executor: str,
     environment: dict[str, str],

@@ -74,9 +74,7 @@ def test_a_folder_is_registered_without_what_is_broken(cli: Cli, tmp_path: Path)
 
     assert done.returncode == 1
     report = json.loads(done.stdout)
-    assert [(one["path"], one["version"], one["new"]) for one in report["registered"]] == [
-        ("tests/good", 1, True)
-    ]
+    assert [(one["path"], one["version"], one["new"]) for one in report["registered"]] == [("tests/good", 1, True)]
     assert len(report["refused"]) == 2
     assert f"{folder / 'broken.yaml'}:" in done.stderr
     assert "have the same metadata.path 'tests/twin'" in done.stderr

@@ -55,9 +55,7 @@ def test_json_is_a_list_of_problems() -> None:
     assert json.loads(report({"good.yaml": []}, ReportFormat.JSON)) == []
 
 
-def test_sarif_has_the_shape_that_its_standard_asks_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sarif_has_the_shape_that_its_standard_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     elsewhere = Problem(Place("/elsewhere/a b.yaml", 1), "far away")
     log = json.loads(report({**findings(), "/elsewhere/a b.yaml": [elsewhere]}, ReportFormat.SARIF))
@@ -71,9 +69,7 @@ def test_sarif_has_the_shape_that_its_standard_asks_for(
     assert len(run["results"]) == 5
     for result in run["results"]:
         _check_result(result, rules)
-    uris = [
-        result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for result in run["results"]
-    ]
+    uris = [result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for result in run["results"]]
     assert uris == [
         "doubtful.yaml",
         "broken.yaml",

@@ -57,9 +57,7 @@ def dagster(
     return dagster
 
 
-@pytest.mark.parametrize(
-    "executor", ["threaded", "in_process", pytest.param("multiprocess", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("executor", ["threaded", "in_process", pytest.param("multiprocess", marks=pytest.mark.slow)])
 async def test_a_job_runs_under_either_executor(
     executor: str, dagster: Dagster, folder: Path, pool: asyncpg.Pool, tmp_path: Path
 ) -> None:
@@ -72,9 +70,7 @@ async def test_a_job_runs_under_either_executor(
     dagster("job", "execute", "-j", "squares", "-c", str(tmp_path / "config.yaml"))
     total = "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'total'"
     assert await pool.fetchval(total) == 13
-    assert (
-        await pool.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'playbook.completed'") == 1
-    )
+    assert await pool.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'playbook.completed'") == 1
 
 
 ASSETS = """

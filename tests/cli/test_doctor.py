@@ -159,9 +159,7 @@ async def test_wrong_passwords(own_services: Settings, tmp_path: Path) -> None:
                 db_url=own_services.db_url.replace("postgres@", "locked:wrong-password@"),
                 nats_url=f"nats://noetl:wrong-password@127.0.0.1:{port}",
             )
-            return (
-                report if report["event log"].state is FindingState.WRONG else None
-            )  # the rules are read soon
+            return report if report["event log"].state is FindingState.WRONG else None  # the rules are read soon
 
         report = await until(refused, "the password is asked for")
         assert "password" in report["event log"].what
@@ -265,9 +263,7 @@ async def test_each_credential_is_tried(settings: Settings, tmp_path: Path, clos
 
 
 @pytest.mark.parametrize("text", ["just: [a", "- a list"], ids=["no YAML", "no mapping"])
-async def test_a_file_of_credentials_that_cannot_be_read(
-    settings: Settings, tmp_path: Path, text: str
-) -> None:
+async def test_a_file_of_credentials_that_cannot_be_read(settings: Settings, tmp_path: Path, text: str) -> None:
     file = tmp_path / "credentials.yaml"
     file.write_text(text)
 
@@ -311,9 +307,7 @@ async def test_folders_that_are_not_there(settings: Settings, tmp_path: Path) ->
 def test_a_setting_that_cannot_be_read_is_named_without_its_value(environment: dict[str, str]) -> None:
     wrong = {"NOETL_DB_POOL_SIZE": SECRET, "NOETL_SERVICE_PORT": SECRET}
 
-    done = subprocess.run(
-        [*COMMAND, "doctor"], env=environment | wrong, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*COMMAND, "doctor"], env=environment | wrong, capture_output=True, text=True, check=False)
 
     assert done.returncode == 2
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [

@@ -42,9 +42,7 @@ def test_public_names_are_what_the_package_says() -> None:
 
 
 def test_the_package_itself_loads_nothing() -> None:
-    loaded = (
-        "import sys, noetl_dagster; print([m for m in sys.modules if m.startswith(('dagster', 'pyspark'))])"
-    )
+    loaded = "import sys, noetl_dagster; print([m for m in sys.modules if m.startswith(('dagster', 'pyspark'))])"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

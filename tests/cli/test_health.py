@@ -29,9 +29,7 @@ from tests.waiting import PROCESS_SECONDS, until, until_now
 
 
 @pytest.fixture
-async def watched(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
-) -> AsyncIterator[tuple[Health, str]]:
+async def watched(settings: Settings, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[tuple[Health, str]]:
     """A process's health and its address."""
     async with healthy(settings.model_copy(update={"health_port": 0})) as health:
         yield health, capsys.readouterr().out.split()[-1]
@@ -105,9 +103,7 @@ async def test_work_that_stands_still(settings: Settings, monkeypatch: pytest.Mo
     assert health.stuck() == "a task has ended"
 
 
-async def test_services_that_are_away_kill_nobody(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_services_that_are_away_kill_nobody(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STUCK_SECONDS", 0.3)
     assert settings.db_url is not None
     there = urlsplit(settings.db_url)
@@ -115,9 +111,7 @@ async def test_services_that_are_away_kill_nobody(
 
     async with cutting(f"http://{there.hostname}:{there.port}", lambda _: cut) as url:
         place = urlsplit(url).netloc
-        own = settings.model_copy(
-            update={"db_url": settings.db_url.replace(f"{there.hostname}:{there.port}", place)}
-        )
+        own = settings.model_copy(update={"db_url": settings.db_url.replace(f"{there.hostname}:{there.port}", place)})
         health = Health(own)
         health.client = client = await connect(settings, "health")
         health.active_at = lambda: 0.0  # the work waits for PostgreSQL
@@ -170,9 +164,7 @@ def test_processes_wait_for_the_schema_and_drain(
         "NOETL_HEALTH_PORT": "0",
     }
     with log.open("w") as output:
-        process = start(
-            [sys.executable, "-u", "-m", "noetl_dagster", command], env=environment, stdout=output
-        )
+        process = start([sys.executable, "-u", "-m", "noetl_dagster", command], env=environment, stdout=output)
     until_now(lambda: "health on" in log.read_text(), "the port")
     url = next(word for word in log.read_text().split() if word.startswith("http://"))
     until_now(lambda: "no schema yet" in log.read_text(), "the process to look")

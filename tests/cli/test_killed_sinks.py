@@ -51,16 +51,12 @@ SINKS = text_of(
 ENDED = "SELECT count(*) FROM noetl.event WHERE event_type = 'command.completed'"
 
 
-@pytest.mark.parametrize(
-    ("items", "kills"), [(40, 2), pytest.param(300, 6, marks=pytest.mark.slow, id="many of both")]
-)
+@pytest.mark.parametrize(("items", "kills"), [(40, 2), pytest.param(300, 6, marks=pytest.mark.slow, id="many of both")])
 async def test_runs_that_are_killed(
     items: int, kills: int, cli: Cli, environment: dict[str, str], pool: asyncpg.Pool[Any], tmp_path: Path
 ) -> None:
     environment["NOETL_DEFAULT_POSTGRES_CREDENTIAL"] = "embedded"
-    await pool.execute(
-        f"CREATE TABLE chores AS SELECT n, 'new' AS state FROM generate_series(0, {items - 1}) AS n"
-    )
+    await pool.execute(f"CREATE TABLE chores AS SELECT n, 'new' AS state FROM generate_series(0, {items - 1}) AS n")
     file = tmp_path / "sinks.yaml"
     file.write_text(SINKS)
     command = ["run", str(file), "--set", f"folder={tmp_path}", "--set", f"items={items}"]
@@ -94,9 +90,7 @@ async def _killed(
     command: list[str], environment: dict[str, str], folder: Path, pool: asyncpg.Pool[Any], ended: int
 ) -> None:
     """Starts a process and kills it when so many commands have ended."""
-    process = Forked(
-        "noetl-dagster", *command, environment=environment, folder=folder, output=folder / "killed.txt"
-    )
+    process = Forked("noetl-dagster", *command, environment=environment, folder=folder, output=folder / "killed.txt")
 
     async def enough() -> bool:
         assert process.poll() is None, "it was to be killed before its end"

@@ -106,14 +106,10 @@ def test_a_refusal_is_a_record_too(cli: Cli, playbook: Path) -> None:
 
 
 @pytest.mark.parametrize("playbook", ["workers"], indirect=True)
-def test_a_worker_names_the_command(
-    cli: Cli, playbook: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_worker_names_the_command(cli: Cli, playbook: Path, environment: dict[str, str], tmp_path: Path) -> None:
     output = tmp_path / "said"
     with output.open("wb") as said:
-        worker = subprocess.Popen(
-            [*COMMAND, "worker"], env=environment, stdout=subprocess.DEVNULL, stderr=said
-        )
+        worker = subprocess.Popen([*COMMAND, "worker"], env=environment, stdout=subprocess.DEVNULL, stderr=said)
     try:
         run = cli("run", str(playbook), "--json")
         assert run.returncode == 0, run.stderr

@@ -41,8 +41,6 @@ def test_only_what_is_called_is_imported(arguments: list[str]) -> None:
         "import sys\nfrom noetl_dagster.cli import main\n"
         "try: main()\nfinally: print('imported:', *sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
 
     assert HEAVY.isdisjoint(done.stderr.partition("imported:")[2].split())

@@ -71,9 +71,7 @@ def test_a_bucket_is_told_as_made_by_who_made_it(settings: Settings) -> None:
 
 
 def test_what_cannot_be_reached_is_refused_with_a_remedy(settings: Settings) -> None:
-    nowhere = environment(
-        settings, NOETL_NATS_URL="nats://127.0.0.1:1", NOETL_MINIO_ENDPOINT="http://127.0.0.1:1"
-    )
+    nowhere = environment(settings, NOETL_NATS_URL="nats://127.0.0.1:1", NOETL_MINIO_ENDPOINT="http://127.0.0.1:1")
     process = provisioning(nowhere, wait="0.5")
     lines = told(process)
     assert process.returncode == 1, lines

@@ -75,9 +75,7 @@ async def test_an_execution_that_has_ended_is_not_resumed(cli: Cli, tmp_path: Pa
     playbook = tmp_path / "ledger.yaml"
     playbook.write_text(PLAYBOOK)
     ledger = tmp_path / "ledger.txt"
-    run = await asyncio.to_thread(
-        cli, "run", str(playbook), "--set", "items=2", "--set", f"ledger={ledger}", "--json"
-    )
+    run = await asyncio.to_thread(cli, "run", str(playbook), "--set", "items=2", "--set", f"ledger={ledger}", "--json")
     assert run.returncode == 0, run.stderr
     execution_id = json.loads(run.stdout)["execution_id"]
 
@@ -88,9 +86,7 @@ async def test_an_execution_that_has_ended_is_not_resumed(cli: Cli, tmp_path: Pa
 
 
 async def _done(pool: asyncpg.Pool) -> list[asyncpg.Record]:
-    return list(
-        await pool.fetch("SELECT current_index FROM noetl.event WHERE event_type = 'loop.shard.done'")
-    )
+    return list(await pool.fetch("SELECT current_index FROM noetl.event WHERE event_type = 'loop.shard.done'"))
 
 
 async def _until_done(pool: asyncpg.Pool, count: int) -> None:

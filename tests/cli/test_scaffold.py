@@ -60,7 +60,4 @@ def test_a_playbook_and_a_step(cli: Cli, tmp_path: Path) -> None:
     assert "is there already" in cli("new", "playbook", "cubes").stderr
     assert "is no name for a step" in cli("new", "step", "playbooks/cubes.yaml", "a-b").stderr
     assert "is no name for a playbook" in cli("new", "playbook", "../cubes").stderr
-    assert (
-        "there is no tool 'htp'"
-        in cli("new", "step", "playbooks/cubes.yaml", "other", "--kind", "htp").stderr
-    )
+    assert "there is no tool 'htp'" in cli("new", "step", "playbooks/cubes.yaml", "other", "--kind", "htp").stderr

@@ -163,9 +163,7 @@ def test_a_schedule_that_never_comes(folder: Path) -> None:
         "{two: {d: {kind: daily, start: '2026-01-01'}, s: {static: [k]}}}",
     ],
 )
-@pytest.mark.parametrize(
-    "of_read", ["{static: [k, l]}", '{kind: weekly, start: "2026-01-01"}', "{dynamic: some}"]
-)
+@pytest.mark.parametrize("of_read", ["{static: [k, l]}", '{kind: weekly, start: "2026-01-01"}', "{dynamic: some}"])
 def test_partitions_of_different_kinds(folder: Path, of_reader: str, of_read: str) -> None:
     write(
         folder,
@@ -193,9 +191,7 @@ def test_a_playbook_that_reads_its_own_older_result(folder: Path) -> None:
 
 
 def test_a_source_that_two_playbooks_observe_and_one_makes(folder: Path) -> None:
-    observe = (
-        'dagster: {observe: [{asset: lake/raw, object: "/lake/*"}, {asset: tests/a/start, object: "/x"}]}\n'
-    )
+    observe = 'dagster: {observe: [{asset: lake/raw, object: "/lake/*"}, {asset: tests/a/start, object: "/x"}]}\n'
     write(folder, a=observe + GOOD, b=observe + GOOD)
     graph = defined(folder).resolve_asset_graph()
     assert graph.observable_asset_keys == {AssetKey(["lake", "raw"])}
@@ -203,9 +199,7 @@ def test_a_source_that_two_playbooks_observe_and_one_makes(folder: Path) -> None
 
 def test_a_playbook_that_makes_an_asset_of_python(folder: Path) -> None:
     write(folder, good=GOOD, twin=GOOD.replace("start,", "start, asset: {key: lake/rows},"))
-    (folder / "own_assets.py").write_text(
-        "from dagster import asset\n@asset(key=['lake', 'rows'])\ndef rows(): ...\n"
-    )
+    (folder / "own_assets.py").write_text("from dagster import asset\n@asset(key=['lake', 'rows'])\ndef rows(): ...\n")
     defs = defined(folder)
     assert jobs_of(defs) == {"good"}
     assert "an asset in Python makes the asset lake/rows already" in why_of(defs)
@@ -232,11 +226,7 @@ def test_readers_of_a_broken_playbook_stay(folder: Path) -> None:
     assert jobs_of(defs) == {"reader"}
     graph = defs.resolve_asset_graph()
     rows = AssetKey(["tests", "bad", "rows"])
-    assert (
-        graph.get(AssetKey("counted")).parent_keys
-        == graph.get(AssetKey(["lake", "loaded"])).parent_keys
-        == {rows}
-    )
+    assert graph.get(AssetKey("counted")).parent_keys == graph.get(AssetKey(["lake", "loaded"])).parent_keys == {rows}
     assert "Made by bad.yaml, which cannot be loaded" in str(graph.get(rows).description)
     assert AssetKey(["tests", "bad", "x"]) not in graph.get_all_asset_keys()
 

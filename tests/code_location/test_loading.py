@@ -81,9 +81,7 @@ def below_the_lake(spec: AssetSpec, step: PlaybookStep) -> AssetSpec:
 
 def run(defs: Definitions, job: str, instance: DagsterInstance, **workload: Any) -> Any:
     config = {"ops": {f"{job}_playbook": {"config": workload}}} if workload else None
-    return defs.resolve_job_def(job).execute_in_process(
-        instance=instance, run_config=config, raise_on_error=False
-    )
+    return defs.resolve_job_def(job).execute_in_process(instance=instance, run_config=config, raise_on_error=False)
 
 
 def test_playbooks_are_merged_into_a_project(tmp_path: Path) -> None:
@@ -104,9 +102,7 @@ def test_two_folders_in_one_project(tmp_path: Path) -> None:
     second = load_playbooks(folder_of(tmp_path / "second", two=GOOD, bad=BROKEN), control=False)
     defs = Definitions.merge(first, second)
     assert jobs_of(defs) == {"one", "two"}
-    broken = {
-        key for key in defs.resolve_asset_graph().get_all_asset_keys() if key.path[0] == "broken_playbooks"
-    }
+    broken = {key for key in defs.resolve_asset_graph().get_all_asset_keys() if key.path[0] == "broken_playbooks"}
     assert len(broken) == 2, "each folder shows its own"
     sensors = defs.get_repository_def().sensor_defs
     recovered = [{target.job_name for target in one.targets} for one in sensors if "recovery" in one.name]
@@ -114,15 +110,10 @@ def test_two_folders_in_one_project(tmp_path: Path) -> None:
 
 
 def test_upkeep_is_left_out_where_another_has_it(tmp_path: Path) -> None:
-    acts = (
-        "dagster: {automation: eager, pools: {api: 2}, observe: [{asset: lake/raw, object: '*.csv'}]}\n"
-        + GOOD
-    )
+    acts = "dagster: {automation: eager, pools: {api: 2}, observe: [{asset: lake/raw, object: '*.csv'}]}\n" + GOOD
     defs = load_playbooks(folder_of(tmp_path, one=acts), control=False)
     assert not defs.get_repository_def().schedule_defs
-    names = sorted(
-        sensor.name.rpartition(f"_{tmp_path.name}")[0] for sensor in defs.get_repository_def().sensor_defs
-    )
+    names = sorted(sensor.name.rpartition(f"_{tmp_path.name}")[0] for sensor in defs.get_repository_def().sensor_defs)
     assert names == ["noetl_automation", "noetl_observe", "noetl_pools", "noetl_recovery"]
 
 
@@ -206,9 +197,7 @@ def test_translated_assets(tmp_path: Path) -> None:
     assert graph.asset_check_keys == {AssetCheckKey(patients.key, "ids")}
 
 
-def test_runs_of_translated_playbooks(
-    tmp_path: Path, noetl: EngineProvider, dagster_instance: DagsterInstance
-) -> None:
+def test_runs_of_translated_playbooks(tmp_path: Path, noetl: EngineProvider, dagster_instance: DagsterInstance) -> None:
     folder = folder_of(tmp_path / "playbooks", makes=MAKES, reads=READS)
     defs = load_playbooks(folder, translation=below_the_lake, resources={"noetl": noetl})
     made = run(defs, "makes", dagster_instance)

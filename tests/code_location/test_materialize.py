@@ -51,9 +51,7 @@ def test_a_file(noetl: EngineProvider, tmp_path: Path) -> None:
 
 
 def test_a_table(noetl: EngineProvider) -> None:
-    table = playbook(
-        "workflow: [{step: rows, tool: {kind: duckdb, command: 'SELECT range AS n FROM range(20000)'}}]"
-    )
+    table = playbook("workflow: [{step: rows, tool: {kind: duckdb, command: 'SELECT range AS n FROM range(20000)'}}]")
     made = materialize_playbook(table, resources={"noetl": noetl})
     value = made.asset_value("rows")
     rows = value if isinstance(value, pa.Table) else value["rows"]

@@ -52,9 +52,7 @@ def test_a_workflow_without_indentation_and_without_a_last_newline() -> None:
     assert [step["step"] for step in yaml.safe_load(text)["workflow"]] == ["one", "two"]
 
 
-@pytest.mark.parametrize(
-    "text", ["workflow: [{step: one}]\n", "workload: {}\n", "- a\n", "", "workflow: [\n"]
-)
+@pytest.mark.parametrize("text", ["workflow: [{step: one}]\n", "workload: {}\n", "- a\n", "", "workflow: [\n"])
 def test_what_has_no_list_of_steps_is_left_alone(text: str) -> None:
     with pytest.raises(PlaybookError, match=r"f\.yaml"):
         with_step(text, new_step("two", "noop"), "f.yaml")

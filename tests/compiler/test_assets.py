@@ -318,9 +318,7 @@ workflow:
     assert nightly.default_status.value == "RUNNING"
     assert repository.get_schedule_def("sample_weekly").default_status.value == "STOPPED"
     moment = datetime(2026, 1, 5, 1, tzinfo=UTC)
-    context = build_schedule_context(
-        instance=ran.instance, scheduled_execution_time=moment, repository_def=repository
-    )
+    context = build_schedule_context(instance=ran.instance, scheduled_execution_time=moment, repository_def=repository)
     (request,) = nightly.evaluate_tick(context).run_requests or []
     assert request.run_config == {"ops": {"sample_playbook": {"config": {"full": True}}}}
 
@@ -338,9 +336,7 @@ workflow:
         ("{dynamic: customers}", ["new"]),
     ],
 )
-def test_a_schedule_of_partitions_asks_for_those_that_are_due(
-    ran: Ran, partitions: str, keys: list[str]
-) -> None:
+def test_a_schedule_of_partitions_asks_for_those_that_are_due(ran: Ran, partitions: str, keys: list[str]) -> None:
     text = f"""
 dagster:
   partitions: {partitions}
@@ -369,9 +365,7 @@ def test_a_playbook_of_one_step_is_materialised_alone(noetl: EngineProvider) -> 
     job = repository.get_implicit_job_def_for_assets([key])
     assert job is not None
     subset = job.get_subset(asset_selection={key})
-    assert "alone_playbook" in str(
-        subset.run_config_schema.config_type.fields["ops"].config_type.fields.keys()
-    )
+    assert "alone_playbook" in str(subset.run_config_schema.config_type.fields["ops"].config_type.fields.keys())
 
 
 def test_assets_of_two_playbooks_in_one_run(ran: Ran) -> None:

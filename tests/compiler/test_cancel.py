@@ -21,9 +21,7 @@ workflow:
 """
 
 
-def test_cancel_ends_the_run_at_once(
-    launch: Launch, noetl: EngineProvider, dagster_instance: DagsterInstance
-) -> None:
+def test_cancel_ends_the_run_at_once(launch: Launch, noetl: EngineProvider, dagster_instance: DagsterInstance) -> None:
     pool = noetl.engine().runtime.pool
 
     def cancel_soon() -> None:

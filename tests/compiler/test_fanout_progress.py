@@ -48,11 +48,7 @@ def test_a_run_says_how_far_it_is(
 
     def told() -> bool:
         said.extend(run.tags.get(PROGRESS_TAG, "") for run in dagster_instance.get_runs())
-        return bool(
-            re.fullmatch(
-                r"fan: 8 of 20 \(40 %\) done, 1 failed, [0-9.]+/s, .+ left", said[-1] if said else ""
-            )
-        )
+        return bool(re.fullmatch(r"fan: 8 of 20 \(40 %\) done, 1 failed, [0-9.]+/s, .+ left", said[-1] if said else ""))
 
     def open_gate() -> None:
         try:

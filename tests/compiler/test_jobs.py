@@ -139,9 +139,7 @@ def test_tags_of_a_playbook_are_tags_of_its_job(noetl: EngineProvider) -> None:
     assert {"noetl_tag/nightly", "noetl_tag/data_quality", "noetl_tag/a_b"} <= tags.keys()
 
 
-def test_materialisations_say_how_far_a_step_has_loaded(
-    launch: Launch, dagster_instance: DagsterInstance
-) -> None:
+def test_materialisations_say_how_far_a_step_has_loaded(launch: Launch, dagster_instance: DagsterInstance) -> None:
     text = """
 workload: {new: [1, 2]}
 workflow:

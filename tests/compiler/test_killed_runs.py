@@ -80,9 +80,7 @@ with DagsterInstance.get() as instance:
 EXECUTORS = {
     "spark": {"in_process": {}},
     # forks what one process has imported, where the default would import it for every step
-    "dagster": {
-        "multiprocess": {"start_method": {"forkserver": {"preload_modules": ["noetl_dagster.definitions"]}}}
-    },
+    "dagster": {"multiprocess": {"start_method": {"forkserver": {"preload_modules": ["noetl_dagster.definitions"]}}}},
     "threaded": {"threaded": {"processes": 2}},
 }
 
@@ -106,9 +104,7 @@ def start(settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path)
     home = {"DAGSTER_HOME": dagster_instance.root_directory}
 
     def start(engine: str, failed: str = "") -> subprocess.Popen[bytes]:
-        shards, warm = (
-            ("dagster", indent(dedent(WARM), "  ").strip()) if engine == "threaded" else (engine, "")
-        )
+        shards, warm = ("dagster", indent(dedent(WARM), "  ").strip()) if engine == "threaded" else (engine, "")
         text = PLAYBOOK.replace("ENGINE", shards).replace("TOOL", TOOL).replace("WARM", warm)
         (folder / "ledger.yaml").write_text(text)
         config = {
@@ -231,9 +227,7 @@ def finish(
         assert log.fetchone() == (count,), kind
     log.execute("SELECT n FROM taken ORDER BY n")
     assert [n for (n,) in log.fetchall()] == list(range(ITEMS)), "the sink has each shard once"
-    log.execute(
-        "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'total'"
-    )
+    log.execute("SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'total'")
     assert log.fetchone() == (sum(range(ITEMS)),)
     assert instance.get_runs()[0].status is DagsterRunStatus.SUCCESS
 

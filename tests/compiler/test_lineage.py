@@ -155,8 +155,6 @@ def test_a_run_that_has_loaded_one_playbook_finds_the_others(
         (tmp_path / f"{name}.yaml").write_text(text_of(name, text))
     own = EngineProvider(noetl.settings.model_copy(update={"playbooks_path": tmp_path}))
     for number, name in enumerate(("flow", "reader")):
-        done = launch(
-            load_playbook(tmp_path / f"{name}.yaml"), own, dagster_instance, execution_id=700 + number
-        )
+        done = launch(load_playbook(tmp_path / f"{name}.yaml"), own, dagster_instance, execution_id=700 + number)
         assert done.success, done.error
     assert lineage(latest("tests/reader/table")) == {"day": ["lake/daily.day"], "most": ["lake/daily.most"]}

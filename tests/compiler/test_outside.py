@@ -47,9 +47,7 @@ def run(noetl: EngineProvider, dagster_instance: DagsterInstance) -> Any:
         defs = Definitions.merge(
             definitions_of([playbook(text)], noetl), Definitions(assets=beside, resources=resources)
         )
-        result = defs.resolve_job_def("sample").execute_in_process(
-            instance=dagster_instance, raise_on_error=False
-        )
+        result = defs.resolve_job_def("sample").execute_in_process(instance=dagster_instance, raise_on_error=False)
         record = dagster_instance.get_run_by_id(result.run_id)
         assert record is not None
         return run_sync(noetl.engine().runtime.load(int(record.tags[EXECUTION_TAG]))).state
@@ -62,9 +60,7 @@ def test_a_step_reads_what_a_python_asset_made(
     run: Any, dagster_instance: DagsterInstance, settings: Settings, tier: str
 ) -> None:
     managers: dict[str, Any] = {
-        "minio": MinioIOManager(
-            endpoint=settings.minio_endpoint, bucket=settings.minio_bucket, prefix="lake"
-        ),
+        "minio": MinioIOManager(endpoint=settings.minio_endpoint, bucket=settings.minio_bucket, prefix="lake"),
         "pvc": PvcIOManager(mount_path=str(settings.pvc_mount_path), prefix="lake"),
     }
 
@@ -133,9 +129,7 @@ workflow:
     assert state.latest["start"].envelope["data"] == [1, 2]
 
 
-def test_a_partition_of_a_python_asset(
-    run: Any, dagster_instance: DagsterInstance, settings: Settings
-) -> None:
+def test_a_partition_of_a_python_asset(run: Any, dagster_instance: DagsterInstance, settings: Settings) -> None:
     manager = PvcIOManager(mount_path=str(settings.pvc_mount_path), prefix="lake")
 
     @asset(
@@ -203,9 +197,7 @@ def test_sources_are_observed(
         return events, str(result.cursor)
 
     first, cursor = look(None)
-    assert {
-        name: event.metadata["bytes"].value for name, event in first.items() if name != "shop/orders"
-    } == {
+    assert {name: event.metadata["bytes"].value for name, event in first.items() if name != "shop/orders"} == {
         "lake/files": 3,
         "lake/objects": 3,
     }

@@ -97,16 +97,12 @@ def test_a_job_tells_the_run_what_it_does(
     assert ran.state.latest["other"].envelope["data"]["stdout"] == "0\n", "who does not ask for it has none"
 
 
-def test_ways_of_messages_are_checked(
-    launch: Callable[..., DagsterRunResult], flow: Callable[..., str]
-) -> None:
+def test_ways_of_messages_are_checked(launch: Callable[..., DagsterRunResult], flow: Callable[..., str]) -> None:
     ran = launch(flow("kafka", False))
     assert "pipes is true, file or objects, not 'kafka'" in str(ran.state.latest["start"].error)
 
 
-async def test_without_dagster_the_job_runs_all_the_same(
-    settings: Settings, flow: Callable[..., str]
-) -> None:
+async def test_without_dagster_the_job_runs_all_the_same(settings: Settings, flow: Callable[..., str]) -> None:
     engine = await Engine.open(settings)
     try:
         state = await engine.run(playbook(flow("true", False)))

@@ -77,9 +77,7 @@ def test_ops_that_start_at_once_open_one_epoch(
     engine = noetl.engine()
     execution = run_sync(engine.lifecycle.create(definition, origin={"dagster_run_id": "before"}))
     tags = execution_tags(execution.id, "before")
-    run = dagster_instance.create_run_for_job(
-        job_def=job_of(noetl), tags={**tags, "dagster/is_resume_retry": "true"}
-    )
+    run = dagster_instance.create_run_for_job(job_def=job_of(noetl), tags={**tags, "dagster/is_resume_retry": "true"})
     resume, ops = engine.lifecycle.resume, 4
 
     async def start_at_once() -> list[Execution]:
@@ -92,9 +90,7 @@ def test_ops_that_start_at_once_open_one_epoch(
 
         monkeypatch.setattr(engine.lifecycle, "resume", late)
         monkeypatch.setattr(runs, "_driven", {})
-        attached = (
-            attach(engine, dagster_instance, run, plan_playbook(definition), None) for _ in range(ops)
-        )
+        attached = (attach(engine, dagster_instance, run, plan_playbook(definition), None) for _ in range(ops))
         return await asyncio.gather(*attached)
 
     assert [one.state.epoch for one in run_sync(start_at_once())] == [2] * ops
@@ -127,9 +123,7 @@ def job_of(noetl: EngineProvider) -> JobDefinition:
 def from_failure(job: JobDefinition, instance: DagsterInstance, failed: DagsterRun) -> DagsterRun:
     """What the UI's button does."""
     steps, known = KnownExecutionState.build_resume_retry_reexecution(instance, failed)
-    plan = create_execution_plan(
-        InMemoryJob(job), failed.run_config, step_keys_to_execute=steps, known_state=known
-    )
+    plan = create_execution_plan(InMemoryJob(job), failed.run_config, step_keys_to_execute=steps, known_state=known)
     run = instance.create_run_for_job(
         job_def=job,
         execution_plan=plan,

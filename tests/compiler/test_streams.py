@@ -49,13 +49,8 @@ def test_a_stream_is_one_op_with_an_asset_a_step(launch: Launch, dagster_instanc
 
 def test_lineage_goes_along_the_stream(noetl: EngineProvider) -> None:
     text = STREAM.replace("workflow:", "workflow:\n  - {step: begin, tool: {kind: noop}, next: [start]}")
-    graph = definitions_of(
-        [playbook(text.replace("step: begin", "step: first"))], noetl
-    ).resolve_asset_graph()
-    parents = {
-        key.path[-1]: {one.path[-1] for one in graph.get(key).parent_keys}
-        for key in graph.get_all_asset_keys()
-    }
+    graph = definitions_of([playbook(text.replace("step: begin", "step: first"))], noetl).resolve_asset_graph()
+    parents = {key.path[-1]: {one.path[-1] for one in graph.get(key).parent_keys} for key in graph.get_all_asset_keys()}
     assert parents["double"] == {"start"}
     assert parents["load"] == {"double"}
     assert parents["end"] == {"start", "load"}

@@ -55,9 +55,7 @@ def instance() -> Iterator[DagsterInstance]:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_its_job_comes_to_the_same(
-    name: str, noetl: EngineProvider, instance: DagsterInstance, api: str
-) -> None:
+def test_its_job_comes_to_the_same(name: str, noetl: EngineProvider, instance: DagsterInstance, api: str) -> None:
     path = FOLDER / f"{name}.yaml"
     expected, playbook = Expectation.of(path), load_playbook(path)
     given = expected.given | ({"api": api} if "api" in playbook.workload else {})

@@ -45,8 +45,7 @@ def chosen() -> list[object]:
     runnable = [path for path in playbooks() if not Expectation.of(path).refused]
     assert {path.stem for path in runnable} >= ALWAYS
     return [
-        pytest.param(path, id=path.stem, marks=() if path.stem in ALWAYS else pytest.mark.slow)
-        for path in runnable
+        pytest.param(path, id=path.stem, marks=() if path.stem in ALWAYS else pytest.mark.slow) for path in runnable
     ]
 
 

@@ -85,9 +85,7 @@ async def test_killed_service_comes_back_with_its_port_and_data(
 
 def test_recycled_pid_is_left_alone(running: Settings, home: Path) -> None:
     mark_of_the_service = read_state(home).services[ServiceName.NATS].started
-    processes.end(
-        os.getpid(), mark_of_the_service, signal.SIGKILL, patience=1
-    )  # we live to see the next line
+    processes.end(os.getpid(), mark_of_the_service, signal.SIGKILL, patience=1)  # we live to see the next line
     assert processes.start_mark(os.getpid()) != mark_of_the_service  # we live to see it
 
 

@@ -165,9 +165,7 @@ def _step(step: Step, words: Words) -> dict[str, Any]:
             else {"in": items, "iterator": "item", "spec": {"mode": mode, "max_in_flight": width}}
         )
         partial = step.loop.allow_partial
-        written["spec"] = {
-            "allow_partial": _template(f"workload.tolerant == {partial}") if words.settled else partial
-        }
+        written["spec"] = {"allow_partial": _template(f"workload.tolerant == {partial}") if words.settled else partial}
     if step.admit is not None:
         written.setdefault("spec", {})["policy"] = {"admit": _test(step.admit, "0")}
     output = "output.done" if step.loop else "output.data"

@@ -82,7 +82,4 @@ async def test_a_child_of_no_partition(engine: Engine, run: Run, tmp_path: Path)
     assert state.status is ExecutionStatus.FAILED
     error = state.latest["call"].envelope["error"]
     assert error["kind"] == "schema"
-    assert (
-        "step call: child playbook 'tests/child': playbook child has partitions: choose one"
-        in error["message"]
-    )
+    assert "step call: child playbook 'tests/child': playbook child has partitions: choose one" in error["message"]

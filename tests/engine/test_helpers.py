@@ -189,9 +189,7 @@ async def test_no_more_items_at_once_than_the_playbook_allows(open_engine: Open,
 
 async def test_the_first_failure_stops_all_processes(open_engine: Open, tmp_path: Path) -> None:
     engine, ledger = await open_engine(2), tmp_path / "ledger"
-    spec = (
-        "loop_mode: fanout, fanout: {max_groups: 1, max_concurrent: 4, fail_fast: true, max_shard_retries: 0}"
-    )
+    spec = "loop_mode: fanout, fanout: {max_groups: 1, max_concurrent: 4, fail_fast: true, max_shard_retries: 0}"
     tool = written_by("begun > 10", f"n if os.getpid() == {os.getpid()} else 1 // 0")
     parsed = playbook(text(tool, fanout=True, items=3_000, spec=spec))
     running = asyncio.create_task(engine.run(parsed, {"ledger": str(ledger)}))
@@ -219,9 +217,7 @@ async def test_a_cancellation_reaches_helpers(open_engine: Open, tmp_path: Path)
     assert len(lines(ledger)) == begun < ITEMS
 
 
-async def test_helpers_come_when_one_core_is_not_enough(
-    open_engine: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_helpers_come_when_one_core_is_not_enough(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     engine = await open_engine(0)
     few = text('{kind: python, input: {n: "{{ n }}"}, code: "result = n"}', fanout=True, items=20)

@@ -49,9 +49,7 @@ workflow:
 
 
 @pytest.mark.parametrize("chunk_bytes", [1024, 8 * 1024**2])
-async def test_playbook_gives_the_same_over_many_rows_as_over_few(
-    settings: Settings, chunk_bytes: int
-) -> None:
+async def test_playbook_gives_the_same_over_many_rows_as_over_few(settings: Settings, chunk_bytes: int) -> None:
     own = settings.model_copy(
         update={
             "chunk_bytes": chunk_bytes,

@@ -30,9 +30,7 @@ def quiet_engine(module_settings: Settings) -> Iterator[Engine]:
 
 @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(steps=playbooks(), words=WORDS)
-def test_a_run_comes_to_what_the_playbook_means(
-    steps: tuple[Step, ...], words: Words, quiet_engine: Engine
-) -> None:
+def test_a_run_comes_to_what_the_playbook_means(steps: tuple[Step, ...], words: Words, quiet_engine: Engine) -> None:
     text = as_yaml(steps, words)
     expected = Reference(steps).run()
     state = run_sync(quiet_engine.run(parse_playbook(text)))

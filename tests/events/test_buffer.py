@@ -20,17 +20,13 @@ from tests.waiting import PATIENCE_SECONDS, until
 class Refusing(EventLog):
     """A log that refuses some events."""
 
-    async def append(
-        self, events: Sequence[Event], *, connection: Any = None, gated: bool = False
-    ) -> set[int]:
+    async def append(self, events: Sequence[Event], *, connection: Any = None, gated: bool = False) -> set[int]:
         if any(event.node_name == "bad" for event in events):
             raise ValueError("refused")
         return await super().append(events, connection=connection, gated=gated)
 
 
-async def test_a_flush_does_not_wait_for_what_comes_after_it(
-    log: EventLog, event: MakeEvent, ids: Snowflake
-) -> None:
+async def test_a_flush_does_not_wait_for_what_comes_after_it(log: EventLog, event: MakeEvent, ids: Snowflake) -> None:
     """Somebody who posts without end keeps the buffer busy for good."""
     buffer, execution_id = EventBuffer(log, size=20), ids.next()
 

@@ -43,14 +43,10 @@ async def test_only_another_content_becomes_the_next_version(registered: Registe
     assert outcomes[0].version.sha256 == outcomes[4].version.sha256
 
 
-async def test_what_it_says_to_those_who_query_it(
-    registered: RegisteredPlaybooks, pool: asyncpg.Pool[Any]
-) -> None:
+async def test_what_it_says_to_those_who_query_it(registered: RegisteredPlaybooks, pool: asyncpg.Pool[Any]) -> None:
     await registering(registered, text(1))
 
-    row = await pool.fetchrow(
-        "SELECT path, version, kind, content, payload, meta, created_at FROM noetl.catalog"
-    )
+    row = await pool.fetchrow("SELECT path, version, kind, content, payload, meta, created_at FROM noetl.catalog")
 
     assert row["created_at"] is not None
     assert dict(row) | {"created_at": None} == {

@@ -34,8 +34,7 @@ async def test_statements_at_the_same_time_do_not_wait_for_each_other(
     kept, gate = KeptConnection(pool), await asyncpg.connect(settings.db_url)
     await gate.execute("SELECT pg_advisory_lock(1)")
     waiting = [
-        asyncio.create_task(kept.fetchval("SELECT pg_backend_pid() FROM pg_advisory_lock_shared(1)"))
-        for _ in range(4)
+        asyncio.create_task(kept.fetchval("SELECT pg_backend_pid() FROM pg_advisory_lock_shared(1)")) for _ in range(4)
     ]
     at_the_gate = f"SELECT count(*) = 4 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {HERE}"
     await until(lambda: gate.fetchval(at_the_gate), "all four to run at once")
@@ -43,9 +42,7 @@ async def test_statements_at_the_same_time_do_not_wait_for_each_other(
     assert len(set(await asyncio.gather(*waiting))) == 4
 
 
-async def test_a_pool_of_one_connection_serves_others_too(
-    settings: Settings, event: MakeEvent, ids: Snowflake
-) -> None:
+async def test_a_pool_of_one_connection_serves_others_too(settings: Settings, event: MakeEvent, ids: Snowflake) -> None:
     assert settings.db_url is not None
     pool = await open_pool(settings.db_url, size=1)
     buffer = EventBuffer(EventLog(pool, ids))
@@ -76,9 +73,7 @@ async def test_a_connection_that_broke_is_replaced(pool: asyncpg.Pool[Any]) -> N
 async def test_a_cancelled_statement_leaves_it_usable(pool: asyncpg.Pool[Any]) -> None:
     kept = KeptConnection(pool)
     waiting = asyncio.create_task(kept.fetchval("SELECT pg_sleep(60)"))
-    sleeping = (
-        "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' AND state = 'active'"
-    )
+    sleeping = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' AND state = 'active'"
     await until(lambda: pool.fetchval(f"{sleeping} AND datname = current_database()"), "it to run")
     waiting.cancel()
     await asyncio.wait([waiting])

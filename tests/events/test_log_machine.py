@@ -42,9 +42,7 @@ class LogMachine(RuleBasedStateMachine):
         meta: dict[str, Any] = {"loop_id": "1"}
         if index is not None:
             meta["command_id"] = command_id(self.execution_id, "work", 1, index)
-        return Event(
-            self.execution_id, self.log.ids.next(), type_, node_name="work", meta=meta, current_index=index
-        )
+        return Event(self.execution_id, self.log.ids.next(), type_, node_name="work", meta=meta, current_index=index)
 
     def append(self, *batches: list[Event]) -> list[set[int]]:
         async def race() -> list[set[int]]:
@@ -59,10 +57,7 @@ class LogMachine(RuleBasedStateMachine):
         won = self.append(*batches)
         fresh = set(indexes) - self.issued
         dispatched = [
-            e.current_index
-            for batch, ids in zip(batches, won, strict=True)
-            for e in batch
-            if e.event_id in ids
+            e.current_index for batch, ids in zip(batches, won, strict=True) for e in batch if e.event_id in ids
         ]
         assert sorted(dispatched) == sorted(fresh)
         self.issued |= fresh

@@ -143,13 +143,9 @@ async def test_truncate_and_replay_equals(
                 await projection.catch_up()
         resumed = event(execution_id, EventType.EXECUTION_RESUMED, node_name="p", meta={"epoch": 2})
         await log.append([resumed])
-        await log.append(
-            [end(event, execution_id, 0, attempt=2), end(event, execution_id, 3, attempt=2, failed=True)]
-        )
+        await log.append([end(event, execution_id, 0, attempt=2), end(event, execution_id, 3, attempt=2, failed=True)])
         await log.append([event(execution_id, EventType.LOOP_DONE, node_name="work", meta={"loop_id": "L1"})])
-        await log.append(
-            [event(execution_id, EventType.PLAYBOOK_FAILED, node_name="p", meta={"epoch": 2}, error="x")]
-        )
+        await log.append([event(execution_id, EventType.PLAYBOOK_FAILED, node_name="p", meta={"epoch": 2}, error="x")])
     await settle(projection)
     before = await pool.fetch(ALL)
     assert len(before) == len(executions)
@@ -250,8 +246,7 @@ async def test_killing_the_worker_at_any_point_neither_loses_nor_doubles(
     for _ in range(rounds):
         before = await taken()
         workers = [
-            await asyncio.create_subprocess_exec(sys.executable, "-c", PROJECTOR, settings.db_url)
-            for _ in range(2)
+            await asyncio.create_subprocess_exec(sys.executable, "-c", PROJECTOR, settings.db_url) for _ in range(2)
         ]
         await until(lambda before=before: _more(taken, before), "a worker at work")
         await asyncio.sleep(random.uniform(0, 0.1))
@@ -268,9 +263,7 @@ async def _more(taken: Callable[[], Awaitable[int]], before: int) -> bool:
     return await taken() > before
 
 
-async def test_the_lag_is_a_metric(
-    pool: asyncpg.Pool[Any], log: EventLog, event: MakeEvent, ids: Snowflake
-) -> None:
+async def test_the_lag_is_a_metric(pool: asyncpg.Pool[Any], log: EventLog, event: MakeEvent, ids: Snowflake) -> None:
     projection = Projection(pool)
     assert await projection.lag_seconds() == 0.0
     await log.append(opening(event, ids.next(), 3))

@@ -94,9 +94,7 @@ async def test_writers_in_opposite_order_neither_block_nor_lose(
 
         async def issue(place: int, buffer: EventBuffer, execution_id=execution_id, names=names) -> int:
             order = names if place % 2 else names[::-1]
-            events = [
-                event(execution_id, EventType.COMMAND_ISSUED, meta={"command_id": name}) for name in order
-            ]
+            events = [event(execution_id, EventType.COMMAND_ISSUED, meta={"command_id": name}) for name in order]
             return len(await buffer.append(events))
 
         won = await asyncio.gather(*(issue(place, buffer) for place, buffer in enumerate(buffers)))

@@ -16,8 +16,7 @@ from tests.conftest import PROJECT
 
 CLINIC = PROJECT / "examples" / "clinic"
 VISITS, LOAD, OVERLOADED, HANDS = (
-    AssetKey(["clinic", *name])
-    for name in (("visits",), ("ward_load",), ("plan", "overloaded"), ("plan", "hands"))
+    AssetKey(["clinic", *name]) for name in (("visits",), ("ward_load",), ("plan", "overloaded"), ("plan", "hands"))
 )
 
 
@@ -46,9 +45,7 @@ def test_lineage_and_results_through_all_three(defs: Definitions, dagster_instan
     checks = collected.get_asset_check_evaluations()
     assert [check.passed for check in checks] == [True, True]
 
-    between = Definitions.merge(
-        defs, Definitions(jobs=[define_asset_job("between", AssetSelection.assets(LOAD))])
-    )
+    between = Definitions.merge(defs, Definitions(jobs=[define_asset_job("between", AssetSelection.assets(LOAD))]))
     made = between.resolve_job_def("between").execute_in_process(instance=dagster_instance)
     (load,) = made.get_asset_materialization_events()
     assert load.materialization.metadata["dagster/row_count"].value == 3 * 28

@@ -155,9 +155,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "API elsewhere": overlaid(
         MINIMAL, {"api": {"enabled": False}, "workers": {"serverUrl": "https://api.example.com"}}
     ),
-    "paused": overlaid(
-        MINIMAL, {"workers": {"pools": {"default": {"replicas": 0}}}, "fullnameOverride": "noetl"}
-    ),
+    "paused": overlaid(MINIMAL, {"workers": {"pools": {"default": {"replicas": 0}}}, "fullnameOverride": "noetl"}),
 }
 """Every values file, and each switch both ways in one of the others."""
 
@@ -247,8 +245,6 @@ def component(objects: list[Manifest], name: str) -> Pods:
 
 def dagster_yaml(objects: list[Manifest]) -> Manifest:
     """The instance that processes and runs have."""
-    (found,) = (
-        one for one in objects if one["kind"] == "ConfigMap" and one["metadata"]["name"].endswith("-instance")
-    )
+    (found,) = (one for one in objects if one["kind"] == "ConfigMap" and one["metadata"]["name"].endswith("-instance"))
     loaded: Manifest = yaml.load(found["data"]["dagster.yaml"], Loader=yaml.CSafeLoader)
     return loaded

@@ -99,9 +99,7 @@ def test_an_instance_on_google_s_cloud_keeps_what_steps_print_there(
             print("said by a step", flush=True)
         with _instance("gke", home, tmp_path / "webserver") as webserver:
             logs = webserver.compute_log_manager
-            assert str(logs.get_log_metadata(key).stdout_location).startswith(
-                "gs://my-project-noetl-results/"
-            )
+            assert str(logs.get_log_metadata(key).stdout_location).startswith("gs://my-project-noetl-results/")
             assert logs.get_log_data(key).stdout == b"said by a step\n"
     get_settings.cache_clear()
 
@@ -184,9 +182,7 @@ def _free_port() -> int:
 
 
 @pytest.mark.long
-def test_the_workspace_leads_to_the_code_location(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_workspace_leads_to_the_code_location(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command of its manifest, the workspace file of webserver and daemon, and the playbooks of the values."""
     objects, port = manifests(KIND), _free_port()
     monkeypatch.setenv("DAGSTER_HOME", str(home))

@@ -42,9 +42,7 @@ def test_provisioning_comes_first_and_brings_what_it_needs(scenario: str) -> Non
         if int(one["metadata"]["annotations"]["helm.sh/hook-weight"])
         < int(job["metadata"]["annotations"]["helm.sh/hook-weight"])
     }
-    maps = {
-        source["configMapRef"]["name"] for source in pods.container["envFrom"] if "configMapRef" in source
-    }
+    maps = {source["configMapRef"]["name"] for source in pods.container["envFrom"] if "configMapRef" in source}
     maps |= {volume["configMap"]["name"] for volume in pods.spec["volumes"] if "configMap" in volume}
     given = {"proxies", "certificates"}
     assert {*maps, pods.spec["serviceAccountName"]} - given == before
@@ -140,9 +138,7 @@ def test_dagster_s_own_chart_has_what_ours_would_have() -> None:
     assert (location["host"], location["port"]) == (deployment["name"], deployment["port"])
     workspace = yaml.safe_load(of_kind(objects, "ConfigMap")["noetl-workspace"]["data"]["workspace.yaml"])
     assert workspace == {"load_from": [{"grpc_server": location}]}
-    components = {
-        pods.get("app.kubernetes.io/component") for pods in (one["metadata"]["labels"] for one in objects)
-    }
+    components = {pods.get("app.kubernetes.io/component") for pods in (one["metadata"]["labels"] for one in objects)}
     assert not components & {"webserver", "daemon", "code-location"}
 
 
@@ -187,8 +183,6 @@ def test_labels_of_monitoring_are_those_of_its_objects() -> None:
 
 
 def test_the_test_has_its_pod_s_annotations() -> None:
-    objects = manifests(
-        overlaid(SCENARIOS["kind"], {"pod": {"annotations": {"gke-gcsfuse/volumes": "true"}}})
-    )
+    objects = manifests(overlaid(SCENARIOS["kind"], {"pod": {"annotations": {"gke-gcsfuse/volumes": "true"}}}))
     (pod,) = (one for one in objects if hook(one) == "test")
     assert pod["metadata"]["annotations"]["gke-gcsfuse/volumes"] == "true"

@@ -43,9 +43,7 @@ _valid: set[tuple[str, bytes]] = set()
 def schemas_are_read_once() -> Iterator[None]:
     """The library reads all definitions of a version again for each manifest, which takes longer than to validate."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(
-            kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents)
-        )
+        patched.setattr(kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents))
         yield
 
 
@@ -65,9 +63,7 @@ def test_every_manifest_is_valid(scenario: str, version: str) -> None:
         if manifest["kind"] not in CUSTOM:
             check(manifest, version)
     check(run_job(objects), version)
-    for executor in [
-        one["data"]["executor.yaml"] for one in objects if "executor.yaml" in one.get("data", {})
-    ]:
+    for executor in [one["data"]["executor.yaml"] for one in objects if "executor.yaml" in one.get("data", {})]:
         pod = yaml.safe_load(executor)
         pod["spec"]["containers"][0]["image"] = "set by Spark"
         check(pod, version)

@@ -24,9 +24,7 @@ class Net:
 
     def __init__(self, objects: list[Manifest]) -> None:
         self._policies = list(of_kind(objects, "NetworkPolicy").values())
-        self._labels: dict[str, Mapping[str, str]] = {
-            pods.component: pods.labels for pods in pods_of(objects)
-        }
+        self._labels: dict[str, Mapping[str, str]] = {pods.component: pods.labels for pods in pods_of(objects)}
         self._labels["run"] = run_pods(objects).labels
         for policy in self._policies:
             labels = policy["spec"]["podSelector"]["matchLabels"]
@@ -107,18 +105,12 @@ def test_a_trial_s_components_reach_what_they_need_and_nothing_else() -> None:
     assert net.components == set(TRIAL)
     for source in TRIAL:
         reached = {(target, port) for target in TRIAL for port in PORTS if net.lets(source, target, port)}
-        extra = {
-            (target, 9001) for target, port in TRIAL[source] if port == 9000
-        }  # the console, on the same server
+        extra = {(target, 9001) for target, port in TRIAL[source] if port == 9000}  # the console, on the same server
         beside = (
-            {(t, p) for t, p in reached if t == "nats" and p in (6222, 8222)}
-            if ("nats", 4222) in reached
-            else set()
+            {(t, p) for t, p in reached if t == "nats" and p in (6222, 8222)} if ("nats", 4222) in reached else set()
         )
         # webserver, API and health ports are open to the cluster
-        unasked = {
-            (target, port) for target, port in reached if target in ("webserver", "api") or port == 8701
-        }
+        unasked = {(target, port) for target, port in reached if target in ("webserver", "api") or port == 8701}
         assert TRIAL[source] <= reached
         if source in (
             "projection",
@@ -138,9 +130,7 @@ def test_every_address_in_the_settings_is_let_through(scenario: str) -> None:
     objects = manifests(SCENARIOS[scenario])
     net = Net(objects)
     services = {
-        name: next(
-            p for p in pods_of(objects) if one["spec"]["selector"].items() <= p.labels.items()
-        ).component
+        name: next(p for p in pods_of(objects) if one["spec"]["selector"].items() <= p.labels.items()).component
         for name, one in of_kind(objects, "Service").items()
     }
     for pods in [*pods_of(objects), run_pods(objects)]:
@@ -245,9 +235,7 @@ def test_who_has_a_token_reaches_the_cluster() -> None:
 
 def test_strangers_reach_webserver_and_api_only() -> None:
     net = Net(manifests(overlaid(KIND, {"networkPolicy": {"monitoringFrom": []}})))
-    open_to_all = {
-        (target, port) for target in net.components for port in PORTS if net.lets("stranger", target, port)
-    }
+    open_to_all = {(target, port) for target in net.components for port in PORTS if net.lets("stranger", target, port)}
     assert open_to_all == {("webserver", 3000), ("api", 8700)}
     closed = Net(manifests(overlaid(KIND, {"networkPolicy": {"monitoringFrom": [], "ingressFrom": []}})))
     assert not any(closed.lets("stranger", target, port) for target in closed.components for port in PORTS)
@@ -262,9 +250,7 @@ def test_prometheus_reaches_the_processes() -> None:
 def test_names_are_asked_by_every_pod() -> None:
     objects = manifests(MINIMAL)
     (default,) = (one for one in objects if one["metadata"]["name"] == "trial-noetl-dagster-default")
-    assert default["spec"]["egress"] == [
-        {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
-    ]
+    assert default["spec"]["egress"] == [{"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}]
     for pods in [*pods_of(objects), run_pods(objects)]:
         assert default["spec"]["podSelector"]["matchLabels"].items() <= pods.labels.items()
 

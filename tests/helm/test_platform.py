@@ -27,11 +27,7 @@ def templates(objects: list[Manifest]) -> dict[str, Manifest]:
         one["metadata"]["labels"]["app.kubernetes.io/component"]: one
         for one in [
             *(one for one in objects if one["kind"] == "Pod"),
-            *(
-                one["spec"]["template"]
-                for one in objects
-                if one["kind"] in ("Deployment", "StatefulSet", "Job")
-            ),
+            *(one["spec"]["template"] for one in objects if one["kind"] in ("Deployment", "StatefulSet", "Job")),
             run_job(objects)["spec"]["template"],
             executors(objects),
         ]

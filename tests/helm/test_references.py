@@ -109,9 +109,7 @@ def test_mounts_have_volumes_and_volumes_mounts(objects: list[Manifest]) -> None
     for pods in all_pods(objects):
         volumes = [volume["name"] for volume in pods.spec["volumes"]]
         if pods.kind == "StatefulSet":
-            volumes += [
-                claim["metadata"]["name"] for claim in sets[pods.name]["spec"]["volumeClaimTemplates"]
-            ]
+            volumes += [claim["metadata"]["name"] for claim in sets[pods.name]["spec"]["volumeClaimTemplates"]]
         mounted = [mount["name"] for mount in pods.container["volumeMounts"]]
         assert sorted(volumes) == sorted(mounted), pods.name
         paths = [mount["mountPath"] for mount in pods.container["volumeMounts"]]
@@ -132,9 +130,7 @@ def test_accounts_exist_and_may_only_be_named_where_they_are_made(objects: list[
 
 def test_services_find_one_workload_and_its_ports(objects: list[Manifest]) -> None:
     for name, service in of_kind(objects, "Service").items():
-        (found,) = (
-            pods for pods in pods_of(objects) if service["spec"]["selector"].items() <= pods.labels.items()
-        )
+        (found,) = (pods for pods in pods_of(objects) if service["spec"]["selector"].items() <= pods.labels.items())
         ports = {port["name"]: port["containerPort"] for port in found.container["ports"]}
         for port in service["spec"]["ports"]:
             assert ports[port["targetPort"]] == port["port"], name
@@ -203,9 +199,7 @@ def test_what_prometheus_scrapes_exists(objects: list[Manifest]) -> None:
     for monitor in of_kind(objects, "ServiceMonitor").values():
         selected = monitor["spec"]["selector"]["matchLabels"]
         (service,) = (
-            one
-            for one in of_kind(objects, "Service").values()
-            if selected.items() <= one["metadata"]["labels"].items()
+            one for one in of_kind(objects, "Service").values() if selected.items() <= one["metadata"]["labels"].items()
         )
         ports = {port["name"] for port in service["spec"]["ports"]}
         assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= ports
@@ -240,9 +234,7 @@ SOON = {"NOETL_RUN_LAUNCHER", "NOETL_WORKSPACE"}
 """Settings that the launcher of runs brings."""
 
 
-def test_settings_are_read_as_they_are_written(
-    objects: list[Manifest], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_are_read_as_they_are_written(objects: list[Manifest], monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers, booleans and JSON: what a process makes of its environment."""
     for pods in all_pods(objects):
         if not pods.is_ours:
@@ -260,9 +252,7 @@ def test_settings_are_read_as_they_are_written(
 def test_addresses_are_those_of_services(objects: list[Manifest]) -> None:
     """An address without a dot is a Service of the release."""
     ports = {
-        (name, str(port["port"]))
-        for name, one in of_kind(objects, "Service").items()
-        for port in one["spec"]["ports"]
+        (name, str(port["port"])) for name, one in of_kind(objects, "Service").items() for port in one["spec"]["ports"]
     }
     for pods in all_pods(objects):
         for name, value in pods.variables(objects).items():
@@ -325,9 +315,7 @@ def _differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
         for values in (one, other)
     ]
     return {
-        name.removeprefix("trial-noetl-dagster-")
-        for name, text in templates[0].items()
-        if templates[1][name] != text
+        name.removeprefix("trial-noetl-dagster-") for name, text in templates[0].items() if templates[1][name] != text
     }
 
 

@@ -29,9 +29,7 @@ def objects(request: pytest.FixtureRequest) -> list[Manifest]:
 
 def all_pods(objects: list[Manifest]) -> list[Pods]:
     executors = [
-        yaml.safe_load(one["data"]["executor.yaml"])
-        for one in objects
-        if "executor.yaml" in one.get("data", {})
+        yaml.safe_load(one["data"]["executor.yaml"]) for one in objects if "executor.yaml" in one.get("data", {})
     ]
     spark = [Pods("Executor", "executor", one["metadata"]["labels"], one["spec"]) for one in executors]
     return [*pods_of(objects), run_pods(objects), *spark]
@@ -60,9 +58,7 @@ def test_our_processes_are_user_10001(objects: list[Manifest]) -> None:
 
 def test_there_is_room_to_write_where_processes_write(objects: list[Manifest]) -> None:
     for pods in all_pods(objects):
-        writable = {
-            mount["mountPath"] for mount in pods.container["volumeMounts"] if not mount.get("readOnly")
-        }
+        writable = {mount["mountPath"] for mount in pods.container["volumeMounts"] if not mount.get("readOnly")}
         assert "/tmp" in writable
         if pods.kind != "Executor" and pods.is_ours:
             assert "/var/lib/noetl" in writable
@@ -80,9 +76,7 @@ def test_runs_have_limits_that_they_can_follow(objects: list[Manifest]) -> None:
     """Processes and Spark's driver fit into the limits of their pod, and into none that they cannot see."""
     container = run_pods(objects).container
     assert container["resources"]["limits"].keys() == {"cpu", "memory"}
-    larger = run_pods(
-        objects, {"container_config": {"resources": {"limits": {"cpu": "8", "memory": "32Gi"}}}}
-    )
+    larger = run_pods(objects, {"container_config": {"resources": {"limits": {"cpu": "8", "memory": "32Gi"}}}})
     assert larger.container["resources"]["limits"] == {"cpu": "8", "memory": "32Gi"}
     assert "NOETL_RUN_PROCESSES" not in larger.variables(objects)
 
@@ -134,9 +128,7 @@ def rights(objects: list[Manifest]) -> dict[str, set[tuple[str, str]]]:
 
 
 def test_accounts_have_no_token_by_themselves(objects: list[Manifest]) -> None:
-    assert all(
-        one["automountServiceAccountToken"] is False for one in of_kind(objects, "ServiceAccount").values()
-    )
+    assert all(one["automountServiceAccountToken"] is False for one in of_kind(objects, "ServiceAccount").values())
 
 
 def test_executors_are_pulled_and_placed_as_other_pods() -> None:
@@ -175,13 +167,9 @@ def test_only_what_launches_makes_jobs() -> None:
 
 def test_a_token_is_good_for_something(objects: list[Manifest]) -> None:
     """Who has a token has rights, and the other way round."""
-    bound = {
-        subject["name"] for one in of_kind(objects, "RoleBinding").values() for subject in one["subjects"]
-    }
+    bound = {subject["name"] for one in of_kind(objects, "RoleBinding").values() for subject in one["subjects"]}
     with_token = {
-        pods.spec["serviceAccountName"]
-        for pods in all_pods(objects)
-        if pods.spec["automountServiceAccountToken"]
+        pods.spec["serviceAccountName"] for pods in all_pods(objects) if pods.spec["automountServiceAccountToken"]
     }
     assert not bound or bound == with_token
 
@@ -217,9 +205,7 @@ def test_what_dagster_s_launcher_asks_is_allowed() -> None:
 def test_playbooks_read_only_the_secrets_that_are_named() -> None:
     objects = manifests(overlaid(MINIMAL, {"rbac": {"readSecrets": ["one"]}}))
     role = of_kind(objects, "Role")["trial-noetl-dagster-secrets"]
-    assert role["rules"] == [
-        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["one"], "verbs": ["get"]}
-    ]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["one"], "verbs": ["get"]}]
     subjects = of_kind(objects, "RoleBinding")["trial-noetl-dagster-secrets"]["subjects"]
     assert {one["name"] for one in subjects} == {"trial-noetl-dagster-run", "trial-noetl-dagster-worker"}
 

@@ -92,9 +92,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "/settings/NOETL_RETENTION_DAYS": {"settings": {"NOETL_RETENTION_DAYS": 0}},
     "/settings/NOETL_STORES_SHARED": {"settings": {"NOETL_STORES_SHARED": "perhaps"}},
     "sensors": {"dagster": {"retention": {"sensors": {"purge_after_days": 7}}}},
-    "/dagster/retention/sensor/purge_after_days": {
-        "dagster": {"retention": {"sensor": {"purge_after_days": "week"}}}
-    },
+    "/dagster/retention/sensor/purge_after_days": {"dagster": {"retention": {"sensor": {"purge_after_days": "week"}}}},
     "run_retry": {"dagster": {"extraInstance": {"run_retry": {"enabled": True}}}},
     "/dagster/extraInstance/run_retries/max_retries": {
         "dagster": {"extraInstance": {"run_retries": {"max_retries": "some"}}}
@@ -186,9 +184,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ingress.tls: other.example.com is neither": overlaid(
         SCENARIOS["gke"], {"ingress": {"tls": [{"hosts": ["other.example.com"]}]}}
     ),
-    "commonLabels.app.kubernetes.io/version": overlaid(
-        MINIMAL, {"commonLabels": {"app.kubernetes.io/version": "2"}}
-    ),
+    "commonLabels.app.kubernetes.io/version": overlaid(MINIMAL, {"commonLabels": {"app.kubernetes.io/version": "2"}}),
     "pod.labels.app.kubernetes.io/component of ": overlaid(
         MINIMAL, {"runs": {"pod": {"labels": {"app.kubernetes.io/component": "mine"}}}}
     ),
@@ -218,9 +214,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "storage.pvc.mountPath: something else is at /opt/noetl ": overlaid(
         MINIMAL, {"storage": {"pvc": {"enabled": True, "mountPath": "/opt/noetl"}}}
     ),
-    "have a volume tmp already": overlaid(
-        MINIMAL, {"pod": {"extraVolumes": [{"name": "tmp", "emptyDir": {}}]}}
-    ),
+    "have a volume tmp already": overlaid(MINIMAL, {"pod": {"extraVolumes": [{"name": "tmp", "emptyDir": {}}]}}),
     "pods of executor have a volume work already": overlaid(
         MINIMAL,
         {
@@ -237,9 +231,7 @@ NEEDED: dict[str, dict[str, Any]] = {
         "dagster": {"computeLogs": {"manager": "s3"}},
     },
     "nats.replicas: servers vote": overlaid(MINIMAL, {"nats": {"enabled": True, "replicas": 2}}),
-    "monitoring.serviceMonitor.token.name": overlaid(
-        MINIMAL, {"monitoring": {"serviceMonitor": {"enabled": True}}}
-    ),
+    "monitoring.serviceMonitor.token.name": overlaid(MINIMAL, {"monitoring": {"serviceMonitor": {"enabled": True}}}),
 }
 """What a message says that is about values which need each other."""
 

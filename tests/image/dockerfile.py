@@ -56,9 +56,7 @@ def read_dockerfile(path: Path) -> Dockerfile:
     stage: Stage | None = None
     for one in _instructions(path.read_text()):
         if one.keyword == "FROM":
-            base, _, name = (
-                re.split(r"(\s+AS\s+)", one.text) if " AS " in one.text else (one.text, "", one.text)
-            )
+            base, _, name = re.split(r"(\s+AS\s+)", one.text) if " AS " in one.text else (one.text, "", one.text)
             stage = Stage(name, expand(base, found.arguments))
             found.stages[name] = stage
         elif stage is None:
@@ -77,9 +75,7 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 def pairs(text: str) -> dict[str, str]:
     """``A=1 B="two words"`` of ENV and LABEL."""
-    return {
-        name: quoted or plain for name, quoted, plain in re.findall(r'([\w.]+)=(?:"([^"]*)"|(\S*))', text)
-    }
+    return {name: quoted or plain for name, quoted, plain in re.findall(r'([\w.]+)=(?:"([^"]*)"|(\S*))', text)}
 
 
 def _instructions(text: str) -> Iterator[Instruction]:
@@ -108,9 +104,7 @@ def context_files(folder: Path, ignore: Path) -> list[Path]:
         for line in ignore.read_text().splitlines()
         if line and not line.startswith("#")
     ]
-    tops = [
-        re.compile(f"{_glob(line[1:])}(/|$)") for line in ignore.read_text().splitlines() if line[:1] == "!"
-    ]
+    tops = [re.compile(f"{_glob(line[1:])}(/|$)") for line in ignore.read_text().splitlines() if line[:1] == "!"]
     found = []
     for path in sorted(_walk(folder, folder, tops)):
         taken = True

@@ -35,9 +35,7 @@ Suites: bookworm-security
 Components: main
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 """
-SLIM = "".join(
-    f"path-exclude /usr/share/{part}/*\n" for part in ("doc", "info", "linda", "lintian", "locale", "man")
-)
+SLIM = "".join(f"path-exclude /usr/share/{part}/*\n" for part in ("doc", "info", "linda", "lintian", "locale", "man"))
 """Debian's slim images leave these out, which some packages have not expected."""
 
 
@@ -83,9 +81,7 @@ def build(
     return built[target]
 
 
-def _step(
-    image: Image, step: Instruction, dockerfile: Dockerfile, context: Path, built: Mapping[str, Image]
-) -> Image:
+def _step(image: Image, step: Instruction, dockerfile: Dockerfile, context: Path, built: Mapping[str, Image]) -> Image:
     known = {**image.arguments, **image.environment}
     match step.keyword:
         case "ARG":
@@ -187,13 +183,8 @@ def container(
         f"mount -t overlay overlay -o lowerdir={lowers} $root",
         *_kernel("$root"),
         *(f"mount -t tmpfs -o mode=1777 tmpfs $root{place}" for place in writable),
-        *(
-            f"mount --bind /etc/{name} $root/etc/{name}" for name in ("hosts", "resolv.conf")
-        ),  # as a kubelet does
-        *(
-            f"mount --bind -o ro {shlex.quote(str(path))} $root{place}"
-            for place, path in (mounts or {}).items()
-        ),
+        *(f"mount --bind /etc/{name} $root/etc/{name}" for name in ("hosts", "resolv.conf")),  # as a kubelet does
+        *(f"mount --bind -o ro {shlex.quote(str(path))} $root{place}" for place, path in (mounts or {}).items()),
         f"exec chroot $root setpriv --reuid={user} --regid={group} --clear-groups --bounding-set=-all --no-new-privs "
         f'env -i {shlex.join(words)} /bin/sh -c \'cd "$0" && exec "$@"\' {shlex.quote(image.workdir)} '
         f"{shlex.join([*image.entrypoint, *(image.command if command is None else command)])}",

@@ -48,9 +48,7 @@ def labels(dockerfile: Dockerfile, name: str) -> dict[str, str]:
 
 def last(dockerfile: Dockerfile, name: str, keyword: str) -> str | None:
     """The text of a stage's latest instruction of a kind, those before it included."""
-    texts = [
-        one.text for stage in dockerfile.line_of(name) for one in stage.instructions if one.keyword == keyword
-    ]
+    texts = [one.text for stage in dockerfile.line_of(name) for one in stage.instructions if one.keyword == keyword]
     return texts[-1] if texts else None
 
 

@@ -119,8 +119,7 @@ def test_the_packages_are_those_of_the_lock(platform: Image) -> None:
     )
 
     found = {
-        re.sub(r"[-_.]+", "-", name).lower(): version
-        for name, version in map(str.split, listed.stdout.splitlines())
+        re.sub(r"[-_.]+", "-", name).lower(): version for name, version in map(str.split, listed.stdout.splitlines())
     }
     locked = {name: version for name, (version, _) in _lock("requirements-image.lock").items()}
     assert found == locked | {"noetl-dagster": "0.1.0"}
@@ -139,9 +138,7 @@ def test_a_second_build_is_the_same(images: dict[str, Image], dockerfile: Docker
     again.mkdir()
     below = images["base"]
     # a stack of its own, since an overlay belongs to one at a time
-    built = {
-        "base": replace(below, layers=(shutil.copytree(below.layers[0], again / "base"), *below.layers[1:]))
-    }
+    built = {"base": replace(below, layers=(shutil.copytree(below.layers[0], again / "base"), *below.layers[1:]))}
     build(dockerfile, "build", folder / "context", below.layers[-1], again, built)
 
     first, second = (digests(one["build"].layers[0] / "opt/noetl") for one in (images, built))

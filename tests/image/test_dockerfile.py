@@ -84,9 +84,7 @@ def test_the_layout_is_what_the_chart_counts_on() -> None:
     assert environment["JAVA_HOME"]
     assert rules.last(dockerfile, "platform", "USER") == "10001:10001"
     assert rules.last(dockerfile, "platform", "WORKDIR") == "/opt/noetl"
-    assert (
-        rules.last(dockerfile, "spark", "ENTRYPOINT") == '["/opt/entrypoint.sh"]'
-    )  # where Spark looks for it
+    assert rules.last(dockerfile, "spark", "ENTRYPOINT") == '["/opt/entrypoint.sh"]'  # where Spark looks for it
 
 
 def test_the_health_check_is_the_package_s() -> None:
@@ -97,11 +95,7 @@ def test_the_health_check_is_the_package_s() -> None:
 
 def test_users_of_a_cluster_write_where_a_process_has_to() -> None:
     """OpenShift's are in group 0, and in no other."""
-    made = [
-        line
-        for line in DOCKERFILE.read_text().splitlines()
-        if "install --directory" in line and "--owner" in line
-    ]
+    made = [line for line in DOCKERFILE.read_text().splitlines() if "install --directory" in line and "--owner" in line]
     assert {folder for line in made for folder in line.split() if folder.startswith("/")} == {
         "/var/lib/noetl",
         "/opt/noetl/dagster",
@@ -174,9 +168,7 @@ def test_what_builds_the_image_is_pinned_too() -> None:
     setup = (PROJECT / "scripts/setup").read_text()
     assert f"uv=={builders['uv'][0]}" in setup  # make setup and the image install with the same
     assert {"hatchling", "setuptools", "wheel"} <= set(builders)
-    backend = Requirement(
-        tomllib.loads((PROJECT / "pyproject.toml").read_text())["build-system"]["requires"][0]
-    )
+    backend = Requirement(tomllib.loads((PROJECT / "pyproject.toml").read_text())["build-system"]["requires"][0])
     assert builders["hatchling"][0] in backend.specifier
 
 

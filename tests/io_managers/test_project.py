@@ -128,9 +128,7 @@ def test_partitions_of_every_kind_arrive_as_annotated(
         together.update(by_polars)
 
     whole = asset(name="both")(annotated(both, by_polars=dict[str, pl.DataFrame]))
-    assert materialize(
-        [*frames, whole], selection=[whole], resources=resources, instance=dagster_instance
-    ).success
+    assert materialize([*frames, whole], selection=[whole], resources=resources, instance=dagster_instance).success
     assert {region: frame.height for region, frame in together.items()} == {"north": 2, "south/west": 2}
     assert all(isinstance(frame, pl.DataFrame) for frame in together.values())
 
@@ -154,15 +152,11 @@ def test_materialisations_say_what_is_where(
 ) -> None:
     assets = producers(session, tmp_path)
     manager = PvcIOManager(mount_path=str(settings.pvc_mount_path), prefix="lake")
-    result = materialize(
-        assets, resources={"io_manager": manager}, partition_key="north", instance=dagster_instance
-    )
+    result = materialize(assets, resources={"io_manager": manager}, partition_key="north", instance=dagster_instance)
     for name, (rows, columns, preview) in FACTS.items():
         (materialization,) = result.asset_materializations_for_node(name)
         metadata = {entry: value.value for entry, value in materialization.metadata.items()}
-        assert metadata["dagster/uri"].startswith(
-            f"{(settings.pvc_mount_path or Path()).as_uri()}/lake/{name}/north/"
-        )
+        assert metadata["dagster/uri"].startswith(f"{(settings.pvc_mount_path or Path()).as_uri()}/lake/{name}/north/")
         assert metadata["dagster/storage_kind"] == "pvc"
         assert not {"uri", "tier", "dagster/row_count"} & metadata.keys()
         assert metadata["bytes"] > 0
@@ -173,9 +167,7 @@ def test_materialisations_say_what_is_where(
         assert len(metadata.get("sha256", "")) == (0 if name == "by_spark" else 64)  # Spark makes a folder
 
 
-def test_a_value_that_cannot_be_had_as_annotated_is_told(
-    manager: IOManager, dagster_instance: DagsterInstance
-) -> None:
+def test_a_value_that_cannot_be_had_as_annotated_is_told(manager: IOManager, dagster_instance: DagsterInstance) -> None:
     def limits() -> dict[str, int]:
         return {"limit": 3}
 
@@ -187,9 +179,7 @@ def test_a_value_that_cannot_be_had_as_annotated_is_told(
         materialize(assets, resources={"io_manager": manager}, instance=dagster_instance)
 
 
-def test_a_partition_that_was_never_made_is_named(
-    manager: IOManager, dagster_instance: DagsterInstance
-) -> None:
+def test_a_partition_that_was_never_made_is_named(manager: IOManager, dagster_instance: DagsterInstance) -> None:
     upstream = made_by("upstream", lambda context: 1)
 
     def read(upstream):  # type: ignore[no-untyped-def]

@@ -147,9 +147,7 @@ def test_rows_beside_fields_are_one_mapping(
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, "text", [1] * 20_000, {"status": "ok", "data": {"rows": [1]}}])
-def test_raw_values_are_stored(
-    resources: dict[str, Any], dagster_instance: DagsterInstance, value: Any
-) -> None:
+def test_raw_values_are_stored(resources: dict[str, Any], dagster_instance: DagsterInstance, value: Any) -> None:
     seen: list[Any] = []
 
     @asset
@@ -183,9 +181,7 @@ def test_later_runs_find_the_latest(
         materialize([step, reader], selection=[reader], resources=resources, instance=dagster_instance)
     for _ in range(2):
         assert materialize([step], resources=resources, instance=dagster_instance).success
-    assert materialize(
-        [step, reader], selection=[reader], resources=resources, instance=dagster_instance
-    ).success
+    assert materialize([step, reader], selection=[reader], resources=resources, instance=dagster_instance).success
     assert seen == [2]
 
 

@@ -84,9 +84,7 @@ def test_assets_are_kept_where_it_leads(settings: Settings, dagster_instance: Da
     assert kept(settings, resource(settings), dagster_instance) == 6
 
 
-def test_its_profile_gives_the_keys(
-    settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path
-) -> None:
+def test_its_profile_gives_the_keys(settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path) -> None:
     secret = settings.minio_secret_key.get_secret_value()
     (tmp_path / "credentials").write_text(
         f"[lake]\naws_access_key_id = {settings.minio_access_key}\naws_secret_access_key = {secret}\n"
@@ -121,9 +119,7 @@ def test_it_is_a_resource_of_the_definitions(
     assert job.execute_in_process(instance=dagster_instance).success
 
 
-def test_one_that_is_configured_at_launch_is_refused(
-    settings: Settings, dagster_instance: DagsterInstance
-) -> None:
+def test_one_that_is_configured_at_launch_is_refused(settings: Settings, dagster_instance: DagsterInstance) -> None:
     later = S3Resource.configure_at_launch()
     definitions = Definitions(
         assets=[numbers],
@@ -136,9 +132,7 @@ def test_one_that_is_configured_at_launch_is_refused(
     }
     job = definitions.resolve_implicit_global_asset_job_def()
     with pytest.raises(StorageError, match=r"s3 is S3; give an S3Resource .* with its values"):
-        job.execute_in_process(
-            run_config={"resources": {"s3": {"config": config}}}, instance=dagster_instance
-        )
+        job.execute_in_process(run_config={"resources": {"s3": {"config": config}}}, instance=dagster_instance)
 
 
 class OtherResource(ConfigurableResource):  # type: ignore[type-arg]
@@ -160,9 +154,7 @@ class OtherResource(ConfigurableResource):  # type: ignore[type-arg]
         ({}, {"endpoint": "http://elsewhere", "region": "x"}, "s3 stands for endpoint, region; give one"),
     ],
 )
-def test_what_it_cannot_be_is_said(
-    settings: Settings, s3: dict[str, Any], more: dict[str, Any], message: str
-) -> None:
+def test_what_it_cannot_be_is_said(settings: Settings, s3: dict[str, Any], more: dict[str, Any], message: str) -> None:
     manager = MinioIOManager(s3=resource(settings, **s3), bucket=settings.minio_bucket, **more)
     with pytest.raises(StorageError, match=message):
         manager.store_settings()
@@ -189,9 +181,7 @@ class Store:
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
-def test_its_token_and_its_attempts_count(
-    settings: Settings, dagster_instance: DagsterInstance, attempts: int
-) -> None:
+def test_its_token_and_its_attempts_count(settings: Settings, dagster_instance: DagsterInstance, attempts: int) -> None:
     store = Store()
     methods = ["GET", "PUT", "HEAD"]
     with served(Starlette(routes=[Route("/{path:path}", store.answer, methods=methods)])) as url:

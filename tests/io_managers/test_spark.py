@@ -42,9 +42,7 @@ def test_spark_frames_round_trip(
     assert len(seen["pandas"]) == 1000
     (materialization,) = result.asset_materializations_for_node("numbers")
     assert materialization.metadata["dagster/row_count"].value == 1000
-    assert [column.type for column in materialization.metadata["dagster/column_schema"].value.columns] == [
-        "bigint"
-    ]
+    assert [column.type for column in materialization.metadata["dagster/column_schema"].value.columns] == ["bigint"]
 
 
 @pytest.mark.parametrize("tier", [StoreTier.PVC, StoreTier.MINIO])

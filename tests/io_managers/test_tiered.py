@@ -54,9 +54,7 @@ def metadata_of(result: Any, key: str) -> dict[str, Any]:
     return {name: entry.value for name, entry in materialization.metadata.items()}
 
 
-def test_values_arrive_as_annotated(
-    manager: IOManager, dagster_instance: DagsterInstance, tmp_path: Path
-) -> None:
+def test_values_arrive_as_annotated(manager: IOManager, dagster_instance: DagsterInstance, tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
     source = tmp_path / "report.txt"
     source.write_text("written by a tool")
@@ -130,9 +128,7 @@ def test_partitions_are_objects_of_their_own(manager: IOManager, dagster_instanc
     resources: dict[str, Any] = {"io_manager": manager}
     for day in days.get_partition_keys():
         assert materialize([daily], resources=resources, partition_key=day, instance=dagster_instance).success
-    assert materialize(
-        [daily, week], selection=[week], resources=resources, instance=dagster_instance
-    ).success
+    assert materialize([daily, week], selection=[week], resources=resources, instance=dagster_instance).success
     assert {key: frame["day"][0] for key, frame in seen.items()} == {"mon": "mon", "tue": "tue"}
 
 
@@ -195,9 +191,7 @@ def test_what_was_replaced_stays_until_nobody_can_be_reading_it(
     get_settings.cache_clear()
 
 
-def test_errors_name_asset_bucket_and_credential(
-    settings: Settings, dagster_instance: DagsterInstance
-) -> None:
+def test_errors_name_asset_bucket_and_credential(settings: Settings, dagster_instance: DagsterInstance) -> None:
     @asset
     def secret() -> int:
         return 1

@@ -29,9 +29,7 @@ class Machine:
         secrets: values by the names of variables.
     """
 
-    def __init__(
-        self, objects: list[Manifest], secrets: Mapping[str, str], folder: Path, start: StartProcess
-    ) -> None:
+    def __init__(self, objects: list[Manifest], secrets: Mapping[str, str], folder: Path, start: StartProcess) -> None:
         self.objects = objects
         self._secrets = secrets
         self._folder = folder

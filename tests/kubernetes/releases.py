@@ -51,14 +51,10 @@ class Release:
         self._chart = Chart.load(PATH)
 
     def install(self, values: Mapping[str, Any], wait: str = "watcher") -> None:
-        self.helm.install(
-            self._chart, self.name, dict(values), namespace=self.namespace, wait=wait, timeout=SECONDS
-        )
+        self.helm.install(self._chart, self.name, dict(values), namespace=self.namespace, wait=wait, timeout=SECONDS)
 
     def upgrade(self, values: Mapping[str, Any], wait: str = "watcher") -> None:
-        self.helm.upgrade(
-            self._chart, self.name, dict(values), namespace=self.namespace, wait=wait, timeout=SECONDS
-        )
+        self.helm.upgrade(self._chart, self.name, dict(values), namespace=self.namespace, wait=wait, timeout=SECONDS)
 
     def rollback(self, wait: str = "watcher") -> None:
         self.helm.rollback(self.name, wait=wait, timeout=SECONDS)

@@ -56,9 +56,7 @@ def deployment(script: str, replicas: int = 1, **container: Any) -> Manifest:
 
 def finished(clients: Clients, name: str) -> client.V1JobStatus:
     return until_now(
-        lambda: (
-            (status := clients.batch.read_namespaced_job_status(name, "default").status).conditions and status
-        )
+        lambda: (status := clients.batch.read_namespaced_job_status(name, "default").status).conditions and status
     )
 
 
@@ -79,12 +77,8 @@ def ready_pods(cluster: Cluster) -> list[str]:
 def test_a_job_runs_with_its_environment_its_mounts_and_a_root_of_its_own(
     cluster: Cluster, clients: Clients, tmp_path: Path
 ) -> None:
-    clients.core.create_namespaced_secret(
-        "default", {"metadata": {"name": "s"}, "stringData": {"KEY": "secret"}}
-    )
-    clients.core.create_namespaced_config_map(
-        "default", {"metadata": {"name": "c"}, "data": {"a.txt": "of the map"}}
-    )
+    clients.core.create_namespaced_secret("default", {"metadata": {"name": "s"}, "stringData": {"KEY": "secret"}})
+    clients.core.create_namespaced_config_map("default", {"metadata": {"name": "c"}, "data": {"a.txt": "of the map"}})
     script = (
         "echo $KEY-$OTHER-$NAME-$CPU-$BOTH; cat /etc/own/a.txt; echo x > /data/x && cat /data/x; "
         "touch /nowhere; touch /etc/own/y; cat /sub/inner; which python; echo $PATH_OF_THE_TEST; exit 0"
@@ -167,9 +161,7 @@ def test_what_does_not_fit_is_refused(cluster: Cluster, clients: Clients) -> Non
         return str(raised.value.body)
 
     assert "comand" in refusal(job("a", "true", {"comand": ["x"]}))
-    assert "volumeMounts[0].name" in refusal(
-        job("a", "true", {"volumeMounts": [{"name": "no", "mountPath": "/x"}]})
-    )
+    assert "volumeMounts[0].name" in refusal(job("a", "true", {"volumeMounts": [{"name": "no", "mountPath": "/x"}]}))
     assert "restartPolicy" in refusal(job("a", "true", pod={"restartPolicy": "Always"}))
     assert "metadata.name" in refusal(job("A_b", "true"))
     clients.core.create_namespaced_config_map("default", {"metadata": {"name": "twice"}})
@@ -190,23 +182,17 @@ def test_a_pod_waits_for_what_it_refers_to(cluster: Cluster, clients: Clients) -
 
     until_now(lambda: waiting() and waiting().reason == "CreateContainerConfigError")
     assert 'secret "late" not found' in waiting().message
-    clients.core.create_namespaced_secret(
-        "default", {"metadata": {"name": "late"}, "stringData": {"KEY": "here"}}
-    )
+    clients.core.create_namespaced_secret("default", {"metadata": {"name": "late"}, "stringData": {"KEY": "here"}})
     assert finished(clients, "waits").succeeded == 1
     assert cluster.log(name) == "here\n"
-    clients.batch.create_namespaced_job(
-        "default", job("nobody", "true", pod={"serviceAccountName": "nobody"})
-    )
+    clients.batch.create_namespaced_job("default", job("nobody", "true", pod={"serviceAccountName": "nobody"}))
     events = until_now(lambda: clients.core.list_namespaced_event("default").items)
     assert 'serviceaccount "nobody" not found' in events[0].message
     assert not cluster.pods("job-name=nobody")
 
 
 def test_watches_tell_what_happens(clients: Clients) -> None:
-    made = clients.core.create_namespaced_config_map(
-        "default", {"metadata": {"name": "c", "labels": {"a": "b"}}}
-    )
+    made = clients.core.create_namespaced_config_map("default", {"metadata": {"name": "c", "labels": {"a": "b"}}})
     clients.core.create_namespaced_config_map("default", {"metadata": {"name": "other"}})
     clients.core.patch_namespaced_config_map("c", "default", {"data": {"x": "1"}})
     clients.core.delete_namespaced_config_map("c", "default")
@@ -220,9 +206,7 @@ def test_watches_tell_what_happens(clients: Clients) -> None:
     assert seen == [("ADDED", None), ("MODIFIED", {"x": "1"}), ("DELETED", {"x": "1"})]
 
 
-def test_a_deployment_restarts_rolls_and_is_reached_by_its_service(
-    cluster: Cluster, clients: Clients
-) -> None:
+def test_a_deployment_restarts_rolls_and_is_reached_by_its_service(cluster: Cluster, clients: Clients) -> None:
     script = "echo $WORD > word; exec python -m http.server 8000 --bind 0.0.0.0"
     probe = {"httpGet": {"path": "/word", "port": "http"}, "periodSeconds": 1, "timeoutSeconds": 5}
     body = deployment(
@@ -252,11 +236,7 @@ def test_a_deployment_restarts_rolls_and_is_reached_by_its_service(
         )
     )
     change = {
-        "spec": {
-            "template": {
-                "spec": {"containers": [{"name": "main", "env": [{"name": "WORD", "value": "second"}]}]}
-            }
-        }
+        "spec": {"template": {"spec": {"containers": [{"name": "main", "env": [{"name": "WORD", "value": "second"}]}]}}}
     }
     clients.apps.patch_namespaced_deployment("web", "default", change)
     fewest = 2
@@ -266,8 +246,7 @@ def test_a_deployment_restarts_rolls_and_is_reached_by_its_service(
         fewest = min(fewest, len(ready_pods(cluster)))
         status = clients.apps.read_namespaced_deployment("web", "default").status
         return (
-            status.observed_generation == 2
-            and status.updated_replicas == status.replicas == 2 == status.ready_replicas
+            status.observed_generation == 2 and status.updated_replicas == status.replicas == 2 == status.ready_replicas
         )
 
     until_now(rolled)
@@ -325,9 +304,7 @@ def test_a_service_account_may_what_its_roles_say(cluster: Cluster, clients: Cli
 
 
 def test_nothing_is_left_when_a_cluster_ends(cluster: Cluster, clients: Clients) -> None:
-    clients.batch.create_namespaced_job(
-        "default", job("stays", "setsid sleep 1000 & trap '' TERM; sleep 1000")
-    )
+    clients.batch.create_namespaced_job("default", job("stays", "setsid sleep 1000 & trap '' TERM; sleep 1000"))
     [pid] = until_now(lambda: list(cluster.processes(only_pod(cluster, "stays")).values()))
     until_now(lambda: len(psutil.Process(pid).children()) == 2)
     processes = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]

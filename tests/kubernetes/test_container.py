@@ -73,9 +73,7 @@ async def test_a_job_runs_in_the_namespace_of_the_kubeconfig(run: Any, cluster: 
     assert found["namespace"] == "runs"
 
 
-async def test_a_container_is_placed_and_fed_as_its_task_says(
-    run: Any, cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_a_container_is_placed_and_fed_as_its_task_says(run: Any, cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "word").write_text("mounted")
     core = kubernetes.client.CoreV1Api(kubernetes.config.new_client_from_config(str(cluster.kubeconfig)))
     core.create_namespaced_secret("default", {"metadata": {"name": "keys"}, "stringData": {"KEY": "hush"}})

@@ -157,9 +157,7 @@ def found(state: ExecutionState) -> Any:
 class Killed:
     """An execution whose driver is a process that can be killed."""
 
-    def __init__(
-        self, engine: Engine, settings: Settings, cluster: Cluster, start: StartProcess, out: Path
-    ) -> None:
+    def __init__(self, engine: Engine, settings: Settings, cluster: Cluster, start: StartProcess, out: Path) -> None:
         self._engine, self._cluster, self._start, self._out = engine, cluster, start, out
         self._variables = variables(settings, cluster)
 
@@ -182,9 +180,7 @@ def killed(engine: Engine, settings: Settings, cluster: Cluster, start: StartPro
     return Killed(engine, settings, cluster, start, out)
 
 
-async def test_a_killed_drivers_job_is_waited_for(
-    engine: Engine, cluster: Cluster, killed: Killed, out: Path
-) -> None:
+async def test_a_killed_drivers_job_is_waited_for(engine: Engine, cluster: Cluster, killed: Killed, out: Path) -> None:
     execution_id = await killed.until_runs(1)
     [job] = names(cluster)
     resumed = asyncio.create_task(engine.resume(execution_id))
@@ -244,8 +240,7 @@ async def test_a_cancelled_execution_deletes_its_job(engine: Engine, cluster: Cl
     running = asyncio.create_task(engine.run(of_step(), {"out": str(out), "command": SLOW}))
     await until(lambda: ran(out) == 1)
     [execution_id] = [
-        row["execution_id"]
-        for row in await engine.runtime.pool.fetch("SELECT DISTINCT execution_id FROM noetl.event")
+        row["execution_id"] for row in await engine.runtime.pool.fetch("SELECT DISTINCT execution_id FROM noetl.event")
     ]
     await engine.lifecycle.cancel(execution_id)
     assert (await running).status is ExecutionStatus.CANCELLED
@@ -308,9 +303,7 @@ workflow:
 
 
 @pytest.mark.usefixtures("inside")
-async def test_jobs_of_a_partition_s_items_are_there_as_long_as_it(
-    engine: Engine, cluster: Cluster, out: Path
-) -> None:
+async def test_jobs_of_a_partition_s_items_are_there_as_long_as_it(engine: Engine, cluster: Cluster, out: Path) -> None:
     """The second partition has ended, whose index is that of the item that runs in the first."""
     running = asyncio.create_task(engine.run(playbook(PARTITIONS), {"out": str(out)}))
     done = "SELECT count(*) > 0 FROM noetl.event WHERE event_type = 'loop.shard.done'"

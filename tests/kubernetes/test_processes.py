@@ -42,9 +42,7 @@ def becomes_ready(machine: Machine, name: str) -> None:
     assert machine.probe(name, "liveness"), name
 
 
-async def test_our_processes_are_killed_in_the_middle(
-    machine: Machine, settings: Settings, tmp_path: Path
-) -> None:
+async def test_our_processes_are_killed_in_the_middle(machine: Machine, settings: Settings, tmp_path: Path) -> None:
     provision = machine.start("provision")
     assert await asyncio.to_thread(provision.wait, PROCESS_SECONDS) == 0, machine.log("provision")
     running = {name: machine.start(name) for name in OURS}

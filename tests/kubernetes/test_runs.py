@@ -174,9 +174,7 @@ def place(cluster: Cluster, settings: Settings, tmp_path: Path, noetl: EnginePro
     for component in ("code-location", "daemon"):
         cluster.create(of_kind(objects, "Deployment")[f"{NAME}-{component}"])
     home = webserver_home(cluster, objects, settings, tmp_path)
-    target = GrpcServerTarget(
-        host=service["spec"]["clusterIP"], port=4000, socket=None, location_name="noetl_dagster"
-    )
+    target = GrpcServerTarget(host=service["spec"]["clusterIP"], port=4000, socket=None, location_name="noetl_dagster")
     with pytest.MonkeyPatch.context() as patch:
         assert settings.dagster_db_url is not None
         patch.setenv("NOETL_DAGSTER_DB_URL", settings.dagster_db_url)

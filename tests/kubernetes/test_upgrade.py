@@ -106,9 +106,7 @@ async def test_workers_are_rolled_in_the_middle_of_a_fan_out(
     fan.go()
     await fan.is_whole()
     ended_by = dict(await engine.runtime.pool.fetch(ENDED_BY, fan.execution_id))
-    assert {item for item, worker in ended_by.items() if worker.endswith(f":{old_process}")} >= set(
-        range(SLOTS)
-    )
+    assert {item for item, worker in ended_by.items() if worker.endswith(f":{old_process}")} >= set(range(SLOTS))
     assert len(set(ended_by.values())) == 2, "the new one has taken over"
     await until(lambda: release.cluster.store.get("Pod", release.namespace, old) is None, "its end")
 
@@ -149,9 +147,7 @@ class Api:
 
 
 @pytest.mark.slow
-async def test_everything_is_rolled_while_a_run_goes_on(
-    release: Release, settings: Settings, tmp_path: Path
-) -> None:
+async def test_everything_is_rolled_while_a_run_goes_on(release: Release, settings: Settings, tmp_path: Path) -> None:
     """All that the chart has, as many as it has by default: installed, upgraded to another image, rolled back, removed."""
     shared = tmp_path / "shared"
     before = set(release.objects())

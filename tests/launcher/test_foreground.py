@@ -91,9 +91,7 @@ def test_an_interrupted_and_a_killed_run_are_resumed(start: Start, tmp_path: Pat
     assert (found["status"], found["epoch"]) == ("COMPLETED", 3)
 
 
-def test_an_interrupt_is_heard_before_the_run_has_begun(
-    start: Start, settings: Settings, tmp_path: Path
-) -> None:
+def test_an_interrupt_is_heard_before_the_run_has_begun(start: Start, settings: Settings, tmp_path: Path) -> None:
     """The driver that has it is stopped, and takes no notice of anything before it goes on."""
     (tmp_path / "open").touch()
     start(*run_arguments(tmp_path, "first")).communicate(timeout=120)

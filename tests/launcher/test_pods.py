@@ -359,9 +359,7 @@ def test_the_api_launches_pods(place: Place, tmp_path: Path) -> None:
 
             def execute(times: int) -> int:
                 workload = {"gate": str(place.gate), "times": times}
-                answer = api.post(
-                    "/api/executions/execute", json={"path": "tests/pods", "workload": workload}
-                )
+                answer = api.post("/api/executions/execute", json={"path": "tests/pods", "workload": workload})
                 assert answer.status_code == 202, answer.text + output.read_text()
                 return int(answer.json()["execution_id"])
 

@@ -58,10 +58,7 @@ def stored(settings: Settings) -> dict[str, bytes]:
     """What is in the bucket, by key."""
     client = s3_client(settings)
     found = client.list_objects_v2(Bucket=settings.minio_bucket).get("Contents", [])
-    return {
-        one["Key"]: client.get_object(Bucket=settings.minio_bucket, Key=one["Key"])["Body"].read()
-        for one in found
-    }
+    return {one["Key"]: client.get_object(Bucket=settings.minio_bucket, Key=one["Key"])["Body"].read() for one in found}
 
 
 @pytest.fixture
@@ -76,9 +73,7 @@ def test_another_machine_reads_what_was_printed(settings: Settings, tmp_path: Pa
     here, there = manager(settings, tmp_path / "here"), manager(settings, tmp_path / "there")
     printed(here)
     here.dispose()
-    assert set(stored(settings)) == {
-        f"{PREFIX}/storage/a-run/compute_logs/a-file.{end}" for end in ("out", "err")
-    }
+    assert set(stored(settings)) == {f"{PREFIX}/storage/a-run/compute_logs/a-file.{end}" for end in ("out", "err")}
     assert there.is_capture_complete(KEY)
     location = there.get_log_metadata(KEY).stdout_location
     assert location == f"s3://{settings.minio_bucket}/{PREFIX}/storage/a-run/compute_logs/a-file.out"
@@ -106,17 +101,13 @@ def test_the_manager_of_dagster_aws_reads_it_too(
     plain.dispose()
 
 
-def test_on_this_machine_the_file_is_read_and_nobody_asks_the_store(
-    settings: Settings, tmp_path: Path
-) -> None:
+def test_on_this_machine_the_file_is_read_and_nobody_asks_the_store(settings: Settings, tmp_path: Path) -> None:
     logs = manager(settings, tmp_path, endpoint_url="http://127.0.0.1:9")
     with logs.capture_logs(KEY):
         say("so far")
         assert logs.get_log_data(KEY).stdout == b"so far\n"
         assert not logs.is_capture_complete(KEY)
-        assert logs.get_log_metadata(KEY).stdout_location == str(
-            tmp_path / "a-run" / "compute_logs" / "a-file.out"
-        )
+        assert logs.get_log_metadata(KEY).stdout_location == str(tmp_path / "a-run" / "compute_logs" / "a-file.out")
         seen: list[bytes] = []
         subscription = logs.subscribe(KEY)
         subscription(lambda data: seen.append(data.stdout or b""))
@@ -192,14 +183,10 @@ print([name for name in ("boto3", "botocore", "dagster_aws") if name in sys.modu
 
 def process(settings: Settings, folder: Path, end: str) -> subprocess.CompletedProcess[str]:
     arguments = [str(folder), settings.minio_bucket, settings.minio_endpoint or "", end]
-    return subprocess.run(
-        [sys.executable, "-c", PRINTS, *arguments], capture_output=True, text=True, timeout=120
-    )
+    return subprocess.run([sys.executable, "-c", PRINTS, *arguments], capture_output=True, text=True, timeout=120)
 
 
-def test_a_process_that_just_ends_loses_nothing_and_loads_no_boto3(
-    settings: Settings, tmp_path: Path
-) -> None:
+def test_a_process_that_just_ends_loses_nothing_and_loads_no_boto3(settings: Settings, tmp_path: Path) -> None:
     ended = process(settings, tmp_path / "here", "well")
     assert ended.stdout == "[]\n", ended.stderr
     assert manager(settings, tmp_path / "there").get_log_data(KEY).stdout == b"said by a step\n"
@@ -250,9 +237,7 @@ def test_a_large_file_goes_up_in_parts_and_only_up_to_the_limit(
                 sys.stdout.write(line * 1024)
             sys.stdout.flush()
         logs.dispose()
-        found = client.head_object(
-            Bucket=settings.minio_bucket, Key=f"{PREFIX}/storage/a-run/compute_logs/{name}.out"
-        )
+        found = client.head_object(Bucket=settings.minio_bucket, Key=f"{PREFIX}/storage/a-run/compute_logs/{name}.out")
         assert found["ContentLength"] == size
         assert found["ContentType"] == "text/plain"
 
@@ -333,9 +318,7 @@ def test_another_machine_reads_it_from_google_s_bucket(google: str, tmp_path: Pa
     here.dispose()
     bucket = gcs_client(Settings(gcs_endpoint=google)).bucket("printed")
     assert {blob.name for blob in bucket.list_blobs()} == {
-        f"{PREFIX}/storage/a-run/compute_logs/{file}.{end}"
-        for file in ("a-file", "b-file")
-        for end in ("out", "err")
+        f"{PREFIX}/storage/a-run/compute_logs/{file}.{end}" for file in ("a-file", "b-file") for end in ("out", "err")
     }
     assert there.is_capture_complete(KEY)
     location = there.get_log_metadata(KEY).stdout_location
@@ -368,9 +351,7 @@ def test_what_is_printed_so_far_is_in_google_s_bucket(google: str, tmp_path: Pat
     there.dispose()
 
 
-def test_google_that_does_not_answer_is_no_error_of_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_google_that_does_not_answer_is_no_error_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_logs, "LOOK_SECONDS", 0.1)
     monkeypatch.setenv("NOETL_GCS_ENDPOINT", "http://127.0.0.1:9")
     get_settings.cache_clear()

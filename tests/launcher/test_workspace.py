@@ -57,9 +57,7 @@ class Api:
 
     async def begun(self, name: str = "one") -> int:
         path = self.place.gate / f"{name}.begun"
-        return int(
-            await until(lambda: path.exists() and path.read_text(), f"{name} to begin: {self.place.log()}")
-        )
+        return int(await until(lambda: path.exists() and path.read_text(), f"{name} to begin: {self.place.log()}"))
 
     def run(self, execution_id: int) -> DagsterRun:
         run = latest_run(self.place.instance, execution_id, "gated")
@@ -130,9 +128,7 @@ async def test_an_execution_becomes_a_run_of_the_code_locations_job(api: Api) ->
     assert api.run(cancelled).status is DagsterRunStatus.CANCELED
 
 
-def test_an_execution_whose_api_was_killed_before_its_run_was_made_is_resumed(
-    place: Place, tmp_path: Path
-) -> None:
+def test_an_execution_whose_api_was_killed_before_its_run_was_made_is_resumed(place: Place, tmp_path: Path) -> None:
     workspace, output = tmp_path / "workspace.yaml", tmp_path / "serve.log"
     workspace.write_text("load_from: [{python_module: noetl_dagster.definitions}]\n")
     environment = {**os.environ, "NOETL_RUN_LAUNCHER": "dagster", "NOETL_WORKSPACE": str(workspace)}
@@ -231,9 +227,7 @@ async def test_an_outage_while_a_run_is_made_fails_its_execution(
             patched.setattr(api.engine.liveness, "release", away)
             patched.setattr("noetl_dagster.launcher.workspace.partition_tags", None)
         workload = {"name": "never"}
-        answer = await api.client.post(
-            "/api/executions/execute", json={"path": "tests/gated", "workload": workload}
-        )
+        answer = await api.client.post("/api/executions/execute", json={"path": "tests/gated", "workload": workload})
     assert answer.status_code == 503, answer.text
     [listed] = (await api.client.get("/api/executions")).json()["executions"]
     state = (await api.engine.runtime.load(int(listed["execution_id"]))).state
@@ -270,9 +264,7 @@ def test_a_known_job_is_found_while_the_code_locations_are_asked_again(
     workspace.close()
 
 
-async def test_a_workspace_that_is_not_there_says_where_it_was_looked_for(
-    place: Place, tmp_path: Path
-) -> None:
+async def test_a_workspace_that_is_not_there_says_where_it_was_looked_for(place: Place, tmp_path: Path) -> None:
     engine = await Engine.open(place.settings)
     launcher = WorkspaceLauncher(engine, place.instance, tmp_path / "none.yaml")
     await launcher.connect()

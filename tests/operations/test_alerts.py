@@ -71,9 +71,7 @@ def problems(query: str, known: Series) -> list[str]:
             if node.name not in known:
                 found.append(f"no metric {node.name}")
             labels = {matcher.name for matcher in node.matchers.matchers}
-            found.extend(
-                f"no label {label} of {node.name}" for label in labels - known.get(node.name, labels)
-            )
+            found.extend(f"no label {label} of {node.name}" for label in labels - known.get(node.name, labels))
         below = set().union(*(known.get(name, set()) for name in _metrics(node)))
         if isinstance(node, promql.AggregateExpr) and node.modifier is not None:
             found.extend(f"no label {label} to group by" for label in set(node.modifier.labels) - below)
@@ -103,8 +101,7 @@ async def test_queries_ask_for_what_there_is(scraped: Series) -> None:
     health = Health(Settings())  # of processes without an API
     processes = series_of(Metrics().text(health).decode())
     known = {
-        name: labels | counted().get(name, set()) | TARGET
-        for name, labels in (processes | scraped | OF_OTHERS).items()
+        name: labels | counted().get(name, set()) | TARGET for name, labels in (processes | scraped | OF_OTHERS).items()
     }
 
     wrong = {where: found for where, query in queries() if (found := problems(query, known))}

@@ -102,9 +102,7 @@ async def test_everything_is_lost_and_restored_and_the_execution_goes_on(
     assert (await _ran(environment, tmp_path, "missing")).returncode == 0
 
 
-async def test_a_log_that_is_newer_than_the_objects_says_what_is_missing(
-    settings: Settings, tmp_path: Path
-) -> None:
+async def test_a_log_that_is_newer_than_the_objects_says_what_is_missing(settings: Settings, tmp_path: Path) -> None:
     pool = await open_pool(settings.db_url or "", size=2)
     async with ResultStore(settings, pool) as store:
         refs = [
@@ -168,9 +166,7 @@ def _environment(settings: Settings) -> dict[str, str]:
     return {**inherited, **embedded.environment(settings)}
 
 
-async def _ran(
-    environment: dict[str, str], folder: Path, *arguments: str
-) -> subprocess.CompletedProcess[str]:
+async def _ran(environment: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(
         subprocess.run,
         _command(*arguments),
@@ -207,9 +203,7 @@ def _dump(settings: Settings, folder: Path) -> None:
 def _restore(settings: Settings, administrator: psycopg2.extensions.cursor, folder: Path) -> None:
     address, _, name = (settings.db_url or "").rpartition("/")
     administrator.execute(f'CREATE DATABASE "{name}"')
-    _program(
-        "pg_restore", "--exit-on-error", "--no-owner", f"--dbname={address}/{name}", f"{folder}/noetl.dump"
-    )
+    _program("pg_restore", "--exit-on-error", "--no-owner", f"--dbname={address}/{name}", f"{folder}/noetl.dump")
     _put_objects(settings, folder / "objects")
 
 
@@ -252,9 +246,7 @@ async def _stored(settings: Settings) -> list[Any]:
     pool = await open_pool(settings.db_url or "", size=2)
     try:
         async with ResultStore(settings, pool) as store:
-            rows = await pool.fetch(
-                "SELECT ref FROM noetl.result_ref WHERE source_step = 'write' AND kind = 'object'"
-            )
+            rows = await pool.fetch("SELECT ref FROM noetl.result_ref WHERE source_step = 'write' AND kind = 'object'")
             values = [await store.get(row["ref"]) for row in rows]
             return [value for value in values if isinstance(value, dict) and "n" in value]
     finally:

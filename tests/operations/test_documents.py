@@ -18,9 +18,7 @@ from tests.operations.test_alerts import _sections
 
 PROJECT = Path(__file__).parents[2]
 CHART = PROJECT / "helm/noetl-dagster"
-PAGES = [
-    PROJECT / name for name in ("README.md", "docs/kubernetes.md", "docs/operations.md", "docs/scaling.md")
-]
+PAGES = [PROJECT / name for name in ("README.md", "docs/kubernetes.md", "docs/operations.md", "docs/scaling.md")]
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = yaml.safe_load((CHART / "values.schema.json").read_text())
 
@@ -44,9 +42,7 @@ def test_a_value_that_there_is_not_is_found() -> None:
 
 
 def test_blocks_of_values_are_taken_by_the_charts_schema() -> None:
-    blocks = re.findall(
-        r"```yaml\n# values\n(.*?)```", "".join(page.read_text() for page in PAGES), re.DOTALL
-    )
+    blocks = re.findall(r"```yaml\n# values\n(.*?)```", "".join(page.read_text() for page in PAGES), re.DOTALL)
 
     assert blocks
     for block in blocks:
@@ -61,9 +57,7 @@ def test_settings_are_read(page: Path) -> None:
     named = set(re.findall(r"\bNOETL_[A-Z][A-Z_]*[A-Z]\b", page.read_text()))
 
     # streams of NATS, and credentials that are named by variables
-    assert {
-        name for name in named - ours if not re.match(r"NOETL_(WORKER_EVENTS|COMMANDS|CREDENTIAL_)", name)
-    } == set()
+    assert {name for name in named - ours if not re.match(r"NOETL_(WORKER_EVENTS|COMMANDS|CREDENTIAL_)", name)} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -150,9 +144,7 @@ def _has(schema: dict[str, Any], parts: list[str]) -> bool:
 def laid_over(under: Any, over: Any) -> Any:
     """As Helm merges values."""
     if isinstance(under, dict) and isinstance(over, dict):
-        return {
-            key: laid_over(under.get(key), over[key]) if key in over else under[key] for key in under | over
-        }
+        return {key: laid_over(under.get(key), over[key]) if key in over else under[key] for key in under | over}
     return over
 
 

@@ -341,9 +341,7 @@ NEVER = ["0 0 31 2 *", "0 0 30,31 feb *", "0 0 31 4,6,9,11 *", "5 4 30/1 2 sun"]
 
 @pytest.mark.parametrize("line", NEVER)
 def test_lines_that_never_come(line: str) -> None:
-    (said,) = errors_of(
-        "- {step: start, tool: {kind: noop}}", root=f"dagster: {{schedules: [{{cron: '{line}'}}]}}\n"
-    )
+    (said,) = errors_of("- {step: start, tool: {kind: noop}}", root=f"dagster: {{schedules: [{{cron: '{line}'}}]}}\n")
     assert f"cron {line!r} never comes: none of its months has such a day" in said
 
 
@@ -423,9 +421,7 @@ def test_a_table_that_is_called_asset_is_no_read() -> None:
 
 
 def test_plumbing_at_the_end_is_an_asset_of_dagster() -> None:
-    flow = load(
-        "- {step: start, tool: {kind: noop}, next: [last]}\n- {step: last, asset: false, tool: {kind: noop}}"
-    )
+    flow = load("- {step: start, tool: {kind: noop}, next: [last]}\n- {step: last, asset: false, tool: {kind: noop}}")
     assert [step.is_asset for step in flow.steps] == [True, True]
     flow = load("- {step: start, asset: false, tool: {kind: noop}}")
     assert not flow.steps[0].is_asset

@@ -201,9 +201,7 @@ def test_what_is_wrong_below_runtime_is_reported_there() -> None:
 
 
 def test_a_mount_names_one_of_the_volumes() -> None:
-    fields = (
-        "image: i\nvolumes: [{name: scratch, emptyDir: {}}]\nvolume_mounts: [{name: scrach, mountPath: /a}]"
-    )
+    fields = "image: i\nvolumes: [{name: scratch, emptyDir: {}}]\nvolume_mounts: [{name: scrach, mountPath: /a}]"
     assert errors_of(running(fields)) == [
         "sample.yaml:10:30: step 'start', volume_mounts 1: no volume 'scrach'; did you mean 'scratch'?"
     ]

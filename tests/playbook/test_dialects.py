@@ -204,9 +204,7 @@ def test_on_of_an_arc_is_a_word_not_a_boolean() -> None:
         ("[{step: take, on: call.partial}]", "loop: {spec: {max_in_flight: 4}}", "chunk", 4),
     ],
 )
-def test_a_step_that_takes_chunks_is_a_loop_over_them(
-    arcs: str, loop: str, iterator: str, in_flight: int
-) -> None:
+def test_a_step_that_takes_chunks_is_a_loop_over_them(arcs: str, loop: str, iterator: str, in_flight: int) -> None:
     text = f"- step: start\n  tool: {{kind: noop}}\n  next: {arcs}\n- step: take\n  tool: {{kind: noop}}\n  {loop}"
     found = load(text).steps[1].loop
     assert found is not None
@@ -226,9 +224,7 @@ def test_words_of_an_http_body(word: str) -> None:
 
 def test_a_form_by_its_word_or_by_its_header() -> None:
     assert task_of("kind: http\nurl: x\nform: {a: 1}").config["form"] == {"a": 1}
-    by_header = task_of(
-        "kind: http\nurl: x\nheaders: {content-type: application/x-www-form-urlencoded}\ndata: {a: 1}"
-    )
+    by_header = task_of("kind: http\nurl: x\nheaders: {content-type: application/x-www-form-urlencoded}\ndata: {a: 1}")
     assert by_header.config["form"] == {"a": 1}
     assert "json" not in by_header.config
 

@@ -126,9 +126,7 @@ def test_a_noop_may_carry_anything_without_effect() -> None:
 @pytest.mark.parametrize("word", ["desc", "description", "title", "version", "tags", "metadata", "notes"])
 def test_words_for_readers_say_nothing(word: str) -> None:
     plain = "- step: start\n  tool: {kind: python, code: a = 1}\n"
-    of_step = (
-        "" if word == "version" else f"  {word}: said\n"
-    )  # a field of playbooks, which stands there by mistake
+    of_step = "" if word == "version" else f"  {word}: said\n"  # a field of playbooks, which stands there by mistake
     with_word = f"- step: start\n{of_step}  tool: {{kind: python, code: a = 1, {word}: said}}\n"
     assert problems_of(with_word) == []
     assert meaning(load(with_word).steps[0].tasks[0]) == meaning(load(plain).steps[0].tasks[0])
@@ -324,9 +322,7 @@ LITERAL_MISTAKES = {
     "{kind: transfer, source: {table: a, query: SELECT 1}, target: {table: b}}": (
         "source: 'table' and 'query' both say what to read; keep one"
     ),
-    "{kind: transfer, source: {tabel: a}, target: {table: b}}": (
-        "source: unknown key 'tabel'; did you mean 'table'?"
-    ),
+    "{kind: transfer, source: {tabel: a}, target: {table: b}}": ("source: unknown key 'tabel'; did you mean 'table'?"),
     "{kind: transfer, source: {path: a.txt, format: parket}, target: {table: b}}": (
         "source: format is the text 'parket'; did you mean 'parquet'?"
     ),

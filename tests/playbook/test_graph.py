@@ -64,9 +64,7 @@ def test_arcs_to_unknown_steps_are_left_out() -> None:
 
 
 GRAPHS = st.integers(1, 8).flatmap(
-    lambda size: st.lists(
-        st.lists(st.integers(0, size - 1), max_size=4, unique=True), min_size=size, max_size=size
-    )
+    lambda size: st.lists(st.lists(st.integers(0, size - 1), max_size=4, unique=True), min_size=size, max_size=size)
 )
 
 
@@ -102,9 +100,7 @@ def _reach(arcs: dict[str, list[str]], start: str) -> set[str]:
 @pytest.mark.parametrize("closed", [False, True])
 def test_long_chains_need_no_recursion(closed: bool) -> None:
     names = [f"s{number}" for number in range(20_000)]
-    arcs = {name: [follower] for name, follower in pairwise(names)} | {
-        names[-1]: [names[0]] if closed else []
-    }
+    arcs = {name: [follower] for name, follower in pairwise(names)} | {names[-1]: [names[0]] if closed else []}
     big = playbook(arcs)
     graph = StepGraph(big)
     assert len(graph.regions) == (1 if closed else len(names))

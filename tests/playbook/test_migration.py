@@ -253,7 +253,5 @@ def test_lines_that_only_the_writer_changed_stay() -> None:
     original = "a:  1\nb\nc:   x\nd\ne:   5\n"
     before, after = "a: 1\nb\nc: x\nd\ne: 5\n", "a: 1\nb\nc: y\nd\ne: 5\nf\n"
     same = "x:  1\n"
-    assert merged([same, original], ["x: 1\n", before], ["x: 1\n", after]) == (
-        same + "a:  1\nb\nc: y\nd\ne: 5\nf\n"
-    )
+    assert merged([same, original], ["x: 1\n", before], ["x: 1\n", after]) == (same + "a:  1\nb\nc: y\nd\ne: 5\nf\n")
     assert merged([same, original], ["x: 1\n", before], ["x: 1\n", after], by_line=False) == same + after

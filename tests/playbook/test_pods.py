@@ -145,10 +145,7 @@ def test_a_cycle_has_one_pod() -> None:
       next: [start]
     """
     [error] = errors_of(cycle.replace("MEMORY", "2Gi"))
-    assert (
-        "step 'again': its pod is another than that of step 'start'; the cycle start -> again -> start"
-        in error
-    )
+    assert "step 'again': its pod is another than that of step 'start'; the cycle start -> again -> start" in error
     assert errors_of(cycle.replace("MEMORY", "1Gi")) == []
 
 

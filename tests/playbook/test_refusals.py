@@ -199,8 +199,7 @@ BROKEN_STEPS = {
         "use fanout.granularity: item",
     ),
     "partitions with a retry block": (
-        "- step: start\n  tool: {kind: noop}\n  retry: [{when: true, then: {max_attempts: 2}}]\n"
-        + PARTITIONS,
+        "- step: start\n  tool: {kind: noop}\n  retry: [{when: true, then: {max_attempts: 2}}]\n" + PARTITIONS,
         "a 'retry' block makes commands of an item's attempts, and partitions have none",
     ),
     "partitions in the pool": (
@@ -297,8 +296,7 @@ BROKEN_STEPS = {
         "waits for chunks, and without a 'tool' it makes none",
     ),
     "chunks of a fan-out": (
-        FEEDING
-        + f"  loop: {{in: [1], iterator: x}}\n  spec: {{loop_mode: fanout}}\n- step: take\n  {OK_TOOL}\n",
+        FEEDING + f"  loop: {{in: [1], iterator: x}}\n  spec: {{loop_mode: fanout}}\n- step: take\n  {OK_TOOL}\n",
         "cannot leave a fan-out",
     ),
     "an arc that listens to nothing": (
@@ -425,9 +423,7 @@ def test_a_sink_to_files_in_a_step_for_workers_is_a_warning() -> None:
 
 def test_unreachable_steps_are_warnings() -> None:
     found = warnings_of("- step: start\n  tool: {kind: noop}\n- step: island\n  tool: {kind: noop}\n")
-    assert found == [
-        "sample.yaml:7:11: warning: step 'island': no path leads here from 'start'; it never runs"
-    ]
+    assert found == ["sample.yaml:7:11: warning: step 'island': no path leads here from 'start'; it never runs"]
 
 
 def test_names_that_nothing_defines_are_warnings() -> None:
@@ -516,9 +512,7 @@ def test_events_that_no_arc_sees_are_pointed_out() -> None:
 def test_a_condition_with_text_around_its_template_is_pointed_out() -> None:
     steps = '- step: start\n  tool: {kind: noop}\n  next: [{step: start, when: "{{ ctx.a }} == 1"}]\n'
     assert "put the whole condition into {{ }}" in warnings_of(steps)[0]
-    block = (
-        '- step: start\n  tool: {kind: noop}\n  next: [{step: start, when: "{% if ctx.a %}yes{% endif %}"}]\n'
-    )
+    block = '- step: start\n  tool: {kind: noop}\n  next: [{step: start, when: "{% if ctx.a %}yes{% endif %}"}]\n'
     assert warnings_of(block) == []
 
 

@@ -32,9 +32,7 @@ def settings(settings: Settings) -> Settings:
 
 def soon_missed(settings: Settings) -> Settings:
     """For tests that wait until a worker counts as lost: reports and leases in a test's time."""
-    return settings.model_copy(
-        update={"worker_heartbeat_seconds": 1.0, "command_heartbeat_timeout_seconds": 5.0}
-    )
+    return settings.model_copy(update={"worker_heartbeat_seconds": 1.0, "command_heartbeat_timeout_seconds": 5.0})
 
 
 @pytest.fixture

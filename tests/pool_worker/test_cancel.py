@@ -131,9 +131,7 @@ async def test_a_worker_that_only_knows_the_protocol_hears_of_it(settings: Setti
 
         await until(granted, "a claim")
         assert (await service.client.get(f"/api/commands/{command_id}")).status_code == 200
-        answer = await service.client.post(
-            f"/api/executions/{execution.id}/cancel", json={"reason": "enough"}
-        )
+        answer = await service.client.post(f"/api/executions/{execution.id}/cancel", json={"reason": "enough"})
         assert answer.json()["cancelled"]
         assert (await service.client.get(f"/api/commands/{command_id}")).status_code == 404
         with pytest.raises(ExecutionCancelledError):

@@ -50,9 +50,7 @@ async def test_half_of_what_a_worker_holds_is_cancelled(
         await engine.close()
 
 
-@pytest.mark.parametrize(
-    "rounds", [3, pytest.param(150, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
-)
+@pytest.mark.parametrize("rounds", [3, pytest.param(150, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 async def test_cancelled_at_any_moment(settings: Settings, tmp_path: Path, rounds: int) -> None:
     async with control_plane(settings, EventTransport.NATS) as own:
         engine = await Engine.open(own)

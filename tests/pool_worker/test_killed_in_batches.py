@@ -26,9 +26,7 @@ REDELIVERY_SECONDS = 2.0
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.model_copy(
-        update={"worker_heartbeat_seconds": 2.0, "command_heartbeat_timeout_seconds": 600.0}
-    )
+    return settings.model_copy(update={"worker_heartbeat_seconds": 2.0, "command_heartbeat_timeout_seconds": 600.0})
 
 
 @pytest.mark.parametrize(("items", "kills"), [(300, 1), pytest.param(6_000, 8, marks=LONG)])

@@ -59,9 +59,7 @@ WHERE claimed.event_type = 'command.claimed' AND ended.event_type = 'loop.shard.
 """
 
 
-@pytest.mark.parametrize(
-    "items", [60, pytest.param(3_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
-)
+@pytest.mark.parametrize("items", [60, pytest.param(3_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 async def test_limits_hold_at_every_moment(settings: Settings, items: int) -> None:
     """The queue has noops too, so that slots which the limit leaves free have work."""
     async with control_plane(settings, EventTransport.NATS) as own:
@@ -78,9 +76,7 @@ async def test_limits_hold_at_every_moment(settings: Settings, items: int) -> No
                     *(engine.run(small()) for _ in range(3)),
                 )
         assert {state.status for state in (counted, *others)} == {ExecutionStatus.COMPLETED}
-        assert AT_ONCE < counted.latest["most"].envelope["data"] <= 2 * AT_ONCE, (
-            "both work, within their limits"
-        )
+        assert AT_ONCE < counted.latest["most"].envelope["data"] <= 2 * AT_ONCE, "both work, within their limits"
         async with pool.acquire() as connection:
             await connection.execute(SPANS)
             most = dict(await connection.fetch(MOST_BY_WORKER))

@@ -86,9 +86,7 @@ async def test_commands_that_wait_outlive_their_announcement(engine: Engine, set
         succeeded(await asyncio.wait_for(running, PATIENCE_SECONDS))
 
 
-async def test_what_a_dead_worker_had_of_a_dead_op_is_offered_to_others(
-    engine: Engine, settings: Settings
-) -> None:
+async def test_what_a_dead_worker_had_of_a_dead_op_is_offered_to_others(engine: Engine, settings: Settings) -> None:
     """A machine goes with an op and a worker on it: no process knows of the worker's claims."""
     execution = await engine.lifecycle.create(playbook(LOOP))
     pool, names = engine.runtime.pool, NatsNames(settings)

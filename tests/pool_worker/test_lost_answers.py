@@ -24,9 +24,7 @@ def path_of(request: bytes) -> str:
     return request.split(b" ", 2)[1].decode()
 
 
-@pytest.mark.parametrize(
-    "items", [150, pytest.param(5_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
-)
+@pytest.mark.parametrize("items", [150, pytest.param(5_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 async def test_answers_that_are_lost_cost_no_command(settings: Settings, tmp_path: Path, items: int) -> None:
     dice, cut = random.Random(items), Counter[str]()
 

@@ -66,9 +66,7 @@ BROKEN = "asyncpg may give out a connection in the middle of an operation, at wh
         (ServiceName.NATS, 300, 1),
         (ServiceName.POSTGRES, 300, 1),
         pytest.param(ServiceName.NATS, 6_000, 10, marks=LONG),
-        pytest.param(
-            ServiceName.POSTGRES, 6_000, 10, marks=[*LONG, pytest.mark.xfail(reason=BROKEN, strict=False)]
-        ),
+        pytest.param(ServiceName.POSTGRES, 6_000, 10, marks=[*LONG, pytest.mark.xfail(reason=BROKEN, strict=False)]),
     ],
 )
 async def test_a_server_that_is_killed_costs_nothing(

@@ -50,9 +50,7 @@ async def test_a_loop_runs_in_the_pool(engine: Engine, settings: Settings) -> No
     assert await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
 
 
-async def test_chunks_are_taken_by_workers_in_order_and_with_what_was_set(
-    engine: Engine, settings: Settings
-) -> None:
+async def test_chunks_are_taken_by_workers_in_order_and_with_what_was_set(engine: Engine, settings: Settings) -> None:
     text = """
     workload: {pages: 12}
     workflow:
@@ -76,9 +74,7 @@ async def test_chunks_are_taken_by_workers_in_order_and_with_what_was_set(
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert state.latest["end"].envelope["data"] == [[page * 1000, 3000] for page in range(12)]
     events = [event async for event in engine.runtime.log.events(state.execution_id)]
-    taken = [
-        event for event in events if event.event_type == "command.completed" and event.node_name == "take"
-    ]
+    taken = [event for event in events if event.event_type == "command.completed" and event.node_name == "take"]
     assert [(event.worker_id, event.current_index) for event in taken] == [("w1", page) for page in range(12)]
 
 
@@ -111,9 +107,7 @@ async def test_ends_and_commands_wake_who_waits(settings: Settings, monkeypatch:
     assert state.latest["shards"].envelope["done"] == 60, "a kind with a limit goes on by itself"
 
 
-async def test_sequential_iterations_see_what_the_earlier_ones_set(
-    engine: Engine, settings: Settings
-) -> None:
+async def test_sequential_iterations_see_what_the_earlier_ones_set(engine: Engine, settings: Settings) -> None:
     text = """
     workflow:
       - step: start
@@ -238,9 +232,7 @@ async def test_an_op_that_stops_waiting_takes_its_commands_back(engine: Engine) 
 
 
 @pytest.mark.parametrize("transport", [EventTransport.DIRECT, EventTransport.HTTP])
-async def test_watermarks_of_workers(
-    transport: EventTransport, settings: Settings, pool: asyncpg.Pool[Any]
-) -> None:
+async def test_watermarks_of_workers(transport: EventTransport, settings: Settings, pool: asyncpg.Pool[Any]) -> None:
     """They see where the step goes on from, and what they load counts with their ends."""
     text = """
     workload: {new: [1, 2]}

@@ -61,9 +61,7 @@ async def test_three_processes_one_killed(settings: Settings, spawn: Spawn, tmp_
     async with serving(nats) as service:
         engine = await Engine.open(service.settings)
         processes = {
-            name: spawn(
-                name, "--slots", str(slots), event_transport=EventTransport.NATS, server_url=service.url
-            )
+            name: spawn(name, "--slots", str(slots), event_transport=EventTransport.NATS, server_url=service.url)
             for name, slots in (("small", 1), ("middle", 3), ("large", 8))
         }
         await listed(engine, 3)

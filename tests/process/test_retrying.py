@@ -84,9 +84,7 @@ class Busy(OSError):
 
 async def test_a_peer_may_ask_for_a_longer_pause() -> None:
     pauses: list[float] = []
-    await with_retries(
-        Failing(Busy()), RetryLimits((OSError,)), on_failure=lambda _, pause: pauses.append(pause)
-    )
+    await with_retries(Failing(Busy()), RetryLimits((OSError,)), on_failure=lambda _, pause: pauses.append(pause))
     await with_retries(
         Failing(Busy()),
         RetryLimits((OSError,), longest_pause=0.1),

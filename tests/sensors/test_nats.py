@@ -61,9 +61,7 @@ def ticks_until(
     return messages
 
 
-def reporting_tick(
-    noetl: EngineProvider, instance: DagsterInstance, cursor: str | None = None
-) -> SensorResult:
+def reporting_tick(noetl: EngineProvider, instance: DagsterInstance, cursor: str | None = None) -> SensorResult:
     """The first tick that reports: an end is read once every older transaction of the server is over."""
 
     def reported() -> SensorResult | None:

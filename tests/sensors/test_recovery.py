@@ -85,9 +85,7 @@ def noetl(settings: Settings) -> Iterator[EngineProvider]:
 
 
 @pytest.fixture
-def job(
-    settings: Settings, noetl: EngineProvider, tmp_path: Path, request: pytest.FixtureRequest
-) -> PlaybookJob:
+def job(settings: Settings, noetl: EngineProvider, tmp_path: Path, request: pytest.FixtureRequest) -> PlaybookJob:
     assert settings.db_url is not None
     run_sync(noetl.engine().runtime.pool.execute("CREATE TABLE ran (n int)"))
     file = tmp_path / "sample.yaml"
@@ -133,9 +131,7 @@ async def wipe_nats(settings: Settings) -> None:
     await client.close()
 
 
-def tick(
-    job: PlaybookJob, noetl: EngineProvider, instance: DagsterInstance, cursor: str | None = None
-) -> SensorResult:
+def tick(job: PlaybookJob, noetl: EngineProvider, instance: DagsterInstance, cursor: str | None = None) -> SensorResult:
     sensor = build_recovery_sensor([job], noetl)
     repository = definitions_of([job.playbook], noetl).get_repository_def()
     context = build_sensor_context(instance=instance, cursor=cursor, repository_def=repository)
@@ -160,8 +156,7 @@ def test_a_loop_killed_at_half_goes_on_without_doing_anything_again(
     pool = noetl.engine().runtime.pool
     rows = run_sync(
         pool.fetch(
-            "SELECT current_index FROM noetl.event "
-            "WHERE execution_id = $1 AND event_type = 'command.completed'",
+            "SELECT current_index FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.completed'",
             execution_id,
         )
     )
@@ -184,9 +179,7 @@ def test_a_loop_killed_at_half_goes_on_without_doing_anything_again(
     ran = Counter(row["n"] for row in run_sync(pool.fetch("SELECT n FROM ran")))
     assert set(ran) == set(range(ITEMS))
     assert all(ran[index] == 1 for index in finished), "a finished iteration ran again"
-    assert ran.total() == ITEMS + len(begun - finished), (
-        "those whose end was not in the log yet ran twice, no others"
-    )
+    assert ran.total() == ITEMS + len(begun - finished), "those whose end was not in the log yet ran twice, no others"
     assert tick(job, noetl, dagster_instance).run_requests == []
 
     late = execute(job, noetl, dagster_instance, request)
@@ -212,11 +205,7 @@ def test_recovery_backs_off_and_gives_up(job: PlaybookJob, noetl: EngineProvider
     run_sync(until_projected(engine, created.id))
 
     def judged(seconds: float, *requests: float) -> Abandoned:
-        requested = (
-            {created.id: ResumeRequest(2, len(requests), start.timestamp() + requests[-1])}
-            if requests
-            else {}
-        )
+        requested = {created.id: ResumeRequest(2, len(requests), start.timestamp() + requests[-1])} if requests else {}
         moment = start + timedelta(seconds=seconds)
         [found] = run_sync(engine.recovery().abandoned(remembered(remember(requested)), now=moment))
         return found

@@ -69,9 +69,7 @@ async def serving(settings: Settings, wrap: Wrap | None = None, **changes: Any) 
 
     @asynccontextmanager
     async def plane() -> AsyncIterator[Plane]:
-        opened.append(
-            await Plane.open(own, lambda engine: SimpleLauncher(engine, environment), choose_partition)
-        )
+        opened.append(await Plane.open(own, lambda engine: SimpleLauncher(engine, environment), choose_partition))
         yield opened[0]
         await opened[0].close()
 
@@ -117,9 +115,7 @@ async def service(settings: Settings) -> AsyncIterator[Service]:
 def samples(text: str) -> dict[tuple[Any, ...], float]:
     """The values of a scrape by name and labels."""
     families = text_string_to_metric_families(text)
-    return {
-        (one.name, *sorted(one.labels.items())): one.value for family in families for one in family.samples
-    }
+    return {(one.name, *sorted(one.labels.items())): one.value for family in families for one in family.samples}
 
 
 Start = Callable[..., "Process"]
@@ -136,9 +132,7 @@ class Process:
         return self._output.read_text(encoding="utf-8")
 
     def until_says(self, pattern: str) -> re.Match[str]:
-        return until_now(
-            lambda: re.search(pattern, self.said()), f"{pattern} of a process that says {self.said()}"
-        )
+        return until_now(lambda: re.search(pattern, self.said()), f"{pattern} of a process that says {self.said()}")
 
 
 @pytest.fixture

@@ -103,9 +103,7 @@ async def test_one_of_many_gets_the_claim(service: Service) -> None:
     execution_id = await running_execution(service)
     event = await queue(service, execution_id)
     bodies = [claim_of(event, worker_id=f"w{n}") for n in range(8)]
-    answers = await asyncio.gather(
-        *(service.client.post("/api/commands/claim", json=body) for body in bodies)
-    )
+    answers = await asyncio.gather(*(service.client.post("/api/commands/claim", json=body) for body in bodies))
     assert {answer.status_code for answer in answers} == {200}
     [winner] = [body for body, answer in zip(bodies, answers, strict=True) if answer.json()["groups"]]
     repeated = await service.client.post("/api/commands/claim", json=winner)  # its answer was lost
@@ -152,9 +150,7 @@ async def test_status_tells_of_the_pool(service: Service) -> None:
 async def test_a_claim_may_come_as_an_event(service: Service) -> None:
     execution_id = await running_execution(service)
     event = await queue(service, execution_id)
-    claim = message_of(
-        ended(execution_id, 0, event_type=EventType.COMMAND_CLAIMED, result=None, event_id=IDS.next())
-    )
+    claim = message_of(ended(execution_id, 0, event_type=EventType.COMMAND_CLAIMED, result=None, event_id=IDS.next()))
     assert (await service.client.post("/api/events", json=claim)).status_code == 202
     other = claim | {"event_id": str(IDS.next()), "worker_id": "another"}
     assert (await service.client.post("/api/events", json=other)).status_code == 409
@@ -184,9 +180,7 @@ async def test_an_execution_is_launched_followed_and_resolved(settings: Settings
         assert "NOETL_PLAYBOOKS_PATH" in missing.json()["detail"]
         misspelt = {"path": "tests/served", "payload": {"who": "Ada"}}
         assert (await client.post("/api/executions/execute", json=misspelt)).status_code == 422
-        answer = await client.post(
-            "/api/executions/execute", json={"path": "tests/served", "workload": {"who": "Ada"}}
-        )
+        answer = await client.post("/api/executions/execute", json={"path": "tests/served", "workload": {"who": "Ada"}})
         assert answer.status_code == 202
         execution_id = answer.json()["execution_id"]
         accepted = (await client.get(f"/api/executions/{execution_id}")).json()
@@ -215,9 +209,7 @@ async def test_an_execution_of_a_partition(settings: Settings, tmp_path: Path) -
         refused = await service.client.post("/api/executions/execute", json=wanted)
         assert refused.status_code == 422
         assert "has no partition '2025-12-31'" in refused.text
-        answer = await service.client.post(
-            "/api/executions/execute", json=wanted | {"partition": "2026-01-05"}
-        )
+        answer = await service.client.post("/api/executions/execute", json=wanted | {"partition": "2026-01-05"})
         execution_id = answer.json()["execution_id"]
         found = await ended_execution(service.client, execution_id)
         assert (found["status"], found["workload"]) == ("COMPLETED", {"who": "2026-01-05"})

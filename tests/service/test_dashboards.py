@@ -109,9 +109,7 @@ def test_legends_name_labels_that_are_left() -> None:
 
 def test_dashboards_are_of_one_namespace_or_all() -> None:
     for path in DASHBOARDS:
-        known = {
-            one["name"]: one for one in json.loads(path.read_text(encoding="utf-8"))["templating"]["list"]
-        }
+        known = {one["name"]: one for one in json.loads(path.read_text(encoding="utf-8"))["templating"]["list"]}
         chosen = known["namespace"]
         assert chosen["query"]["query"] == "label_values(noetl_queue_depth, namespace)"
         assert chosen["current"]["value"] == ["$__all"]
@@ -126,9 +124,7 @@ def test_panels_lie_side_by_side_in_rows() -> None:
         taken: set[tuple[int, int]] = set()
         for panel in panels:
             at = panel["gridPos"]
-            own = {
-                (x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
-            }
+            own = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
             assert not own & taken, f"{path.name}: {panel['title']} lies upon another panel"
             assert at["x"] + at["w"] <= 24
             taken |= own

@@ -93,9 +93,7 @@ async def test_a_body_in_pieces(client: httpx.AsyncClient) -> None:
         ("/hot/bytes", b'{"id": 1}', "text/plain", "body: JSON is needed"),
     ],
 )
-async def test_what_is_malformed(
-    client: httpx.AsyncClient, path: str, content: bytes, kind: str, detail: str
-) -> None:
+async def test_what_is_malformed(client: httpx.AsyncClient, path: str, content: bytes, kind: str, detail: str) -> None:
     found = await client.post(path, content=content, headers={"content-type": kind})
     assert found.status_code == 422
     assert found.headers["content-type"] == "application/problem+json"
@@ -122,9 +120,7 @@ async def test_errors_are_problems(client: httpx.AsyncClient) -> None:
 )
 async def test_tokens_come_before_anything_else(authorization: str | None, status: int) -> None:
     app = application('{"worker": ["worker"], "reader": ["reader"]}')
-    headers = {"content-type": "application/json"} | (
-        {"authorization": authorization} if authorization else {}
-    )
+    headers = {"content-type": "application/json"} | ({"authorization": authorization} if authorization else {})
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
         for content, expected in ((b'{"id": 1}', status), (b"{", 422 if status == 200 else status)):
             found = await client.post("/hot/bytes", content=content, headers=headers)

@@ -34,9 +34,7 @@ PLAYBOOK = text_of(
 )
 
 
-def test_a_killed_service_starts_again_while_its_runs_go_on(
-    settings: Settings, start: Start, tmp_path: Path
-) -> None:
+def test_a_killed_service_starts_again_while_its_runs_go_on(settings: Settings, start: Start, tmp_path: Path) -> None:
     """A run outlives the service that started it, and does not keep the service's port."""
     (tmp_path / "gated.yaml").write_text(PLAYBOOK)
     own = settings.model_copy(update={"playbooks_path": tmp_path})

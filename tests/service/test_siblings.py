@@ -59,10 +59,7 @@ async def test_events_lose_nothing_while_processes_are_killed(
     async def send(number: int) -> None:
         client = ApiClient(settings.model_copy(update={"server_url": url}))
         for index in range(BATCHES):
-            beats = [
-                ended(execution_id, number, event_type=EventType.COMMAND_HEARTBEAT, result=None)
-                for _ in range(3)
-            ]
+            beats = [ended(execution_id, number, event_type=EventType.COMMAND_HEARTBEAT, result=None) for _ in range(3)]
             content = encode_batch([encode_event(event) for event in beats])
             answer = await client.request("POST", "/api/events/batch", content=content)
             assert answer.status == 202, answer.text

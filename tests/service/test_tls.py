@@ -79,9 +79,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     pem = serialization.Encoding.PEM
     made.authority.write_bytes(root.sign(authority_key, hashes.SHA256()).public_bytes(pem))
     made.certificate.write_bytes(leaf.sign(authority_key, hashes.SHA256()).public_bytes(pem))
-    made.key.write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
+    made.key.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
     return made
 
 
@@ -108,9 +106,7 @@ def nats_url(certificate: Certificate, tmp_path: Path) -> Iterator[str]:
     process.wait()
 
 
-@pytest.mark.parametrize(
-    "transport", [pytest.param(EventTransport.HTTP, marks=pytest.mark.slow), EventTransport.NATS]
-)
+@pytest.mark.parametrize("transport", [pytest.param(EventTransport.HTTP, marks=pytest.mark.slow), EventTransport.NATS])
 async def test_a_worker_talks_tls_to_everything(
     settings: Settings, certificate: Certificate, nats_url: str, tmp_path: Path, transport: EventTransport
 ) -> None:

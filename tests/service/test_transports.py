@@ -98,9 +98,7 @@ async def log_of(settings: Settings, kinds: list[EventTransport]) -> Counter[str
 def plain(value: Any, execution_id: int) -> Any:
     """A part of an event without what differs from run to run."""
     if isinstance(value, dict):
-        return {
-            key: plain(inner, execution_id) for key, inner in sorted(value.items()) if key not in VOLATILE
-        }
+        return {key: plain(inner, execution_id) for key, inner in sorted(value.items()) if key not in VOLATILE}
     if isinstance(value, list):
         return [plain(inner, execution_id) for inner in value]
     return value.replace(str(execution_id), "<execution>") if isinstance(value, str) else value

@@ -26,9 +26,7 @@ def staged(request: pytest.FixtureRequest, box: Toolbox) -> bool:
     return bool(request.param)
 
 
-async def put(
-    box: Toolbox, value: Any, name: str, tier: StoreTier = StoreTier.MINIO, **spec: Any
-) -> ResultRef:
+async def put(box: Toolbox, value: Any, name: str, tier: StoreTier = StoreTier.MINIO, **spec: Any) -> ResultRef:
     kept = ResultSpec(store=tier, **spec)
     return await box.results.put(value, execution_id=1, step="made", name=name, spec=kept)
 
@@ -98,9 +96,7 @@ async def test_what_is_not_known_is_left_out(
     (tmp_path / "other.csv").write_text("1\n")
     other = {"path": str(tmp_path / "other.csv"), "schema": "n INT"}
     ref = await put(box, [{"n": 1}], "rows")
-    both = await run(
-        command="SELECT n FROM rows UNION SELECT n FROM other", input={"rows": ref, "other": other}
-    )
+    both = await run(command="SELECT n FROM rows UNION SELECT n FROM other", input={"rows": ref, "other": other})
     assert "input_bytes" not in cost(both), "Spark has counted the copy of the object too"
     assert cost(both)["output_bytes"] == ref_of(both).bytes_size
     box.settings = box.settings.model_copy(update={"spark_staging": False})

@@ -27,9 +27,7 @@ def ids(rows: list[list[dict[str, Any]]]) -> list[list[int]]:
 
 @pytest.mark.parametrize("tier", [StoreTier.MINIO, StoreTier.DISK])
 @pytest.mark.parametrize("partition_by", [(), ("part",)])
-async def test_a_chunk_is_a_file(
-    run: Run, box: Toolbox, tier: StoreTier, partition_by: tuple[str, ...]
-) -> None:
+async def test_a_chunk_is_a_file(run: Run, box: Toolbox, tier: StoreTier, partition_by: tuple[str, ...]) -> None:
     log = box.chunks = ListLog(wanted=True)
 
     result = await run(command=SQL, tier=tier.value, partition_by=list(partition_by))
@@ -57,9 +55,7 @@ async def test_nothing_is_told_where_nobody_takes_it(run: Run, box: Toolbox) -> 
 async def test_spark_does_not_run_again_for_what_it_has_written(box: Toolbox, tmp_path: Path) -> None:
     log = box.chunks = ListLog(wanted=True)
     config = {"command": SQL}
-    call = ToolCall(
-        1, "crunch", Task(name="work", kind="spark", config=config), config, {}, folder=str(tmp_path)
-    )
+    call = ToolCall(1, "crunch", Task(name="work", kind="spark", config=config), config, {}, folder=str(tmp_path))
     log.stops_after = 2
     with pytest.raises(Killed):
         await SparkTool().run(call, box)

@@ -53,9 +53,7 @@ def without(app: ASGIApp, path: str) -> ASGIApp:
 
 
 @pytest.fixture
-async def flow(
-    settings: Settings, sessions: SparkSessions, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Flow]:
+async def flow(settings: Settings, sessions: SparkSessions, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flow]:
     own = settings.model_copy(update={"default_postgres_credential": "embedded"})
     engine = await Engine.open(own, spark=sessions.get)
 

@@ -16,10 +16,7 @@ SHARDS = 4
 def test_shards_that_name_one_file_load_it_once(tmp_path: Path) -> None:
     executed = tmp_path / "executed.txt"
     (tmp_path / "slow.py").write_text(
-        "import time\n"
-        f"open({str(executed)!r}, 'a').write('once ')\n"
-        "time.sleep(0.2)\n"
-        "def crunch(spark): return 1\n"
+        f"import time\nopen({str(executed)!r}, 'a').write('once ')\ntime.sleep(0.2)\ndef crunch(spark): return 1\n"
     )
     with ThreadPoolExecutor(SHARDS) as shards:
         found = list(shards.map(lambda _: load_function("slow.py:crunch", str(tmp_path)), range(SHARDS)))

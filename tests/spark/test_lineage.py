@@ -52,9 +52,7 @@ def test_spark_sql_shows_what_its_columns_are_made_of(
         if found is None:
             return None
         deps = found.value.deps_by_column.items()
-        return {
-            name: [f"{one.asset_key.path[-1]}.{one.column_name}" for one in sources] for name, sources in deps
-        }
+        return {name: [f"{one.asset_key.path[-1]}.{one.column_name}" for one in sources] for name, sources in deps}
 
     assert lineage("totals") == {
         "Customer": ["start.Who"],

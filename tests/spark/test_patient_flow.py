@@ -47,9 +47,7 @@ def pages_of(book: RecordBook, data_type: DataType) -> Iterator[str]:
 def datasets(spark: SparkSession, flow: ModuleType) -> dict[str, DataFrame]:
     book = RecordBook(7)
     raw = {
-        data_type.value: spark.createDataFrame(
-            [(page,) for page in pages_of(book, data_type)], "value STRING"
-        )
+        data_type.value: spark.createDataFrame([(page,) for page in pages_of(book, data_type)], "value STRING")
         for data_type in DataType
     }
     return flow.normalise(spark, **raw)  # type: ignore[no-any-return]
@@ -98,24 +96,19 @@ def test_what_cannot_be_read_is_null_and_the_rest_is_not(datasets: dict[str, Dat
     assert set(conditions["is_active"]) == {True, False}
 
 
-def test_counts_are_what_the_book_holds(
-    spark: SparkSession, flow: ModuleType, datasets: dict[str, DataFrame]
-) -> None:
+def test_counts_are_what_the_book_holds(spark: SparkSession, flow: ModuleType, datasets: dict[str, DataFrame]) -> None:
     book = RecordBook(7)
     counts = flow.count_patients(spark, BATCHES, **datasets).collect()
     assert len(counts) == FACILITIES * len(DataType)
     for row in counts:
         facility = int(row.facility_id[1:])
         expected = sum(
-            book.record_count(facility, patient, DataType(row.data_type))
-            for patient in range(1, PATIENTS + 1)
+            book.record_count(facility, patient, DataType(row.data_type)) for patient in range(1, PATIENTS + 1)
         )
         assert (row.patients, row.records, row.missing, row.missing_count) == (PATIENTS, expected, [], 0)
 
 
-def test_missing_patients_are_named(
-    spark: SparkSession, flow: ModuleType, datasets: dict[str, DataFrame]
-) -> None:
+def test_missing_patients_are_named(spark: SparkSession, flow: ModuleType, datasets: dict[str, DataFrame]) -> None:
     found = datasets["conditions"].where("patient_id NOT IN ('F001-P00002', 'F001-P00005')")
     nothing = datasets["vital_signs"].where("false")
     counts = flow.count_patients(spark, BATCHES, conditions=found, vital_signs=nothing).collect()

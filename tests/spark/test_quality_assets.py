@@ -72,12 +72,9 @@ def stored(spark: SparkSession, noetl: EngineProvider, *, spoiled: bool) -> list
     store = noetl.engine().runtime.results
     layout = Layout(tier=StoreTier.PVC, partition_by=("facility_id",))
     for name, (columns, values) in ROWS.items():
-        names = [
-            column.split()[0] for column in columns.replace("a STRING", "assessment_id STRING", 1).split(", ")
-        ]
+        names = [column.split()[0] for column in columns.replace("a STRING", "assessment_id STRING", 1).split(", ")]
         shown = ", ".join(
-            f"col{number} AS {column}"
-            for number, column in enumerate(["facility_id", "patient_id", *names], 1)
+            f"col{number} AS {column}" for number, column in enumerate(["facility_id", "patient_id", *names], 1)
         )
         frame = spark.sql(
             f"SELECT {shown} FROM VALUES ('F001', 'F001-P00001', {values}), ('F002', 'F002-P00001', {values})"
@@ -90,9 +87,7 @@ def stored(spark: SparkSession, noetl: EngineProvider, *, spoiled: bool) -> list
         written = write_dataset(frame, store.settings, uri, layout)
         run_sync(register(written, store, layout, execution_id=EXECUTION, step="normalise", name=name))
     return [
-        {"facility_id": facility, "data_type": name, "records": 1}
-        for facility in ("F001", "F002")
-        for name in ROWS
+        {"facility_id": facility, "data_type": name, "records": 1} for facility in ("F001", "F002") for name in ROWS
     ]
 
 
@@ -110,9 +105,7 @@ def test_the_report_measures_checks_and_draws(
     counts = stored(spark, noetl, spoiled=spoiled)
     store = noetl.engine().runtime.results
     ref = run_sync(
-        store.put(
-            {"rows": counts}, execution_id=EXECUTION, step="normalise", name="result", tier=StoreTier.EVENTLOG
-        )
+        store.put({"rows": counts}, execution_id=EXECUTION, step="normalise", name="result", tier=StoreTier.EVENTLOG)
     )
 
     @asset(key=quality.NORMALISE, io_manager_key="noetl_results")
@@ -137,9 +130,7 @@ def test_the_report_measures_checks_and_draws(
     assert rows["F001", "medications"]["duplicates"] == int(spoiled)
     assert rows["F002", "vital_signs"]["out_of_range"] == int(spoiled)
     (shown,) = done.asset_materializations_for_node("examples__patient_flow__facility_quality")
-    assert shown.metadata["picture"].value.startswith(
-        "![records of each facility](data:image/svg+xml;base64,"
-    )
+    assert shown.metadata["picture"].value.startswith("![records of each facility](data:image/svg+xml;base64,")
     assert shown.metadata["noetl/ref"].value
 
 
@@ -153,9 +144,7 @@ async def test_the_playbooks_own_job_checks_what_it_has_normalised(
     playbooks = {"default_postgres_credential": "embedded", "playbooks_path": PLAYBOOKS}
     noetl = EngineProvider(settings.model_copy(update=playbooks))
     job = definitions_of([load_playbook(PLAYBOOKS / "patient_flow.yaml")], noetl)
-    defs = Definitions.merge(
-        job, definitions_in_python(PLAYBOOKS)
-    )  # whose report is no part of the playbook's job
+    defs = Definitions.merge(job, definitions_in_python(PLAYBOOKS))  # whose report is no part of the playbook's job
     workload = {"facilities": 1, "patients": 3, "batch_size": 3}
     try:
         async with served(create_app(seed=7)) as api_url:
@@ -178,9 +167,7 @@ async def test_the_playbooks_own_job_checks_what_it_has_normalised(
     assert shown is not None
     metadata = shown.asset_materialization.metadata
     assert int(metadata["spark/stages"].value) >= len(ROWS), metadata  # both tasks: datasets and counts
-    assert {
-        f"spark/{name}" for name in ("tasks", "shuffle_write_bytes", "disk_spilled_bytes", "skew")
-    } <= set(metadata)
+    assert {f"spark/{name}" for name in ("tasks", "shuffle_write_bytes", "disk_spilled_bytes", "skew")} <= set(metadata)
 
 
 def test_the_picture_is_svg(quality: ModuleType) -> None:

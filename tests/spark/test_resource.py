@@ -40,9 +40,7 @@ def test_run_config_says_where_spark_is_and_nothing_starts_before_it_is_used() -
 
     given = {"master": "spark://nowhere.invalid:7077", "driver_memory": "3g"}
     config = {"resources": {"pyspark": {"config": given | {"spark_config": {"spark.executor.cores": 2}}}}}
-    done = materialize(
-        [untouched], resources={"pyspark": PySparkResource.configure_at_launch()}, run_config=config
-    )
+    done = materialize([untouched], resources={"pyspark": PySparkResource.configure_at_launch()}, run_config=config)
     assert done.success
     assert (seen[0].spark_master, seen[0].spark_driver_memory) == ("spark://nowhere.invalid:7077", "3g")
     assert seen[0].spark_config == {"spark.executor.cores": "2"}

@@ -80,9 +80,7 @@ def test_masters_that_spark_knows_are_taken(master: str) -> None:
     check_address(Settings(spark_master=master))
 
 
-def test_a_kubernetes_master_gets_what_client_mode_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kubernetes_master_gets_what_client_mode_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_sessions, "NAMESPACE", tmp_path / "namespace")
     settings = Settings(spark_master="k8s://https://192.0.2.1:443", spark_config=IMAGE)
     config = session_config(settings)

@@ -64,16 +64,12 @@ async def rows_of(box: Toolbox, *refs: ResultRef, depth: int = 1) -> InputRows:
     return rows
 
 
-async def put(
-    box: Toolbox, value: Any, name: str, tier: StoreTier = StoreTier.MINIO, **spec: Any
-) -> ResultRef:
+async def put(box: Toolbox, value: Any, name: str, tier: StoreTier = StoreTier.MINIO, **spec: Any) -> ResultRef:
     kept = ResultSpec(store=tier, **spec)
     return await box.results.put(value, execution_id=1, step="made", name=name, spec=kept)
 
 
-async def both_ways(
-    session: SparkSession, rows: InputRows, box: Toolbox, staging: Staging
-) -> tuple[list, list]:
+async def both_ways(session: SparkSession, rows: InputRows, box: Toolbox, staging: Staging) -> tuple[list, list]:
     def collect(way: Staging | None) -> list:
         frame = stored_frame(session, box.settings, rows, way)
         assert ("noetl_results" in frame._jdf.queryExecution().toString()) == (way is None)
@@ -101,9 +97,7 @@ async def test_json_and_text_give_the_same_rows_in_the_same_order(
     assert orjson.loads(staged[5][0]) == VALUES[0]
 
 
-async def test_lists_of_lists_give_their_elements(
-    box: Toolbox, session: SparkSession, staging: Staging
-) -> None:
+async def test_lists_of_lists_give_their_elements(box: Toolbox, session: SparkSession, staging: Staging) -> None:
     ref = await put(box, [[1, [2]], [], [{"a": 3}], 4], "bundle")
     staged, read = await both_ways(session, await rows_of(box, ref, depth=2), box, staging)
     assert staged == read == [("1",), ("[2]",), ('{"a":3}',), ("4",)]
@@ -171,9 +165,7 @@ async def test_a_dataset_without_rows_has_no_files(run: Run) -> None:
 async def test_damage_is_named_and_nothing_stays_on_disk(run: Run, box: Toolbox) -> None:
     ref = await put(box, [{"n": 1}], "x")
     await asyncio.to_thread(overwrite, box.settings, ref.physical_uri, b'[{"n": 2}]')
-    with pytest.raises(
-        ToolError, match=r"spark in step crunch.*: the bytes at .* were changed or damaged"
-    ) as caught:
+    with pytest.raises(ToolError, match=r"spark in step crunch.*: the bytes at .* were changed or damaged") as caught:
         await run(code="result = rows.count()", input={"rows": ref})
     assert not caught.value.retryable
     made = await run(code="result = spark.range(9)", tier="minio")
@@ -205,9 +197,7 @@ async def test_large_objects_are_left_to_sparks_processes(
     assert staging.lines(rows.parts) is None
 
 
-async def test_bytes_that_wait_are_bounded(
-    box: Toolbox, staging: Staging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bytes_that_wait_are_bounded(box: Toolbox, staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many objects there are, those that are fetched and not yet written stay below the bound."""
     refs = [await put(box, ["x" * 1000] * 10, f"o{number}", StoreTier.PVC) for number in range(40)]
     rows = await rows_of(box, *refs)

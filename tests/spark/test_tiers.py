@@ -103,9 +103,7 @@ async def test_results_of_every_tier_are_inputs(run: Run, box: Toolbox, tier: St
 
 
 @pytest.mark.parametrize("tier", [*FILES, *BUCKETS], indirect=True)
-async def test_a_dataset_on_every_tier_of_files(
-    run: Run, box: Toolbox, own: Settings, tier: StoreTier
-) -> None:
+async def test_a_dataset_on_every_tier_of_files(run: Run, box: Toolbox, own: Settings, tier: StoreTier) -> None:
     made = await run(
         command="SELECT id, cast(id % 3 AS string) AS part FROM range(0, 100, 1, 2)",
         partition_by="part",
@@ -138,9 +136,7 @@ async def test_a_failed_job_leaves_nothing(run: Run, own: Settings, tier: StoreT
 
 
 @pytest.mark.parametrize("tier", SINGLE, indirect=True)
-async def test_small_results_become_one_object_on_the_other_tiers(
-    run: Run, box: Toolbox, tier: StoreTier
-) -> None:
+async def test_small_results_become_one_object_on_the_other_tiers(run: Run, box: Toolbox, tier: StoreTier) -> None:
     made = await run(command="SELECT id, id * 2 AS twice FROM range(5)", tier=tier.value)
     ref = made.ref
     assert ref is not None

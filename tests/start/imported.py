@@ -36,10 +36,7 @@ class Imported:
     def refuse(self, packages: Collection[str]) -> None:
         """Fails for every package of the list that was imported, with the way that led to it."""
         led = {
-            package: self._way_to(module)
-            for package in packages
-            for module in list(self.chains)
-            if module == package
+            package: self._way_to(module) for package in packages for module in list(self.chains) if module == package
         }
         assert not led, f"{self.program} imports what it has no use for:\n" + "\n".join(
             f"  {package}: {way}" for package, way in sorted(led.items())

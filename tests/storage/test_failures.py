@@ -60,9 +60,7 @@ async def test_another_tier_takes_over_and_hands_back(
         assert await store.get(small) == {"a": 1}
 
 
-async def test_a_store_that_is_killed_during_a_put_leaves_no_reference(
-    settings: Settings, pool: asyncpg.Pool
-) -> None:
+async def test_a_store_that_is_killed_during_a_put_leaves_no_reference(settings: Settings, pool: asyncpg.Pool) -> None:
     own = await asyncio.to_thread(own_object_store, settings)
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -82,9 +80,7 @@ async def test_a_store_that_is_killed_during_a_put_leaves_no_reference(
         assert await store.get(repeated.ref) == "again"
 
 
-async def test_wrong_credentials_are_told_and_not_worked_around(
-    settings: Settings, pool: asyncpg.Pool
-) -> None:
+async def test_wrong_credentials_are_told_and_not_worked_around(settings: Settings, pool: asyncpg.Pool) -> None:
     wrong = settings.model_copy(update={"minio_secret_key": SecretStr("not-the-key")})
     async with ResultStore(wrong, pool) as store:
         with pytest.raises(StorageError) as caught:
@@ -100,9 +96,7 @@ async def test_wrong_credentials_are_told_and_not_worked_around(
 async def test_no_tier_left_names_what_was_wrong_with_each(settings: Settings, pool: asyncpg.Pool) -> None:
     blocked = settings.home / "results"
     blocked.write_text("a file where the folder should be")
-    down = settings.model_copy(
-        update={"minio_endpoint": "http://127.0.0.1:9", "nats_url": "nats://127.0.0.1:9"}
-    )
+    down = settings.model_copy(update={"minio_endpoint": "http://127.0.0.1:9", "nats_url": "nats://127.0.0.1:9"})
     async with ResultStore(down, pool) as store:
         with pytest.raises(StorageError) as caught:
             await store.put(1, **WHERE, tier=StoreTier.MINIO)

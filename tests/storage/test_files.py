@@ -61,9 +61,7 @@ async def test_symbolic_links_do_not_lead_out(store: ResultStore, settings: Sett
 
 
 @pytest.mark.parametrize("uri", ["file:///etc/passwd", "/etc/passwd", "file://{mount}/../../etc/passwd"])
-async def test_references_to_other_files_are_refused(
-    store: ResultStore, settings: Settings, uri: str
-) -> None:
+async def test_references_to_other_files_are_refused(store: ResultStore, settings: Settings, uri: str) -> None:
     good = await store.put(1, **WHERE, tier=StoreTier.PVC)
     forged = good.model_copy(update={"physical_uri": uri.format(mount=volume(settings)), "sha256": None})
     with pytest.raises(StorageError, match="leaves the mount"):
@@ -149,9 +147,7 @@ async def chunks_of(path: Path) -> AsyncIterator[bytes]:
             yield chunk
 
 
-async def test_results_of_other_processes_survive_in_the_database(
-    settings: Settings, pool: asyncpg.Pool
-) -> None:
+async def test_results_of_other_processes_survive_in_the_database(settings: Settings, pool: asyncpg.Pool) -> None:
     async with ResultStore(settings, pool) as first:
         ref = await first.put({"a": 1}, **WHERE)
     async with ResultStore(settings, pool) as second:

@@ -21,9 +21,7 @@ WHERE = {"execution_id": 6, "step": "load", "name": "rows"}
 
 
 @pytest.mark.parametrize("tier", [*LASTING, StoreTier.EVENTLOG])
-async def test_bytes_are_read_without_a_store(
-    store: ResultStore, settings: Settings, tier: StoreTier
-) -> None:
+async def test_bytes_are_read_without_a_store(store: ResultStore, settings: Settings, tier: StoreTier) -> None:
     ref = await store.put({"a": 1}, **WHERE, tier=tier)
     assert locations.tier_of_uri(ref.physical_uri, settings) is tier
     read = pickle.loads(pickle.dumps(locations.read_bytes))

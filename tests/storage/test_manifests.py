@@ -87,9 +87,7 @@ async def test_a_dataset_written_in_place_is_registered(
         path = locations.arrow_filesystem_path(settings, f"{uri}part-{part}.parquet")
         filesystem.create_dir(path.rpartition("/")[0], recursive=True)
         pq.write_table(pa.table({"n": [part * 10, part * 10 + 1]}), path, filesystem=filesystem)
-    ref = await store.register_dataset(
-        uri, execution_id=9, step="spark", name="rows", rows=4, schema={"n": "bigint"}
-    )
+    ref = await store.register_dataset(uri, execution_id=9, step="spark", name="rows", rows=4, schema={"n": "bigint"})
     assert ref.kind is RefKind.DATASET
     assert ref.store_tier is tier
     assert ref.extra["columns"] == {"n": "bigint"}

@@ -29,9 +29,7 @@ TOMORROW = datetime.now(UTC) + timedelta(days=2)
 @pytest.fixture(autouse=True)
 async def executions(pool: asyncpg.Pool) -> None:
     for execution_id, status in ((ENDED, "COMPLETED"), (RUNNING, "RUNNING")):
-        await pool.execute(
-            "INSERT INTO noetl.execution (execution_id, status) VALUES ($1, $2)", execution_id, status
-        )
+        await pool.execute("INSERT INTO noetl.execution (execution_id, status) VALUES ($1, $2)", execution_id, status)
 
 
 async def rolled_back(store: ResultStore, pool: asyncpg.Pool, execution_id: int, tier: StoreTier) -> str:
@@ -48,9 +46,7 @@ async def left(store: ResultStore, tier: StoreTier, uri: str) -> bool:
 
 
 @pytest.mark.parametrize("tier", LASTING)
-async def test_bytes_of_a_rolled_back_put_are_removed(
-    store: ResultStore, pool: asyncpg.Pool, tier: StoreTier
-) -> None:
+async def test_bytes_of_a_rolled_back_put_are_removed(store: ResultStore, pool: asyncpg.Pool, tier: StoreTier) -> None:
     kept = await store.put([1, 2], execution_id=ENDED, step="load", name="rows", tier=tier)
     orphan = await rolled_back(store, pool, ENDED, tier)
     running = await rolled_back(store, pool, RUNNING, tier)
@@ -88,9 +84,7 @@ async def test_uploads_that_were_cut_off_are_aborted(settings: Settings, store: 
 
     def begun(key: str) -> None:
         upload = client.create_multipart_upload(Bucket=bucket, Key=key)
-        client.upload_part(
-            Bucket=bucket, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"x" * 5_300_000
-        )
+        client.upload_part(Bucket=bucket, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"x" * 5_300_000)
 
     def uploads() -> list[str]:
         return [one["Key"] for one in client.list_multipart_uploads(Bucket=bucket).get("Uploads", ())]
@@ -116,9 +110,7 @@ async def test_orphans_in_gcs(settings: Settings, pool: asyncpg.Pool) -> None:
             assert await store.get(kept.ref) == 1
 
 
-async def test_a_dataset_that_was_never_registered_goes_file_by_file(
-    store: ResultStore, settings: Settings
-) -> None:
+async def test_a_dataset_that_was_never_registered_goes_file_by_file(store: ResultStore, settings: Settings) -> None:
     folders = {}
     for name in ("lost", "kept"):
         uri = store.dataset_uri(execution_id=ENDED, step="spark", name=name, tier=StoreTier.PVC)
@@ -126,9 +118,7 @@ async def test_a_dataset_that_was_never_registered_goes_file_by_file(
         folders[name].mkdir(parents=True)
         for part in range(2):
             pq.write_table(pa.table({"n": [part]}), folders[name] / f"part-{part}.parquet")
-    ref = await store.register_dataset(
-        folders["kept"].as_uri(), execution_id=ENDED, step="spark", name="kept", rows=2
-    )
+    ref = await store.register_dataset(folders["kept"].as_uri(), execution_id=ENDED, step="spark", name="kept", rows=2)
     assert await store.sweep_orphans(TOMORROW) == 2
     assert list(folders["lost"].iterdir()) == []
     assert (await store.get(ref.ref)).num_rows == 2

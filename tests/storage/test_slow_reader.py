@@ -16,9 +16,7 @@ MB = 1024 * 1024
 
 
 @pytest.mark.slow
-async def test_a_slow_reader_gets_the_whole_stream(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_reader_gets_the_whole_stream(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     data = os.urandom(64 * MB)
     async with ResultStore(settings, None) as store:
         ref = await store.put(data, execution_id=7, step="load", name="rows", tier=StoreTier.MINIO)

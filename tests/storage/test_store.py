@@ -70,9 +70,7 @@ async def test_fifteen_megabytes_round_trip(store: ResultStore, tier: StoreTier)
     assert await store.get(as_json) == rows
 
     blob = os.urandom(15 * MB)
-    as_bytes = await store.put(
-        blob, **WHERE, tier=tier, spec=ResultSpec(content_type="application/octet-stream")
-    )
+    as_bytes = await store.put(blob, **WHERE, tier=tier, spec=ResultSpec(content_type="application/octet-stream"))
     assert await store.get(as_bytes) == blob
 
 
@@ -130,9 +128,7 @@ async def test_a_selected_field_hides_none_of_the_value_itself(
 
 async def test_preview_and_selected_fields(store: ResultStore, settings: Settings) -> None:
     value = {"rows": [{"id": 5}], "paging": {"page": 2}, "text": "é" * 5000}
-    ref = await store.put(
-        value, **WHERE, select=["paging.page", "rows.0.id", "rows.-1.id", "rows.9.id", "no"]
-    )
+    ref = await store.put(value, **WHERE, select=["paging.page", "rows.0.id", "rows.-1.id", "rows.9.id", "no"])
     assert ref.extracted == {"paging.page": 2, "rows.0.id": 5, "rows.-1.id": 5}
     assert ref.preview is not None
     assert len(ref.preview.encode()) <= settings.result_preview_bytes
@@ -160,9 +156,7 @@ async def test_plain_python_values_become_json(store: ResultStore) -> None:
 
 
 async def test_tier_follows_size_and_settings(settings: Settings, pool: asyncpg.Pool) -> None:
-    chosen = settings.model_copy(
-        update={"pvc_tier_threshold_bytes": 1000, "default_store_tier": StoreTier.OBJECT}
-    )
+    chosen = settings.model_copy(update={"pvc_tier_threshold_bytes": 1000, "default_store_tier": StoreTier.OBJECT})
     async with ResultStore(chosen, pool) as store:
         assert (await store.put(b"x" * 1000, **WHERE)).store_tier is StoreTier.DISK
         assert (await store.put(b"x" * 1001, **WHERE)).store_tier is StoreTier.PVC
@@ -211,9 +205,7 @@ async def test_changed_bytes_are_found(store: ResultStore, settings: Settings) -
             pass
 
 
-async def test_a_stream_that_fails_leaves_nothing(
-    store: ResultStore, pool: asyncpg.Pool, settings: Settings
-) -> None:
+async def test_a_stream_that_fails_leaves_nothing(store: ResultStore, pool: asyncpg.Pool, settings: Settings) -> None:
     async def broken() -> AsyncIterator[bytes]:
         for _ in range(6):
             yield os.urandom(4 * MB)

@@ -135,9 +135,7 @@ async def lines(request: Request) -> Response:
 
 async def moved(request: Request) -> Response:
     """Leads to ``to`` with the status that is asked for, and sets a cookie."""
-    answer = Response(
-        status_code=request.path_params["code"], headers={"Location": request.query_params["to"]}
-    )
+    answer = Response(status_code=request.path_params["code"], headers={"Location": request.query_params["to"]})
     answer.set_cookie("seen", "moved")
     return answer
 
@@ -195,9 +193,7 @@ async def rows(request: Request) -> Response:
 
 
 async def twice(request: Request) -> Response:
-    answer = Response(
-        b"\xe4", headers={"Content-Type": f"text/plain; charset={request.query_params['charset']}"}
-    )
+    answer = Response(b"\xe4", headers={"Content-Type": f"text/plain; charset={request.query_params['charset']}"})
     answer.headers.append("X-Part", "one")
     answer.headers.append("X-Part", "two")
     return answer

@@ -69,9 +69,7 @@ async def test_a_time_out_of_http(run: Any, server: str) -> None:
 
 
 async def test_a_locked_database_file(run: Any, tmp_path: Path) -> None:
-    code = (
-        "import duckdb, sys; own = duckdb.connect(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
-    )
+    code = "import duckdb, sys; own = duckdb.connect(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
     path = str(tmp_path / "own.db")
     holder = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, path, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE

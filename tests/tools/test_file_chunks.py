@@ -146,9 +146,7 @@ async def test_reading_goes_on_where_it_stopped(
 
 
 @every
-async def test_a_file_that_has_changed_is_not_gone_on_with(
-    run: Any, box: Toolbox, mount: Path, format: str
-) -> None:
+async def test_a_file_that_has_changed_is_not_gone_on_with(run: Any, box: Toolbox, mount: Path, format: str) -> None:
     log = box.chunks = ListLog(wanted=True)
     path = write(mount / f"rows.{format}")
     log.stops_after = 1
@@ -162,9 +160,7 @@ async def test_a_file_that_has_changed_is_not_gone_on_with(
 
 
 async def test_the_parts_of_a_stored_result_are_its_chunks(run: Any, box: Toolbox) -> None:
-    parts = [
-        await box.results.put([n, n], execution_id=7001, step="made", name=f"part-{n}") for n in range(3)
-    ]
+    parts = [await box.results.put([n, n], execution_id=7001, step="made", name=f"part-{n}") for n in range(3)]
     whole = await box.results.manifest(7001, "made", "whole", parts, "concat")
     each = await box.results.manifest(7001, "made", "each", parts, "append")
     log = box.chunks = ListLog(wanted=True)

@@ -64,9 +64,7 @@ async def test_text_and_binary_bodies(run: Any, server: str) -> None:
         (503, "server_error", True),
     ],
 )
-async def test_status_from_400_on_is_an_error(
-    run: Any, server: str, code: int, kind: str, retryable: bool
-) -> None:
+async def test_status_from_400_on_is_an_error(run: Any, server: str, code: int, kind: str, retryable: bool) -> None:
     with pytest.raises(ToolError, match=f"answered {code}") as caught:
         await run("http", url=f"{server}/status/{code}?wait=7")
 
@@ -83,9 +81,7 @@ def test_retry_after_understands_dates() -> None:
 
 
 async def test_a_timeout_that_is_no_number_is_an_error_of_the_playbook(run: Any, server: str) -> None:
-    with pytest.raises(
-        ToolError, match="http in step stage: timeout 'soon' is no number of seconds"
-    ) as caught:
+    with pytest.raises(ToolError, match="http in step stage: timeout 'soon' is no number of seconds") as caught:
         await run("http", url=f"{server}/text", timeout="soon")
     assert (caught.value.kind, caught.value.retryable) == ("schema", False)
 
@@ -106,9 +102,7 @@ async def test_time_out_and_refused_connection_are_retryable(run: Any, server: s
 async def test_relative_url_needs_a_credential_with_a_base(
     run: Any, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(
-        "NOETL_CREDENTIAL_RECORDS_API", json.dumps({"type": "http", "data": {"url": f"{server}/v1/"}})
-    )
+    monkeypatch.setenv("NOETL_CREDENTIAL_RECORDS_API", json.dumps({"type": "http", "data": {"url": f"{server}/v1/"}}))
 
     assert (await run("http", url="/patients", auth="records_api")).data["data"]["path"] == "/v1/patients"
     with pytest.raises(ToolError, match="relative"):
@@ -129,15 +123,11 @@ async def test_authentication(run: Any, server: str, auth: Any, header: str, val
     assert seen["headers"][header] == value
 
 
-async def test_header_credential_does_not_follow_to_another_origin(
-    run: Any, server: str, other_server: str
-) -> None:
+async def test_header_credential_does_not_follow_to_another_origin(run: Any, server: str, other_server: str) -> None:
     auth = {"type": "header", "header": "X-Key", "value": "s3cr3t"}
 
     same = (await run("http", url=f"{server}/away", params={"to": f"{server}/x"}, auth=auth)).data["data"]
-    other = (await run("http", url=f"{server}/away", params={"to": f"{other_server}/x"}, auth=auth)).data[
-        "data"
-    ]
+    other = (await run("http", url=f"{server}/away", params={"to": f"{other_server}/x"}, auth=auth)).data["data"]
 
     assert same["headers"]["x-key"] == "s3cr3t"
     assert "x-key" not in other["headers"]

@@ -130,9 +130,7 @@ async def test_one_whose_last_chunk_is_in_the_log_is_not_asked_for(
 
 
 @every
-async def test_a_broken_connection_leaves_what_was_told(
-    run: Any, box: Toolbox, server: str, kind: str
-) -> None:
+async def test_a_broken_connection_leaves_what_was_told(run: Any, box: Toolbox, server: str, kind: str) -> None:
     log = box.chunks = ListLog(wanted=True)
     url = f"{server}/rows"
     with pytest.raises(ToolError) as caught:
@@ -145,9 +143,7 @@ async def test_a_broken_connection_leaves_what_was_told(
 
 
 @every
-async def test_without_ranges_it_is_read_again_and_compared(
-    run: Any, box: Toolbox, server: str, kind: str
-) -> None:
+async def test_without_ranges_it_is_read_again_and_compared(run: Any, box: Toolbox, server: str, kind: str) -> None:
     log = box.chunks = ListLog(wanted=True)
     log.stops_after = 2
     with pytest.raises(Killed):
@@ -222,9 +218,7 @@ async def test_a_large_value_of_an_array_is_not_cut(run: Any, box: Toolbox, serv
 
 @pytest.mark.parametrize("end", ["", ",]", "] []", r',"\ud800"]'])
 @pytest.mark.parametrize("wanted", [True, False])
-async def test_a_broken_array_is_no_result(
-    run: Any, box: Toolbox, server: str, end: str, wanted: bool
-) -> None:
+async def test_a_broken_array_is_no_result(run: Any, box: Toolbox, server: str, end: str, wanted: bool) -> None:
     log = box.chunks = ListLog(wanted=wanted)
 
     with pytest.raises(ToolError, match=r"from byte [1-9]\d* on: no JSON array") as caught:
@@ -265,9 +259,7 @@ def test_pieces_are_the_same_however_the_bytes_come(
     def pieces(step: int, offset: int = 0, columns: list[str] | None = None) -> list[Piece]:
         cutter = cutter_for(format, size, {"offset": offset, "columns": columns}, "f")
         found = [
-            piece
-            for start in range(offset, len(content), step)
-            for piece in cutter.feed(content[start : start + step])
+            piece for start in range(offset, len(content), step) for piece in cutter.feed(content[start : start + step])
         ]
         return [*found, *filter(None, [cutter.end()])]
 
@@ -391,11 +383,7 @@ def test_a_quote_within_a_value_is_a_part_of_it() -> None:
 
 
 VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False)
-    | st.text('ab"\\[]{},é'),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text('ab"\\[]{},é'),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a"\\{,'), inner, max_size=3),
     max_leaves=8,
 )

@@ -325,9 +325,7 @@ def eager_switches() -> Iterator[None]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "jobs", [1000, pytest.param(200_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
-)
+@pytest.mark.parametrize("jobs", [1000, pytest.param(200_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 async def test_deadlines_at_the_very_end_of_code_reach_nothing_but_code(
     jobs: int, burners: None, eager_switches: None, strays: list[Any]
 ) -> None:

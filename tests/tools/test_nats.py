@@ -140,14 +140,10 @@ async def test_a_subscription_goes_on_where_it_stopped(
         assert (await run("nats", **given | {"max_messages": 5})).ref  # nothing new: what the log says is all
 
 
-async def test_no_message_is_acknowledged_before_it_is_in_the_log(
-    run: Any, box: Toolbox, stream: str
-) -> None:
+async def test_no_message_is_acknowledged_before_it_is_in_the_log(run: Any, box: Toolbox, stream: str) -> None:
     context = (await box.clients.nats()).jetstream()
     log = box.chunks = ListLog(wanted=True, room=0)
-    running = asyncio.ensure_future(
-        run("nats", operation="subscribe", stream=stream, durable="d", timeout=0.5)
-    )
+    running = asyncio.ensure_future(run("nats", operation="subscribe", stream=stream, durable="d", timeout=0.5))
     await until(lambda: len(log.chunks) == 1)  # written, and nobody has room for the next
     before = await context.consumer_info(stream, "d")
     await log.make_room(None)
@@ -161,9 +157,7 @@ async def test_no_message_is_acknowledged_before_it_is_in_the_log(
 
 async def test_a_subscription_says_what_it_needs(run: Any, box: Toolbox, stream: str) -> None:
     context = (await box.clients.nats()).jetstream()
-    await context.add_consumer(
-        stream, ConsumerConfig(durable_name="one", ack_policy="explicit", max_ack_pending=1)
-    )
+    await context.add_consumer(stream, ConsumerConfig(durable_name="one", ack_policy="explicit", max_ack_pending=1))
 
     for given, message in [
         ({}, "needs 'stream' or 'subject'"),

@@ -122,8 +122,7 @@ async def test_return_at_the_top_level_is_the_result(run: Any, isolation: str) -
         result = "small"
     """)
     results = [
-        (await run("python", code=code, input={"n": n}, options={"isolation": isolation})).data
-        for n in (1, 2, 3)
+        (await run("python", code=code, input={"n": n}, options={"isolation": isolation})).data for n in (1, 2, 3)
     ]
 
     assert results == ["small", None, {"n": 6}]
@@ -346,9 +345,7 @@ async def test_subprocess_gives_values_tables_and_errors(run: Any) -> None:
     options = {"isolation": "subprocess"}
     when = dt.date(2026, 1, 2)
 
-    value = await run(
-        "python", code=ADD, input={"a": 1}, scope={"c": when.day, "big": object}, options=options
-    )
+    value = await run("python", code=ADD, input={"a": 1}, scope={"c": when.day, "big": object}, options=options)
     table = await run("python", code="import pyarrow\nresult = pyarrow.table({'a': [1]})", options=options)
     with pytest.raises(ToolError, match=r"KeyError.*line 2") as caught:
         await run("python", code="x = {}\nx['y']", options=options)

@@ -36,9 +36,7 @@ WAYS = [
 
 @everywhere
 @pytest.mark.parametrize("code", WAYS)
-async def test_a_small_result_is_the_list_of_its_rows(
-    run: Any, box: Toolbox, code: str, options: Any
-) -> None:
+async def test_a_small_result_is_the_list_of_its_rows(run: Any, box: Toolbox, code: str, options: Any) -> None:
     log = box.chunks = ListLog()
 
     result = await run("python", code=code, input={"n": 3}, options=options)
@@ -60,9 +58,7 @@ async def test_small_rows_are_a_chunk_by_their_number(run: Any, box: Toolbox, op
 
 @everywhere
 @pytest.mark.parametrize("code", WAYS)
-async def test_each_yield_is_a_chunk_where_a_step_takes_them(
-    run: Any, box: Toolbox, code: str, options: Any
-) -> None:
+async def test_each_yield_is_a_chunk_where_a_step_takes_them(run: Any, box: Toolbox, code: str, options: Any) -> None:
     log = box.chunks = ListLog(wanted=True)
 
     result = await run("python", code=code, input={"n": 3}, options=options)
@@ -93,9 +89,7 @@ async def test_lists_and_tables_are_rows_and_all_else_is_one(run: Any, box: Tool
 
 
 @everywhere
-async def test_small_yields_are_gathered_where_nobody_takes_them(
-    run: Any, box: Toolbox, options: Any
-) -> None:
+async def test_small_yields_are_gathered_where_nobody_takes_them(run: Any, box: Toolbox, options: Any) -> None:
     log = box.chunks = ListLog()
     code = "for i in range(30):\n    yield {'i': i, 'text': 'x' * 500_000}"
 
@@ -195,9 +189,7 @@ async def test_one_that_asks_for_its_position_goes_on_there(
 
 
 @everywhere
-async def test_any_other_begins_again_and_what_is_stored_is_skipped(
-    run: Any, box: Toolbox, options: Any
-) -> None:
+async def test_any_other_begins_again_and_what_is_stored_is_skipped(run: Any, box: Toolbox, options: Any) -> None:
     log = box.chunks = ListLog(wanted=True)
     log.stops_after = 2
     with pytest.raises(Killed):
@@ -248,9 +240,7 @@ async def test_an_error_half_way_leaves_what_was_told(run: Any, box: Toolbox, op
 
 @everywhere
 @pytest.mark.parametrize("kind", ["def", "async def"])
-async def test_a_cancelled_generator_is_closed(
-    run: Any, box: Toolbox, options: Any, kind: str, tmp_path: Path
-) -> None:
+async def test_a_cancelled_generator_is_closed(run: Any, box: Toolbox, options: Any, kind: str, tmp_path: Path) -> None:
     log = box.chunks = ListLog(wanted=True, room=0)
     code = f"""
         from pathlib import Path
@@ -280,9 +270,7 @@ async def test_a_cancelled_generator_is_closed(
 
 
 @everywhere
-async def test_the_time_limit_holds_while_a_chunk_waits_for_room(
-    run: Any, box: Toolbox, options: Any
-) -> None:
+async def test_the_time_limit_holds_while_a_chunk_waits_for_room(run: Any, box: Toolbox, options: Any) -> None:
     box.chunks = ListLog(wanted=True, room=0)
 
     with pytest.raises(ToolError, match="longer than its timeout of 2 s"):

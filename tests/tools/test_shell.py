@@ -15,15 +15,11 @@ from noetl_dagster.tools.commands.processes import run_process
 from tests.waiting import PATIENCE_SECONDS, ended, until
 
 
-async def test_commands_share_a_shell_and_stop_at_a_failure(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_commands_share_a_shell_and_stop_at_a_failure(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOETL_CREDENTIAL_X", "hidden")
 
     data = (
-        await run(
-            "shell", cmds=["X=1", "echo $X $Y", "env | grep -c ^NOETL_CREDENTIAL || true"], env={"Y": 2}
-        )
+        await run("shell", cmds=["X=1", "echo $X $Y", "env | grep -c ^NOETL_CREDENTIAL || true"], env={"Y": 2})
     ).data
     with pytest.raises(ToolError, match="exit code 3: oops") as caught:
         await run("shell", cmds="echo oops >&2\n(exit 3)\necho never")
@@ -72,11 +68,7 @@ async def test_a_group_that_is_only_starting_is_ended_too(turns: int, tmp_path: 
 def at_work_in(folder: Path) -> list[int]:
     """The processes, of those that run, whose working directory is this folder."""
     found = psutil.process_iter(["cwd", "status"])
-    return [
-        one.pid
-        for one in found
-        if one.info["cwd"] == str(folder) and one.info["status"] != psutil.STATUS_ZOMBIE
-    ]
+    return [one.pid for one in found if one.info["cwd"] == str(folder) and one.info["status"] != psutil.STATUS_ZOMBIE]
 
 
 async def test_long_output_keeps_its_end(run: Any) -> None:

@@ -94,9 +94,7 @@ def test_job_manifest() -> None:
     container = job["spec"]["template"]["spec"]["containers"][0]
     assert container["command"] == ["/bin/sh", "-c", "echo $A"]
     assert container["env"] == [{"name": "A", "value": "1"}]
-    piped = job_manifest(call, None, {"DAGSTER_PIPES_CONTEXT": "x"})["spec"]["template"]["spec"][
-        "containers"
-    ][0]
+    piped = job_manifest(call, None, {"DAGSTER_PIPES_CONTEXT": "x"})["spec"]["template"]["spec"]["containers"][0]
     assert piped["env"][1:] == [{"name": "DAGSTER_PIPES_CONTEXT", "value": "x"}]
     with pytest.raises(ToolError, match="no 'image'"):
         job_manifest(ToolCall(7, "s", Task(name="t", kind="container"), {}, {}))

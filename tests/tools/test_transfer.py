@@ -50,9 +50,7 @@ PG = {"kind": "postgres", "table": "target"}
 
 
 async def test_postgres_to_postgres_keeps_every_type(run: Any, source: asyncpg.Pool) -> None:
-    data = (
-        await run("transfer", source={"kind": "postgres", "table": "source"}, target=PG, chunk_size=1000)
-    ).data
+    data = (await run("transfer", source={"kind": "postgres", "table": "source"}, target=PG, chunk_size=1000)).data
 
     assert data == {
         "rows": 2500,
@@ -114,9 +112,7 @@ async def test_failed_transfer_changes_nothing(run: Any, source: asyncpg.Pool) -
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "json"])
 @pytest.mark.parametrize("where", ["s3", "file"])
-async def test_through_objects_and_back(
-    run: Any, source: asyncpg.Pool, box: Toolbox, ending: str, where: str
-) -> None:
+async def test_through_objects_and_back(run: Any, source: asyncpg.Pool, box: Toolbox, ending: str, where: str) -> None:
     folder = f"s3://{box.settings.minio_bucket}/transfer" if where == "s3" else "out"
     path = {"kind": "object", "path": f"{folder}/rows.{ending}"}
 
@@ -168,9 +164,7 @@ async def test_http_both_ways(run: Any, source: asyncpg.Pool, server: str) -> No
     assert data["rows"] == 2
 
 
-async def test_an_array_larger_than_memory_may_hold(
-    run: Any, box: Toolbox, server: str, pool: asyncpg.Pool
-) -> None:
+async def test_an_array_larger_than_memory_may_hold(run: Any, box: Toolbox, server: str, pool: asyncpg.Pool) -> None:
     box.settings = box.settings.model_copy(update={"http_body_bytes": 1_000_000})
     source = {"kind": "http", "url": f"{server}/rows", "params": {"as": "json", "count": 3000}}
     await pool.execute("create table target (id int, text text)")
@@ -183,9 +177,7 @@ async def test_an_array_larger_than_memory_may_hold(
     assert await pool.fetchval("select count(*) from target") == 3000
 
 
-async def test_a_value_of_an_array_may_be_as_large_as_the_file(
-    run: Any, pool: asyncpg.Pool, tmp_path: Path
-) -> None:
+async def test_a_value_of_an_array_may_be_as_large_as_the_file(run: Any, pool: asyncpg.Pool, tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_bytes(b'[{"id": 1, "name": "' + b"x" * (36 << 20) + b'"}, {"id": 2}]')
     await pool.execute("create table wide (id int, name text)")
     target = {"kind": "postgres", "table": "wide"}
@@ -239,9 +231,7 @@ ODD = [
 
 
 async def test_arrow_and_rows_come_out_the_same(run: Any, pool: asyncpg.Pool, tmp_path: Path) -> None:
-    await pool.execute(
-        "create table odd (id int, name text, note text, tags text[], n float8, at timestamptz)"
-    )
+    await pool.execute("create table odd (id int, name text, note text, tags text[], n float8, at timestamptz)")
     at = dt.datetime(2026, 3, 1, 12, tzinfo=ZoneInfo("Europe/Berlin"))
     rows = [{**row, "at": at} for row in ODD]
     kind = pa.timestamp("us", "Europe/Berlin")
@@ -282,9 +272,7 @@ async def test_csv_of_any_shape(run: Any, pool: asyncpg.Pool, tmp_path: Path) ->
     long = "".join(f'{n},"{note.replace(chr(34), chr(34) * 2)}"\r\n' for n in range(1, 5001))
     (tmp_path / "odd.csv").write_bytes(b"\xef\xbb\xbfid,note\r\n" + long.encode() + b"5001,\r\n")
 
-    result = (
-        await run("transfer", source={"path": "odd.csv"}, target={"kind": "postgres", "table": "odd"})
-    ).data
+    result = (await run("transfer", source={"path": "odd.csv"}, target={"kind": "postgres", "table": "odd"})).data
 
     assert result["rows"] == 5001
     assert await pool.fetchval("select count(*) from odd where note = $1", note) == 5000
@@ -295,25 +283,19 @@ async def test_another_type_is_converted_by_the_server(run: Any, pool: asyncpg.P
     await pool.execute("create table a as select n as id, n::text as price from generate_series(1, 5) as n")
     await pool.execute("create table b (price numeric(10, 2), id bigint)")
 
-    await run(
-        "transfer", source={"kind": "postgres", "table": "a"}, target={"kind": "postgres", "table": "b"}
-    )
+    await run("transfer", source={"kind": "postgres", "table": "a"}, target={"kind": "postgres", "table": "b"})
 
     assert await pool.fetchval("select sum(price) from b") == 15
     await pool.execute("insert into a values (6, 'six')")
     with pytest.raises(ToolError, match=r"column price.*six|six.*column price|invalid input.*six"):
-        await run(
-            "transfer", source={"kind": "postgres", "table": "a"}, target={"kind": "postgres", "table": "b"}
-        )
+        await run("transfer", source={"kind": "postgres", "table": "a"}, target={"kind": "postgres", "table": "b"})
     assert await pool.fetchval("select count(*) from b") == 5
 
 
 LATER = '{"id": 1}\n{"id": 2}\n{"id": 3, "age": 40, "doc": {"a": 1}}\n{"id": 4, "ok": true}\n'
 
 
-async def test_drift_is_an_error_that_names_columns_and_remedy(
-    run: Any, pool: asyncpg.Pool, tmp_path: Path
-) -> None:
+async def test_drift_is_an_error_that_names_columns_and_remedy(run: Any, pool: asyncpg.Pool, tmp_path: Path) -> None:
     await pool.execute("create table t (id int)")
     (tmp_path / "in.jsonl").write_text(LATER)
 
@@ -450,9 +432,7 @@ async def test_pages(run: Any, pool: asyncpg.Pool, pages: str, how: str, paging:
     await pool.execute("create table t (id int, kept text)")
     place = {"kind": "http", "url": f"{pages}/{how}", "params": {"kept": "x"}, "rows": "body.rows"}
 
-    data = (
-        await run("transfer", source={**place, "paging": paging}, target={"kind": "postgres", "table": "t"})
-    ).data
+    data = (await run("transfer", source={**place, "paging": paging}, target={"kind": "postgres", "table": "t"})).data
 
     assert (data["rows"], data["chunks"]) == (10, 4)
     rows = await pool.fetch("select id, kept from t order by id")
@@ -460,9 +440,7 @@ async def test_pages(run: Any, pool: asyncpg.Pool, pages: str, how: str, paging:
 
 
 @pytest.mark.parametrize(("how", "message"), [("away", "another server"), ("same", "leads to itself")])
-async def test_pages_that_lead_astray(
-    run: Any, pool: asyncpg.Pool, pages: str, how: str, message: str
-) -> None:
+async def test_pages_that_lead_astray(run: Any, pool: asyncpg.Pool, pages: str, how: str, message: str) -> None:
     await pool.execute("create table t (id int, kept text)")
     paging = {"next": "meta.next", **({"param": "from"} if how == "same" else {})}
     place = {"kind": "http", "url": f"{pages}/{how}", "rows": "body.rows", "paging": paging}
@@ -483,9 +461,7 @@ async def test_pages_that_lead_astray(
         ({"paging": {}}, r"source\.paging: .*needs 'next'"),
     ],
 )
-async def test_options_that_cannot_be(
-    run: Any, pool: asyncpg.Pool, given: dict[str, Any], message: str
-) -> None:
+async def test_options_that_cannot_be(run: Any, pool: asyncpg.Pool, given: dict[str, Any], message: str) -> None:
     source = {"kind": "http", "url": "http://127.0.0.1:1/"}
     if "paging" in given:
         source |= given
@@ -508,9 +484,7 @@ async def test_a_transfer_that_is_cancelled_changes_nothing(run: Any, source: as
         await transfer
 
     await until(lambda: _none(source, asleep), "its query to end")
-    assert (await run("transfer", source={"kind": "postgres", "table": "source"}, target=PG)).data[
-        "rows"
-    ] == 2500
+    assert (await run("transfer", source={"kind": "postgres", "table": "source"}, target=PG)).data["rows"] == 2500
 
 
 async def _none(pool: asyncpg.Pool, query: str) -> bool:

@@ -76,9 +76,7 @@ async def test_out_of_postgres_and_back(
 def url() -> Iterator[str]:
     async def rows(request: Request) -> JSONResponse:
         first = int(request.query_params.get("from", "0"))
-        data = [
-            {"id": n, "price": n + 0.25, "doc": {"b": 1, "a": [n, None]}} for n in range(first, first + 50)
-        ]
+        data = [{"id": n, "price": n + 0.25, "doc": {"b": 1, "a": [n, None]}} for n in range(first, first + 50)]
         return JSONResponse({"data": data, "next": first + 50 if first < 450 else None})
 
     with served(Starlette(routes=[Route("/rows", rows)])) as address:
@@ -114,14 +112,10 @@ KINDS = ["parquet", "jsonl", "json", "csv", "duckdb", "http", "result"]
 async def test_into_postgres(
     run: Any, pool: asyncpg.Pool, inputs: dict[str, dict[str, Any]], kind: str, mode: str
 ) -> None:
-    await pool.execute(
-        "create table target (doc jsonb, id bigint primary key, price numeric(10, 2), note text)"
-    )
+    await pool.execute("create table target (doc jsonb, id bigint primary key, price numeric(10, 2), note text)")
     await pool.execute("insert into target select null, n, 1 from generate_series(1000, 1100) as n")
 
-    data = (
-        await run("transfer", source=inputs[kind], target=PG, mode=mode, verify="checksum", chunk_size=60)
-    ).data
+    data = (await run("transfer", source=inputs[kind], target=PG, mode=mode, verify="checksum", chunk_size=60)).data
 
     assert data["checksum"].startswith("500:")
     assert await pool.fetchval("select sum(price) from target where id < 500") == 500 * 499 / 2 + 125
@@ -137,9 +131,7 @@ async def test_values_that_the_column_changes_are_seen(
     if mode == "append":
         await pool.execute("delete from target; insert into target values (null, 1000, 1)")
 
-    with pytest.raises(
-        ToolError, match=r"checksum of what was read is 500:.*table \"target\" changes values"
-    ):
+    with pytest.raises(ToolError, match=r"checksum of what was read is 500:.*table \"target\" changes values"):
         await run("transfer", source=inputs[kind], target=PG, mode=mode, verify="checksum")
 
     assert [tuple(row)[1:] for row in await pool.fetch("select * from target")] in ([(7, 1)], [(1000, 1)])
@@ -147,9 +139,7 @@ async def test_values_that_the_column_changes_are_seen(
 
 
 @pytest.mark.parametrize("kind", ["postgres", "csv"])
-async def test_a_trigger_that_changes_values_is_seen(
-    run: Any, source: asyncpg.Pool, tmp_path: Path, kind: str
-) -> None:
+async def test_a_trigger_that_changes_values_is_seen(run: Any, source: asyncpg.Pool, tmp_path: Path, kind: str) -> None:
     await source.execute(
         """
         create function other() returns trigger language plpgsql as
@@ -208,9 +198,7 @@ async def test_json_has_no_word_for_nan(run: Any, tmp_path: Path) -> None:
     with pytest.raises(ToolError, match="checksum of what was read"):
         await run("transfer", source={"path": "in.parquet"}, target={"path": "out.jsonl"}, verify="checksum")
     data = (
-        await run(
-            "transfer", source={"path": "in.parquet"}, target={"path": "out.parquet"}, verify="checksum"
-        )
+        await run("transfer", source={"path": "in.parquet"}, target={"path": "out.parquet"}, verify="checksum")
     ).data
 
     assert not (tmp_path / "out.jsonl").exists()
@@ -240,14 +228,10 @@ async def test_a_file_that_holds_other_rows_is_not_published(
 
 
 async def test_numbers_that_a_double_changes_are_refused(run: Any, pool: asyncpg.Pool) -> None:
-    await pool.execute(
-        "create table source as select 1.1 as fine, 12345678901234567.89 as long, array[0.1] as some"
-    )
+    await pool.execute("create table source as select 1.1 as fine, 12345678901234567.89 as long, array[0.1] as some")
     given = {"source": {"kind": "postgres", "table": "source"}, "verify": "checksum"}
 
-    with pytest.raises(
-        ToolError, match=r"numbers of column long have more digits than a double.*source\.query"
-    ):
+    with pytest.raises(ToolError, match=r"numbers of column long have more digits than a double.*source\.query"):
         await run("transfer", **given, target={"path": "out.parquet"})
 
     assert (await run("transfer", **given, target={"path": "out.jsonl"})).data["checksum"].startswith("1:")
@@ -262,9 +246,7 @@ async def test_numbers_that_a_double_changes_are_refused(run: Any, pool: asyncpg
         ("JSON", {"a": 1}, "cannot compare column n, which was read as struct"),
     ],
 )
-async def test_what_duckdb_makes_of_values(
-    run: Any, tmp_path: Path, column: str, value: Any, message: str
-) -> None:
+async def test_what_duckdb_makes_of_values(run: Any, tmp_path: Path, column: str, value: Any, message: str) -> None:
     with duckdb.connect(str(tmp_path / "own.db")) as connection:
         connection.execute(f"create table t (n {column})")
     (tmp_path / "in.jsonl").write_bytes(orjson.dumps({"n": value}))
@@ -277,9 +259,7 @@ async def test_what_duckdb_makes_of_values(
         assert connection.execute("from t").fetchall() == []
 
 
-async def test_text_that_postgres_cannot_hold_is_not_cut(
-    run: Any, pool: asyncpg.Pool, tmp_path: Path
-) -> None:
+async def test_text_that_postgres_cannot_hold_is_not_cut(run: Any, pool: asyncpg.Pool, tmp_path: Path) -> None:
     await pool.execute("create table target (name text)")
     pq.write_table(pa.table({"name": ["a\0b"]}), tmp_path / "in.parquet")
     given = {"source": {"path": "in.parquet"}, "target": PG}

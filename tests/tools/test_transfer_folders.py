@@ -24,9 +24,7 @@ ROWS = {"kind": "postgres", "table": "source", "order_by": "id"}
 
 @pytest.fixture
 async def source(pool: asyncpg.Pool) -> asyncpg.Pool:
-    await pool.execute(
-        "create table source as select n as id, 'n ' || n as name from generate_series(1, 2500) as n"
-    )
+    await pool.execute("create table source as select n as id, 'n ' || n as name from generate_series(1, 2500) as n")
     await pool.execute("create table target (like source)")
     return pool
 
@@ -36,9 +34,7 @@ def names(folder: Path) -> list[str]:
 
 
 async def test_parts_are_a_table_for_every_reader(run: Any, source: asyncpg.Pool, tmp_path: Path) -> None:
-    data = (
-        await run("transfer", source=ROWS, target={"path": "lake/rows/"}, chunk_size=1000, verify="checksum")
-    ).data
+    data = (await run("transfer", source=ROWS, target={"path": "lake/rows/"}, chunk_size=1000, verify="checksum")).data
 
     folder = tmp_path / "lake" / "rows"
     assert names(folder) == ["00000.parquet", "00001.parquet", "00002.parquet", "_SUCCESS"]
@@ -60,10 +56,7 @@ async def test_a_folder_of_the_object_store_and_back(
     data = (await run("transfer", source=folder, target=PG, chunk_size=600, verify="checksum")).data
 
     assert data["rows"] == 2500
-    assert (
-        await source.fetchval("select count(*) from (select * from source except select * from target) x")
-        == 0
-    )
+    assert await source.fetchval("select count(*) from (select * from source except select * from target) x") == 0
     store = open_bucket(box.settings, "s3", bucket)
     there = await obstore.list(store, prefix=f"{tmp_path.name}/rows").collect_async()
     assert len(there) == 4
@@ -134,9 +127,7 @@ async def test_parts_of_other_columns(run: Any, source: asyncpg.Pool, tmp_path: 
     data = (await run("transfer", **given, on_drift="ignore")).data
 
     assert data["ignored"] == ["even"]
-    assert ds.dataset(tmp_path / "rows").to_table().schema == pa.schema(
-        [("id", pa.int64()), ("name", pa.string())]
-    )
+    assert ds.dataset(tmp_path / "rows").to_table().schema == pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 
 async def test_what_a_folder_cannot_be(run: Any, source: asyncpg.Pool, tmp_path: Path) -> None:

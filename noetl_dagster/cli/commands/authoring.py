@@ -146,9 +146,7 @@ def init(folder: Annotated[Path, typer.Argument(help="folder of the new project"
 
 
 @app.command()
-def playbook(
-    name: Name, folder: Annotated[Path, typer.Option(help="folder of the file")] = Path("playbooks")
-) -> None:
+def playbook(name: Name, folder: Annotated[Path, typer.Option(help="folder of the file")] = Path("playbooks")) -> None:
     """Write a playbook of two steps that can run at once."""
     if not name.replace("-", "_").isidentifier():
         fail(f"{name!r} is no name for a playbook: use letters, digits, - and _", code=2)

@@ -136,9 +136,7 @@ def check(
 ) -> None:
     """Find mistakes in playbooks without running them; exit code 1 on errors."""
     findings = {
-        str(file): load_report(file, lenient=lenient, code=True)[1]
-        for path in paths
-        for file in playbook_files(path)
+        str(file): load_report(file, lenient=lenient, code=True)[1] for path in paths for file in playbook_files(path)
     }
     typer.echo(report(findings, format))
     errors = any(problem.severity == "error" for found in findings.values() for problem in found)

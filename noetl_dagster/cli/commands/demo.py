@@ -42,9 +42,7 @@ GROUP BY source_step, store_tier ORDER BY min(ref_id)
 
 def demo(
     size: Annotated[str, typer.Option(help=", ".join(SIZES))] = "medium",
-    playbook: Annotated[Path, typer.Option(help="file of the patient flow")] = Path(
-        "playbooks/patient_flow.yaml"
-    ),
+    playbook: Annotated[Path, typer.Option(help="file of the patient flow")] = Path("playbooks/patient_flow.yaml"),
 ) -> None:
     """Run the patient flow on a simulated records API with faults."""
     if size not in SIZES:

@@ -143,9 +143,7 @@ async def _stores(settings: Settings, deadline: float) -> AsyncIterator[Provided
         yield await _store(tier, settings, deadline, buckets[tier] or "")
 
 
-async def _store(
-    tier: StoreTier, settings: Settings, deadline: float, place: str, *, made: bool = False
-) -> Provided:
+async def _store(tier: StoreTier, settings: Settings, deadline: float, place: str, *, made: bool = False) -> Provided:
     opened = open_tier(tier, settings, None)
     try:
         await _until(deadline, opened.ready, TierUnavailableError, OSError)

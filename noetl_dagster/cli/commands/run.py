@@ -104,9 +104,7 @@ def run_playbook(
             warn(f"the run is driven here: {busy}")
             here = True
     if here:
-        error = _drive_here(
-            session, playbook, execution_id, workload, resumed=resumed, quiet=quiet, verbose=verbose
-        )
+        error = _drive_here(session, playbook, execution_id, workload, resumed=resumed, quiet=quiet, verbose=verbose)
     try:
         found = run_sync(full_overview(engine.runtime, execution_id))
     except ExecutionNotFoundError:

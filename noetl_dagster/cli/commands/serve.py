@@ -94,8 +94,7 @@ def check_exposure(settings: Settings) -> None:
             return
     if settings.service_tokens is None:
         fail(
-            f"the HTTP API would listen on {host} without tokens; "
-            "set NOETL_SERVICE_TOKENS, or listen on 127.0.0.1",
+            f"the HTTP API would listen on {host} without tokens; set NOETL_SERVICE_TOKENS, or listen on 127.0.0.1",
             code=2,
         )
     if settings.service_tls_cert is None and not settings.service_tls_terminated:

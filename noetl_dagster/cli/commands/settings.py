@@ -38,8 +38,7 @@ async def doctor(as_json: Json = False) -> None:
     healthy = all(one.state is not FindingState.WRONG for _, one in found)
     if as_json:
         checks = [
-            {"check": name, "state": one.state, "what": one.what, "remedy": one.remedy or None}
-            for name, one in found
+            {"check": name, "state": one.state, "what": one.what, "remedy": one.remedy or None} for name, one in found
         ]
         print_json({"ok": healthy, "checks": checks})
     else:

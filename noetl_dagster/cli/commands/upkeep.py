@@ -50,9 +50,7 @@ async def project(
             taken = await (projection.rebuild() if rebuild else projection.catch_up())
             typer.echo(f"{taken} events projected, {await projection.lag_seconds():.1f} s behind")
             return
-        await _repeat(
-            "projecting the event log", projection.catch_up, INTERVAL, health, lambda: projection.active_at
-        )
+        await _repeat("projecting the event log", projection.catch_up, INTERVAL, health, lambda: projection.active_at)
 
 
 async def reap(

@@ -131,9 +131,7 @@ async def _traces(settings: Settings) -> Finding:
         await connects(settings.tracing_endpoint, 443 if secure else 80)
     except OSError as error:
         answer = f"no server answers there: {error}"
-    return wrong(
-        f"{where} takes no traces: {answer[:300]}", "check NOETL_TRACING_ENDPOINT, and that it is up"
-    )
+    return wrong(f"{where} takes no traces: {answer[:300]}", "check NOETL_TRACING_ENDPOINT, and that it is up")
 
 
 async def _kubernetes() -> Finding:

@@ -71,9 +71,7 @@ def wants_pod(step: Any) -> bool:
     return POD_TAG in step.tags
 
 
-def pods_of(
-    job_context: Any, retries: RetryMode, beside: Callable[[Any], bool] | None = None
-) -> StepPods | str:
+def pods_of(job_context: Any, retries: RetryMode, beside: Callable[[Any], bool] | None = None) -> StepPods | str:
     """Returns the maker of pods for the steps of a run, or the reason why there is none.
 
     Args:
@@ -105,9 +103,7 @@ def _bound_requests(handler: Any) -> None:
     for api in (handler._api_client.batch_api, handler._api_client.core_api):
         client = api.api_client
 
-        def request(
-            *arguments: Any, _request_timeout: Any = None, asked: Any = client.request, **more: Any
-        ) -> Any:
+        def request(*arguments: Any, _request_timeout: Any = None, asked: Any = client.request, **more: Any) -> Any:
             return asked(*arguments, _request_timeout=_request_timeout or REQUEST_SECONDS, **more)
 
         client.request = request
@@ -156,9 +152,7 @@ class StepPods:
         finally:
             self._log.leave(followed)
 
-    def _events(
-        self, context: Any, pod: Any, followed: _Followed, stop: threading.Event
-    ) -> Iterator[DagsterEvent]:
+    def _events(self, context: Any, pod: Any, followed: _Followed, stop: threading.Event) -> Iterator[DagsterEvent]:
         key = context.step.key
         try:
             list(self._handler.launch_step(pod))
@@ -192,9 +186,7 @@ class StepPods:
                 if succeeded_at is not None and now - succeeded_at >= LATE_SECONDS:
                     trouble = f"the pod of step {key} succeeded, and the run's log has no end of the step"
                     self._tried("the run's log", lambda: self._log.read_again(followed))
-                if trouble is not None and not self._tried(
-                    "the run's log", lambda: self._log.has_more(followed), True
-                ):
+                if trouble is not None and not self._tried("the run's log", lambda: self._log.has_more(followed), True):
                     if stop.is_set():
                         raise DagsterExecutionInterruptedError
                     yield self._lost(context, trouble)

@@ -83,10 +83,7 @@ _FIELDS: dict[str, Any] = multiprocess_executor.config_schema.as_field().config_
                 default_value=None,
                 description=f"The number of steps that may run at the same time. By default {MAX_CONCURRENT}.",
             ),
-            **{
-                name: _FIELDS[name]
-                for name in ("tag_concurrency_limits", "retries", "step_dependency_config")
-            },
+            **{name: _FIELDS[name] for name in ("tag_concurrency_limits", "retries", "step_dependency_config")},
         },
         description="Execute ready steps at the same time, on threads of one process.",
     ),
@@ -191,10 +188,8 @@ class ThreadedExecutor(Executor):
             keys = [step.key for step in execution_plan.get_steps_to_execute_in_topo_order()]
             manager = job_context.instance.compute_log_manager
             log_key = manager.build_log_key_for_run(job_context.run_id, create_compute_log_file_key())
-            capture, failed = (
-                ExitStack(),
-                None,
-            )  # for all steps in one file; without it, they run all the same
+            capture = ExitStack()  # of all steps in one file; if it fails, they run without it
+            failed = None
             try:
                 try:
                     captured = capture.enter_context(manager.capture_logs(log_key))
@@ -294,9 +289,7 @@ class _Threads:
             started = _Step(self._job_context.for_step(step, known_state), known_state, pods)
             self._running[step.key] = started
             body = contextvars.copy_context().run
-            threading.Thread(
-                target=body, args=(self._work, started), name=f"step {step.key}", daemon=True
-            ).start()
+            threading.Thread(target=body, args=(self._work, started), name=f"step {step.key}", daemon=True).start()
 
     def _work(self, step: _Step) -> None:
         """Runs on a step's thread. An interrupt arrives inside ``try``; none comes once the step has no thread."""

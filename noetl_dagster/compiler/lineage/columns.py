@@ -180,9 +180,7 @@ class _ScriptReader:
         target = normalize_identifiers(statement.this.copy(), dialect=self._dialect)
         columns: tuple[str, ...] = ()
         if isinstance(target, exp.Schema):
-            columns = tuple(
-                one.name for one in target.expressions if isinstance(one, exp.Identifier | exp.ColumnDef)
-            )
+            columns = tuple(one.name for one in target.expressions if isinstance(one, exp.Identifier | exp.ColumnDef))
             target = target.this
         if not isinstance(target, exp.Table):
             raise _Unknown

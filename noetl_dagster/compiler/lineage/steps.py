@@ -121,9 +121,7 @@ class _StepReader:
             return [(key, name) for key in writers if key != own]
 
         def resolved(columns: Columns) -> AssetColumns:
-            return {
-                name: frozenset(chain.from_iterable(map(sources, found))) for name, found in columns.items()
-            }
+            return {name: frozenset(chain.from_iterable(map(sources, found))) for name, found in columns.items()}
 
         if script.result is not None and task.output is None:
             done.results[task.name] = resolved(script.result)

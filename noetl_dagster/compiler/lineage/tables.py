@@ -122,9 +122,7 @@ def sql_of(task: Task, names: Mapping[str, Any]) -> str | None:
     if task.kind not in SQL_KINDS or task.config.get("script") is not None:
         return None
     command = task.config.get("command")
-    texts = [
-        settled_text(text, names) for text in (command if isinstance(command, list | tuple) else [command])
-    ]
+    texts = [settled_text(text, names) for text in (command if isinstance(command, list | tuple) else [command])]
     return None if None in texts else ";\n".join(text for text in texts if text is not None)
 
 

@@ -102,9 +102,7 @@ class RecordBook:
         """Returns the number of distinct records of a patient."""
         return len({_identity(row) for row in range(self.row_count(facility, patient, data_type))})
 
-    def page(
-        self, facility: int, patient: int, data_type: DataType, page: int = 1, page_size: int = PAGE_SIZE
-    ) -> Page:
+    def page(self, facility: int, patient: int, data_type: DataType, page: int = 1, page_size: int = PAGE_SIZE) -> Page:
         """Returns page ``page`` (from 1) of a patient; a page after the last one is empty."""
         total = self.row_count(facility, patient, data_type)
         first = (page - 1) * page_size

@@ -130,9 +130,7 @@ class Lifecycle:
         event.meta = {"epoch": state.epoch + 1, **(origin or {})}
         async with self._deciding(execution_id) as (connection, now):
             if now.status is ExecutionStatus.CANCELLED:
-                raise ExecutionStateError(
-                    f"execution {execution_id} was cancelled by another process just now"
-                )
+                raise ExecutionStateError(f"execution {execution_id} was cancelled by another process just now")
             if not await self._runtime.log.append_once(event, connection=connection):
                 raise ExecutionStateError(f"execution {execution_id} was resumed by another process just now")
             await connection.execute(NOTIFY, CHANNEL, str(execution_id))
@@ -197,9 +195,7 @@ class Lifecycle:
                 continue
         cancelled = {} if found is None else {execution_id: found}
         for child in await self._runtime.pool.fetch(RUNNING_CHILDREN, execution_id):
-            cancelled |= await self._cancel_tree(
-                child["execution_id"], f"its parent {execution_id}: {reason}"
-            )
+            cancelled |= await self._cancel_tree(child["execution_id"], f"its parent {execution_id}: {reason}")
         return cancelled
 
     async def _cancel(self, execution_id: int, reason: str) -> _Cancelled | None:
@@ -240,9 +236,7 @@ class Lifecycle:
             async with asyncio.timeout(GIVE_BACK_SECONDS):
                 await release_expired(self._runtime, execution_id)
         except (NoetlError, *DATABASE_AWAY) as error:
-            logger.warning(
-                "execution %s: %s; the reaper tries again", execution_id, str(error) or "it took too long"
-            )
+            logger.warning("execution %s: %s; the reaper tries again", execution_id, str(error) or "it took too long")
 
     async def _publish(self, execution_id: int) -> None:
         """Publishes the completed sink parts of steps that will not end any more."""

@@ -246,9 +246,7 @@ async def _waiting_loops(runtime: Runtime, found: ProjectedExecution) -> set[str
     return {row["loop_id"] for row in rows}
 
 
-async def _chunks(
-    runtime: Runtime, found: ProjectedExecution
-) -> tuple[dict[str, str], dict[str, ChunksView]]:
+async def _chunks(runtime: Runtime, found: ProjectedExecution) -> tuple[dict[str, str], dict[str, ChunksView]]:
     """Returns the source of each step that takes chunks, and the counts of each source."""
     loops = found.state.get("loop", {})
     if not any(entry.get("mode") == LoopMode.STREAM for entry in loops.values()):

@@ -158,11 +158,7 @@ async def loop_rates(pool: asyncpg.Pool, execution_id: int) -> dict[str, float]:
     came later. While nothing ends the rate falls.
     """
     rows = await pool.fetch(LOOP_RATES, execution_id)
-    return {
-        row["loop_id"]: row["ended"] / row["seconds"]
-        for row in rows
-        if row["ended"] > 0 and row["seconds"] > 0
-    }
+    return {row["loop_id"]: row["ended"] / row["seconds"] for row in rows if row["ended"] > 0 and row["seconds"] > 0}
 
 
 async def running_notes(pool: asyncpg.Pool, execution_id: int) -> dict[str, str]:

@@ -137,8 +137,7 @@ class CursorSource(IterationSource):
         rows, step = data.get("rows") if isinstance(data, dict) else None, self.activation.step
         if rows is None:
             raise ToolError(
-                f"step {step}: loop.cursor.claim returned no rows at all; "
-                "end it with a SELECT or a RETURNING clause",
+                f"step {step}: loop.cursor.claim returned no rows at all; end it with a SELECT or a RETURNING clause",
                 kind="loop",
             )
         most = self._frame.max_bytes

@@ -235,9 +235,7 @@ async def release_expired(runtime: Runtime, execution_id: int | None = None) -> 
     return released
 
 
-async def _release(
-    runtime: Runtime, query: str, *parameters: Any
-) -> tuple[int, list[tuple[Frame, NoetlError]]]:
+async def _release(runtime: Runtime, query: str, *parameters: Any) -> tuple[int, list[tuple[Frame, NoetlError]]]:
     """Returns how many frames were released, and which could not be: one must not hold up the others."""
     released = 0
     failures: list[tuple[Frame, NoetlError]] = []

@@ -231,9 +231,7 @@ class _Collector:
         else:
             await self._flush_bundle()
             strategy = "append" if self._by_item else "concat"
-            envelope["ref"] = await self._store.manifest(
-                *self._where, f"loop-{self._loop_id}", self._parts, strategy
-            )
+            envelope["ref"] = await self._store.manifest(*self._where, f"loop-{self._loop_id}", self._parts, strategy)
         self._result.envelope = envelope
         return self._result
 

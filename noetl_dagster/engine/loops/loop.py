@@ -186,9 +186,7 @@ class CollectionSource(IterationSource):
             self._items.stop()
 
 
-def shared_items(
-    activation: Activation, start: int, stop: int, slots: int
-) -> AbstractContextManager[ItemSource]:
+def shared_items(activation: Activation, start: int, stop: int, slots: int) -> AbstractContextManager[ItemSource]:
     """Opens a range of a loop's items, shared with helper processes where the step's tools allow it."""
     runtime, program, shard = activation.runtime, activation.program, activation.shard
     kinds = tuple(sorted({task.task.kind for task in program.tasks}))

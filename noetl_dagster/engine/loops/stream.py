@@ -72,9 +72,7 @@ class ChunkSource(IterationSource):
         await run_side_by_side(work, self.activation.program.loop.max_in_flight)
         self.stop_index, source = self._stream.published, self._stream.key[1]
         if self._stream.has_failed:
-            raise StreamBrokenError(
-                f"step {self.activation.step}: {source}, whose chunks it takes, has failed"
-            )
+            raise StreamBrokenError(f"step {self.activation.step}: {source}, whose chunks it takes, has failed")
 
     async def _next(self) -> tuple[Command, bool] | None:
         async with self._lock:

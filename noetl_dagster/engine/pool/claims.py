@@ -63,9 +63,7 @@ class Claims:
                 self._observe(one.step, one.tool_kind, one.waited)
         return claimed
 
-    def answer(
-        self, claimed: Sequence[ClaimRow], states: Mapping[int, Sequence[Event]] | None = None
-    ) -> bytes:
+    def answer(self, claimed: Sequence[ClaimRow], states: Mapping[int, Sequence[Event]] | None = None) -> bytes:
         """Returns a ``Batch`` as JSON; PostgreSQL has written its groups. ``states`` are new to the worker."""
         groups = ",".join(one.answer for one in claimed)
         encoded = {str(one): list(map(message_of, events)) for one, events in (states or {}).items()}

@@ -119,15 +119,11 @@ class Link:
         if loop is not None and loop.is_sequential:
             # the log has the values that earlier iterations set only when all are done
             more["ctx"] = call.visit.execution.state.ctx
-        if isinstance(item, (int, float)) or (
-            item is not None and len(encode_json(item)) <= CURRENT_ITEM_BYTES
-        ):
+        if isinstance(item, (int, float)) or (item is not None and len(encode_json(item)) <= CURRENT_ITEM_BYTES):
             more["item"] = item
         elif item is not None:
             name = f"item-{command.loop_id}-{command.index}"
-            ref = await self._runtime.results.put(
-                item, execution_id=command.execution_id, step=command.step, name=name
-            )
+            ref = await self._runtime.results.put(item, execution_id=command.execution_id, step=command.step, name=name)
             more["item_ref"] = ref.model_dump(mode="json")
         return own_context(command, **more)
 
@@ -177,9 +173,7 @@ class Link:
             )
         *columns, priorities, weights, pools = map(list, zip(*rows, strict=True))
         shared_parts = [share.context() for share in shares]
-        queued = await self._runtime.pool.fetch(
-            queries.ENQUEUE, *columns, shared_parts, priorities, weights, pools
-        )
+        queued = await self._runtime.pool.fetch(queries.ENQUEUE, *columns, shared_parts, priorities, weights, pools)
         names = {row["command_id"] for row in queued}
         # the others have ended, or an earlier run has queued them
         self._ends.check({request.call.command.command_id for request in batch} - names)
@@ -215,9 +209,7 @@ class Link:
             # workers that hold commands of an earlier process are lost if they stay silent
             registry.expect(row["worker_id"], interval)
         released, lives = [], registry.lives()
-        for row in await pool.fetch(
-            queries.RELEASE, executions, registry.lost(), list(lives), list(lives.values())
-        ):
+        for row in await pool.fetch(queries.RELEASE, executions, registry.lost(), list(lives), list(lives.values())):
             if row["attempts"] >= row["max_attempts"]:
                 await self._give_up(row)
             else:

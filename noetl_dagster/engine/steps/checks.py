@@ -62,9 +62,7 @@ async def _holds(runtime: Runtime, when: Compiled, scope: Scope) -> CheckVerdict
         return CheckVerdict(False, str(error))
 
 
-async def _measured(
-    runtime: Runtime, checks: Sequence[CheckSpec], envelope: Envelope, step: str
-) -> list[CheckVerdict]:
+async def _measured(runtime: Runtime, checks: Sequence[CheckSpec], envelope: Envelope, step: str) -> list[CheckVerdict]:
     from noetl_dagster.tools.quality import answers
 
     try:

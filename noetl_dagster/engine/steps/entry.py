@@ -184,9 +184,7 @@ class _AssetReader:
             return {"asset": name, "partitions": found}
         # a year of small results would make every ``step.enter`` megabytes long
         execution_id, step, _ = self._visit.key
-        reference = await self._runtime.results.put(
-            found, execution_id=execution_id, step=step, name=f"reads_{name}"
-        )
+        reference = await self._runtime.results.put(found, execution_id=execution_id, step=step, name=f"reads_{name}")
         kept = to_result({"status": OK, "ref": reference})
         return {"asset": name, "keys": list(found), "result": kept}
 

@@ -304,9 +304,7 @@ class Steps:
             return None
         failed = 0 if ending.loop is None else ending.loop.envelope["failed"]
         if failed:
-            await self._warn(
-                visit, f"step {visit.step}: its watermark stays, since {failed} iterations failed"
-            )
+            await self._warn(visit, f"step {visit.step}: its watermark stays, since {failed} iterations failed")
             return None
         return await moved_watermark(self.runtime, visit)
 

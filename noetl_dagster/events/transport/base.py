@@ -40,9 +40,7 @@ class Transport(ABC):
             EventRefusedError: the receiver will never take an event.
         """
 
-    async def append(
-        self, events: Sequence[Event], *, connection: Any = None, gated: bool = False
-    ) -> set[int]:
+    async def append(self, events: Sequence[Event], *, connection: Any = None, gated: bool = False) -> set[int]:
         """Sends events and returns their ids.
 
         ``gated`` changes nothing here: the sender holds a lease of its command, which ends with the execution.

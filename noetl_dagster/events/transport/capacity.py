@@ -194,9 +194,7 @@ class CapacityListener:
 
 async def put_worker(pool: asyncpg.Pool, report: WorkerReport) -> None:
     """Writes a report to ``noetl.runtime``."""
-    capacity = report.model_dump(
-        include={"pool", "slots", "available_slots", "active_tasks", "tool_pools", "interval"}
-    )
+    capacity = report.model_dump(include={"pool", "slots", "available_slots", "active_tasks", "tool_pools", "interval"})
     await pool.execute(queries.PUT_WORKER, report.worker_id, report.status, capacity, report.meta)
 
 

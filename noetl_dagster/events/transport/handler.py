@@ -55,9 +55,7 @@ class EventHandler:
             except (asyncpg.UniqueViolationError, TypeError):
                 pass  # a duplicate, or a value that cannot be written: the statement below finds out which
         columns = map(list, zip(*map(as_row, events), strict=True))
-        row = await (connection or self.log.pool).fetchrow(
-            queries.TAKE, *self._consequences(events), claimed, *columns
-        )
+        row = await (connection or self.log.pool).fetchrow(queries.TAKE, *self._consequences(events), claimed, *columns)
         self._report(row["runs"])
         return set(row["inserted"] or ())
 
@@ -119,9 +117,7 @@ class DirectTransport(Transport):
         """Appends the events to the log."""
         await self._handler.handle_events(events)
 
-    async def append(
-        self, events: Sequence[Event], *, connection: Any = None, gated: bool = False
-    ) -> set[int]:
+    async def append(self, events: Sequence[Event], *, connection: Any = None, gated: bool = False) -> set[int]:
         """Appends events within the transaction of a connection, if given, and returns the ids of the new ones."""
         if connection is None:
             return await super().append(events)

@@ -386,13 +386,9 @@ class Ingestor:
         name = f"{metadata.sequence.stream}@{delivery.stored.isoformat()}"
         if delivery.size > 1:
             name = f"{name}/{position}"
-        logger.error(
-            "event message %s of %s is stored in noetl.dead_letter: %s", name, message.subject, error
-        )
+        logger.error("event message %s of %s is stored in noetl.dead_letter: %s", name, message.subject, error)
         row = (self._names.event_stream, message.subject, content, error, metadata.num_delivered, name)
-        await self._patiently(
-            lambda: self._handler.log.pool.execute(queries.PUT_DEAD_LETTER, *row), [message]
-        )
+        await self._patiently(lambda: self._handler.log.pool.execute(queries.PUT_DEAD_LETTER, *row), [message])
         delivery.dead += 1
         self.total.dead_letters += 1
 

@@ -44,9 +44,7 @@ def check_code(playbook: Playbook, document: Document | None = None) -> Iterator
         yield from _compiled(code, place, lines)
         expressions = expressions_in(code)
         if len(expressions) == 1 and expressions[0].source == code.strip():
-            message = (
-                "code: all of it is one template, whose value does nothing; write the code itself or a script"
-            )
+            message = "code: all of it is one template, whose value does nothing; write the code itself or a script"
             yield Problem(place, message, "warning", ProblemKind.CODE_IS_TEMPLATE)
         for expression in expressions:
             where = _place_of(expression.line, expression.column, code, place, lines)

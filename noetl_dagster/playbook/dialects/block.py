@@ -343,9 +343,7 @@ class Block:
             return self.choice(type_, *names, also=field.words)
         return self.nested(type_, *names)
 
-    def close(
-        self, known: Iterable[str], *, severity: str = "error", remedies: dict[str, str] | None = None
-    ) -> None:
+    def close(self, known: Iterable[str], *, severity: str = "error", remedies: dict[str, str] | None = None) -> None:
         """Reports every key that was not taken; ``known`` feeds the suggestions."""
         known = tuple(known)
         for key in self.rest():

@@ -154,11 +154,7 @@ def _resources(block: Block, key: str) -> None:
     before = len(block.document.problems)
     k8s.check_shape(asked, RESOURCES)
     requests, limits = asked.values.get("requests"), asked.values.get("limits")
-    if (
-        len(block.document.problems) > before
-        or not isinstance(requests, dict)
-        or not isinstance(limits, dict)
-    ):
+    if len(block.document.problems) > before or not isinstance(requests, dict) or not isinstance(limits, dict):
         return
     for name, request in requests.items():
         if limits.get(name) is not None and k8s.exceeds(request, limits[name]):

@@ -42,9 +42,7 @@ def _check_size(block: Block, names: tuple[str, ...]) -> None:
 def _check_transfer(block: Block) -> None:
     """Reports what is wrong with ``source`` and ``target``, and with options that the target cannot follow."""
     # ends that are known before the task runs
-    ends = {
-        name: None if is_open(block.values.get(name)) else block.child(name) for name in ("source", "target")
-    }
+    ends = {name: None if is_open(block.values.get(name)) else block.child(name) for name in ("source", "target")}
     source, target = ends["source"], ends["target"]
     if source is not None:
         _check_end(source)

@@ -71,9 +71,7 @@ def read_tasks(step: Block, outer: Specs) -> tuple[Task, ...]:
         step.error(message, "tool")
         return ()
     tasks = [
-        task
-        for index, (entry, place) in enumerate(places)
-        for task in _from_mapping(step, entry, place, index, outer)
+        task for index, (entry, place) in enumerate(places) for task in _from_mapping(step, entry, place, index, outer)
     ]
     _check_names(step, tasks)
     return tuple(tasks)
@@ -94,9 +92,7 @@ def _from_mapping(step: Block, value: Any, place: Place, index: int, outer: Spec
     return [task for task in found if task is not None]
 
 
-def read_task(
-    block: Block, outer: Specs, *, name: str | None = None, default_name: str = "task_0"
-) -> Task | None:
+def read_task(block: Block, outer: Specs, *, name: str | None = None, default_name: str = "task_0") -> Task | None:
     """One tool call; its name is its label (``name``), else its own ``name``, else ``default_name``."""
     kind = _kind(block)
     known = TOOL_KINDS.get(kind or "", UNKNOWN)

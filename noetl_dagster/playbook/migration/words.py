@@ -87,16 +87,12 @@ def scalar(text: str, like: Node) -> ScalarNode:
 
 def mapping(pairs: Iterable[Pair], like: Node, *, flow: bool | None) -> MappingNode:
     """A mapping at the place of another node."""
-    return MappingNode(
-        "tag:yaml.org,2002:map", list(pairs), like.start_mark, like.end_mark, flow_style=bool(flow)
-    )
+    return MappingNode("tag:yaml.org,2002:map", list(pairs), like.start_mark, like.end_mark, flow_style=bool(flow))
 
 
 def sequence(items: Iterable[Node], like: Node, *, flow: bool | None) -> SequenceNode:
     """Makes a list at the place of another node."""
-    return SequenceNode(
-        "tag:yaml.org,2002:seq", list(items), like.start_mark, like.end_mark, flow_style=bool(flow)
-    )
+    return SequenceNode("tag:yaml.org,2002:seq", list(items), like.start_mark, like.end_mark, flow_style=bool(flow))
 
 
 def move_comment(source: Node, target: Node) -> None:
@@ -329,10 +325,7 @@ class Words:
         """The older list: exclusive where it has conditions; all of several steps without any."""
         pairs: list[Pair] = [(scalar("arcs", arcs), arcs)]
         conditional = [
-            word in Entries(arc)
-            for arc in arcs.value
-            if isinstance(arc, MappingNode)
-            for word in tool_kinds.WHEN
+            word in Entries(arc) for arc in arcs.value if isinstance(arc, MappingNode) for word in tool_kinds.WHEN
         ]
         if len(arcs.value) > 1 and not any(conditional):
             mode = (scalar("mode", arcs), scalar("inclusive", arcs))

@@ -169,8 +169,7 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
         tests: Mapping[str, Any] = self.tests
         filters: Mapping[str, Any] = {**self.filters, **FILTERS}
         self.filters |= {
-            name: function if name in _LAZY_FILTERS else _of_values(function)
-            for name, function in filters.items()
+            name: function if name in _LAZY_FILTERS else _of_values(function) for name, function in filters.items()
         }
         self.tests |= {name: _of_values(tests[name]) for name in _TESTS_OF_TYPES}
 

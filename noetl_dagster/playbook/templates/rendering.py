@@ -302,11 +302,7 @@ def _path_of(node: nodes.Node) -> tuple[str, ...] | None:
     while not isinstance(node, nodes.Name):
         if isinstance(node, nodes.Getattr):
             path.append(node.attr)
-        elif (
-            isinstance(node, nodes.Getitem)
-            and isinstance(node.arg, nodes.Const)
-            and isinstance(node.arg.value, str)
-        ):
+        elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
             path.append(node.arg.value)
         else:
             return None

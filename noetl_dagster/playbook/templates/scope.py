@@ -54,9 +54,7 @@ def parse_target(name: str, *, in_loop: bool) -> tuple[str, tuple[str, ...]]:
     if len(parts) > 1 and parts[0] in SCOPES:
         return parts[0], parts[1:]
     if parts[0] in READ_ONLY_SCOPES and len(parts) > 1:
-        raise TemplateError(
-            f"set: {parts[0]} is read-only; write ctx.{'.'.join(parts[1:])} instead of {name}"
-        )
+        raise TemplateError(f"set: {parts[0]} is read-only; write ctx.{'.'.join(parts[1:])} instead of {name}")
     return ("iter" if in_loop else "ctx"), parts
 
 
@@ -83,8 +81,7 @@ class CompiledSet:
             ReferenceNeeded: a stored result has to be fetched first.
         """
         return [
-            Patch(target, path, value.render_over(scope, stored(target, path)))
-            for target, path, value in self._entries
+            Patch(target, path, value.render_over(scope, stored(target, path))) for target, path, value in self._entries
         ]
 
 

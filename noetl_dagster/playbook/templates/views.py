@@ -446,10 +446,7 @@ def grown(value: Any, before: Any) -> Any:
         known = {id(item) for item in before}
         return [item if type(item) in _LEAVES or id(item) in known else plain(item) for item in value]
     if type(value) is dict and type(before) is dict:
-        return {
-            key: item if type(item) in _LEAVES else grown(item, before.get(key))
-            for key, item in value.items()
-        }
+        return {key: item if type(item) in _LEAVES else grown(item, before.get(key)) for key, item in value.items()}
     return plain(value)
 
 

@@ -193,8 +193,6 @@ def _after_fork() -> None:
 _importing = threading.Lock()
 """Prevents a fork during the import, which would leave the child with half a module."""
 
-os.register_at_fork(
-    before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
-)
+os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release)
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(flush)

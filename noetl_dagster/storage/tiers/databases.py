@@ -152,9 +152,7 @@ class DuckDbTier(Tier):
     async def put(self, key: str, data: Bytes) -> str:
         """Stores an object and returns its URI."""
         if len(data) > _LARGEST:
-            raise TierTooSmallError(
-                f"duckdb tier: {len(data)} bytes are more than a value may have ({_LARGEST})"
-            )
+            raise TierTooSmallError(f"duckdb tier: {len(data)} bytes are more than a value may have ({_LARGEST})")
         await self._fetch(_PUT_VALUE, key, bytes(data))
         return self.uri(key)
 

@@ -144,9 +144,7 @@ class FileTier(Tier):
             try:
                 self._root.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise TierUnavailableError(
-                    f"{self._name} tier: cannot create {self._root}: {error}"
-                ) from error
+                raise TierUnavailableError(f"{self._name} tier: cannot create {self._root}: {error}") from error
         elif not self._root.is_dir():
             raise TierUnavailableError(
                 f"{self._name} tier: {self._root} is not mounted; mount it or set NOETL_PVC_MOUNT_PATH"

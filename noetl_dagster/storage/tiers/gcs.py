@@ -120,9 +120,7 @@ class GcsTier(Tier):
 
     async def put(self, key: str, data: Bytes) -> str:
         """Stores an object and returns its URI."""
-        await self._run(
-            "write", key, lambda one: one.bucket.blob(key).upload_from_string(bytes(data), timeout=120)
-        )
+        await self._run("write", key, lambda one: one.bucket.blob(key).upload_from_string(bytes(data), timeout=120))
         return self.uri(key)
 
     async def put_stream(self, key: str, chunks: AsyncIterator[Bytes]) -> str:
@@ -148,9 +146,7 @@ class GcsTier(Tier):
     async def stream(self, uri: str) -> AsyncIterator[Bytes]:
         """Yields the bytes of an object in order, in constant memory."""
         key = self._key(uri)
-        reader = await self._run(
-            "read", key, lambda objects: objects.bucket.blob(key).open("rb", chunk_size=CHUNK)
-        )
+        reader = await self._run("read", key, lambda objects: objects.bucket.blob(key).open("rb", chunk_size=CHUNK))
         with self._errors("read", key):
             while chunk := await asyncio.to_thread(reader.read, CHUNK):
                 yield chunk
@@ -164,15 +160,11 @@ class GcsTier(Tier):
         """Removes an object; a missing one is no error. A URI ending in ``/`` is a folder."""
         key = self._key(uri)
         is_folder = uri.endswith("/")
-        await self._run(
-            "delete", key, lambda objects: objects.delete([*objects.sizes(key)] if is_folder else [key])
-        )
+        await self._run("delete", key, lambda objects: objects.delete([*objects.sizes(key)] if is_folder else [key]))
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         """Yields pages of the keys below a prefix."""
-        pages = await self._run(
-            "list", prefix, lambda objects: objects.bucket.list_blobs(prefix=prefix).pages
-        )
+        pages = await self._run("list", prefix, lambda objects: objects.bucket.list_blobs(prefix=prefix).pages)
         with self._errors("list", prefix):
             while (page := await asyncio.to_thread(next, pages, None)) is not None:
                 yield [blob.name for blob in page]

@@ -311,16 +311,13 @@ class S3Tier(Tier):
             pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=prefix)
             for upload in (one for page in pages for one in page.get("Uploads", ())):
                 if upload["Initiated"] < before:
-                    client.abort_multipart_upload(
-                        Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
-                    )
+                    client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
                     aborted += 1
         except (BotoCoreError, ClientError) as error:
             if "NoSuchBucket" in str(error) or "NoSuchUpload" in str(error):  # completed just now
                 return aborted
             raise TierUnavailableError(
-                f"{self.name} tier: cannot abort uploads in {self.bucket} with access key {self.credential}: "
-                f"{error}"
+                f"{self.name} tier: cannot abort uploads in {self.bucket} with access key {self.credential}: {error}"
             ) from error
         return aborted
 

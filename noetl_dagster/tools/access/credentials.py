@@ -58,9 +58,7 @@ class CredentialType(StrEnum):
     SECRET = "secret"
 
 
-HTTP_TYPES = frozenset(
-    {CredentialType.HTTP, CredentialType.BEARER, CredentialType.BASIC, CredentialType.HEADER}
-)
+HTTP_TYPES = frozenset({CredentialType.HTTP, CredentialType.BEARER, CredentialType.BASIC, CredentialType.HEADER})
 
 _ALIASES = {
     "postgresql": "postgres",
@@ -81,9 +79,7 @@ _SCHEMES = {
     "nats": CredentialType.NATS,
     "tls": CredentialType.NATS,
 }
-_SECRET_FIELD = re.compile(
-    r"pass(word|wd)?$|secret|token|private|credentials?$|api_?key|access_key|^key$", re.I
-)
+_SECRET_FIELD = re.compile(r"pass(word|wd)?$|secret|token|private|credentials?$|api_?key|access_key|^key$", re.I)
 _SHORTEST_HIDDEN = 4  # shorter values would blot out ordinary words of a message
 
 
@@ -227,9 +223,7 @@ class Credentials:
             self._cache[name] = (time.monotonic(), found)
             self.hide(found)
         if types and found.type not in types:
-            raise CredentialError(
-                f"credential {name!r} is of type {found.type}; {' or '.join(types)} is needed here"
-            )
+            raise CredentialError(f"credential {name!r} is of type {found.type}; {' or '.join(types)} is needed here")
         return found
 
     async def resolve(self, auth: Any, *types: CredentialType) -> Credential | None:
@@ -316,9 +310,7 @@ class Credentials:
         elif provider == "credential":
             credential_name, _, field_name = name.partition("/")
             credential = await self.get(credential_name)
-            secret = (
-                credential.get(field_name) if field_name else credential.get("value", "token", "password")
-            )
+            secret = credential.get(field_name) if field_name else credential.get("value", "token", "password")
         elif provider in MANAGERS:
             secret = await self._managers.find(provider, name)
             if secret.startswith("{"):  # code may use the fields of JSON separately

@@ -53,9 +53,7 @@ class Keychain:
         self._pool = pool
         self._tokens: dict[tuple[str, int], tuple[float, Mapping[str, Any]]] = {}
 
-    async def open(
-        self, entries: Sequence[Mapping[str, Any]], scope: Scope, fetch: Fetch
-    ) -> Mapping[str, Any]:
+    async def open(self, entries: Sequence[Mapping[str, Any]], scope: Scope, fetch: Fetch) -> Mapping[str, Any]:
         """Returns the fields of every entry, by its name. An entry may use those before it.
 
         Raises:
@@ -81,9 +79,7 @@ class Keychain:
     async def _token(self, name: str, entry: Mapping[str, Any], execution_id: int) -> Mapping[str, Any]:
         scope = str(entry.get("scope", "global"))
         if scope not in SCOPES:
-            raise CredentialError(
-                f"keychain entry {name!r} has scope {scope!r}; use one of {', '.join(SCOPES)}"
-            )
+            raise CredentialError(f"keychain entry {name!r} has scope {scope!r}; use one of {', '.join(SCOPES)}")
         owner = OF_ANY_EXECUTION if SCOPES[scope] else execution_id
         # entries with the same request share a token's row
         asked = encode_json([entry.get(part) for part in ("endpoint", "url", "method", "headers", "data")])

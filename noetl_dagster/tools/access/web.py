@@ -115,9 +115,7 @@ async def answered(
             response.release()
 
 
-async def _final(
-    session: ClientSession, request: HttpRequest, seconds: float, follow: bool
-) -> ClientResponse:
+async def _final(session: ClientSession, request: HttpRequest, seconds: float, follow: bool) -> ClientResponse:
     from aiohttp import CookieJar
 
     jar: CookieJar | None = None  # for this chain of redirects

@@ -84,9 +84,7 @@ class ChunkWriter:
         self.position = None if self.is_whole else self._last
 
     @classmethod
-    async def open(
-        cls, call: ToolCall, box: Toolbox, *, seeks: bool = False, size: int | None = None
-    ) -> Self:
+    async def open(cls, call: ToolCall, box: Toolbox, *, seeks: bool = False, size: int | None = None) -> Self:
         """Opens a writer that continues after the stored chunks.
 
         Args:
@@ -130,9 +128,7 @@ class ChunkWriter:
         while start < len(rows):
             stop = len(rows) if self.room is None else min(len(rows), start + self.room)
             some = rows[start:stop]
-            await self.take(
-                JsonLines(codec.json_lines(some), len(some)), position if stop == len(rows) else None
-            )
+            await self.take(JsonLines(codec.json_lines(some), len(some)), position if stop == len(rows) else None)
             start = stop
 
     async def take(self, lines: JsonLines, position: Any = None) -> None:
@@ -184,9 +180,7 @@ class ChunkWriter:
         self._held.append(Chunk(place, ref, position))
         self._parts.append(ref)
 
-    async def finish(
-        self, fields: Mapping[str, Any] | None = None, at: Sequence[str] = ("rows",)
-    ) -> ResultRef:
+    async def finish(self, fields: Mapping[str, Any] | None = None, at: Sequence[str] = ("rows",)) -> ResultRef:
         """Records the last chunk and returns one result of all: a list of rows, or one beside ``fields``.
 
         Args:

@@ -74,8 +74,7 @@ async def ask_cluster(asker: str, request: Any, *arguments: Any, **options: Any)
             response = json.loads(error.body or "")
         message = str(response.get("message") or "") if isinstance(response, dict) else ""
         raise ToolError(
-            f"{asker}: Kubernetes answered {error.status} {error.reason}"
-            f"{': ' if message else ''}{message[:EXCERPT]}",
+            f"{asker}: Kubernetes answered {error.status} {error.reason}{': ' if message else ''}{message[:EXCERPT]}",
             kind=kind_of_status(error.status or 500),
             status=error.status,
             retryable=error.status in (409, 429) or (error.status or 0) >= 500,

@@ -178,9 +178,7 @@ async def remove_orphans(is_over: IsOver, executions: Collection[int] | None = N
         batch, _ = await asyncio.to_thread(cluster.connect, _ASKER)
         namespace = await asyncio.to_thread(cluster.own_namespace)
         for selector in [OURS] if executions is None else [f"{OURS} in ({run})" for run in runs]:
-            listed = await cluster.ask_cluster(
-                _ASKER, batch.list_namespaced_job, namespace, label_selector=selector
-            )
+            listed = await cluster.ask_cluster(_ASKER, batch.list_namespaced_job, namespace, label_selector=selector)
             for job in listed.items:
                 count += await _removed(batch, job, is_over)
     except ToolError as error:

@@ -185,9 +185,7 @@ def _absolute_url(url: Any, access: _CredentialFields, call: ToolCall) -> str:
     return url
 
 
-def _build_request(
-    url: str, access: _CredentialFields, config: Mapping[str, Any], box: Toolbox
-) -> HttpRequest:
+def _build_request(url: str, access: _CredentialFields, config: Mapping[str, Any], box: Toolbox) -> HttpRequest:
     """Returns the request of the task's fields. Raises ``NotJsonableError``, ``ValueError`` if one cannot be sent."""
     headers = {str(name): str(value) for name, value in (config.get("headers") or {}).items()}
     headers.update(access.headers)

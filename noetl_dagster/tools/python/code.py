@@ -369,9 +369,7 @@ def _rows_and_position(value: Any, *, seeks: bool) -> tuple[list[Any] | pa.Table
     if seeks:
         if not isinstance(value, tuple) or len(value) != 2:
             kind = type(value).__name__
-            raise TypeError(
-                f"code that asks for 'position' yields pairs, 'yield rows, position'; it gave a {kind}"
-            )
+            raise TypeError(f"code that asks for 'position' yields pairs, 'yield rows, position'; it gave a {kind}")
         value, position = value[0], to_jsonable(value[1], "position")
     if is_table(value):
         return arrow_table(value), position

@@ -135,9 +135,7 @@ class CodeThreads:
             if job.thread is None:
                 return
             sent = interrupt(job.thread, _call.__code__, everywhere=loop.time() >= grace_ends)
-        loop.call_later(
-            self._repeat_seconds if sent else LOOK_SECONDS, self._interrupt, job, loop, grace_ends
-        )
+        loop.call_later(self._repeat_seconds if sent else LOOK_SECONDS, self._interrupt, job, loop, grace_ends)
 
     def _run_jobs(self) -> None:
         while self._perform(self._jobs.get()):

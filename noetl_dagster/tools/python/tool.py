@@ -230,9 +230,7 @@ class _PythonRun:
         return await self.chunks.put(chunk)
 
 
-async def rendered_templates(
-    program: Program, source: str, call: ToolCall, box: Toolbox
-) -> Mapping[str, Any]:
+async def rendered_templates(program: Program, source: str, call: ToolCall, box: Toolbox) -> Mapping[str, Any]:
     """Returns the values of the templates in a program's code, by their variables: JSON values, dates as text.
 
     ``{{ rows | tojson }}`` becomes the value itself, since as code it is a list.

@@ -27,9 +27,7 @@ def rows_of(value: Any) -> list[Mapping[str, Any]]:
         return [value]
     if isinstance(value, list | tuple):
         # the exact type first: a check of an abstract class takes as long as the rest
-        return [
-            item if type(item) is dict or isinstance(item, Mapping) else {"value": item} for item in value
-        ]
+        return [item if type(item) is dict or isinstance(item, Mapping) else {"value": item} for item in value]
     return [] if value is None else [{"value": value}]
 
 

@@ -98,9 +98,7 @@ def _of_arrow(column: Any, type_name: str) -> Any:
 
 
 def _one_by_one(values: Sequence[Any], type_name: str) -> Any:
-    return pa.array(
-        [None if value is None else plain_text(value, type_name) for value in values], pa.string()
-    )
+    return pa.array([None if value is None else plain_text(value, type_name) for value in values], pa.string())
 
 
 def plain_text(value: Any, type_name: str) -> str:

@@ -77,10 +77,7 @@ class _CsvRows:
         for row in rows:
             plain = json_row(row)
             self._writer.writerow(
-                {
-                    name: json.dumps(item) if isinstance(item, dict | list) else item
-                    for name, item in plain.items()
-                }
+                {name: json.dumps(item) if isinstance(item, dict | list) else item for name, item in plain.items()}
             )
 
     def close(self) -> None:
@@ -109,9 +106,7 @@ class ParquetRows:
             table = table.cast(self.schema)
             # a dictionary of numbers or times costs more than it saves
             texts = [item.name for item in self.schema if pa.types.is_string(item.type)]
-            self._writer = pq.ParquetWriter(
-                self._path, self.schema, compression="zstd", use_dictionary=texts or False
-            )
+            self._writer = pq.ParquetWriter(self._path, self.schema, compression="zstd", use_dictionary=texts or False)
         self._waiting.append(table)
         self._rows += len(table)
         if self._rows >= self._group_rows:
@@ -196,9 +191,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 def _without_null(schema: pa.Schema) -> pa.Schema:
     """Turns columns that are null in every row into text."""
-    return pa.schema(
-        [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in schema]
-    )
+    return pa.schema([field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in schema])
 
 
 def _arrow_values(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -44,9 +44,7 @@ def row_format(name: str | None, path: str) -> RowFormat:
 BOM = b"\xef\xbb\xbf"
 _EXCERPT = 80
 # text without quotes, a value in quotes that ends with them, or a quote within an unquoted value
-_QUOTED_WELL = re.compile(
-    rb'(?:[^"]++|(?:\A|(?<=[,\r\n]))"[^"]*+(?:""[^"]*+)*+"(?=[,\r\n]|\Z)|(?<=[^,\r\n])")*+'
-)
+_QUOTED_WELL = re.compile(rb'(?:[^"]++|(?:\A|(?<=[,\r\n]))"[^"]*+(?:""[^"]*+)*+"(?=[,\r\n]|\Z)|(?<=[^,\r\n])")*+')
 _QUOTED_THEN_BLANK = re.compile(rb'"[^"]*+(?:""[^"]*+)*+"[ \t]++(?=[,\r\n]|\Z)')
 
 

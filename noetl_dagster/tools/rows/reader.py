@@ -102,9 +102,7 @@ class RowFile:
         with self._opened() as file:
             return pq.ParquetFile(file).schema_arrow
 
-    def parquet_batches(
-        self, start: int, rows: int, *, pre_buffer: bool
-    ) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def parquet_batches(self, start: int, rows: int, *, pre_buffer: bool) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Reads a Parquet file from a row on, without the row groups before it.
 
         Args:

@@ -57,9 +57,7 @@ def greatest(values: Iterable[Any], step: str) -> Value | None:
     return found
 
 
-async def greatest_of_batches(
-    batches: AsyncIterable[Sequence[Mapping[str, Any]]], key: str, step: str
-) -> Value | None:
+async def greatest_of_batches(batches: AsyncIterable[Sequence[Mapping[str, Any]]], key: str, step: str) -> Value | None:
     """Returns the greatest value of a column (a dotted path) among the rows of a result; None if there are no rows.
 
     Raises:

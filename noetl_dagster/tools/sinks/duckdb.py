@@ -50,9 +50,7 @@ WHERE schema_name = 'noetl' AND table_name = ? AND database_name = current_datab
 # {table} is the playbook's table, {staged} the one of its parts; both are quoted
 ROWS = "CREATE OR REPLACE TEMP VIEW noetl_rows AS SELECT * {without} FROM noetl_given"
 CREATE_TABLE = "CREATE TABLE IF NOT EXISTS {table} AS SELECT * FROM noetl_rows LIMIT 0"
-CREATE_STAGED = (
-    "CREATE TABLE IF NOT EXISTS {staged} AS SELECT ''::VARCHAR AS noetl_part, * FROM {table} LIMIT 0"
-)
+CREATE_STAGED = "CREATE TABLE IF NOT EXISTS {staged} AS SELECT ''::VARCHAR AS noetl_part, * FROM {table} LIMIT 0"
 TYPES = "SELECT lower(column_name), column_name, column_type FROM (DESCRIBE {of})"
 CHANGED = """
 SELECT {column}::VARCHAR FROM noetl_rows

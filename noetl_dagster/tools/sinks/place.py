@@ -108,9 +108,7 @@ def place_of(sink: Sink, part: str, own: dict[str, Any], folder: str) -> PartPla
     parts = urlsplit(sink.path or "")
     scheme = parts.scheme or sink.tool
     if scheme not in SCHEMES:
-        raise ToolError(
-            f"a sink cannot write to {scheme}://; use s3://, minio://, gs:// or a path", kind="schema"
-        )
+        raise ToolError(f"a sink cannot write to {scheme}://; use s3://, minio://, gs:// or a path", kind="schema")
     kind = SinkKind(SCHEMES[scheme])
     bucket = parts.netloc if parts.scheme and kind is not SinkKind.FILE else ""
     path = parts.path.strip("/") if kind is not SinkKind.FILE else str(Path(folder, parts.path).resolve())

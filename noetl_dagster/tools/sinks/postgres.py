@@ -37,9 +37,7 @@ from noetl_dagster.tools.sql.tables import (
 
 ROWS_PER_STATEMENT = 5_000
 # quoted identifiers; the rows travel as one parameter, which the server converts to the types of the table
-INSERT_ROWS = (
-    "INSERT INTO {table} ({columns}) SELECT {columns} FROM jsonb_populate_recordset(NULL::{table}, $1::jsonb)"
-)
+INSERT_ROWS = "INSERT INTO {table} ({columns}) SELECT {columns} FROM jsonb_populate_recordset(NULL::{table}, $1::jsonb)"
 
 # take a whole row as JSON if none of its keys is a column
 WHOLE_ROW_COLUMNS = ("data", "result", "payload", "value")
@@ -93,9 +91,7 @@ async def write_sink(
     return shared
 
 
-async def write_result(
-    connection: asyncpg.Connection, sink: Sink, value: Any, identity: Mapping[str, Any]
-) -> None:
+async def write_result(connection: asyncpg.Connection, sink: Sink, value: Any, identity: Mapping[str, Any]) -> None:
     """Writes one result on an open connection, inside the caller's transaction.
 
     ``sink`` has no templates. With ``command``, its statements run with ``args`` bound by name. With ``table``, the

@@ -101,9 +101,7 @@ class SparkTool(Tool):
         if len(ways) != 1:
             message = f"needs one of sql, function and code; it has {' and '.join(ways) or 'none'}"
             raise ToolError(f"spark in step {call.step} {message}", kind="schema")
-        recorded = (
-            await box.chunks.recorded(call) if box.chunks is not None and box.chunks.wanted(call) else ()
-        )
+        recorded = await box.chunks.recorded(call) if box.chunks is not None and box.chunks.wanted(call) else ()
         if recorded:
             dataset = await box.results.find(recorded[0].position["dataset"])
             await _report_parts(dataset, call, box, recorded)
@@ -326,9 +324,7 @@ class _SparkRun:
     def _whose(self, name: str) -> dict[str, Any]:
         return {"execution_id": self.call.execution_id, "step": self.call.step, "name": name}
 
-    def _with_bytes(
-        self, metrics: Metrics, datasets: Mapping[str, Written], session: SparkSession
-    ) -> Metrics:
+    def _with_bytes(self, metrics: Metrics, datasets: Mapping[str, Written], session: SparkSession) -> Metrics:
         """Returns metrics with the bytes that were really read and written; unknown ones are left out."""
         found = dict(metrics)
         counted = found.pop("input_bytes", None)
@@ -388,9 +384,7 @@ class _SparkRun:
         )
 
 
-async def _report_parts(
-    dataset: ResultRef, call: ToolCall, box: Toolbox, recorded: Sequence[Chunk] = ()
-) -> None:
+async def _report_parts(dataset: ResultRef, call: ToolCall, box: Toolbox, recorded: Sequence[Chunk] = ()) -> None:
     """Reports the files that Spark has written as chunks, after those in the log, if a step consumes them.
 
     No row passes through the driver. Only Parquet has chunks; Spark alone reads the other formats.

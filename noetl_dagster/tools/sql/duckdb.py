@@ -75,9 +75,7 @@ class DuckdbTool(Tool):
                 connection = await asyncio.to_thread(duckdb.connect, path)
                 try:
                     _limit_memory(connection, box.settings, folder)
-                    job = asyncio.to_thread(
-                        _run, connection, box.settings, statements, views, rows, wants_table(call)
-                    )
+                    job = asyncio.to_thread(_run, connection, box.settings, statements, views, rows, wants_table(call))
                     found = await _interruptible(job, connection)
                 finally:
                     await asyncio.to_thread(connection.close)

@@ -154,9 +154,7 @@ async def run_call(
         if len(statements) == 1 and (found := await rows.at_once()) is not None:
             return ToolResult(data=promoted([found]))
         async with connection.transaction():
-            results = [
-                await run_one(connection, one, shapes, index) for index, one in enumerate(statements[:-1])
-            ]
+            results = [await run_one(connection, one, shapes, index) for index, one in enumerate(statements[:-1])]
             found = await rows.at_once() if results else None
             results.append(await rows.through_cursor() if found is None else found)
         if not rows.in_chunks:

@@ -64,11 +64,7 @@ class Shape:
             tuple(item.name for item in statement.get_parameters()),
             tuple(name for name, _ in columns),
             tuple(kind for _, kind in columns),
-            tuple(
-                (name, convert, kind in ENCODED_THE_SAME)
-                for name, kind, convert in found
-                if convert is not None
-            ),
+            tuple((name, convert, kind in ENCODED_THE_SAME) for name, kind, convert in found if convert is not None),
         )
 
 
@@ -83,10 +79,7 @@ async def run_statements(
     together = several and not any(needs_own_transaction(statement.text) for statement in statements)
     async with connection.transaction() if together else nullcontext():
         return promoted(
-            [
-                await run_one(connection, statement, shapes, index)
-                for index, statement in enumerate(statements)
-            ]
+            [await run_one(connection, statement, shapes, index) for index, statement in enumerate(statements)]
         )
 
 
@@ -136,9 +129,7 @@ def lines_of(records: Sequence[asyncpg.Record], shape: Shape) -> JsonLines:
     return JsonLines(codec.json_lines(rows), len(rows), dict(zip(shape.columns, shape.types, strict=True)))
 
 
-def _converted(
-    records: Sequence[asyncpg.Record], shape: Shape, *, for_encoder: bool = False
-) -> list[dict[str, Any]]:
+def _converted(records: Sequence[asyncpg.Record], shape: Shape, *, for_encoder: bool = False) -> list[dict[str, Any]]:
     rows = [dict(zip(shape.columns, record, strict=True)) for record in records]
     for name, convert, is_encoded in shape.converters:
         if not (for_encoder and is_encoded):
@@ -154,9 +145,7 @@ def values_of(statement: BoundStatement, shape: Shape, index: int) -> list[Any]:
         try:
             values.append(parameter(value, type_name))
         except ValueError as error:
-            raise ToolError(
-                f"command_{index}: parameter ${number}: {error}", kind="schema", code="22000"
-            ) from None
+            raise ToolError(f"command_{index}: parameter ${number}: {error}", kind="schema", code="22000") from None
     return values
 
 

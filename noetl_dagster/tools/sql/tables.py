@@ -54,9 +54,7 @@ def write_mode(text: str) -> WriteMode:
     try:
         return WriteMode(text.strip().lower())
     except ValueError:
-        raise ToolError(
-            f"mode {text!r} is unknown; known modes: {', '.join(WriteMode)}", kind="schema"
-        ) from None
+        raise ToolError(f"mode {text!r} is unknown; known modes: {', '.join(WriteMode)}", kind="schema") from None
 
 
 async def describe_table(connection: asyncpg.Connection, name: str) -> SqlTable:

@@ -98,8 +98,7 @@ def _column(values: list[Any]) -> pa.Array:
         return pa.array(values)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         texts = (
-            value if value is None or isinstance(value, str) else codec.dump_json(value).decode()
-            for value in values
+            value if value is None or isinstance(value, str) else codec.dump_json(value).decode() for value in values
         )
         return pa.array(list(texts), pa.string())
 
@@ -128,9 +127,7 @@ def mount_object_storage(connection: duckdb.DuckDBPyConnection, settings: Settin
         connection.register_filesystem(_Buckets("s3", config=config, client_options=store.client_options))
 
 
-def create_view(
-    connection: duckdb.DuckDBPyConnection, settings: Settings, name: str, source: RowsSource
-) -> None:
+def create_view(connection: duckdb.DuckDBPyConnection, settings: Settings, name: str, source: RowsSource) -> None:
     """Creates a view; raises ``NoetlError`` if the files of a reference are missing."""
     view = f"CREATE TEMP VIEW {quoted(name)} AS"
     if isinstance(source, RowFiles):
@@ -172,9 +169,7 @@ _SEARCH_BYTES = 64 * 1024  # that are searched for the end of a line at a time
 TYPES = {
     **dict.fromkeys(("int2", "int4", "int8", "oid"), "BIGINT"),
     **dict.fromkeys(("float4", "float8"), "DOUBLE"),
-    **dict.fromkeys(
-        ("text", "varchar", "bpchar", "name", "citext", "uuid", "inet", "cidr", "xml"), "VARCHAR"
-    ),
+    **dict.fromkeys(("text", "varchar", "bpchar", "name", "citext", "uuid", "inet", "cidr", "xml"), "VARCHAR"),
     **dict.fromkeys(("timestamp", "timestamptz", "date", "time", "timetz", "bytea"), "VARCHAR"),
     "bool": "BOOLEAN",
 }
@@ -209,9 +204,7 @@ class RowFiles:
         return f"SELECT {names} FROM read_json({paths}, {options}, columns = {{{fields}}})"
 
 
-async def write_files(
-    results: ResultReader, ref: ResultRef, folder: Path, table: MakeTable
-) -> RowFiles | None:
+async def write_files(results: ResultReader, ref: ResultRef, folder: Path, table: MakeTable) -> RowFiles | None:
     """Writes the rows of a stored list to files in a folder, one part in memory at a time; None without rows."""
     kinds = ref.extra.get("columns")
     if ref.kind is RefKind.MANIFEST and kinds and all(kind in TYPES for kind in kinds.values()):

@@ -59,9 +59,7 @@ def compare_checksums(read: object, written: object, where: str, *, kind: ErrorK
         )
 
 
-def rows_digest(
-    columns: Iterable[str], types: Mapping[str, str], value: Callable[[str], str] = quoted
-) -> str:
+def rows_digest(columns: Iterable[str], types: Mapping[str, str], value: Callable[[str], str] = quoted) -> str:
     """Returns SQL of the checksum of all rows, from their values that are not null, with column names and lengths.
 
     Args:

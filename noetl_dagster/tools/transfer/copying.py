@@ -71,9 +71,7 @@ class Copier:
         checksum: of the rows that were read, if it is requested and the source is not PostgreSQL.
     """
 
-    def __init__(
-        self, connection: asyncpg.Connection, into: SqlTable, drift: Drift, transfer: Transfer
-    ) -> None:
+    def __init__(self, connection: asyncpg.Connection, into: SqlTable, drift: Drift, transfer: Transfer) -> None:
         self._connection, self._into, self._drift, self._transfer = connection, into, drift, transfer
         self._source = transfer.source
         is_checked = transfer.options.verify is Verify.CHECKSUM
@@ -93,8 +91,7 @@ class Copier:
         if isinstance(source, PostgresSource):
             self._fixed = await self._sorted(list(source.types), source.types.__getitem__)
             same = all(
-                source.types[name] == self._into.columns[name]
-                and source.types[name].removeprefix("_") in _SAME_BYTES
+                source.types[name] == self._into.columns[name] and source.types[name].removeprefix("_") in _SAME_BYTES
                 for name in self._fixed
             )
             self._format = "binary" if same and not resumable else "text"
@@ -150,9 +147,7 @@ class Copier:
     async def _encoded(self, chunk: TransferChunk, columns: Sequence[str]) -> bytes:
         if isinstance(chunk.data, bytes):
             return chunk.data
-        return await asyncio.to_thread(
-            encode_csv, chunk.data, columns, self._into.columns, keep_nul=self._checked
-        )
+        return await asyncio.to_thread(encode_csv, chunk.data, columns, self._into.columns, keep_nul=self._checked)
 
     async def _checksum(self, text: io.BytesIO, columns: Sequence[str]) -> Checksum:
         """Returns the checksum of rows as they were read: the server casts their text to the columns' types."""

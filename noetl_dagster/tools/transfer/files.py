@@ -227,9 +227,7 @@ class ChunkFile:
         rows: number of the rows in it.
     """
 
-    def __init__(
-        self, folder: Path | None, format: RowFormat, verify: Verify, schema: pa.Schema | None = None
-    ) -> None:
+    def __init__(self, folder: Path | None, format: RowFormat, verify: Verify, schema: pa.Schema | None = None) -> None:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".noetl-transfer-", dir=folder)

@@ -162,9 +162,7 @@ class StagedFolder(StagedTarget):
                 if part is None:
                     packed = position.fields
                     schema = None if packed is None else pa.ipc.read_schema(pa.py_buffer(b64decode(packed)))
-                    part = await asyncio.to_thread(
-                        ChunkFile, None, self._format, self._options.verify, schema
-                    )
+                    part = await asyncio.to_thread(ChunkFile, None, self._format, self._options.verify, schema)
                 await asyncio.to_thread(part.write, drift.without_new(chunk))
                 if part.rows >= self._options.part and (chunk.after is not None or not self._lasting):
                     position.after, position.columns = chunk.after, drift.columns or []
@@ -222,9 +220,7 @@ class StagedFolder(StagedTarget):
 
     async def _copy(self, name: str) -> None:
         """Returns or raises after the copy has ended: a part that is taken back must not appear later."""
-        copying = asyncio.ensure_future(
-            obstore.copy_async(self._folder.store, self._key(name), self._folder.key(name))
-        )
+        copying = asyncio.ensure_future(obstore.copy_async(self._folder.store, self._key(name), self._folder.key(name)))
         try:
             await asyncio.shield(copying)
         finally:
@@ -268,9 +264,7 @@ class StagedFolder(StagedTarget):
             if position is not None and position.complete and self._options.mode is WriteMode.APPEND:
                 await self._take_back(position)
         # the position goes last, because it lists the parts
-        await self._delete(
-            [f"{staging}/{name}" for name in sorted(old, key=lambda name: name.endswith(POSITION))]
-        )
+        await self._delete([f"{staging}/{name}" for name in sorted(old, key=lambda name: name.endswith(POSITION))])
         if self._folder.local is not None and len(old) == len(names):
             with suppress(OSError):  # another process has begun
                 await asyncio.to_thread((self._folder.local / self._staging).rmdir)

@@ -269,9 +269,7 @@ def read_options(call: ToolCall, target: TransferEnd) -> TransferOptions:
         _word("resumable", Resumable.AUTO, call),
     )
     if options.verify is Verify.CHECKSUM and target.kind is EndKind.HTTP:
-        raise call.error(
-            "verify: checksum reads the target back, which target.kind: http cannot; write verify: rows"
-        )
+        raise call.error("verify: checksum reads the target back, which target.kind: http cannot; write verify: rows")
     if options.on_drift is OnDrift.ADD and target.kind not in (EndKind.POSTGRES, EndKind.DUCKDB):
         raise call.error("on_drift: add is for tables; write error or ignore")
     if options.resumable is Resumable.TRUE and target.kind is not EndKind.POSTGRES and not target.is_folder:

@@ -91,9 +91,7 @@ class PostgresSource(TransferSource):
         values = [row[name] for name in self.order_by]
         return None if None in values else [str(value) for value in values]
 
-    async def copy(
-        self, columns: Sequence[str], format: str, after: Any = None
-    ) -> AsyncIterator[TransferChunk]:
+    async def copy(self, columns: Sequence[str], format: str, after: Any = None) -> AsyncIterator[TransferChunk]:
         """Yields bytes of COPY; in the text format from the row after a key on, in the order of ``order_by``."""
         query, values = self._following(columns, after)
         places = [columns.index(name) for name in self.order_by]
@@ -241,9 +239,7 @@ async def open_postgres(
             types: dict[str, str] = {}
             for attribute in prepared.get_attributes():
                 if attribute.name in types:
-                    raise call.error(
-                        f"source.query gives two columns {attribute.name}; name one of them otherwise"
-                    )
+                    raise call.error(f"source.query gives two columns {attribute.name}; name one of them otherwise")
                 types[attribute.name] = _type_name(attribute.type)
             missing = [name for name in end.order_by if name not in types]
             if missing:

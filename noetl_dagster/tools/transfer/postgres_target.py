@@ -185,9 +185,7 @@ class StagedTable(StagedTarget):
         """Creates an empty staging, which keeps the outcome of an earlier call of the command."""
         connection, call = self._connection, self._call
         await connection.execute(DROP_BOTH.format(**self._names))
-        self._stage = await _make_stage(
-            connection, self._transfer, self._table, self._names["stage"], lasting=True
-        )
+        self._stage = await _make_stage(connection, self._transfer, self._table, self._names["stage"], lasting=True)
         await connection.execute(CREATE_POSITION.format(**self._names))
         comment = await connection.fetchval(
             "SELECT quote_literal($1::text)", f"execution {call.execution_id}, command {call.command_id}"

@@ -75,9 +75,7 @@ def test_the_clock_of_another_pod_hides_nothing(late: Late) -> None:
     assert log.of(ours) == []
 
 
-def test_an_event_that_came_later_than_any_may_is_found_again(
-    late: Late, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_event_that_came_later_than_any_may_is_found_again(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pods, "LATE_SECONDS", -1.0)
     late.write("ours")
     log = log_of(late)

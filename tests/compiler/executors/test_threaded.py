@@ -159,9 +159,7 @@ def test_checks_of_assets_run(dagster_instance: DagsterInstance) -> None:
     assert own.success
     kinds = {
         name: sorted(
-            (event.step_key or "", event.event_type_value)
-            for event in one.all_events
-            if event.step_key is not None
+            (event.step_key or "", event.event_type_value) for event in one.all_events if event.step_key is not None
         )
         for name, one in (("theirs", result), ("ours", own))
     }
@@ -205,10 +203,7 @@ def test_a_terminated_run_interrupts_its_steps(tmp_path: Path) -> None:
     }
     with DagsterInstance.from_config(str(home)) as instance:
         [run] = instance.get_runs()
-        failed = [
-            entry.dagster_event
-            for entry in instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_FAILURE)
-        ]
+        failed = [entry.dagster_event for entry in instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_FAILURE)]
         key = log_key_of(instance, run.run_id)
         assert instance.compute_log_manager.is_capture_complete(key)  # else its readers wait for more
     assert run.status in (DagsterRunStatus.CANCELED, DagsterRunStatus.FAILURE)

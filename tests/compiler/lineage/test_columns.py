@@ -102,9 +102,7 @@ def test_a_star_is_what_the_table_has() -> None:
 
 def test_a_star_of_one_unknown_table_is_what_the_rows_have() -> None:
     assert selected("SELECT * FROM t", rows=["a", "b"]) == {"a": "t.a", "b": "t.b"}
-    assert selected("SELECT * FROM l JOIN r ON true", rows=["a", "b"]) == {}, (
-        "of which table, nobody can tell"
-    )
+    assert selected("SELECT * FROM l JOIN r ON true", rows=["a", "b"]) == {}, "of which table, nobody can tell"
     assert selected("SELECT * EXCLUDE (a) FROM t", "duckdb", rows=["b"]) == {}
     assert selected("SELECT * FROM t") == {}
 
@@ -161,9 +159,7 @@ def test_what_a_template_stands_for_is_no_column() -> None:
 def test_results_have_the_names_that_their_rows_have() -> None:
     assert selected("SELECT count(*), max(id) FROM t", rows=["count", "max"]) == {"count": "", "max": "t.id"}
     assert selected("SELECT count(*), max(id) FROM t") == {}
-    assert selected(
-        'SELECT Id, "TOTAL" AS Total FROM Orders', "duckdb", ["Id", "Total"], orders=["ID", "Total"]
-    ) == {
+    assert selected('SELECT Id, "TOTAL" AS Total FROM Orders', "duckdb", ["Id", "Total"], orders=["ID", "Total"]) == {
         "Id": "orders.ID",
         "Total": "orders.Total",
     }
@@ -213,12 +209,12 @@ def test_what_a_script_makes_itself_is_looked_through() -> None:
 
 
 def test_a_table_that_is_made_anew_has_only_its_new_columns() -> None:
-    assert filled(
-        "CREATE OR REPLACE TABLE z AS SELECT a c FROM t; CREATE OR REPLACE TABLE z AS SELECT k c FROM w"
-    ) == {"z": {"c": "w.k"}}
-    assert filled(
-        "CREATE TABLE z AS SELECT a c FROM t; DROP TABLE z; CREATE TABLE z AS SELECT k c FROM w"
-    ) == {"z": {"c": "w.k"}}
+    assert filled("CREATE OR REPLACE TABLE z AS SELECT a c FROM t; CREATE OR REPLACE TABLE z AS SELECT k c FROM w") == {
+        "z": {"c": "w.k"}
+    }
+    assert filled("CREATE TABLE z AS SELECT a c FROM t; DROP TABLE z; CREATE TABLE z AS SELECT k c FROM w") == {
+        "z": {"c": "w.k"}
+    }
     emptied = "CREATE TABLE z AS SELECT a c FROM t; TRUNCATE TABLE z; INSERT INTO z (c) SELECT k FROM w"
     assert filled(emptied) == {"z": {"c": "w.k"}}
 
@@ -232,6 +228,4 @@ def test_spark_sql() -> None:
     assert filled("CREATE TABLE lake.day USING parquet AS SELECT a, b AS c FROM rows", "spark") == {
         "lake.day": {"a": "rows.a", "c": "rows.b"}
     }
-    assert filled("INSERT OVERWRITE TABLE lake.day (a) SELECT x FROM rows", "spark") == {
-        "lake.day": {"a": "rows.x"}
-    }
+    assert filled("INSERT OVERWRITE TABLE lake.day (a) SELECT x FROM rows", "spark") == {"lake.day": {"a": "rows.x"}}

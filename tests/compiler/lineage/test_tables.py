@@ -16,9 +16,7 @@ from noetl_dagster.compiler.lineage.tables import (
 from tests.playbooks import playbook, text_of
 
 
-def written(
-    tool: str, head: str = "workload: {schema: shop, pg: work, n: 3}"
-) -> list[tuple[str, str | None, str]]:
+def written(tool: str, head: str = "workload: {schema: shop, pg: work, n: 3}") -> list[tuple[str, str | None, str]]:
     flow = playbook(f"{head}\nworkflow:\n  - step: start\n    tool: {tool}\n")
     return [(one.kind, one.where, one.name) for one in tables_written(flow, flow.step("start"))]
 
@@ -45,9 +43,7 @@ def test_statements_that_fill_tables(sql: str, tables: list[str]) -> None:
 
 
 def test_sinks_and_transfers_write_tables() -> None:
-    sink = (
-        "{kind: python, code: 'result = 1', sink: {tool: {kind: postgres, auth: pg_b, table: public.Rows}}}"
-    )
+    sink = "{kind: python, code: 'result = 1', sink: {tool: {kind: postgres, auth: pg_b, table: public.Rows}}}"
     assert written(sink) == [("postgres", "pg_b", "public.Rows")]
     target = "{kind: postgres, table: lake.rows}"
     assert written(f"{{kind: transfer, source: {{kind: object, path: a.csv}}, target: {target}}}") == [
@@ -89,9 +85,7 @@ def test_who_writes_a_table(tmp_path: Path) -> None:
     together = PlaybookWriters([one, observer])
     assert list(together(table)) == [("lake", "orders")]
     assert list(together(WrittenTable("postgres", "work", "public.orders"))) == [("shop", "orders")]
-    assert list(together(WrittenTable("postgres", "other", "lake.orders"))) == [], (
-        "another database may have one too"
-    )
+    assert list(together(WrittenTable("postgres", "other", "lake.orders"))) == [], "another database may have one too"
     (tmp_path / "one.yaml").write_text(text_of("one", WRITER))
     (tmp_path / "broken.yaml").write_text("kind: Playbook\nlake.orders: [\n")
     in_folder = FolderWriters(tmp_path, observer)

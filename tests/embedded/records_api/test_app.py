@@ -97,9 +97,7 @@ def test_the_share_of_faults_is_the_share_asked_for() -> None:
 def test_faults_depend_on_the_request_alone_and_end() -> None:
     plan = FaultPlan(seed=7, share=1.0)
     streak = [plan.fault("/x", attempt) for attempt in range(1, WORST_STREAK + 2)]
-    assert streak == [
-        FaultPlan(seed=7, share=1.0).fault("/x", attempt) for attempt in range(1, WORST_STREAK + 2)
-    ]
+    assert streak == [FaultPlan(seed=7, share=1.0).fault("/x", attempt) for attempt in range(1, WORST_STREAK + 2)]
     assert None not in streak[:-1]
     assert streak[-1] is None
 

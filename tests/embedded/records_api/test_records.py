@@ -7,9 +7,7 @@ from noetl_dagster.embedded.records_api.records import PAGE_SIZE, DataType, Reco
 PAGES = {"assessments": {2, 3, 4}, "conditions": {1, 2, 3}, "medications": {2, 3}, "vital_signs": {1}}
 
 
-def rows_of(
-    book: RecordBook, facility: int, patient: int, data_type: DataType, size: int = PAGE_SIZE
-) -> list:
+def rows_of(book: RecordBook, facility: int, patient: int, data_type: DataType, size: int = PAGE_SIZE) -> list:
     rows, number, more = [], 1, True
     while more:
         page = book.page(facility, patient, data_type, number, size)
@@ -52,9 +50,7 @@ def test_the_head_of_a_page_repeats_the_row_before_it_in_another_spelling() -> N
 
 
 def test_numbers_dates_and_codes_are_spelled_in_several_ways() -> None:
-    rows = [
-        row for patient in range(1, 40) for row in rows_of(RecordBook(7), 1, patient, DataType.ASSESSMENTS)
-    ]
+    rows = [row for patient in range(1, 40) for row in rows_of(RecordBook(7), 1, patient, DataType.ASSESSMENTS)]
     assert {type(row["score"]) for row in rows} == {int, str}
     assert {"/" in row["assessed_on"] for row in rows} == {True, False}
     assert None in {row["assessor_code"] for row in rows}

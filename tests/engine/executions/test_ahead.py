@@ -35,9 +35,7 @@ workflow:
 
 
 def flow(arcs: str, rest: str = CRUNCH) -> str:
-    return (
-        BEFORE + textwrap.indent(textwrap.dedent(arcs).strip("\n"), " " * 6) + "\n" + rest.strip("\n") + "\n"
-    )
+    return BEFORE + textwrap.indent(textwrap.dedent(arcs).strip("\n"), " " * 6) + "\n" + rest.strip("\n") + "\n"
 
 
 @pytest.mark.parametrize(
@@ -85,9 +83,7 @@ def flow(arcs: str, rest: str = CRUNCH) -> str:
         ),
     ],
 )
-async def test_steps_that_will_need_spark_whatever_happens(
-    engine: Engine, text: str, found: list[str]
-) -> None:
+async def test_steps_that_will_need_spark_whatever_happens(engine: Engine, text: str, found: list[str]) -> None:
     execution = await engine.lifecycle.create(playbook(text))
     assert spark_steps_ahead(execution) == found
 

@@ -80,9 +80,7 @@ async def claimed(engine: Engine, execution_id: int, count: int = 1) -> None:
     await until(enough)
 
 
-async def test_cancelling_stops_the_running_commands_of_another_process(
-    engine: Engine, settings: Settings
-) -> None:
+async def test_cancelling_stops_the_running_commands_of_another_process(engine: Engine, settings: Settings) -> None:
     execution = await engine.lifecycle.create(playbook(SLOW))
     work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
     await claimed(engine, execution.id, 3)
@@ -114,12 +112,8 @@ async def test_cancelling_stops_the_running_commands_of_another_process(
         await engine.lifecycle.resume(execution.id)
 
 
-@pytest.mark.parametrize(
-    "text", [QUICK, FANOUT, RETRIED, PARTITIONED], ids=["loop", "fanout", "retry", "parts"]
-)
-async def test_every_claim_has_an_end_however_busy_the_driver_is(
-    engine: Engine, settings: Settings, text: str
-) -> None:
+@pytest.mark.parametrize("text", [QUICK, FANOUT, RETRIED, PARTITIONED], ids=["loop", "fanout", "retry", "parts"])
+async def test_every_claim_has_an_end_however_busy_the_driver_is(engine: Engine, settings: Settings, text: str) -> None:
     pool = engine.runtime.pool
     other = await Engine.open(settings)
     execution = await engine.lifecycle.create(playbook(text))
@@ -153,9 +147,7 @@ async def test_what_a_dead_driver_had_claimed_ends_too(engine: Engine, settings:
     assert {end["kind"] for end in await pool.fetch(ENDS, execution.id)} == {"cancelled"}
 
 
-async def test_rows_that_a_cursor_has_claimed_end_with_the_execution(
-    engine: Engine, settings: Settings
-) -> None:
+async def test_rows_that_a_cursor_has_claimed_end_with_the_execution(engine: Engine, settings: Settings) -> None:
     """One of them runs, two wait for their turn."""
     pool = engine.runtime.pool
     await pool.execute("CREATE TABLE chores AS SELECT id, 'new' AS state FROM generate_series(1, 9) AS id")
@@ -171,14 +163,10 @@ async def test_rows_that_a_cursor_has_claimed_end_with_the_execution(
     assert [(end["current_index"], end["kind"]) for end in ends] == [(n, "cancelled") for n in range(3)]
 
 
-async def test_a_cursor_that_claims_while_it_is_cancelled_says_what_it_got(
-    engine: Engine, settings: Settings
-) -> None:
+async def test_a_cursor_that_claims_while_it_is_cancelled_says_what_it_got(engine: Engine, settings: Settings) -> None:
     pool = engine.runtime.pool
     await pool.execute("CREATE TABLE chores AS SELECT id, 'new' AS state FROM generate_series(1, 9) AS id")
-    waiting = (
-        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'UPDATE chores%' AND wait_event_type = 'Lock'"
-    )
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'UPDATE chores%' AND wait_event_type = 'Lock'"
     async with pool.acquire() as connection:
         async with connection.transaction():
             await connection.execute("SELECT FROM chores WHERE id = 2 FOR UPDATE")
@@ -188,9 +176,7 @@ async def test_a_cursor_that_claims_while_it_is_cancelled_says_what_it_got(
             assert await engine.lifecycle.cancel(execution.id)
         with pytest.raises(ExecutionCancelledError):
             await work
-    taken = [
-        row["id"] for row in await pool.fetch("SELECT id FROM chores WHERE state = 'claimed' ORDER BY id")
-    ]
+    taken = [row["id"] for row in await pool.fetch("SELECT id FROM chores WHERE state = 'claimed' ORDER BY id")]
     items = "SELECT current_item FROM noetl.event WHERE event_type = 'loop.item' ORDER BY current_index"
     assert [row["current_item"] for row in await pool.fetch(items)] == [{"id": id} for id in taken]
     ends = await pool.fetch(ENDS, execution.id)
@@ -204,9 +190,7 @@ def _cursor(settings: Settings) -> str:
     return CURSOR.replace("CLAIM", TAKE).replace("URL", settings.db_url)
 
 
-async def test_children_are_cancelled_with_their_parent(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_children_are_cancelled_with_their_parent(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where what cursor loops had claimed cannot be given back."""
 
     async def fail(runtime: Any, execution_id: int) -> int:
@@ -218,10 +202,7 @@ async def test_children_are_cancelled_with_their_parent(
     )
     execution = await engine.lifecycle.create(playbook(PARENT))
     work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
-    query = (
-        "SELECT execution_id FROM noetl.event "
-        "WHERE parent_execution_id = $1 AND event_type = 'command.claimed'"
-    )
+    query = "SELECT execution_id FROM noetl.event WHERE parent_execution_id = $1 AND event_type = 'command.claimed'"
 
     async def begun() -> Any:
         return work.done() or await engine.runtime.pool.fetchval(query, execution.id)

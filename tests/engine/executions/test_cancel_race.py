@@ -22,9 +22,7 @@ from tests.playbooks import playbook
 
 ISSUERS = 12
 CLAIMERS = 6
-ROUNDS = pytest.mark.parametrize(
-    "rounds", [8, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
-)
+ROUNDS = pytest.mark.parametrize("rounds", [8, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 COUNT = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = $2"
 SINK = """
 workflow:
@@ -41,16 +39,12 @@ async def counts(connection: Any, execution_id: int) -> tuple[int, int, int]:
     """Commands issued, claimed and queued, as everybody sees them now."""
     issued = await connection.fetchval(COUNT, execution_id, "command.issued")
     claimed = await connection.fetchval(COUNT, execution_id, "command.claimed")
-    queued = await connection.fetchval(
-        "SELECT count(*) FROM noetl.queue WHERE execution_id = $1", execution_id
-    )
+    queued = await connection.fetchval("SELECT count(*) FROM noetl.queue WHERE execution_id = $1", execution_id)
     return issued, claimed, queued
 
 
 @ROUNDS
-async def test_nothing_is_issued_after_the_cancellation(
-    engine: Engine, settings: Settings, rounds: int
-) -> None:
+async def test_nothing_is_issued_after_the_cancellation(engine: Engine, settings: Settings, rounds: int) -> None:
     """Issuers hold their transactions open for a while: one that could outlive the cancel would be seen."""
     runtime = engine.runtime
     async with connections(settings, ISSUERS) as racers:
@@ -127,9 +121,7 @@ async def test_every_claim_ends_with_the_cancellation_and_none_follows(
             cancelled = await engine.lifecycle.cancel(execution_id, "enough")
             return cancelled, await counts(runtime.pool, execution_id)
 
-        outcomes = await asyncio.gather(
-            *(cancel() for _ in range(3)), queue(), *(work() for _ in range(CLAIMERS))
-        )
+        outcomes = await asyncio.gather(*(cancel() for _ in range(3)), queue(), *(work() for _ in range(CLAIMERS)))
         cancelled = [outcome for outcome in outcomes if outcome is not None]
         assert sorted(won for won, _ in cancelled) == [False, False, True], f"round {turn}"
         issued, claimed, queued = await counts(runtime.pool, execution.id)
@@ -175,9 +167,7 @@ async def test_a_cancelled_execution_harms_no_other_of_the_same_batch(engine: En
     await engine.lifecycle.cancel(created[1].id)
     outcomes = await asyncio.gather(
         *(
-            buffer.append(
-                [runtime.commands.issued(Command(one.id, "work", index=index), "noop") for index in range(3)]
-            )
+            buffer.append([runtime.commands.issued(Command(one.id, "work", index=index), "noop") for index in range(3)])
             for one in created
         ),
         return_exceptions=True,

@@ -129,9 +129,7 @@ async def test_times_of_claims_and_ends(engine: Engine, commands: Commands) -> N
     assert found.rate > 0
 
 
-async def test_only_the_latest_count(
-    engine: Engine, commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_the_latest_count(engine: Engine, commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "LATEST", 10)
     await commands.claimed(0, [100.0] * 50)
     await commands.ended(0, [100.0] * 50)
@@ -150,9 +148,7 @@ async def test_a_command_that_was_claimed_again_ends_once(engine: Engine, comman
     assert (await view(engine, commands.execution_id)).run_p50 == 2.0
 
 
-async def test_what_runs_now_hides_no_end(
-    engine: Engine, commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_runs_now_hides_no_end(engine: Engine, commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "LATEST", 10)
     await commands.claimed(0, [1.0] * 10)
     await commands.ended(0, [2.0] * 10)
@@ -197,9 +193,7 @@ def test_the_table_has_a_row_for_each_step_of_the_pool() -> None:
         StepView(step="there", status="RUNNING", visits=1, pool=view),
     )
     console = Console(width=100, file=io.StringIO())
-    console.print(
-        _pool_table(Overview(execution_id="1", playbook="p", status="RUNNING", epoch=1, steps=steps))
-    )
+    console.print(_pool_table(Overview(execution_id="1", playbook="p", status="RUNNING", epoch=1, steps=steps)))
     lines = console.file.getvalue().splitlines()
     assert [line.split() for line in lines[1:]] == [["there", "7", "2", "250", "ms", "2.0", "s"]]
 

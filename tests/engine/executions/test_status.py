@@ -58,9 +58,7 @@ async def settle(engine: Engine) -> None:
             await taken.catch_up()
 
 
-async def test_the_row_its_tail_and_the_log_say_the_same(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_row_its_tail_and_the_log_say_the_same(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     execution_id = await run(engine)
     from_tail: Any = await read_execution(engine.runtime.pool, execution_id)
     monkeypatch.setattr(projection, "TAIL_LIMIT", 10)

@@ -151,9 +151,7 @@ async def test_engines_mean_the_same(engine: Engine, settings: Settings, api: st
 
     own = states["dagster"]
     assert values(own, "policy") == [["last", 0, 0], ["last", 1, 2], {}, ["last", 3, 2]]
-    assert values(own, "block") == [[0, 1], [1, 2], [2, 3], None], (
-        "the block bounds its attempts, not the shard"
-    )
+    assert values(own, "block") == [[0, 1], [1, 2], [2, 3], None], "the block bounds its attempts, not the shard"
     assert [[row["id"] for row in rows] for rows in values(own, "pages")] == [list(range(23))] * 2
     assert own.ctx["seen"] == [3, 4, 5]
     assert values(own, "fail") == [[0, [3, 4, 5]], None, [2, [3, 4, 5]]]

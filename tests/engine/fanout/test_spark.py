@@ -162,9 +162,7 @@ async def test_shard_results_are_reduced_by_sql_and_by_spark(engine: Engine) -> 
 
 
 @pytest.mark.parametrize("victim", ["python worker", "executor"])
-async def test_a_killed_process_costs_only_what_was_running(
-    engine: Engine, tmp_path: Path, victim: str
-) -> None:
+async def test_a_killed_process_costs_only_what_was_running(engine: Engine, tmp_path: Path, victim: str) -> None:
     ledger = tmp_path / "ledger.txt"
     parsed = playbook(
         """

@@ -23,9 +23,7 @@ STARTED = "SELECT context FROM noetl.event WHERE execution_id = $1 AND event_typ
 
 
 @pytest.mark.parametrize(("count", "stored"), [(10, False), (11, True)])
-async def test_collections_above_the_threshold_are_objects(
-    settings: Settings, count: int, stored: bool
-) -> None:
+async def test_collections_above_the_threshold_are_objects(settings: Settings, count: int, stored: bool) -> None:
     engine = await Engine.open(settings.model_copy(update={"loop_collection_threshold": 10}))
     try:
         items = [{"id": number} for number in range(count)]
@@ -40,9 +38,7 @@ async def test_collections_above_the_threshold_are_objects(
         assert await results.get(reference) == items
         folder = f"s3://{settings.minio_bucket}/exec/{state.execution_id}/"
         assert context["collection_ref"].startswith(folder)
-        index = orjson.loads(
-            await asyncio.to_thread(locations.read_bytes, settings, context["collection_ref"])
-        )
+        index = orjson.loads(await asyncio.to_thread(locations.read_bytes, settings, context["collection_ref"]))
         parts = [part.physical_uri async for part in results.parts(reference)]
         assert index == {"collection_size": count, "part_items": context["part_items"], "parts": parts}
         assert all(uri.startswith(folder) for uri in parts)

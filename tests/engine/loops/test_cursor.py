@@ -208,9 +208,7 @@ async def test_leases_of_a_driver_that_lives_are_kept(engine: Engine) -> None:
     await die(work)
 
 
-async def test_a_claim_outlives_a_change_of_its_table(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_claim_outlives_a_change_of_its_table(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another session changes the table between the claim's preparation and its run."""
     changed = False
 
@@ -228,9 +226,7 @@ async def test_a_claim_outlives_a_change_of_its_table(
     await check_done_once(engine)
 
 
-async def test_a_claim_that_did_not_commit_gives_nothing_back(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_claim_that_did_not_commit_gives_nothing_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver dies between writing down what it claims and the commit of the claim."""
     keep = Frames.keep
 
@@ -251,18 +247,14 @@ async def test_a_claim_that_did_not_commit_gives_nothing_back(
     assert await states(engine) == [("claimed", 1, 0)] * 7
 
 
-async def test_rows_are_given_back_once_whoever_dies_after_it(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rows_are_given_back_once_whoever_dies_after_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The release commits in the playbook's database and its process dies before it says so."""
     _, work = await begin(engine)
     await die(work)
     pool = engine.runtime.pool
     await pool.execute("UPDATE noetl.cursor_frame SET lease_until = now()")
     with monkeypatch.context() as dying:
-        dying.setattr(
-            "noetl_dagster.engine.loops.frames.FORGET", "SELECT 1 / 0, $1::bigint, $2::text, $3::int"
-        )
+        dying.setattr("noetl_dagster.engine.loops.frames.FORGET", "SELECT 1 / 0, $1::bigint, $2::text, $3::int")
         with pytest.raises(Exception, match="division by zero"):
             await release_expired(engine.runtime)
     assert (await states(engine))[:3] == [("new", 1, 1)] * 3

@@ -218,9 +218,7 @@ async def test_a_failure_is_tried_three_times_where_no_number_is_given(engine: E
 
 @pytest.mark.parametrize("mode", ["sequential", "parallel"])
 async def test_an_iteration_whose_second_page_fails_has_failed(engine: Engine, mode: str) -> None:
-    code = (
-        "if n == 2 and page == 2: raise ValueError('page lost')\\nresult = {'rows': [page], 'more': page < 3}"
-    )
+    code = "if n == 2 and page == 2: raise ValueError('page lost')\\nresult = {'rows': [page], 'more': page < 3}"
     text = f"""
         workflow:
           - step: fetch

@@ -128,9 +128,7 @@ async def test_the_same_claim_again_has_the_same_answer(engine: Engine, claims: 
     assert await engine.runtime.pool.fetchval(QUEUED) == 20
 
 
-async def test_claims_that_are_handed_back_go_to_others_and_count_for_nothing(
-    engine: Engine, claims: Claims
-) -> None:
+async def test_claims_that_are_handed_back_go_to_others_and_count_for_nothing(engine: Engine, claims: Claims) -> None:
     await enqueue(engine, await execution_of(engine), 4)
     pool, ids = engine.runtime.pool, engine.runtime.ids
     for _ in range(5):  # more often than a command may be left by its workers
@@ -157,9 +155,7 @@ async def test_executions_take_turns(engine: Engine, claims: Claims) -> None:
     await enqueue(engine, large, 100, start=1_000)  # behind its own
     await enqueue(engine, small, 300, start=2)
     granted = await claims.claim("w", engine.runtime.ids.take(100))
-    assert {one.execution_id: len(one.waited) for one in granted} == pytest.approx(
-        {large: 50, small: 50}, abs=2
-    )
+    assert {one.execution_id: len(one.waited) for one in granted} == pytest.approx({large: 50, small: 50}, abs=2)
 
 
 async def test_an_execution_that_comes_when_the_queue_is_empty_does_not_overtake_for_long(
@@ -171,9 +167,7 @@ async def test_an_execution_that_comes_when_the_queue_is_empty_does_not_overtake
     await enqueue(engine, second, 200)
     await enqueue(engine, first, 200, start=200)
     granted = await claims.claim("w", engine.runtime.ids.take(100))
-    assert {one.execution_id: len(one.waited) for one in granted} == pytest.approx(
-        {first: 50, second: 50}, abs=2
-    )
+    assert {one.execution_id: len(one.waited) for one in granted} == pytest.approx({first: 50, second: 50}, abs=2)
 
 
 async def test_weights_and_priorities(engine: Engine, claims: Claims) -> None:
@@ -215,9 +209,7 @@ async def test_nothing_of_a_cancelled_execution_nor_what_has_ended(engine: Engin
     assert await claims.claim("w", runtime.ids.take(20)) == []
 
 
-@pytest.mark.parametrize(
-    "count", [600, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
-)
+@pytest.mark.parametrize("count", [600, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 async def test_a_crowd_of_workers_takes_each_command_once(engine: Engine, claims: Claims, count: int) -> None:
     """Claims, repeated claims, hand-backs, ends and a cancellation, all at once."""
     runtime, executions = engine.runtime, [await execution_of(engine) for _ in range(4)]
@@ -240,9 +232,7 @@ async def test_a_crowd_of_workers_takes_each_command_once(engine: Engine, claims
             if dice.random() < 0.2:
                 again = await claims.claim(worker, asked, limits)
                 if granted:
-                    lasting = [
-                        [one for one in answer if one.execution_id != given_up] for answer in (granted, again)
-                    ]
+                    lasting = [[one for one in answer if one.execution_id != given_up] for answer in (granted, again)]
                     assert names(lasting[0]) == names(lasting[1])
                 granted = again
             if dice.random() < 0.2:
@@ -310,9 +300,7 @@ async def test_a_command_that_is_queued_anew_stops_no_claim(engine: Engine, clai
         await pool.execute(queries.WITHDRAW, execution_id, f"{execution_id}:work:1:0:1")
 
 
-async def test_commands_with_one_chance_left_are_claimed_one_at_a_time(
-    engine: Engine, claims: Claims
-) -> None:
+async def test_commands_with_one_chance_left_are_claimed_one_at_a_time(engine: Engine, claims: Claims) -> None:
     """One of them may be what ended the workers that had them all: it must not fail the others."""
     execution_id = await execution_of(engine)
     await enqueue(engine, execution_id, 10)
@@ -322,9 +310,7 @@ async def test_commands_with_one_chance_left_are_claimed_one_at_a_time(
     assert sizes == [2, 1, 1, 1, 1, 1, 1, 1, 1, 0]
 
 
-async def test_a_cancellation_that_takes_long_keeps_nothing_from_the_others(
-    engine: Engine, claims: Claims
-) -> None:
+async def test_a_cancellation_that_takes_long_keeps_nothing_from_the_others(engine: Engine, claims: Claims) -> None:
     """Its commands go first, and one of them is just being ended by somebody who takes his time."""
     large, other = await execution_of(engine), await execution_of(engine)
     first, *_ = await enqueue(engine, large, 50, priority=1)
@@ -345,9 +331,7 @@ async def test_a_cancellation_that_takes_long_keeps_nothing_from_the_others(
     assert await cancelling
 
 
-async def test_who_ends_commands_and_who_cancels_do_not_wait_for_each_other(
-    engine: Engine, claims: Claims
-) -> None:
+async def test_who_ends_commands_and_who_cancels_do_not_wait_for_each_other(engine: Engine, claims: Claims) -> None:
     """Both take the command out of the queue first; the one that comes second waits for the other, and finds it done."""
     execution_id = await execution_of(engine)
     runtime = engine.runtime
@@ -358,9 +342,7 @@ async def test_who_ends_commands_and_who_cancels_do_not_wait_for_each_other(
     async with runtime.pool.acquire() as holder:
         await holder.execute("SELECT pg_advisory_lock(1, 1)")
         ending = asyncio.create_task(EventHandler(runtime.log, 300.0).handle_events(ends))
-        await until(
-            lambda: runtime.pool.fetchval(WAITS), "the first end to be in the log, and the second not yet"
-        )
+        await until(lambda: runtime.pool.fetchval(WAITS), "the first end to be in the log, and the second not yet")
         cancelling = asyncio.create_task(engine.lifecycle.cancel(execution_id))
         await until(lambda: twice_waiting(runtime.pool), "the cancellation to wait for the ends")
         await asyncio.sleep(1.2)  # it looks for a deadlock after a second; the next one would be the victim

@@ -35,9 +35,7 @@ async def test_an_end_that_cannot_be_read_fails_its_command_alone(
     ends = CommandEnds(runtime.pool, url)
     await ends.open()
     waiting = [ends.expect(execution.id, command.command_id) for command in (bad, good)]
-    events = [
-        runtime.commands.ended(command, Outcome({"status": "ok", "data": 1})) for command in (bad, good)
-    ]
+    events = [runtime.commands.ended(command, Outcome({"status": "ok", "data": 1})) for command in (bad, good)]
     events[0].result, events[0].context = result, context
     await runtime.log.append(events)
     ends.check(command.command_id for command in (bad, good))

@@ -59,9 +59,7 @@ async def test_turns_are_those_of_a_pool(engine: Engine) -> None:
     await enqueue(engine, second, 3, pool="gpu")
     assert tuple(await pool.fetchrow(REACHED, "gpu")) < tuple(await pool.fetchrow(REACHED, "busy"))
     granted = names(await claims.claim("w", ids.take(5), pool="gpu"))
-    assert sorted(name.partition(":")[0] for name in granted) == sorted(
-        map(str, [first, first, first, second, second])
-    )
+    assert sorted(name.partition(":")[0] for name in granted) == sorted(map(str, [first, first, first, second, second]))
 
 
 async def test_steps_run_on_the_workers_of_their_pools(engine: Engine, settings: Settings) -> None:

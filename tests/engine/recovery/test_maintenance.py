@@ -33,13 +33,9 @@ VALUES ($1, '1', 0, 's', 1, '[]', true, now(), 1)
 
 async def start(engine: Engine, execution_id: int, *, ended: bool = True) -> None:
     ids = engine.runtime.ids
-    events = [
-        Event(execution_id, ids.next(), EventType.PLAYBOOK_INITIALIZED, node_name="p", meta={"epoch": 1})
-    ]
+    events = [Event(execution_id, ids.next(), EventType.PLAYBOOK_INITIALIZED, node_name="p", meta={"epoch": 1})]
     if ended:
-        events.append(
-            Event(execution_id, ids.next(), EventType.PLAYBOOK_COMPLETED, node_name="p", meta={"epoch": 1})
-        )
+        events.append(Event(execution_id, ids.next(), EventType.PLAYBOOK_COMPLETED, node_name="p", meta={"epoch": 1}))
     await engine.runtime.log.append(events)
 
 
@@ -70,17 +66,13 @@ async def test_an_old_month_goes_with_all_that_belongs_to_it(engine: Engine) -> 
     for execution_id in (old, recent):
         await start(engine, execution_id)
         await runtime.pool.execute(FRAME, execution_id)
-        stored[execution_id] = await runtime.results.put(
-            ["x" * 20_000], execution_id=execution_id, step="s", name="r"
-        )
+        stored[execution_id] = await runtime.results.put(["x" * 20_000], execution_id=execution_id, step="s", name="r")
     await projected(engine, 2)
     maintained = await Maintenance(runtime.pool, runtime.results, timedelta(days=60)).run(NOW)
     assert maintained.dropped == ("event_y2025m03",)
     assert (maintained.executions, maintained.results) == (1, 1)
     assert "event_y2025m09" in maintained.made
-    left = [
-        row["execution_id"] for row in await runtime.pool.fetch("SELECT execution_id FROM noetl.execution")
-    ]
+    left = [row["execution_id"] for row in await runtime.pool.fetch("SELECT execution_id FROM noetl.execution")]
     assert left == [recent]
     frames = await runtime.pool.fetch("SELECT execution_id FROM noetl.cursor_frame")
     assert [row["execution_id"] for row in frames] == [recent]

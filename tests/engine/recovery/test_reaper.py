@@ -145,9 +145,7 @@ async def test_a_suspended_workers_command_is_done_once_by_another(
 
 
 @pytest.mark.parametrize("shard", [False, True])
-async def test_a_command_that_silences_every_worker_fails(
-    engine: Engine, handler: EventHandler, shard: bool
-) -> None:
+async def test_a_command_that_silences_every_worker_fails(engine: Engine, handler: EventHandler, shard: bool) -> None:
     pool, ids = engine.runtime.pool, engine.runtime.ids
     reapers = [Reaper(pool, handler, ids) for _ in range(3)]
     command = Command(await execution(engine), "work", index=3, loop_id="1", shard=shard)

@@ -262,9 +262,7 @@ async def test_a_key_that_is_not_unique_loses_nothing(
     assert await tables.fetchval("SELECT count(*) FROM moved") == ROWS
 
 
-async def test_a_transfer_that_fails_leaves_nothing(
-    engine: Engine, tables: asyncpg.Pool, tmp_path: Path
-) -> None:
+async def test_a_transfer_that_fails_leaves_nothing(engine: Engine, tables: asyncpg.Pool, tmp_path: Path) -> None:
     text = text_of("jsonl", tmp_path, "")
     with (tmp_path / "rows.jsonl").open("a") as file:
         file.write('{"id": "seven"}\n')

@@ -86,9 +86,7 @@ def settings(settings: Settings) -> Settings:
         pytest.param("postgres", "append", "copy_async", 3, None, id="while parts are published"),
         pytest.param("postgres", "replace", "copy_async", 3, None, id="while parts take the place of others"),
         pytest.param("postgres", "append", "run", 1, None, id="after the end"),
-        pytest.param(
-            "query", "append", "copy_async", 3, None, id="while parts that begin again are published"
-        ),
+        pytest.param("query", "append", "copy_async", 3, None, id="while parts that begin again are published"),
         pytest.param("query", "append", "run", 1, None, id="after the end of what begins again"),
     ],
 )
@@ -104,9 +102,7 @@ async def test_goes_on_where_a_killed_process_was(
     lake = tmp_path / "lake"
     ds.write_dataset(pa.table({"id": [0], "name": ["old"], "more": [""]}), lake, format="parquet")
     source = SOURCES[kind].replace("FOLDER", str(tmp_path))
-    text = MOVE.format(
-        source=source, folder=tmp_path, mode=mode, resumable="auto" if kind == "query" else "true"
-    )
+    text = MOVE.format(source=source, folder=tmp_path, mode=mode, resumable="auto" if kind == "query" else "true")
 
     process = multiprocessing.get_context("spawn").Process(target=drive, args=(settings, text, method, times))
     process.start()
@@ -198,9 +194,7 @@ async def test_what_failed_when_it_was_published_is_there_once(
 
 
 @pytest.mark.parametrize("kind", ["postgres", "query"])
-async def test_calls_that_succeed_append_each(
-    engine: Engine, numbers: asyncpg.Pool, tmp_path: Path, kind: str
-) -> None:
+async def test_calls_that_succeed_append_each(engine: Engine, numbers: asyncpg.Pool, tmp_path: Path, kind: str) -> None:
     text = MOVE.format(source=SOURCES[kind], folder=tmp_path, mode="append", resumable="auto")
 
     state = await engine.run(playbook(text + AGAIN))

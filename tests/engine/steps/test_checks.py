@@ -35,9 +35,7 @@ def outcome(state: ExecutionState, name: str | None = None) -> CheckOutcome:
 
 async def test_templates_over_the_result(run: Run) -> None:
     state = await run(
-        flow(
-            '{name: some, when: "{{ output | length > 2 }}"}, {name: many, when: "{{ output | length > 9 }}"}'
-        )
+        flow('{name: some, when: "{{ output | length > 2 }}"}, {name: many, when: "{{ output | length > 9 }}"}')
     )
     assert state.status == "COMPLETED"
     some, many = state.checks_of("start", 1)

@@ -17,8 +17,7 @@ from tests.playbooks import playbook
 
 ONE = "workflow:\n  - step: start\n    tool: {kind: noop}\n"
 TAKEN = (
-    ONE
-    + "    next: [{step: take, on: call.partial}]\n  - step: take\n    tool: {kind: python, code: 'result = 1'}\n"
+    ONE + "    next: [{step: take, on: call.partial}]\n  - step: take\n    tool: {kind: python, code: 'result = 1'}\n"
 )
 
 
@@ -30,9 +29,7 @@ def raising(error: BaseException) -> Any:
 
 
 @pytest.mark.parametrize("text", [ONE, TAKEN])
-@pytest.mark.parametrize(
-    "error", [KeyError("lost"), ExceptionGroup("both", [ValueError("lost"), TypeError("lost")])]
-)
+@pytest.mark.parametrize("error", [KeyError("lost"), ExceptionGroup("both", [ValueError("lost"), TypeError("lost")])])
 async def test_a_defect_of_a_tool_fails_its_task(
     run: Run, monkeypatch: pytest.MonkeyPatch, text: str, error: Exception
 ) -> None:
@@ -78,9 +75,7 @@ async def test_what_is_no_failure_of_the_task_is_resumed(
     assert state.status is ExecutionStatus.COMPLETED
 
 
-async def test_the_text_of_a_defect_has_no_secrets(
-    run: Run, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_text_of_a_defect_has_no_secrets(run: Run, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
         "NOETL_CREDENTIAL_DOOR", '{"type": "postgres", "data": {"dsn": "postgresql://u:opensesame@h/d"}}'
     )

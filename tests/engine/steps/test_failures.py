@@ -61,9 +61,7 @@ async def test_the_sink_of_a_command_that_another_worker_ended_is_rolled_back(
     await engine.close()
 
 
-async def test_tasks_that_jump_without_an_end_fail_the_step(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tasks_that_jump_without_an_end_fail_the_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "JUMP_LIMIT", 20)
     state = await run(
         """

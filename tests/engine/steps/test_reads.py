@@ -36,9 +36,7 @@ def of_day(day: str) -> Partition:
 
 @pytest.fixture
 def made(engine: Engine) -> Any:
-    async def make(
-        text: str, workload: dict[str, Any] | None = None, day: str | None = None
-    ) -> ExecutionState:
+    async def make(text: str, workload: dict[str, Any] | None = None, day: str | None = None) -> ExecutionState:
         flow = playbook((DAILY if day else "") + text, "reading" if "from:" in text else "making")
         partition = of_day(day) if day else None
         execution = await engine.lifecycle.create(flow, workload, partition=partition)
@@ -64,9 +62,7 @@ async def test_the_latest_result_of_another_playbook(made: Any) -> None:
 async def test_an_asset_that_nobody_has_made(made: Any) -> None:
     state = await made(READER % "")
     assert state.status == "FAILED"
-    assert (
-        "asset warehouse/patients has no result yet; run the playbook or the job that makes it" in state.error
-    )
+    assert "asset warehouse/patients has no result yet; run the playbook or the job that makes it" in state.error
     assert state.latest["start"].envelope["error"]["kind"] == "asset"
 
 
@@ -87,8 +83,7 @@ async def test_the_partition_of_the_execution_is_read(made: Any) -> None:
     assert value(await made(READER % "", day="2026-01-02")) == 2
     state = await made(READER % "", day="2026-01-03")
     assert (
-        "asset warehouse/patients has no partition '2026-01-03'; it has 2, from 2026-01-01 to 2026-01-02"
-        in state.error
+        "asset warehouse/patients has no partition '2026-01-03'; it has 2, from 2026-01-01 to 2026-01-02" in state.error
     )
 
 

@@ -225,9 +225,7 @@ async def test_a_worker_that_comes_late_writes_nothing(engine: Engine, place: Pl
     assert again.id != state.execution_id
     runner = engine.runtime.runner
     execution = await engine.runtime.load(state.execution_id)
-    command = Command(
-        execution.id, "each", index=1, item=1, loop_id=execution.state.loops[("each", 1)][0].loop_id
-    )
+    command = Command(execution.id, "each", index=1, item=1, loop_id=execution.state.loops[("each", 1)][0].loop_id)
     await runner.run(Call(execution.visit("each"), command), claimed=True)
     assert await place.seen() == [0, 1, 2, 3, 4]
 
@@ -355,9 +353,7 @@ async def test_parts_may_be_settled_again(
 
 
 async def test_sinks_to_local_files_stay_with_the_driver(engine: Engine, place: Place) -> None:
-    text = LOOP.replace("SINK", place.sink).replace(
-        "tool: {kind", "spec: {dispatch: workers}\n    tool: {kind"
-    )
+    text = LOOP.replace("SINK", place.sink).replace("tool: {kind", "spec: {dispatch: workers}\n    tool: {kind")
     program = (await engine.lifecycle.create(playbook(text))).program.step("each")
     assert program.in_pool == (program.sink is not None and program.sink.tool == "minio")
 
@@ -367,7 +363,9 @@ async def test_a_part_of_an_earlier_run_does_not_replace_newer_ones(
     engine: Engine, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "rows.duckdb"
-    sink = f"{{tool: duckdb, database: {file}, table: latest, mode: {kind}, key: one, args: {{one: 1, n: '{{{{ n }}}}'}}}}"
+    sink = (
+        f"{{tool: duckdb, database: {file}, table: latest, mode: {kind}, key: one, args: {{one: 1, n: '{{{{ n }}}}'}}}}"
+    )
     if kind == "one.jsonl":
         sink = f"{{tool: file, path: {tmp_path}/one.jsonl}}"
     execution = await engine.lifecycle.create(playbook(LOOP.replace("SINK", sink)))
@@ -417,9 +415,9 @@ async def test_values_that_columns_hold_unchanged_are_written(engine: Engine, tm
     state = await engine.run(playbook(text))
     assert str(state.status) == "COMPLETED", state.error
     with duckdb.connect(str(file)) as connection:
-        assert connection.execute(
-            "SELECT DISTINCT n, c::VARCHAR, d::VARCHAR, j, x, e FROM numbers"
-        ).fetchall() == [(2, "0.10", "2024-01-02", '{"a":[1]}', "5", None)]
+        assert connection.execute("SELECT DISTINCT n, c::VARCHAR, d::VARCHAR, j, x, e FROM numbers").fetchall() == [
+            (2, "0.10", "2024-01-02", '{"a":[1]}', "5", None)
+        ]
 
 
 def duckdb_place(folder: Path, **fields: Any) -> PartPlace:
@@ -453,9 +451,7 @@ async def test_a_column_that_differs_in_case_from_one_that_names_the_iteration_i
         place = duckdb_place(tmp_path, table=table, own={"execution_id": 5, "iter_index": 0})
         await staged_and_published(place, result)
         with duckdb.connect(place.path) as connection:
-            found = connection.execute(
-                f"SELECT n, execution_id, iter_index FROM {table} ORDER BY n"
-            ).fetchall()
+            found = connection.execute(f"SELECT n, execution_id, iter_index FROM {table} ORDER BY n").fetchall()
         assert found == [(1, "mine", 7), (2, None, None)]
 
 
@@ -512,9 +508,7 @@ workflow:
     sink: SINK
 """
 ROWS = [
-    {"n": n, "x": float(n), "late": None, "z": None}
-    if n < 1000
-    else {"n": n, "x": n + 0.5, "late": f"r{n}", "z": [n]}
+    {"n": n, "x": float(n), "late": None, "z": None} if n < 1000 else {"n": n, "x": n + 0.5, "late": f"r{n}", "z": [n]}
     for n in range(2000)
 ]
 

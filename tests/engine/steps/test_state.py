@@ -130,9 +130,7 @@ async def test_each_run_loads_what_is_new(run: Run, pool: asyncpg.Pool[Any]) -> 
     assert (moved["value"], moved["previous"]) == (day(5), day(3))
 
 
-async def test_what_is_in_the_sink_counts_though_a_later_step_fails(
-    run: Run, pool: asyncpg.Pool[Any]
-) -> None:
+async def test_what_is_in_the_sink_counts_though_a_later_step_fails(run: Run, pool: asyncpg.Pool[Any]) -> None:
     assert (await run(LOAD, fail=True)).status == "FAILED"
     assert await stands(pool) == {"load": day(3)}
     await run(LOAD)
@@ -201,9 +199,7 @@ workflow:
     assert await stands(pool) == counts
 
 
-async def test_a_slower_execution_does_not_turn_it_back(
-    engine: Engine, run: Run, pool: asyncpg.Pool[Any]
-) -> None:
+async def test_a_slower_execution_does_not_turn_it_back(engine: Engine, run: Run, pool: asyncpg.Pool[Any]) -> None:
     """The slower one has read its rows before the faster one began, and writes them after that has ended."""
     slow = LOAD.replace(
         SINK,
@@ -214,9 +210,7 @@ async def test_a_slower_execution_does_not_turn_it_back(
     async with pool.acquire() as holder:
         await holder.execute("SELECT pg_advisory_lock(7)")
         slower = asyncio.create_task(engine.run(playbook(slow)))
-        while not await pool.fetchval(
-            f"SELECT count(*) FROM pg_locks WHERE NOT granted AND objid = 7 AND {HERE}"
-        ):
+        while not await pool.fetchval(f"SELECT count(*) FROM pg_locks WHERE NOT granted AND objid = 7 AND {HERE}"):
             assert not slower.done(), slower.result().error
             await asyncio.sleep(0.02)
         await add(pool, 4)
@@ -394,9 +388,7 @@ workflow:
     assert await stands(pool, "tests/child") == {"load": 4}
 
 
-async def test_set_by_hand_goes_before_what_runs_had_loaded(
-    engine: Engine, run: Run, pool: asyncpg.Pool[Any]
-) -> None:
+async def test_set_by_hand_goes_before_what_runs_had_loaded(engine: Engine, run: Run, pool: asyncpg.Pool[Any]) -> None:
     failed = await run(BY_A_LATER_STEP, table="missing")
     await run(BY_A_LATER_STEP)
     before = await set_watermark(engine.runtime.log, PATH, "load", day(1))
@@ -430,9 +422,7 @@ async def test_what_cannot_be_compared_is_refused_before_anything_is_written(
 
 async def test_a_column_that_no_row_has(run: Run, pool: asyncpg.Pool[Any]) -> None:
     state = await run(LOAD.replace("key: changed", "key: updated"))
-    assert "no row of the result has the column 'updated' of state.key; columns: n, changed" in str(
-        state.error
-    )
+    assert "no row of the result has the column 'updated' of state.key; columns: n, changed" in str(state.error)
     assert await loaded(pool) == []
 
 
@@ -446,9 +436,7 @@ async def test_the_latest_is_found_by_its_index(run: Run, pool: asyncpg.Pool[Any
     assert "Sort  (" not in text
 
 
-async def test_rows_in_chunks_are_never_fetched_together(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rows_in_chunks_are_never_fetched_together(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     box = engine.runtime.box
     box.settings = box.settings.model_copy(update={"chunk_bytes": 4096, "inline_result_bytes": 256})
 

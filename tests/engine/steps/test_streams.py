@@ -159,9 +159,7 @@ async def loaded(engine: Engine) -> list[int]:
     return [row["page"] for row in await engine.runtime.pool.fetch("SELECT page FROM loaded ORDER BY ctid")]
 
 
-async def test_a_chunk_that_fails_stops_those_behind_it_until_it_is_resumed(
-    engine: Engine, tmp_path: Path
-) -> None:
+async def test_a_chunk_that_fails_stops_those_behind_it_until_it_is_resumed(engine: Engine, tmp_path: Path) -> None:
     flag = tmp_path / "mended"
     state = await engine.run(playbook(FAILING.replace("SPEC", "")), {"bad": 3, "flag": str(flag)})
     assert state.status is ExecutionStatus.FAILED
@@ -233,9 +231,7 @@ async def test_what_was_left_out_for_others_is_not_made_by_a_resumed_run(
     assert (change["done"], change["failed"], state.latest["load"].envelope["done"]) == (7, 1, 7)
 
 
-async def test_a_stream_that_fails_fast_fails_though_it_may_be_partial(
-    engine: Engine, tmp_path: Path
-) -> None:
+async def test_a_stream_that_fails_fast_fails_though_it_may_be_partial(engine: Engine, tmp_path: Path) -> None:
     flag = tmp_path / "mended"
     text = FAILING.replace("SPEC", ", allow_partial: true, fail_fast: true")
     state = await engine.run(playbook(text), {"bad": 3, "flag": str(flag)})
@@ -300,9 +296,7 @@ workflow:
 """
 
 
-async def test_the_latest_chunk_of_a_generator_that_raises_comes_again(
-    engine: Engine, tmp_path: Path
-) -> None:
+async def test_the_latest_chunk_of_a_generator_that_raises_comes_again(engine: Engine, tmp_path: Path) -> None:
     flag = tmp_path / "mended"
     state = await engine.run(playbook(GENERATOR_FAILS), {"flag": str(flag)})
     assert state.status is ExecutionStatus.FAILED
@@ -380,7 +374,9 @@ CLAIMED = """
 SELECT count(*) FROM noetl.event
 WHERE execution_id = $1 AND node_name = $2 AND event_type = 'command.claimed'
 """
-TOLD = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND node_name = 'start' AND event_type = 'call.partial'"
+TOLD = (
+    "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND node_name = 'start' AND event_type = 'call.partial'"
+)
 
 
 async def test_a_slow_taker_slows_the_source(engine: Engine, tmp_path: Path) -> None:
@@ -403,9 +399,7 @@ async def _is(value: Any, wanted: int) -> bool:
 
 
 @pytest.mark.parametrize("step", ["start", "wait", "load"])
-async def test_a_driver_that_dies_leaves_no_chunk_out_and_none_twice(
-    engine: Engine, tmp_path: Path, step: str
-) -> None:
+async def test_a_driver_that_dies_leaves_no_chunk_out_and_none_twice(engine: Engine, tmp_path: Path, step: str) -> None:
     gate, pool = tmp_path / "gate", engine.runtime.pool
     execution = await engine.lifecycle.create(playbook(SLOW), {"gate": str(gate)})
     work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
@@ -539,9 +533,7 @@ workflow:
     tool: {kind: python, input: {rows: "{{ start.data }}"}, code: "result = rows"}
 """)
     assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert [item["data"] for item in state.latest["take"].envelope["results"]] == [
-        [n, n + 10] for n in range(5)
-    ]
+    assert [item["data"] for item in state.latest["take"].envelope["results"]] == [[n, n + 10] for n in range(5)]
     assert state.latest["end"].envelope["data"] == [row for n in range(5) for row in (n, n + 10)]
 
 
@@ -626,9 +618,7 @@ workflow:
 
 
 @pytest.mark.parametrize("rows", [3, 3000, 30000])
-async def test_rows_of_an_iteration_are_the_same_however_many(
-    engine: Engine, settings: Settings, rows: int
-) -> None:
+async def test_rows_of_an_iteration_are_the_same_however_many(engine: Engine, settings: Settings, rows: int) -> None:
     small = {"chunk_bytes": 100_000, "default_postgres_credential": "embedded"}
     other = await Engine.open(settings.model_copy(update=small))
     state = await other.run(playbook(ROWS), {"rows": rows})
@@ -637,9 +627,7 @@ async def test_rows_of_an_iteration_are_the_same_however_many(
     assert [item["data"] for item in state.latest["take"].envelope["results"]] == [[rows] * 4] * 2
 
 
-async def test_another_driver_goes_on_with_all_chunks(
-    engine: Engine, settings: Settings, tmp_path: Path
-) -> None:
+async def test_another_driver_goes_on_with_all_chunks(engine: Engine, settings: Settings, tmp_path: Path) -> None:
     """One that followed until the first died has what that has told meanwhile."""
     gate, pool = tmp_path / "gate", engine.runtime.pool
     other = await Engine.open(engine.runtime.settings)

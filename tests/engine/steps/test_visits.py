@@ -42,9 +42,7 @@ async def drivers(settings: Settings) -> AsyncIterator[list[Engine]]:
     [LOOP.replace("MODE", "parallel"), LOOP.replace("MODE", "sequential"), FANOUT],
     ids=["parallel", "sequential", "fanout"],
 )
-async def test_drivers_at_a_barrier_do_everything_once(
-    drivers: list[Engine], settings: Settings, text: str
-) -> None:
+async def test_drivers_at_a_barrier_do_everything_once(drivers: list[Engine], settings: Settings, text: str) -> None:
     assert settings.db_url is not None
     pool = drivers[0].runtime.pool
     await pool.execute("CREATE TABLE ran (n int)")

@@ -24,9 +24,7 @@ IDS = Snowflake(1)
 
 def started() -> Event:
     """The first event of a new execution."""
-    return Event(
-        IDS.next(), IDS.next(), EventType.PLAYBOOK_INITIALIZED, node_name="made-up", meta={"epoch": 1}
-    )
+    return Event(IDS.next(), IDS.next(), EventType.PLAYBOOK_INITIALIZED, node_name="made-up", meta={"epoch": 1})
 
 
 def ended(execution_id: int, index: int, **changes: Any) -> Event:

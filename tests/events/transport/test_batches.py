@@ -41,9 +41,7 @@ def no_event(execution_id: int) -> bytes:
 
 def refused(execution_id: int) -> bytes:
     """Well-formed, and yet the log refuses it: no index takes a name of 9,000 characters."""
-    return orjson.dumps(
-        message_of(ended(execution_id, 0)) | {"meta": {"command_id": os.urandom(4_500).hex()}}
-    )
+    return orjson.dumps(message_of(ended(execution_id, 0)) | {"meta": {"command_id": os.urandom(4_500).hex()}})
 
 
 def forbidden(execution_id: int) -> bytes:

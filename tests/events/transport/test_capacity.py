@@ -79,9 +79,7 @@ async def test_reports_reach_memory_and_the_runtime_table(
 async def test_what_several_processes_hear_is_written_once(pool: asyncpg.Pool) -> None:
     rows = "SELECT ctid::text, status, (capacity ->> 'available_slots')::int FROM noetl.runtime"
     await put_worker(pool, report("w", 5))
-    await pool.execute(
-        "UPDATE noetl.runtime SET heartbeat = now() + interval '1 hour'"
-    )  # just now, on any machine
+    await pool.execute("UPDATE noetl.runtime SET heartbeat = now() + interval '1 hour'")  # just now, on any machine
     first = await pool.fetchrow(rows)
     await put_worker(pool, report("w", 5))
     assert await pool.fetchrow(rows) == first

@@ -47,9 +47,7 @@ async def test_events_arrive_as_they_were_sent(
 
 
 async def test_the_streams_are_the_seeds(client: NatsClient, settings: Settings) -> None:
-    plain = settings.model_copy(
-        update={"nats_namespace": "noetl", "event_nats_subject_prefix": "noetl.events"}
-    )
+    plain = settings.model_copy(update={"nats_namespace": "noetl", "event_nats_subject_prefix": "noetl.events"})
     assert NatsNames(plain).event_stream == "NOETL_WORKER_EVENTS"
     assert NatsNames(plain).commands == "noetl.commands"
     assert await ensure_stream(client.jetstream(), NatsNames(settings)) == []
@@ -58,9 +56,7 @@ async def test_the_streams_are_the_seeds(client: NatsClient, settings: Settings)
     assert (config.retention, config.storage) == ("workqueue", "file")
 
 
-async def test_a_stream_that_differs_is_reported_and_left_alone(
-    client: NatsClient, settings: Settings
-) -> None:
+async def test_a_stream_that_differs_is_reported_and_left_alone(client: NatsClient, settings: Settings) -> None:
     name = NatsNames(settings).event_stream
     stream = client.jetstream()
     await stream.add_stream(name=name, subjects=[f"{settings.event_nats_subject_prefix}.>"], max_age=60)

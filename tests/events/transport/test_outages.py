@@ -30,16 +30,12 @@ BATCH = 100
 async def committed(pool: asyncpg.Pool) -> int:
     """Ends in the log; none while the server is not there."""
     try:
-        return int(
-            await pool.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'command.completed'")
-        )
+        return int(await pool.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'command.completed'"))
     except DATABASE_AWAY:
         return 0
 
 
-@pytest.mark.parametrize(
-    "victims", [[ServiceName.NATS], [ServiceName.POSTGRES]], ids=lambda names: names[0].value
-)
+@pytest.mark.parametrize("victims", [[ServiceName.NATS], [ServiceName.POSTGRES]], ids=lambda names: names[0].value)
 async def test_nothing_is_lost_nor_doubled(own_services: Settings, victims: list[ServiceName]) -> None:
     settings = own_services
     assert settings.db_url is not None

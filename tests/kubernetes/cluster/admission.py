@@ -51,9 +51,7 @@ class Admission:
     def _pod(self, namespace: str, given: Object, spec: Object) -> None:
         if "uid" in given["metadata"] or "nodeName" in spec:  # it was admitted before
             return
-        _defaults(
-            spec, restartPolicy="Always", terminationGracePeriodSeconds=30, serviceAccountName="default"
-        )
+        _defaults(spec, restartPolicy="Always", terminationGracePeriodSeconds=30, serviceAccountName="default")
         spec["serviceAccountName"] = spec["serviceAccountName"] or "default"
         spec["nodeName"] = "here"
         given["status"] = {"phase": "Pending"}

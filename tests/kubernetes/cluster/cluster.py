@@ -90,9 +90,7 @@ class Cluster:
                 "current-context": "here",
                 "clusters": [{"name": "here", "cluster": server}],
                 "users": [{"name": "me", "user": {"token": token}}],
-                "contexts": [
-                    {"name": "here", "context": {"cluster": "here", "user": "me", "namespace": namespace}}
-                ],
+                "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me", "namespace": namespace}}],
             }
         )
 

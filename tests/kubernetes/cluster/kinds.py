@@ -26,9 +26,7 @@ class Kind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
 
-def _kinds(
-    group: str, version: str, names: str, *, namespaced: bool = True, known: bool = True
-) -> list[Kind]:
+def _kinds(group: str, version: str, names: str, *, namespaced: bool = True, known: bool = True) -> list[Kind]:
     return [Kind(group, version, name, _plural(name), namespaced, known) for name in names.split()]
 
 

@@ -93,9 +93,7 @@ def without_given_up(old: Any, before: Any, now: Any) -> Any:
             kept = {_name(item, _MERGE_KEYS[key]) for item in now[key] or ()}
             given = {_name(item, _MERGE_KEYS[key]) for item in value}
             result[key] = [
-                item
-                for item in result[key]
-                if (name := _name(item, _MERGE_KEYS[key])) in kept or name not in given
+                item for item in result[key] if (name := _name(item, _MERGE_KEYS[key])) in kept or name not in given
             ]
         elif key in result:
             result[key] = without_given_up(result[key], value, now[key])

@@ -175,9 +175,7 @@ class Objects:
         if key[0] == "Namespace":
             owned = [one for kind in self.store.kinds() for one in self.store.list(kind, key[2])]
         else:
-            owned = [
-                one for kind in self.store.kinds() for one in self.store.list(kind) if owned_by(one, found)
-            ]
+            owned = [one for kind in self.store.kinds() for one in self.store.list(kind) if owned_by(one, found)]
         for one in owned:
             if policy == "Orphan":
                 self._disown(key_of(one["kind"], one))
@@ -226,9 +224,7 @@ class Objects:
             self._applied[address.key, manager] = copy.deepcopy(given)
         return made
 
-    def _changed(
-        self, address: Address, change: Callable[[Object], Object], query: Mapping[str, str]
-    ) -> Object:
+    def _changed(self, address: Address, change: Callable[[Object], Object], query: Mapping[str, str]) -> Object:
         def changed(old: Object) -> Object:
             return self._replaced(address, old, change(old))
 
@@ -256,9 +252,7 @@ class Objects:
         new.setdefault("kind", kind.name)
         metadata = new["metadata"] = new.get("metadata") or {}
         if (new["apiVersion"], new["kind"]) != (kind.api_version, kind.name):
-            raise Refused(
-                400, "BadRequest", f"{new['apiVersion']} {new['kind']} is not {kind.api_version} {kind.name}"
-            )
+            raise Refused(400, "BadRequest", f"{new['apiVersion']} {new['kind']} is not {kind.api_version} {kind.name}")
         if kind.namespaced and metadata.setdefault("namespace", address.namespace) != address.namespace:
             raise Refused(400, "BadRequest", "the namespace of the object is not the request's")
         if address.name and metadata.setdefault("name", address.name) != address.name:
@@ -287,9 +281,7 @@ def _keep_fixed(kind: Kind, old: Object, new: Object) -> None:
                 f'{kind.name} "{new["metadata"]["name"]}" is invalid: spec.{name}: field is immutable',
             )
     if kind.name in ("ConfigMap", "Secret") and old.get("immutable") and _content(old) != _content(new):
-        raise Refused(
-            422, "Invalid", f'{kind.name} "{new["metadata"]["name"]}" is invalid: data: field is immutable'
-        )
+        raise Refused(422, "Invalid", f'{kind.name} "{new["metadata"]["name"]}" is invalid: data: field is immutable')
 
 
 def _content(found: Object) -> tuple[Any, ...]:
@@ -299,14 +291,10 @@ def _content(found: Object) -> tuple[Any, ...]:
 def selected(found: Object, query: Mapping[str, str]) -> bool:
     """Whether an object is among those that a request selects."""
     labels = found["metadata"].get("labels") or {}
-    return labels_match(query.get("labelSelector", ""), labels) and fields_match(
-        query.get("fieldSelector", ""), found
-    )
+    return labels_match(query.get("labelSelector", ""), labels) and fields_match(query.get("fieldSelector", ""), found)
 
 
 def concerns(change: Change, address: Address, query: Mapping[str, str]) -> bool:
     """Whether a watch is told of a change."""
     kind, namespace, _ = change.key
-    return (
-        kind == address.kind.name and address.namespace in ("", namespace) and selected(change.object, query)
-    )
+    return kind == address.kind.name and address.namespace in ("", namespace) and selected(change.object, query)

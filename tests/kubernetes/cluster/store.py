@@ -110,9 +110,7 @@ class Store:
             fixed = {name: old["metadata"][name] for name in ("uid", "creationTimestamp", "generation")}
             asked = new["metadata"].get("resourceVersion")
             if asked not in (None, "", old["metadata"]["resourceVersion"]):
-                raise Refused(
-                    409, "Conflict", f'"{key[2]}" has been modified; apply your changes to the latest'
-                )
+                raise Refused(409, "Conflict", f'"{key[2]}" has been modified; apply your changes to the latest')
             new["metadata"] |= fixed | {"resourceVersion": old["metadata"]["resourceVersion"]}
             if new == old:
                 return copied(old)

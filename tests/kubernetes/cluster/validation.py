@@ -71,9 +71,7 @@ def _pod_references(kind: Kind, name: str, given: Object) -> None:
     wanted = (spec.get("selector") or {}).get("matchLabels") if kind.group == "apps" else None
     labels = (template.get("metadata") or {}).get("labels") or {}
     if wanted and any(labels.get(key) != value for key, value in wanted.items()):
-        raise _invalid(
-            kind, name, "spec.template.metadata.labels", "`selector` does not match template `labels`"
-        )
+        raise _invalid(kind, name, "spec.template.metadata.labels", "`selector` does not match template `labels`")
     if kind.name == "Job" and pod.get("restartPolicy") not in ("Never", "OnFailure"):
         place = f"{where}.restartPolicy"
         raise _invalid(kind, name, place, 'Required value: valid values: "OnFailure", "Never"')

@@ -16,9 +16,7 @@ LATE = {"kind": "timeout", "source": "http", "message": "late", "retryable": Tru
 
 
 def test_what_is_kept_of_a_kind_is_the_kind_alone() -> None:
-    kept = compile_value({"kind": "{{ error.kind }}", "error": "{{ error }}"}).render(
-        {"error": seen_error(LATE)}
-    )
+    kept = compile_value({"kind": "{{ error.kind }}", "error": "{{ error }}"}).render({"error": seen_error(LATE)})
 
     assert plain(kept) == copied(kept) == {"kind": "timeout", "error": LATE}
     assert type(plain(kept)["kind"]) is type(copied(kept)["error"]["kind"]) is str

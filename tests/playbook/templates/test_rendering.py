@@ -145,9 +145,7 @@ def test_undefined_is_an_error_where_its_value_is_needed(template: str) -> None:
     ],
 )
 def test_what_lacks_a_name_is_said(template: str, reason: str) -> None:
-    step, text = (
-        ResultView({"status": "ok", "data": data}, ReferenceCache()) for data in ({"rows": [1]}, "hello")
-    )
+    step, text = (ResultView({"status": "ok", "data": data}, ReferenceCache()) for data in ({"rows": [1]}, "hello"))
     with pytest.raises(UndefinedNameError, match=re.escape(reason)):
         render(template, order={"total": 1}, empty={}, step=step, text=text)
 

@@ -45,9 +45,7 @@ def test_order_of_bare_names() -> None:
     assert render("{{ x }}", names) == "item"
     names = names.with_locals({"x": "local"})
     assert render("{{ x }}", names) == "local"
-    assert (
-        render("{{ ctx.x }} {{ workload.x }} {{ input.x }} {{ iter.x }}", names) == "ctx workload input item"
-    )
+    assert render("{{ ctx.x }} {{ workload.x }} {{ input.x }} {{ iter.x }}", names) == "ctx workload input item"
 
 
 def test_the_context_is_live() -> None:
@@ -61,10 +59,7 @@ def test_iterations() -> None:
     values: dict[str, Any] = {}
     names = scope().with_iteration("user", {"id": 5}, 1, 3, values)
     values["page"] = 9
-    assert (
-        render("{{ user.id }} {{ iter.user.id }} {{ iter.page }} {{ page }} {{ iter.index }}", names)
-        == "5 5 9 9 1"
-    )
+    assert render("{{ user.id }} {{ iter.user.id }} {{ iter.page }} {{ page }} {{ iter.index }}", names) == "5 5 9 9 1"
     assert render("{{ [loop.index, loop.first, loop.last, loop.length, _index] }}", names) == [
         1,
         False,
@@ -79,10 +74,7 @@ def test_iterations() -> None:
 def test_nested_iterations_see_the_loop_around() -> None:
     outer = scope().with_iteration("city", "Oslo", 0, 2, {"seen": 1})
     inner = outer.with_iteration("hotel", "Grand", 4, None)
-    assert (
-        render("{{ city }} {{ hotel }} {{ iter.parent.city }} {{ iter.parent.seen }}", inner)
-        == "Oslo Grand Oslo 1"
-    )
+    assert render("{{ city }} {{ hotel }} {{ iter.parent.city }} {{ iter.parent.seen }}", inner) == "Oslo Grand Oslo 1"
     assert render("{{ iter.parent.parent }}", inner) is None
     assert render("{{ loop.last }}", inner) is None
 
@@ -145,16 +137,10 @@ def test_steps_are_asked_for_only_when_named() -> None:
 
 
 def test_known_names_are_listed_in_errors() -> None:
-    names = (
-        scope(workload={"region": 1}).with_iteration("user", 1, 0, 1, {"page": 1}).with_locals({"output": 1})
-    )
-    assert {"region", "user", "page", "output", "fetch", "workload", "ctx", "iter", "loop"} <= set(
-        names.known_names()
-    )
+    names = scope(workload={"region": 1}).with_iteration("user", 1, 0, 1, {"page": 1}).with_locals({"output": 1})
+    assert {"region", "user", "page", "output", "fetch", "workload", "ctx", "iter", "loop"} <= set(names.known_names())
     assert set(names) == set(names.known_names())
-    with pytest.raises(
-        UndefinedNameError, match=r"'regoin' is undefined; known names: .*; did you mean 'region'\?"
-    ):
+    with pytest.raises(UndefinedNameError, match=r"'regoin' is undefined; known names: .*; did you mean 'region'\?"):
         render("{{ regoin }}", names)
 
 
@@ -190,9 +176,7 @@ def test_targets_that_are_refused(name: str) -> None:
 
 
 def test_patches_of_a_set_block() -> None:
-    block = compile_set(
-        {"ctx.total": "{{ fetch.n + 1 }}", "page": 2, "iter.rows": "{{ fetch }}"}, in_loop=True
-    )
+    block = compile_set({"ctx.total": "{{ fetch.n + 1 }}", "page": 2, "iter.rows": "{{ fetch }}"}, in_loop=True)
     assert block
     assert block.names == {"fetch"}
     assert block.patches(scope()) == [

@@ -176,10 +176,7 @@ def test_a_reference_is_needed_only_when_its_data_is_touched() -> None:
 def test_selected_fields_are_found_by_their_path_and_by_their_end(data: dict[str, Any]) -> None:
     extracted = {"data.paging.page": 4, "count": 3}
     view = ResultView({"status": "ok", "extracted": extracted, **data}, ReferenceCache())
-    assert (
-        render("{{ s.page }} {{ s.data.paging.page }} {{ s.paging.page }} {{ s.data.count }}", s=view)
-        == "4 4 4 3"
-    )
+    assert render("{{ s.page }} {{ s.data.paging.page }} {{ s.paging.page }} {{ s.data.count }}", s=view) == "4 4 4 3"
 
 
 def test_inside_a_mapping_only_whole_paths_count() -> None:
@@ -214,9 +211,7 @@ async def test_a_reference_is_fetched_once() -> None:
         "s": ResultView({"status": "ok", "ref": REFERENCE}, cache),
         "t": ResultView({"ref": REFERENCE}, cache),
     }
-    template = compile_value(
-        {"rows": "{{ s.rows }}", "n": "{{ s.data.inner }} {{ t.inner }}", "all": "{{ t }}"}
-    )
+    template = compile_value({"rows": "{{ s.rows }}", "n": "{{ s.data.inner }} {{ t.inner }}", "all": "{{ t }}"})
     rendered = await render_async(template, scope, fetch)
     assert rendered == {"rows": [1, 2], "n": "5 5", "all": {"rows": [1, 2], "data": {"inner": 5}}}
     assert fetched == [REFERENCE]
@@ -226,9 +221,7 @@ async def test_a_manifest_is_iterated_like_the_list_behind_it() -> None:
     async def fetch(reference: ResultRef) -> Any:
         return [{"n": 1}, {"n": 2}]
 
-    loop = ResultView(
-        {"status": "ok", "ref": REFERENCE, "total": 2, "done": 2, "failed": 0}, ReferenceCache()
-    )
+    loop = ResultView({"status": "ok", "ref": REFERENCE, "total": 2, "done": 2, "failed": 0}, ReferenceCache())
     template = compile_value("{% for item in s.results %}{{ item.n }}{% endfor %}{{ s.total }}")
     assert await render_async(template, {"s": loop}, fetch) == "122"
 

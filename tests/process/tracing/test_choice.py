@@ -99,9 +99,7 @@ async def test_a_collector_that_is_away_is_said_once_and_waited_for_in_vain(
     assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
 
 
-def test_what_a_collector_does_not_take_is_dropped(
-    monkeypatch: pytest.MonkeyPatch, settings: Settings
-) -> None:
+def test_what_a_collector_does_not_take_is_dropped(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     monkeypatch.setattr(exporter, "MAX_WAITING", 3)
     monkeypatch.setattr(exporter.Exporter, "_start", lambda self: None)  # nobody takes anything
     sender = exporter.Exporter("http://127.0.0.1:9", trusted=True)
@@ -133,9 +131,7 @@ def run_apart(settings: Settings) -> subprocess.CompletedProcess[str]:
     from noetl_dagster.settings import dump_settings
 
     given = dump_settings(settings) + "\n" + text_of("sample", BODY)
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT], input=given, capture_output=True, text=True, check=True
-    )
+    return subprocess.run([sys.executable, "-c", WITHOUT], input=given, capture_output=True, text=True, check=True)
 
 
 def test_a_missing_package_is_said_once(settings: Settings) -> None:
@@ -173,9 +169,7 @@ def test_headers_of_others(header: str, valid: bool) -> None:
 
 
 @pytest.mark.parametrize("when", [[], ["while the exporter is imported"]])
-def test_a_forked_process_sends_what_is_its_own(
-    settings: Settings, collector: Collector, when: list[str]
-) -> None:
+def test_a_forked_process_sends_what_is_its_own(settings: Settings, collector: Collector, when: list[str]) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", FORKED, collector.url, *when], capture_output=True, text=True, check=True
     )

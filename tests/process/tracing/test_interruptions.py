@@ -63,9 +63,7 @@ async def test_a_driver_that_is_killed_and_another_that_goes_on(
     assert {one.parent for one in items} == {collector.one("each").span_id}
 
 
-async def test_what_failed_is_resumed_in_the_same_trace(
-    engine: Engine, collector: Collector, tmp_path: Path
-) -> None:
+async def test_what_failed_is_resumed_in_the_same_trace(engine: Engine, collector: Collector, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     body = """
     workload: {file: ""}
@@ -96,9 +94,7 @@ async def test_what_is_cancelled_ends_with_all_that_was_under_way(
 ) -> None:
     execution = await engine.lifecycle.create(playbook(WAITING), {"file": str(tmp_path / "go")})
     running = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
-    ended = (
-        "SELECT count(*) = 3 FROM noetl.event WHERE event_type = 'command.completed' AND node_name = 'each'"
-    )
+    ended = "SELECT count(*) = 3 FROM noetl.event WHERE event_type = 'command.completed' AND node_name = 'each'"
     await until(lambda: engine.runtime.pool.fetchval(ended))
     other = await Engine.open(settings)
     assert await other.lifecycle.cancel(execution.id, "enough")

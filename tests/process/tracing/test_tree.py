@@ -57,9 +57,7 @@ CHILD = text_of("child", "workflow: [{step: inner, tool: {kind: playbook, path: 
 GRANDCHILD = text_of("grandchild", 'workflow: [{step: innermost, tool: {kind: python, code: "result = 1"}}]')
 
 
-async def test_everything_that_a_playbook_does(
-    settings: Settings, collector: Collector, tmp_path: Path
-) -> None:
+async def test_everything_that_a_playbook_does(settings: Settings, collector: Collector, tmp_path: Path) -> None:
     (tmp_path / "child.yaml").write_text(CHILD)
     (tmp_path / "grandchild.yaml").write_text(GRANDCHILD)
     own = settings.model_copy(update={"playbooks_path": tmp_path})
@@ -108,9 +106,7 @@ async def test_everything_that_a_playbook_does(
         assert span.start <= span.end
 
 
-async def test_helper_processes_of_a_run_add_to_it(
-    settings: Settings, collector: Collector, tmp_path: Path
-) -> None:
+async def test_helper_processes_of_a_run_add_to_it(settings: Settings, collector: Collector, tmp_path: Path) -> None:
     body = """
     workload: {file: ""}
     workflow:

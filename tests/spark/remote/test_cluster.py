@@ -89,9 +89,7 @@ async def test_a_killed_executor_costs_its_tasks_only(
         "spark.executor.memory": "512m",
     }
     own = settings.model_copy(update={"spark_master": master, "spark_config": config})
-    done = await asyncio.to_thread(
-        run_client, "-c", CLIENT, dump_settings(own), one_step("lost", CODE), str(marker)
-    )
+    done = await asyncio.to_thread(run_client, "-c", CLIENT, dump_settings(own), one_step("lost", CODE), str(marker))
     assert done.stdout.startswith("COMPLETED"), done.stdout + done.stderr[-5000:]
     assert "CoarseGrainedExecutorBackend" in marker.read_text(), "an executor was killed"
     attempts = await pool.fetch("SELECT event_type FROM noetl.event WHERE event_type LIKE 'command.%ed'")

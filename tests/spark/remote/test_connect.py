@@ -51,14 +51,10 @@ def remote(server_folder: Path) -> Iterator[str]:
 def test_everything_works_over_connect(remote: str, settings: Settings, server_folder: Path) -> None:
     own = settings.model_copy(update={"spark_remote": remote, "default_postgres_credential": "embedded"})
     done = run_client("-m", "tests.spark.remote.connect_client", dump_settings(own))
-    assert done.stdout.endswith("ok\n"), (
-        done.stderr[-6000:] + (server_folder / "server.log").read_text()[-3000:]
-    )
+    assert done.stdout.endswith("ok\n"), done.stderr[-6000:] + (server_folder / "server.log").read_text()[-3000:]
 
 
-def ran(
-    settings: Settings, instance: DagsterInstance, tmp_path: Path, command: str, *words: str
-) -> list[str]:
+def ran(settings: Settings, instance: DagsterInstance, tmp_path: Path, command: str, *words: str) -> list[str]:
     """Runs the job by a command; gives what the run's log says, and checks what the asset shows."""
     job = tmp_path / "job.py"
     job.write_text(dedent(JOB))
@@ -78,9 +74,7 @@ def ran(
     return logged
 
 
-def test_a_submitted_job_is_heard(
-    settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path
-) -> None:
+def test_a_submitted_job_is_heard(settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path) -> None:
     submit = shlex.join(
         [
             *(str(HOME / "bin" / "spark-submit"), "--master", "local[1]", "--conf", "spark.ui.enabled=false"),

@@ -37,9 +37,7 @@ def story(ids: Snowflake) -> Iterator[Event]:
     yield event(EventType.PLAYBOOK_INITIALIZED, node_name="p", meta={"epoch": 1}, context=workload)
     yield event(EventType.STEP_ENTER, node_name="work", meta={"visit": 1, "epoch": 1, "turn": 1})
     size = {"collection_size": ITEMS, "mode": "parallel"}
-    yield event(
-        EventType.LOOP_STARTED, node_name="work", meta=loop | size, context={"collection_ref": "s3://b/c"}
-    )
+    yield event(EventType.LOOP_STARTED, node_name="work", meta=loop | size, context={"collection_ref": "s3://b/c"})
     for item in range(ITEMS):
         failed = item == ITEMS - 1
         kind = EventType.COMMAND_FAILED if failed else EventType.COMMAND_COMPLETED

@@ -83,9 +83,7 @@ async def test_files_of_a_buckets_dataset_are_read_by_several_tasks(run: Run) ->
     assert read.data == [2, 4000]
 
 
-@pytest.mark.parametrize(
-    ("form", "options"), [("json", {}), ("orc", {}), ("csv", {"header": True, "sep": ";"})]
-)
+@pytest.mark.parametrize(("form", "options"), [("json", {}), ("orc", {}), ("csv", {"header": True, "sep": ";"})])
 async def test_other_formats_are_written_and_read_again(run: Run, form: str, options: dict) -> None:
     query = "SELECT id, concat('n', id) AS name, cast(id % 2 AS int) AS part FROM range(10)"
     made = await run(command=query, format=form, options=options, partition_by=["part"])
@@ -115,12 +113,8 @@ async def test_object_tiers_take_parquet_only(run: Run) -> None:
 async def test_rows_that_only_the_executors_have_are_an_error(
     run: Run, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        datasets, "sizes_of_files", lambda *_: {}
-    )  # as if they were written on other machines
-    with pytest.raises(
-        Exception, match=r"wrote 3 rows to .* no file is there; mount the volume in executors"
-    ):
+    monkeypatch.setattr(datasets, "sizes_of_files", lambda *_: {})  # as if they were written on other machines
+    with pytest.raises(Exception, match=r"wrote 3 rows to .* no file is there; mount the volume in executors"):
         await run(command="SELECT id FROM range(3)", tier="pvc")
     assert settings.pvc_mount_path is not None
     assert list(settings.pvc_mount_path.rglob("*.parquet")) == []

@@ -30,9 +30,7 @@ async def test_file_before_environment_before_table(
     for name in ("api", "both", "stored"):
         await Credentials(own, pool).store(name, "bearer", {"token": "from-table"})
     for name in ("API", "BOTH"):
-        monkeypatch.setenv(
-            f"NOETL_CREDENTIAL_{name}", json.dumps({"type": "bearer", "token": "from-environment"})
-        )
+        monkeypatch.setenv(f"NOETL_CREDENTIAL_{name}", json.dumps({"type": "bearer", "token": "from-environment"}))
 
     credentials = Credentials(own, pool)
 
@@ -98,9 +96,7 @@ async def test_auth_by_alias(settings: Settings, monkeypatch: pytest.MonkeyPatch
     assert await credentials.resolve(None) is None
 
 
-async def test_nothing_shows_secrets(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_shows_secrets(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(environment_name("db"), "postgresql://u:p%40ssw0rd@h/d")
     credentials = Credentials(settings)
     credential = await credentials.get("db")

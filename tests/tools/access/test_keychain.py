@@ -116,15 +116,11 @@ async def test_processes_that_want_a_token_at_once_ask_for_one(
     found = await asyncio.gather(*(opened(one, entry(server)) for one in processes))
     assert server.given == ["token-number-0"]
     assert {one["api"]["access_token"] for one in found} == {"token-number-0"}
-    assert server.asked == [
-        {"grant_type": "client_credentials", "client_id": "noetl", "client_secret": PASSWORD}
-    ]
+    assert server.asked == [{"grant_type": "client_credentials", "client_id": "noetl", "client_secret": PASSWORD}]
     [row] = await pool.fetch("SELECT *, expires_at - now() AS life FROM noetl.keychain")
     assert b"token-number-0" not in bytes(row["data"])
     assert row["execution_id"] == 0
-    assert timedelta(seconds=3400) < row["life"] < timedelta(seconds=3571), (
-        "renewed half a minute before its end"
-    )
+    assert timedelta(seconds=3400) < row["life"] < timedelta(seconds=3571), "renewed half a minute before its end"
 
 
 async def test_a_token_is_renewed_when_it_expires(
@@ -139,18 +135,14 @@ async def test_a_token_is_renewed_when_it_expires(
 
 
 @pytest.mark.parametrize(("where", "tokens"), [("global", 1), ("catalog", 1), ("local", 2), ("shared", 2)])
-async def test_whom_a_token_serves(
-    processes: list[Keychain], server: TokenServer, where: str, tokens: int
-) -> None:
+async def test_whom_a_token_serves(processes: list[Keychain], server: TokenServer, where: str, tokens: int) -> None:
     for execution_id in (7, 8, 7):
         for one in processes[:2]:
             await opened(one, entry(server, scope=where), within=scope(execution_id))
     assert len(server.given) == tokens
 
 
-async def test_who_asks_in_other_words_gets_another_token(
-    processes: list[Keychain], server: TokenServer
-) -> None:
+async def test_who_asks_in_other_words_gets_another_token(processes: list[Keychain], server: TokenServer) -> None:
     mine = entry(server, data={"client_id": "{{ workload.user }}", "client_secret": PASSWORD})
     for user in ("ann", "bob", "ann"):
         await opened(processes[0], mine, within=scope(user=user))

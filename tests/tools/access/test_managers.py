@@ -180,9 +180,7 @@ async def test_refusals_of_aws(
     assert caught.value.retryable is retryable
 
 
-async def test_a_manager_out_of_reach_may_be_tried_again(
-    run: Any, aws: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_manager_out_of_reach_may_be_tried_again(run: Any, aws: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(ToolError, match=r"'prod/db'.*AWS cannot be reached") as caught:
         await run("secrets", provider="aws", secret="prod/db")
@@ -199,9 +197,7 @@ async def test_the_tool_hands_out_handles_that_others_open(run: Any, aws: str, s
     }
     seen = (await run("http", url=server, auth=found.data["handle"])).data["data"]
     assert seen["headers"]["authorization"] == f"Bearer {PASSWORD}"
-    assert (await run("secrets", provider="ssm", name="db", key="user")).data[
-        "handle"
-    ] == "secret://aws_ssm/db#user"
+    assert (await run("secrets", provider="ssm", name="db", key="user")).data["handle"] == "secret://aws_ssm/db#user"
 
 
 # -- Google ------------------------------------------------------------------------------------------
@@ -268,9 +264,7 @@ def of_google(settings: Settings, google: tuple[GoogleServer, str]) -> Credentia
         ("secret://google/projects/lake/secrets/db/versions/latest#user", "etl"),
     ],
 )
-async def test_secrets_of_google(
-    settings: Settings, google: tuple[GoogleServer, str], handle: str, value: str
-) -> None:
+async def test_secrets_of_google(settings: Settings, google: tuple[GoogleServer, str], handle: str, value: str) -> None:
     assert await of_google(settings, google).reveal(handle) == value
 
 
@@ -425,9 +419,7 @@ async def test_who_wants_the_same_secret_at_once_asks_once(
     assert len(google[0].asked) == 3
 
 
-async def test_one_who_stops_waiting_leaves_the_answer_to_the_others(
-    settings: Settings, cluster: Cluster
-) -> None:
+async def test_one_who_stops_waiting_leaves_the_answer_to_the_others(settings: Settings, cluster: Cluster) -> None:
     credentials = Credentials(settings)
     handle = "secret://kubernetes/etl/db#password"
     impatient = asyncio.create_task(credentials.reveal(handle))

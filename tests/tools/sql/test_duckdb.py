@@ -94,9 +94,7 @@ async def test_google_storage_is_read_and_written_in_place(box: Toolbox, pool: a
             found = await rows(f"select count(*) as n from read_parquet('{table.physical_uri}')")
             assert found == [{"n": 1000}]
             folder = results.dataset_uri(execution_id=7001, step="split", name="kinds", tier=StoreTier.GCS)
-            await rows(
-                f"copy (from load where id < 10) to '{folder}part-0.parquet'; select 1 as done", load=table
-            )
+            await rows(f"copy (from load where id < 10) to '{folder}part-0.parquet'; select 1 as done", load=table)
             kinds = await results.register_dataset(folder, execution_id=7001, step="split", name="kinds")
             assert kinds.store_tier is StoreTier.GCS
             assert await rows("select count(*) as n from kinds", kinds=kinds) == [{"n": 10}]

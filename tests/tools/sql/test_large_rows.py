@@ -125,9 +125,7 @@ async def test_templates_find_what_stands_around_the_rows_without_fetching(run: 
     assert (await rendered(small, ref, "{{ big | tojson | fromjson }}"))[0] == whole
 
 
-async def test_statements_are_one_transaction_with_the_rows(
-    run: Any, small: Toolbox, pool: asyncpg.Pool
-) -> None:
+async def test_statements_are_one_transaction_with_the_rows(run: Any, small: Toolbox, pool: asyncpg.Pool) -> None:
     await pool.execute("create table t (id int primary key)")
     insert = "insert into t select generate_series(1, 3000)"
 
@@ -137,9 +135,7 @@ async def test_statements_are_one_transaction_with_the_rows(
     ref = (await run("postgres", command=f"{insert} returning id")).ref
     assert (ref.rows, await pool.fetchval("select count(*) from t")) == (3000, 3000)
     several = (
-        await run(
-            "postgres", command="select 7 as a; delete from t; select n from generate_series(1, 3000) n"
-        )
+        await run("postgres", command="select 7 as a; delete from t; select n from generate_series(1, 3000) n")
     ).ref
     whole = await small.results.get(several)
     assert whole["command_0"]["rows"] == [{"a": 7}]
@@ -208,9 +204,7 @@ async def test_rows_that_a_statement_lists_take_no_transaction_of_their_own(
 
 @pytest.mark.parametrize("key", [None, "id"])
 @pytest.mark.parametrize("stops", [1, 4])
-async def test_killed_call_goes_on_without_a_chunk_twice(
-    run: Any, small: Toolbox, key: str | None, stops: int
-) -> None:
+async def test_killed_call_goes_on_without_a_chunk_twice(run: Any, small: Toolbox, key: str | None, stops: int) -> None:
     sql = "select n as id, 'name ' || n as name from generate_series(1, 2000) as n"
     extra = {} if key is None else {"key": key}
     small.chunks = told = Told(stops=stops)
@@ -229,9 +223,7 @@ async def test_killed_call_goes_on_without_a_chunk_twice(
     assert rows == (await small.results.get(ref))["rows"]
     if key is None:  # who cannot seek runs again, and tells of nothing again
         count = len(told.chunks)
-        assert await small.results.get((await run("postgres", command=sql)).ref) == await small.results.get(
-            ref
-        )
+        assert await small.results.get((await run("postgres", command=sql)).ref) == await small.results.get(ref)
         assert len(told.chunks) == count
         return
     again = (await run("postgres", command="select * from there_is_no_such_table", **extra)).ref
@@ -314,9 +306,7 @@ class Waiting(Told):
 
 async def connections(pool: asyncpg.Pool, mark: str) -> int:
     """Those whose latest statement has a mark."""
-    sql = (
-        "select count(*) from pg_stat_activity where query like '%' || $1 || '%' and pid <> pg_backend_pid()"
-    )
+    sql = "select count(*) from pg_stat_activity where query like '%' || $1 || '%' and pid <> pg_backend_pid()"
     return int(await pool.fetchval(sql, mark))
 
 
@@ -327,9 +317,7 @@ async def test_sources_that_wait_for_takers_leave_the_pool_to_them(
     small.chunks = waiting = Waiting()
     mark = f"source_of_{kind}"
     sql = f"select n as {mark} from generate_series(1, 9) as n"
-    calls = [
-        run("postgres", command=sql, chunk_size=3, **{"as": kind}) for _ in range(POSTGRES_POOL_SIZE + 1)
-    ]
+    calls = [run("postgres", command=sql, chunk_size=3, **{"as": kind}) for _ in range(POSTGRES_POOL_SIZE + 1)]
     sources = [asyncio.create_task(call) for call in calls]
     await until(lambda: waiting.begun == len(sources), "the first chunk of each")
 
@@ -359,9 +347,7 @@ async def test_source_may_be_idle_as_long_as_its_takers_need(
     assert (await source).ref.rows == 9
 
 
-async def test_lost_connection_in_the_middle_is_retryable(
-    run: Any, small: Toolbox, pool: asyncpg.Pool
-) -> None:
+async def test_lost_connection_in_the_middle_is_retryable(run: Any, small: Toolbox, pool: asyncpg.Pool) -> None:
     small.chunks = waiting = Waiting()
     sql = "select n as interrupted from generate_series(1, 9) as n"
     source = asyncio.create_task(run("postgres", command=sql, chunk_size=3, **{"as": "rows"}))
@@ -375,9 +361,7 @@ async def test_lost_connection_in_the_middle_is_retryable(
     assert (caught.value.kind, caught.value.retryable) == ("db_connection", True)
 
 
-async def test_server_without_a_connection_left_says_what_helps(
-    run: Any, small: Toolbox, pool: asyncpg.Pool
-) -> None:
+async def test_server_without_a_connection_left_says_what_helps(run: Any, small: Toolbox, pool: asyncpg.Pool) -> None:
     user = f"limited_{uuid4().hex}"
     await pool.execute(f"create role {user} login password 'x' connection limit 0")
     small.chunks = Told(takes=True)
@@ -422,15 +406,15 @@ async def test_duckdb_reads_many_rows_as_few(run: Any, box: Toolbox, price: str,
     assert expected[0]["n"] == 3000
     assert (await run("duckdb", command=AGGREGATE, input={"load": ref})).data["rows"] == expected
     box.settings = box.settings.model_copy(update={"chunk_bytes": 1024**2})
-    listed = (
-        await run("duckdb", command="select * from load order by id limit 20", input={"load": ref})
-    ).data
+    listed = (await run("duckdb", command="select * from load order by id limit 20", input={"load": ref})).data
     assert listed["columns"] == ["nothing", "id", "name", "moment", "price"]
     assert listed["rows"] == (few["rows"] if isinstance(few, dict) else few)[:20]
 
 
 async def test_many_rows_of_duckdb_are_in_chunks(run: Any, small: Toolbox) -> None:
-    sql = "select 1 as a; select range as id, date '2026-01-01' as day, {'a': range} as part from range(5000) order by id"
+    sql = (
+        "select 1 as a; select range as id, date '2026-01-01' as day, {'a': range} as part from range(5000) order by id"
+    )
     ref = (await run("duckdb", command=sql)).ref
 
     assert ref.extra["parts"] > 2
@@ -510,9 +494,7 @@ async def test_lines_for_duckdb_are_cut_where_a_row_ends(
     sql = "select n as id, repeat('x', case n % 50 when 0 then 3000 else 20 end) as text from generate_series(1, 900) n"
     ref = (await run("postgres", command=sql)).ref
 
-    files = await views.write_files(
-        small.results, ref.rows_alone, tmp_path, lambda rows: pytest.fail("values")
-    )
+    files = await views.write_files(small.results, ref.rows_alone, tmp_path, lambda rows: pytest.fail("values"))
     assert files is not None
     data = [path.read_bytes() for path in files.paths]
     assert len(data) > 30

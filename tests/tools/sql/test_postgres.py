@@ -80,20 +80,14 @@ async def test_explicit_transaction_does_not_leak(run: Any, pool: asyncpg.Pool) 
         ("int4range", None, None),
     ],
 )
-async def test_parameters_and_columns_of_every_type(
-    run: Any, type_name: str, given: Any, expected: Any
-) -> None:
+async def test_parameters_and_columns_of_every_type(run: Any, type_name: str, given: Any, expected: Any) -> None:
     for _ in range(2):  # prepared anew, then from the cache
-        data = (
-            await run("postgres", command=f"select :value::{type_name} as value", params={"value": given})
-        ).data
+        data = (await run("postgres", command=f"select :value::{type_name} as value", params={"value": given})).data
         assert data["rows"] == [{"value": expected}]
 
 
 async def test_input_binds_when_there_are_no_params(run: Any) -> None:
-    assert (await run("postgres", command="select :n::int + 1 as m", input={"n": 1})).data["rows"] == [
-        {"m": 2}
-    ]
+    assert (await run("postgres", command="select :n::int + 1 as m", input={"n": 1})).data["rows"] == [{"m": 2}]
     assert (await run("postgres", command="select $1::int as m", params=[5])).data["rows"] == [{"m": 5}]
 
 
@@ -120,9 +114,7 @@ async def test_altered_table_is_read_anew(run: Any, pool: asyncpg.Pool) -> None:
 async def test_serialisation_failures_and_lost_connections_are_retryable(run: Any) -> None:
     for state in ("40001", "40P01", "57P01"):
         with pytest.raises(ToolError) as caught:
-            await run(
-                "postgres", command=f"do $$ begin raise exception 'x' using errcode = '{state}'; end $$"
-            )
+            await run("postgres", command=f"do $$ begin raise exception 'x' using errcode = '{state}'; end $$")
         assert caught.value.retryable
         assert caught.value.code == state
     with pytest.raises(ToolError) as lost:
@@ -147,9 +139,7 @@ async def test_psycopg_placeholders(run: Any) -> None:
         command="select %s::int + 1 as n, 7 %% 4 as rest; select (%s || ' days')::interval as i, 'a%%' as t",
         params=[1, 2],
     )
-    named = await run(
-        "postgres", command="select %(who)s as who where %(n)s > 1", params={"who": "O'Hara", "n": 2}
-    )
+    named = await run("postgres", command="select %(who)s as who where %(n)s > 1", params={"who": "O'Hara", "n": 2})
     plain = await run("postgres", command="select 7 % 4 as rest, 'a%%' as t, to_char(1, '%s') is null as b")
 
     assert listed.data["command_0"]["rows"] == [{"n": 2, "rest": 3}]

@@ -130,8 +130,6 @@ async def test_text_that_no_scanner_understands_reaches_the_server(pool: asyncpg
     assert caught.value.sqlstate == "42601"
 
 
-@pytest.mark.parametrize(
-    "text", ["'" * 50_000, "E'\\" * 20_000, "/*" * 50_000, "$a$b" * 20_000, "E'a'\n" * 20_000]
-)
+@pytest.mark.parametrize("text", ["'" * 50_000, "E'\\" * 20_000, "/*" * 50_000, "$a$b" * 20_000, "E'a'\n" * 20_000])
 def test_scanning_is_linear(text: str) -> None:
     assert sum(len(part) for _, part in scan(text)) == len(text)

@@ -90,9 +90,7 @@ async def test_command_with_arguments(table: asyncpg.Pool) -> None:
     "fields",
     [{"table": "out"}, {"command": "insert into out select * from jsonb_to_recordset(:result) as r(id int)"}],
 )
-async def test_a_stored_result_may_take_long_to_read(
-    table: asyncpg.Pool, box: Toolbox, fields: dict[str, str]
-) -> None:
+async def test_a_stored_result_may_take_long_to_read(table: asyncpg.Pool, box: Toolbox, fields: dict[str, str]) -> None:
     [database] = await table.fetchrow("select quote_ident(current_database())")
     await table.execute(f"alter database {database} set idle_in_transaction_session_timeout = 200")
     rows = [{"id": 1}, {"id": 2}]

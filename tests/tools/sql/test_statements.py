@@ -45,11 +45,7 @@ def test_split_statements(script: str, statements: tuple[str, ...]) -> None:
     assert split_statements(script) == statements
 
 
-@given(
-    st.lists(
-        st.sampled_from(["'a;'", "$$;$$", "--;\n", "/*;*/", '";"', "x", "E'\\';'", ":n", " "]), max_size=12
-    )
-)
+@given(st.lists(st.sampled_from(["'a;'", "$$;$$", "--;\n", "/*;*/", '";"', "x", "E'\\';'", ":n", " "]), max_size=12))
 def test_semicolons_in_quotes_and_comments_never_split(parts: list[str]) -> None:
     assert len(split_statements(" ".join(parts))) <= 1
 
@@ -149,9 +145,7 @@ SCALARS = st.one_of(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=st.lists(SCALARS, min_size=1, max_size=4))
 async def test_literals_come_back_from_the_server_unchanged(pool: asyncpg.Pool, values: list[object]) -> None:
-    row = await pool.fetchrow(
-        "SELECT " + ", ".join(f"{sql_literal(value)} AS c{n}" for n, value in enumerate(values))
-    )
+    row = await pool.fetchrow("SELECT " + ", ".join(f"{sql_literal(value)} AS c{n}" for n, value in enumerate(values)))
 
     for value, found in zip(values, row, strict=True):
         assert float(found) == value if isinstance(value, float) else found == value

@@ -80,9 +80,7 @@ class SecretManagers:
         if isinstance(answer, CredentialError):  # a new one: raising grows an error, and many shards may wait
             raise CredentialError(str(answer), retryable=answer.retryable)
         if isinstance(answer, Exception):  # its text may hold anything
-            raise CredentialError(
-                f"secret {path!r}: provider {provider!r} fails with {type(answer).__name__}"
-            )
+            raise CredentialError(f"secret {path!r}: provider {provider!r} fails with {type(answer).__name__}")
         return _value(_where(provider, path), key, answer)
 
     def _ask(self, provider: str, path: str) -> _Asked:

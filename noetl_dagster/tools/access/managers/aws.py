@@ -100,9 +100,7 @@ def _errors(where: str, action: str) -> Iterator[None]:
             retryable=True,
         ) from None
     except exceptions.BotoCoreError as error:
-        raise CredentialError(
-            f"{where}: {type(error).__name__}: {error}; check the AWS_* variables"
-        ) from None
+        raise CredentialError(f"{where}: {type(error).__name__}: {error}; check the AWS_* variables") from None
 
 
 def _refused(where: str, action: str, response: Any) -> CredentialError:

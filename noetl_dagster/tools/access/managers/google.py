@@ -71,9 +71,7 @@ def _path(name: str, where: str, project: str | None) -> str:
     elif not _SHORT.fullmatch(name):
         raise CredentialError(f"{where}: write <secret> or projects/<project>/secrets/<secret>")
     elif not project:
-        raise CredentialError(
-            f"{where}: no project; set GOOGLE_CLOUD_PROJECT, or name it in the secret's name"
-        )
+        raise CredentialError(f"{where}: no project; set GOOGLE_CLOUD_PROJECT, or name it in the secret's name")
     else:
         path = f"projects/{project}/secrets/{name}"
     return path if "/versions/" in path else f"{path}/versions/latest"

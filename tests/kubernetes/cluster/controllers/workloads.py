@@ -30,11 +30,7 @@ class Workloads:
         kind, spec = workload["kind"], workload["spec"]
         wanted = 1 if kind == "DaemonSet" else spec.get("replicas", 1)
         latest = template_hash(spec["template"])
-        pods = [
-            pod
-            for pod in self._store.list("Pod", workload["metadata"]["namespace"])
-            if owned_by(pod, workload)
-        ]
+        pods = [pod for pod in self._store.list("Pod", workload["metadata"]["namespace"]) if owned_by(pod, workload)]
         staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
         new = [pod for pod in staying if pod["metadata"]["labels"].get(HASH) == latest]
         old = [pod for pod in staying if pod not in new]
@@ -111,9 +107,7 @@ class Workloads:
         for pod in pods:
             self._end(key_of("Pod", pod))
 
-    def _report(
-        self, workload: Object, wanted: int, latest: str, pods: list[Object], new: list[Object]
-    ) -> None:
+    def _report(self, workload: Object, wanted: int, latest: str, pods: list[Object], new: list[Object]) -> None:
         ready, generation = sum(map(is_ready, pods)), workload["metadata"]["generation"]
         updated = len(new)
         old = workload.get("status") or {}

@@ -94,9 +94,7 @@ class Container:
         elif self.process is not None:
             state = {"running": {"startedAt": self._began}}
         else:
-            state = {
-                "waiting": {"reason": self._waiting} | ({"message": self._message} if self._message else {})
-            }
+            state = {"waiting": {"reason": self._waiting} | ({"message": self._message} if self._message else {})}
         return {
             "name": self.name,
             "image": self.spec["image"],
@@ -111,9 +109,7 @@ class Container:
 
     def _start(self) -> None:
         try:
-            variables = environment(
-                self._machine.store, self._pod, self.spec, self._address, self._machine.variables
-            )
+            variables = environment(self._machine.store, self._pod, self.spec, self._address, self._machine.variables)
             mounts = self._mounts(self.spec)
         except Incomplete as error:
             self._waiting, self._message = "CreateContainerConfigError", str(error)

@@ -41,9 +41,7 @@ class Incomplete(Exception):
     """Something that a container refers to is not there."""
 
 
-def environment(
-    store: Store, pod: Object, container: Object, address: str, given: Mapping[str, str]
-) -> dict[str, str]:
+def environment(store: Store, pod: Object, container: Object, address: str, given: Mapping[str, str]) -> dict[str, str]:
     """The variables of a container, of its image, and what every container is given.
 
     Raises:
@@ -97,9 +95,7 @@ def contents(store: Store, kind: str, namespace: str, name: str, optional: bool)
 
 def expanded(text: str, variables: Mapping[str, str]) -> str:
     """A text with ``$(NAME)`` replaced, where there is such a variable."""
-    return _REFERENCE.sub(
-        lambda match: "$" if match[0] == "$$" else variables.get(match["name"], match[0]), text
-    )
+    return _REFERENCE.sub(lambda match: "$" if match[0] == "$$" else variables.get(match["name"], match[0]), text)
 
 
 def field(pod: Object, path: str) -> str:

@@ -90,9 +90,7 @@ class Pod:
     def _mounts(self, container: Object) -> list[Mount]:
         if self._volumes is None:
             machine = self._machine
-            self._volumes = Volumes(
-                machine.store, machine.rights, self.object, self.folder, machine.folder / "claims"
-            )
+            self._volumes = Volumes(machine.store, machine.rights, self.object, self.folder, machine.folder / "claims")
         return [(str(self.folder / "hosts"), "/etc/hosts", False), *self._volumes.mounts(container)]
 
     def _run(self) -> None:
