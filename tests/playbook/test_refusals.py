@@ -551,3 +551,8 @@ def test_a_retry_that_looks_at_results_keeps_a_stream_from_its_chunks() -> None:
     found = warnings_of(_retried("{max_attempts: 3, stop_when: '{{ output.data }}'}"))
     assert any("gives its result as one chunk, since its 'retry' looks at results" in one for one in found)
     assert not warnings_of(_retried("{max_attempts: 3, retry_on: [connection]}"))
+
+
+def test_an_iterator_that_hides_a_name_of_the_language() -> None:
+    [found] = warnings_of(f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iterator: workload}}\n")
+    assert "iterator 'workload' hides a name of the language" in found

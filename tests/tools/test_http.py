@@ -123,6 +123,11 @@ async def test_authentication(run: Any, server: str, auth: Any, header: str, val
     assert seen["headers"][header] == value
 
 
+async def test_a_bearer_credential_needs_a_token(run: Any, server: str) -> None:
+    with pytest.raises(ToolError, match="of type bearer has no 'token'"):
+        await run("http", url=f"{server}/x", auth={"type": "bearer", "user": "u"})
+
+
 async def test_header_credential_does_not_follow_to_another_origin(run: Any, server: str, other_server: str) -> None:
     auth = {"type": "header", "header": "X-Key", "value": "s3cr3t"}
 
