@@ -96,11 +96,50 @@ _EVENT_TEST = re.compile(_TEST % ("event", "name", "name"))
 _QUOTED = re.compile(r"""['"]([^'"]*)['"]""")
 _CONDITION_KEYS = frozenset(WHEN)
 LANGUAGE_NAMES = frozenset(
-    (
-        "workload ctx vars iter loop _index loop_index execution_id job keychain input step results output "
-        "outcome response error event partition asset fanin result data this meta args path params status "
-        "status_code attempt _prev _task _attempt _retry __frame_max_rows"
-    ).split()
+    {
+        *(
+            "workload",
+            "ctx",
+            "vars",
+            "iter",
+            "loop",
+            "_index",
+            "loop_index",
+            "execution_id",
+            "job",
+            "keychain",
+            "input",
+            "step",
+        ),
+        *(
+            "results",
+            "output",
+            "outcome",
+            "response",
+            "error",
+            "event",
+            "partition",
+            "asset",
+            "fanin",
+            "result",
+            "data",
+            "this",
+            "meta",
+        ),
+        *(
+            "args",
+            "path",
+            "params",
+            "status",
+            "status_code",
+            "attempt",
+            "_prev",
+            "_task",
+            "_attempt",
+            "_retry",
+            "__frame_max_rows",
+        ),
+    }
 )
 """Names that the language itself defines somewhere."""
 
