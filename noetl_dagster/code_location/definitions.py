@@ -117,7 +117,7 @@ def load_playbooks(
 
 @cache
 def default_resource() -> NoetlResource:
-    """The default engine. Merged Definitions may share a resource only if it is the same object."""
+    """Returns the default engine. Merged Definitions may share a resource only if it is the same object."""
     return NoetlResource()
 
 

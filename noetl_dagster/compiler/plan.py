@@ -55,7 +55,7 @@ class StepPlan:
         return f"{RESULT}__{self.name}"
 
     def check_output(self, check: str) -> str:
-        """The op output that stands for a check."""
+        """Returns the op output of a check."""
         return f"check__{self.name}__{check}"
 
 

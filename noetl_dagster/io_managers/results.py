@@ -101,7 +101,7 @@ class NoetlResultIOManager(IOManager):
         return self._load(context, ref)
 
     def _materialised(self, context: InputContext, partition: str | None) -> ResultRef:
-        """The reference that the asset's materialisation names."""
+        """Returns the reference that the asset's materialisation names."""
         if (name := _latest_ref_name(context, partition)) is None:
             where = context.asset_key.to_user_string() + (f" [{partition}]" if partition else "")
             raise ReferenceNotAvailableError(

@@ -196,12 +196,12 @@ class SourceSpec(Model):
 
 
 def call_name(key: str, partition: str = ReadPartition.SAME) -> str:
-    """The name under which a step reads what ``asset("warehouse/patients")`` in its templates asks for."""
+    """Returns the name under which a step reads ``asset("warehouse/patients")`` of its templates."""
     return f"asset:{key.strip('/')}@{partition}"
 
 
 def key_text(key: Key) -> str:
-    """``warehouse/patients``."""
+    """Formats a key as ``warehouse/patients``."""
     return "/".join(key)
 
 
@@ -233,5 +233,5 @@ class Partition(Model):
         return names
 
     def workload(self, dimensions: Iterable[PartitionsSpec]) -> dict[str, str]:
-        """The workload keys that the partition's keys go to."""
+        """Returns the workload keys that receive the partition's keys."""
         return {one.workload: self.parts[one.name].key for one in dimensions if one.workload is not None}

@@ -21,7 +21,7 @@ _KIND_LINE = re.compile(r"^\ufeff?[\"']?kind[\"']?:\s*[\"']?Playbook[\"']?\s*(#.
 
 
 def find_playbooks(folder: Path, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[Path]:
-    """YAML files below ``folder`` that say ``kind: Playbook``, sorted.
+    """Returns the YAML files below ``folder`` with ``kind: Playbook``, sorted.
 
     Args:
         include: patterns of paths below the folder, such as ``clinical/*`` or ``**/daily_*.yaml``; one that means a
@@ -56,7 +56,7 @@ def _is_playbook(path: Path) -> bool:
 
 
 def split_version(reference: str) -> tuple[str, int | None]:
-    """Path and version of ``path@2``; of ``path@latest``, and of a path alone, the version is None."""
+    """Splits ``path@2`` into path and version; the version of ``path@latest`` and of a path alone is None."""
     found = _VERSION.fullmatch(reference.strip("/"))
     if found is None:
         return reference.strip("/"), None
@@ -85,7 +85,7 @@ class Catalog:
         return found
 
     def resolve(self, path: str, *, caller: Path | str | None = None) -> Path:
-        """The file of a playbook.
+        """Returns the file of a playbook.
 
         Args:
             path: a catalog path; or a file, with or without ``.yaml``, beside the caller or in the folder.

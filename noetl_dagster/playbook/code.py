@@ -45,7 +45,7 @@ class Expression:
 
 
 def expressions_in(source: str) -> tuple[Expression, ...]:
-    """The templates outside of string literals and comments, in their order.
+    """Returns the templates outside of string literals and comments, in their order.
 
     ``{{ ... }}`` is a set with a set or a mapping in it, which Python can never build; so none was meant for it.
     """
@@ -60,7 +60,7 @@ def expressions_in(source: str) -> tuple[Expression, ...]:
 
 
 def templates_in_texts(source: str) -> tuple[Expression, ...]:
-    """The templates inside of string literals, where they are text; not of f-strings, to which ``{{`` is a brace."""
+    """Returns the templates inside of string literals, which are text; not of f-strings, where ``{{`` is a brace."""
     found: list[Expression] = []
     try:
         for token, begin, _ in _tokens(source) if "{{" in source else ():
@@ -78,7 +78,7 @@ def _expression(name: str, source: str, start: int, stop: int) -> Expression:
 
 
 def without_expressions(source: str, expressions: tuple[Expression, ...]) -> str:
-    """The code with a variable in the place of each template; what follows stays on its line and column."""
+    """Returns the code with a variable in place of each template; what follows keeps its line and column."""
     parts, done = [], 0
     for expression in expressions:
         parts.append(source[done : expression.start])
@@ -108,7 +108,7 @@ def compile_python(source: str, filename: str) -> tuple[CodeType, bool]:
 
 
 def _double_braces(source: str) -> Iterator[tuple[int, int]]:
-    """Begin and end of every ``{{ ... }}`` whose braces belong together."""
+    """Yields begin and end of every ``{{ ... }}`` whose braces belong together."""
     opened: list[int] = []
     inner: tuple[int, int] | None = None  # the braces that were closed last
     fstrings = 0
@@ -126,7 +126,7 @@ def _double_braces(source: str) -> Iterator[tuple[int, int]]:
 
 
 def _tokens(source: str) -> Iterator[tuple[tokenize.TokenInfo, int, int]]:
-    """The tokens of code, with begin and end in characters."""
+    """Yields the tokens of code, with begin and end in characters."""
     starts = [0, *accumulate(len(line) for line in io.StringIO(source))]
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         (line, column), (last, end) = token.start, token.end
@@ -139,7 +139,7 @@ def yields_in(body: list[ast.stmt]) -> bool:
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """Everything that runs with the code itself: not what stands in functions and classes."""
+    """Yields the nodes that run with the code itself; bodies of functions and classes are left out."""
     waiting: list[ast.AST] = list(body)
     while waiting:
         node = waiting.pop()
@@ -161,7 +161,7 @@ class _WithoutAnnotations(ast.NodeTransformer):
 
 
 def _function_code(tree: ast.Module, filename: str, names: tuple[str, ...]) -> CodeType:
-    """The code as that of a function whose variables ``names`` are global."""
+    """Returns the code as that of a function whose variables ``names`` are global."""
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     from_future = [node for node in imports if node.module == "__future__"]
     body = [_WithoutAnnotations().visit(node) for node in tree.body if node not in from_future]

@@ -139,7 +139,7 @@ class Document:
         return values
 
     def _merge(self, node: Node, values: dict[str, Any], depth: int) -> None:
-        """``<<: *anchor``: keys that the mapping does not set itself."""
+        """Merges ``<<: *anchor``: adds the keys that the mapping does not set itself."""
         sources = node.value if isinstance(node, SequenceNode) else [node]
         for source in sources:
             merged = self._value(source, depth + 1)

@@ -75,7 +75,7 @@ class StepGraph:
         return self._streams[name]
 
     def fed_by(self, name: str) -> str | None:
-        """The step whose chunks a step takes while they are made."""
+        """Returns the step whose chunks a step takes while they are made."""
         return self._fed_by.get(name)
 
     def region_of(self, step: str) -> Region:
@@ -99,7 +99,7 @@ class StepGraph:
     # Ours: networkx takes as long to import as a whole check takes, graphlib knows no components, and where several
     # orders are right rustworkx chooses another one, which the names of regions and ops would follow.
     def _components(self) -> Iterator[list[str]]:
-        """Strongly connected components, each after its successors (Tarjan 1972, with an explicit stack)."""
+        """Yields strongly connected components, each after its successors (Tarjan 1972, with an explicit stack)."""
         index: dict[str, int] = {}
         low: dict[str, int] = {}
         stack: list[str] = []
@@ -147,7 +147,7 @@ class StepGraph:
         return Region(name, steps, is_cycle, entries, targets, order, is_stream)
 
     def _forward(self, entries: tuple[str, ...], inside: set[str]) -> tuple[str, ...]:
-        """The steps of a region in reverse postorder: only arcs that close a cycle lead back in it."""
+        """Returns the steps of a region in reverse postorder: only arcs that close a cycle lead back."""
         seen: set[str] = set()
         finished: list[str] = []
         for entry in reversed(entries):
@@ -177,7 +177,7 @@ def have_same_steps_and_arcs(one: Playbook, other: Playbook) -> bool:
 
 
 def with_ends_as_assets(playbook: Playbook) -> Playbook:
-    """The same, with what stands at the end of a branch as an asset: Dagster's graphs of assets end in assets.
+    """Adds the ends of branches as assets, since Dagster's graphs of assets end in assets.
 
     A playbook whose steps are all plumbing stays as it is: it becomes a job without assets.
     """

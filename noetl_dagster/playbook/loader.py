@@ -34,7 +34,7 @@ def parse_playbook(
     workload: Mapping[str, Any] | None = None,
     renamed: Mapping[str, str] | None = None,
 ) -> Playbook:
-    """Like :func:`load_playbook`, from text.
+    """Loads a playbook from text, as :func:`load_playbook` does.
 
     Args:
         file: names the text in messages.
@@ -48,7 +48,7 @@ def parse_playbook(
 def load_report(
     path: Path | str, *, lenient: bool = False, code: bool = False
 ) -> tuple[Playbook | None, list[Problem]]:
-    """The playbook, None when it has errors, and all problems in file order; with ``code`` those of Python code too."""
+    """Returns the playbook, None if it has errors, and all problems in file order; with ``code`` also of Python."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -66,7 +66,7 @@ def parse_report(
     code: bool = False,
     workload: Mapping[str, Any] | None = None,
 ) -> tuple[Playbook | None, list[Problem]]:
-    """Like :func:`load_report`, from text."""
+    """Reports on text, as :func:`load_report` does."""
     with collector_paused():
         document = Document(text, file, lenient=lenient)
         playbook = normalise(document, text, workload=workload or {})
@@ -82,7 +82,7 @@ def parse_report(
 
 
 def with_settings(playbook: Playbook, step: str, settings: Mapping[str, Any], workload: Mapping[str, Any]) -> Playbook:
-    """A playbook of one step whose settings are no templates any more; its workbook has them too.
+    """Returns a playbook of one step with rendered settings, also in its workbook.
 
     Args:
         settings: by the names of :attr:`Step.settings`, as they were rendered when the step was entered.
@@ -102,7 +102,7 @@ def with_settings(playbook: Playbook, step: str, settings: Mapping[str, Any], wo
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No garbage collection meanwhile: what is loaded stays; scanning it again and again costs a third."""
+    """Pauses garbage collection: what is loaded stays, and scanning it again and again costs a third."""
     was_on = gc.isenabled()
     gc.disable()
     try:

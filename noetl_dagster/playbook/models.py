@@ -163,7 +163,7 @@ ATTEMPTS = 3
 
 
 class RetryRule(Model):
-    """One entry of the seeds' ``retry`` block. With ``next_call`` or ``collect`` it continues a success."""
+    """One entry of a ``retry`` block. With ``next_call`` or ``collect`` it continues a success."""
 
     when: str | bool
     max_attempts: Annotated[int | None, Spelled("attempts")] = Field(
@@ -520,10 +520,10 @@ class Playbook(Model):
         return {step.name: step for step in self.steps}
 
     def asset_key(self, step: str) -> Key:
-        """The key of a step's result: its own, or the parts of the playbook's path and the step's name."""
+        """Returns the key of a step's result: its own, or the parts of the playbook's path and the step's name."""
         return self.key_of(self.step(step).asset.key or (*self.metadata.path.strip("/").split("/"), step))
 
     def key_of(self, key: Key) -> Key:
-        """The key that an asset goes by, which the playbook calls ``key``."""
+        """Returns the key of an asset for the ``key`` in a playbook."""
         renamed = self.renamed.get(key_text(key)) if self.renamed else None
         return key if renamed is None else tuple(renamed.split("/"))

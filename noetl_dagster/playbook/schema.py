@@ -34,7 +34,7 @@ ASSET_KEY: Schema = {**ONE_OR_MORE, "description": "'warehouse/patients' or [war
 
 
 def language_schema() -> Schema:
-    """JSON Schema (2020-12) of a playbook file."""
+    """Returns the JSON Schema (2020-12) of a playbook file."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "NoETL playbook",
@@ -69,18 +69,18 @@ def language_schema() -> Schema:
 
 
 def closed(properties: Schema, *, required: Iterable[str] = ()) -> Schema:
-    """A mapping with these keys and no others."""
+    """Describes a mapping with these keys and no others."""
     return opened(properties, required=required) | {"additionalProperties": False}
 
 
 def opened(properties: Schema, *, required: Iterable[str] = ()) -> Schema:
-    """A mapping with these keys and any others."""
+    """Describes a mapping with these keys and any others."""
     schema: Schema = {"type": "object", "properties": properties}
     return schema | {"required": list(required)} if required else schema
 
 
 def spelled(names: Iterable[str], schema: Schema) -> Schema:
-    """The same schema under every spelling; the older ones are marked as deprecated."""
+    """Returns the same schema under every spelling; the older ones are marked as deprecated."""
     canonical, *older = names
     return {canonical: schema} | {name: {**schema, "deprecated": True} for name in older}
 
@@ -96,7 +96,7 @@ def words(kind: type[StrEnum], *others: str) -> Schema:
 
 
 def fields_of(model: type[BaseModel], **others: Schema) -> Schema:
-    """The fields of a model as it declares them, under every spelling; ``others`` have a schema of their own."""
+    """Returns the fields of a model under every spelling; ``others`` have a schema of their own."""
     fields: Schema = {}
     for one in declarations(model):
         schema = others.get(one.name, _schema_of(one))

@@ -60,7 +60,7 @@ SECRET_PROVIDERS: tuple[Spellings, ...] = (
 
 
 def secret_provider(text: str) -> str | None:
-    """The provider that a text names, in any of its spellings; None for an unknown one."""
+    """Returns the provider that a text names, in any of its spellings; None for an unknown one."""
     return next((names[0] for names in SECRET_PROVIDERS if text.lower() in names), None)
 
 
@@ -142,7 +142,7 @@ PLACE_FIELDS = (
 
 
 def likely_place(fields: Mapping[str, object]) -> str:
-    """The kind of a source or target that says none."""
+    """Guesses the kind of a source or target that has none."""
     if "ref" in fields:
         return "result"
     if "path" in fields or "uri" in fields:

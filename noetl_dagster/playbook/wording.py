@@ -13,7 +13,7 @@ Hints = Callable[[str], str]
 
 
 def described(value: Any) -> str:
-    """A value's kind in YAML's words, for messages."""
+    """Describes a value's kind in YAML's words, for messages."""
     match value:
         case None:
             return "nothing"
@@ -39,7 +39,7 @@ def is_open(value: Any) -> bool:
 
 
 def suggestion(key: str, known: tuple[str, ...], what: str = "known keys") -> str:
-    """'did you mean x?' for a near miss, else the list of what is known."""
+    """Returns 'did you mean x?' for a near miss, else the list of what is known."""
     return did_you_mean(key, known) or f"{what}: {listed(known)}"
 
 
@@ -55,12 +55,12 @@ def hints_against(known: tuple[str, ...], what: str, *, budget: int = 50) -> Hin
 
 @lru_cache(maxsize=512)  # an error in a loop asks the same again and again, and each answer reads all names
 def did_you_mean(name: str, known: tuple[str, ...]) -> str:
-    """'did you mean x?' for a near miss, else nothing."""
+    """Returns 'did you mean x?' for a near miss, else nothing."""
     near = get_close_matches(name, known, n=1, cutoff=0.75)
     return f"did you mean {near[0]!r}?" if near else ""
 
 
 def listed(names: tuple[str, ...], most: int = _SHOWN) -> str:
-    """'a, b, c and 5 more'."""
+    """Formats 'a, b, c and 5 more'."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"

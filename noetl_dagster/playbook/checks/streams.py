@@ -35,7 +35,7 @@ def problem_of(
 
 
 def check_streams(playbook: Playbook, graph: StepGraph, document: Document) -> Iterator[Problem]:
-    """A stream has one source for each step that takes it, and its steps are joined by nothing else."""
+    """Checks that each step of a stream has one source, and that no other arc joins its steps."""
     yield from _check_names(playbook, document)
     for step in playbook.steps:
         if step.streams_to:
@@ -135,7 +135,7 @@ def _check_stream(playbook: Playbook, graph: StepGraph, step: Step, arc: Arc) ->
 
 
 def _check_end(playbook: Playbook, name: str) -> Iterator[Problem]:
-    """``set`` and ``output`` of a step that takes chunks are of its end, where there is no chunk any more."""
+    """Checks ``set`` and ``output`` of a step that takes chunks: at its end there is no chunk any more."""
     steps = {step.name: step for step in playbook.steps}
     step = steps.get(name)
     if step is None or step.loop is None:

@@ -97,48 +97,10 @@ _QUOTED = re.compile(r"""['"]([^'"]*)['"]""")
 _CONDITION_KEYS = frozenset(WHEN)
 LANGUAGE_NAMES = frozenset(
     {
-        *(
-            "workload",
-            "ctx",
-            "vars",
-            "iter",
-            "loop",
-            "_index",
-            "loop_index",
-            "execution_id",
-            "job",
-            "keychain",
-            "input",
-            "step",
-        ),
-        *(
-            "results",
-            "output",
-            "outcome",
-            "response",
-            "error",
-            "event",
-            "partition",
-            "asset",
-            "fanin",
-            "result",
-            "data",
-            "this",
-            "meta",
-        ),
-        *(
-            "args",
-            "path",
-            "params",
-            "status",
-            "status_code",
-            "attempt",
-            "_prev",
-            "_task",
-            "_attempt",
-            "_retry",
-            "__frame_max_rows",
-        ),
+        *("workload", "ctx", "vars", "iter", "loop", "_index", "loop_index", "execution_id", "job", "keychain"),
+        *("input", "step", "results", "output", "outcome", "response", "error", "event", "partition"),
+        *("asset", "fanin", "result", "data", "this", "meta", "args", "path", "params", "status"),
+        *("status_code", "attempt", "_prev", "_task", "_attempt", "_retry", "__frame_max_rows"),
     }
 )
 """Names that the language itself defines somewhere."""
@@ -159,7 +121,7 @@ def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]
 
 
 def known_names(playbook: Playbook) -> frozenset[str]:
-    """Every name that something in the playbook defines, wherever it is visible."""
+    """Returns every name that the playbook defines, wherever it is visible."""
     names = {*LANGUAGE_NAMES, *playbook.workload, *playbook.workbook}
     tasks = [*playbook.workbook.values()]
     targets: list[str] = []
@@ -182,7 +144,7 @@ def _names_of(input: Input) -> Iterable[str]:
 
 
 def check_text(place: Place, key: str, text: str, known: frozenset[str], hints: Hints) -> Iterator[Problem]:
-    """One template: whether it parses, and names that are not among the known ones."""
+    """Checks that a template parses, and that its names are known."""
     try:
         compiled = compile_value(text)
     except TemplateError as error:

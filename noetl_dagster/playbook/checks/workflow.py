@@ -16,7 +16,7 @@ from noetl_dagster.settings import POOL_NAME
 
 
 def check_playbook(playbook: Playbook, document: Document) -> list[Problem]:
-    """Everything found, errors and warnings; ``document`` is the YAML behind the playbook."""
+    """Yields all problems, errors and warnings; ``document`` is the YAML of the playbook."""
     graph = StepGraph(playbook)
     hints = hints_against(tuple(step.name for step in playbook.steps), "steps")
     problems: list[Problem] = []
@@ -49,7 +49,7 @@ def _check_graph(playbook: Playbook, graph: StepGraph, step: Step, hints: Hints)
 
 
 def _check_sources(playbook: Playbook, graph: StepGraph, step: Step) -> Iterator[Problem]:
-    """A name in ``from`` would hide the result of a step of that name; a step's own last result may be missing."""
+    """Checks ``from``: a name must not hide a step's result; a step's own last result may be missing."""
     for name, source in step.sources.items():
         if name in graph:
             message = f"from {name!r}: a step is called so too; rename one of them"
@@ -63,7 +63,7 @@ _POOLS = "write dagster: {pools: {name: slots}} for a limit, or dispatch: worker
 
 
 def _check_pool(playbook: Playbook, step: Step) -> Iterator[Problem]:
-    """``spec.pool``: one of Dagster's, or of workers, where any name may be that of a pool, which reports by itself."""
+    """Checks ``spec.pool`` if it is one of Dagster's; any name may be a pool of workers, which reports by itself."""
     pools, pool = tuple(playbook.dagster.pools), step.spec.pool
     if not step.wants_workers:
         if pool is not None and pool not in pools:
@@ -81,7 +81,7 @@ def _check_pool(playbook: Playbook, step: Step) -> Iterator[Problem]:
 
 
 def _check_partitions(playbook: Playbook, step: Step) -> Iterator[Problem]:
-    """A partition has one command for many items, so nothing can be asked that is about one item's command."""
+    """Refuses settings of single commands for partitions, which have one command for many items."""
     if step.loop is None or not step.is_fanout:
         return
     if step.loop.fanout.granularity is not ShardGranularity.PARTITION:
@@ -100,7 +100,7 @@ def _check_partitions(playbook: Playbook, step: Step) -> Iterator[Problem]:
 
 
 def _check_tasks(playbook: Playbook, step: Step) -> Iterator[Problem]:
-    """What needs a tool; tasks of the workbook; and files that a worker stages, which the driver publishes."""
+    """Checks that tools and tasks of the workbook exist, and that the driver can publish files of workers."""
     if step.loop is not None and not step.tasks:
         message = "a loop needs a 'tool' to run for each item"
         yield problem_of(playbook, step, message, kind=ProblemKind.MISSING_FIELD)
@@ -119,7 +119,7 @@ def _check_tasks(playbook: Playbook, step: Step) -> Iterator[Problem]:
 
 
 def _check_pods(playbook: Playbook, region: Region) -> Iterator[Problem]:
-    """A cycle or a stream is one op, which has one pod; and what asks for a pod should be what works there."""
+    """Checks requests for pods: a cycle or a stream is one op with one pod, and its work should happen there."""
     asking = [step for step in map(playbook.step, region.steps) if step.spec.pod is not None]
     for step in asking:
         if step.spec.pod != asking[0].spec.pod:
@@ -146,7 +146,7 @@ def _ring(region: Region) -> str:
 
 
 def _tasks(playbook: Playbook, step: Step) -> list[Task]:
-    """A step's tasks, with those of the workbook that they name."""
+    """Yields a step's tasks, and the tasks of the workbook that they name."""
     named = (playbook.workbook.get(_workbook_name(task) or "") for task in step.tasks)
     return [*step.tasks, *(task for task in named if task is not None)]
 
@@ -156,6 +156,6 @@ def _writes_files(playbook: Playbook, step: Step) -> bool:
 
 
 def _workbook_name(task: Task) -> str | None:
-    """The workbook entry that a task names, None when it names none or by a template."""
+    """Returns the workbook entry that a task names; None if it names none, or by a template."""
     name = str(task.config.get("task") or "") if task.kind == "workbook" else ""
     return None if not name or "{{" in name else name

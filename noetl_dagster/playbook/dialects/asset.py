@@ -25,7 +25,7 @@ _RANGE = 2
 
 
 def read_asset(block: Block) -> AssetSpec | None:
-    """``asset``; None where it says nothing but whether the step is one."""
+    """Reads ``asset``; returns None if it only decides whether the step is an asset."""
     if isinstance(block.take("asset"), bool):
         return None
     child = block.child("asset", expected="asset must be false or a mapping with key, owners, ...")
@@ -45,7 +45,7 @@ def read_asset(block: Block) -> AssetSpec | None:
 
 
 def read_checks(block: Block) -> tuple[CheckSpec, ...]:
-    """``checks``: a list of mappings."""
+    """Reads ``checks``, a list of mappings."""
     checks: dict[str, CheckSpec] = {}
     value = block.take("checks")
     if value is not None and not isinstance(value, list):
@@ -129,7 +129,7 @@ def _bounds_wrong(bounds: Any) -> str | None:
 
 
 def _row_count(block: Block, kind: str) -> list[int | None] | None:
-    """``1000`` at least; ``[10, 20]``; ``{min, max}``."""
+    """Reads ``1000`` (at least), ``[10, 20]`` or ``{min, max}``."""
     value = block[kind]
     if isinstance(value, dict) and value and value.keys() <= {"min", "max"}:
         value = [value.get("min"), value.get("max")]

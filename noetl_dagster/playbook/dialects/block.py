@@ -140,7 +140,7 @@ class Block:
         self.document.report(place, f"{self.what}: {message}", severity, kind)
 
     def spelled(self, *names: str) -> str | None:
-        """The first of ``names`` that is present, marking all of them as taken. Two at once is an error."""
+        """Returns the first of ``names`` that is present and marks all as taken. Two at once are an error."""
         present = [name for name in names if name in self.values]
         self._taken.update(present)
         if len(present) > 1:
@@ -149,16 +149,16 @@ class Block:
         return present[0] if present else None
 
     def _found(self, names: tuple[str, ...]) -> tuple[str, Any]:
-        """The word under which a value stands, and the value; None when it is missing."""
+        """Returns the spelling of a value in the playbook and the value; None if it is missing."""
         key = self.spelled(*names)
         return (names[0], None) if key is None else (key, self.values[key])
 
     def take(self, *names: str) -> Any:
-        """The value under any spelling; None when it is missing."""
+        """Returns the value under any spelling; None if it is missing."""
         return self._found(names)[1]
 
     def text(self, *names: str) -> str | None:
-        """A text; numbers are taken as written, mappings and lists are errors."""
+        """Reads a text; numbers are taken as written, mappings and lists are errors."""
         key, value = self._found(names)
         if isinstance(value, (dict, list)):
             self.error(f"{key} must be text, found {described(value)}", key)
@@ -166,7 +166,7 @@ class Block:
         return None if value is None else str(value)
 
     def mapping(self, *names: str) -> dict[str, Any]:
-        """A mapping, empty when missing. Mappings under several spellings are laid together."""
+        """Reads a mapping, empty if missing. Mappings under several spellings are merged."""
         present = [name for name in names if isinstance(self.values.get(name), dict)]
         if len(present) > 1:
             self._taken.update(present)
@@ -180,7 +180,7 @@ class Block:
         return value or {}
 
     def input(self, *names: str) -> Input:
-        """Named values; also one template that gives them all."""
+        """Reads named values, or one template that gives them all."""
         key = self.present(*names)
         value = None if key is None else self.values[key]
         if not isinstance(value, str) or "{{" not in value:
@@ -189,7 +189,7 @@ class Block:
         return value
 
     def condition(self, *names: str) -> str | bool | None:
-        """A template or a boolean. Anything else is reported and counts as true."""
+        """Reads a template or a boolean. Anything else is reported and counts as true."""
         key, value = self._found(names)
         if isinstance(value, (dict, list)):
             self.error(f"{key} must be a template or a boolean, found {described(value)}", key)
@@ -205,7 +205,7 @@ class Block:
         self.error(f"{key} is {described(value)}; {suggestion(str(value), words, 'use one of')}", key)
 
     def child(self, *names: str, expected: str | None = None) -> Block | None:
-        """A nested mapping as a block, None when missing; anything else is reported, as not what is ``expected``."""
+        """Returns a nested mapping as a block, None if missing; reports anything else as not ``expected``."""
         key, value = self._found(names)
         if value is not None and not isinstance(value, dict) and expected is not None:
             self.error(f"{expected}, found {described(value)}", key)
@@ -218,7 +218,7 @@ class Block:
         return None if child is None else child.read(model)
 
     def items(self, *names: str) -> list[Any]:
-        """A list, empty when missing; a single text or number counts as a list of one."""
+        """Reads a list, empty if missing; a single text or number counts as a list of one."""
         key, value = self._found(names)
         if isinstance(value, dict):
             self.error(f"{key} must be a list, found a mapping", key)
@@ -249,7 +249,7 @@ class Block:
         return default
 
     def number(self, *names: str) -> float | None:
-        """A number, also written as text."""
+        """Reads a number, which may be written as text."""
         key, value = self._setting(names)
         if value is None:
             return None
@@ -262,7 +262,7 @@ class Block:
             return None
 
     def whole(self, *names: str) -> int | None:
-        """A whole number, also written as text."""
+        """Reads a whole number, which may be written as text."""
         number = self.number(*names)
         if number is not None and number != int(number):
             self.error(f"{names[0]} must be a whole number, found {number}", self.present(*names))
@@ -270,7 +270,7 @@ class Block:
         return None if number is None else int(number)
 
     def seconds(self, *names: str) -> float | None:
-        """A duration: a number of seconds, or text such as '500ms', '30s', '5m', '1h'."""
+        """Reads a duration: a number of seconds, or text such as '500ms', '30s', '5m', '1h'."""
         key, value = self._setting(names)
         if value is None:
             return None
@@ -281,7 +281,7 @@ class Block:
         return float(found[1]) * _SECONDS[found[2]]
 
     def choice(self, kind: type[E], *names: str, also: Mapping[str, E] | None = None) -> E | None:
-        """One of the words of an enum, or of ``also``; a template gives what it says of the workload."""
+        """Reads a word of an enum or of ``also``; a template is rendered over the workload."""
         key, value = self._found(names)
         if isinstance(value, str) and is_template(value):
             try:
@@ -302,11 +302,11 @@ class Block:
             return None
 
     def names(self, *names: str) -> tuple[str, ...]:
-        """A list of texts."""
+        """Reads a list of texts."""
         return tuple(str(item) for item in self.items(*names))
 
     def build(self, model: type[M], **fields: Any) -> M | None:
-        """The model, without the fields that are None; what it refuses is reported here."""
+        """Builds the model without the fields that are None; reports what it refuses."""
         given = {name: value for name, value in fields.items() if value is not None}
         try:
             return model(**given)
@@ -351,7 +351,7 @@ class Block:
             self.report_key(key, f"unknown key {key!r}; {remedy}", ProblemKind.UNKNOWN_FIELD, severity)
 
     def take_rest(self) -> dict[str, Any]:
-        """Everything not taken yet, as it stands."""
+        """Returns all values that were not taken yet, unchanged."""
         left = {key: self.values[key] for key in self.rest()}
         self._taken.update(left)
         return left
@@ -365,7 +365,7 @@ class Block:
         return next((name for name in names if name in self.values), None)
 
     def _setting(self, names: tuple[str, ...]) -> tuple[str, Any]:
-        """A number or a boolean. Of a template what was rendered when the step was entered; None until then.
+        """Reads a number or a boolean. A template is rendered when the step is entered; it is None until then.
 
         One that needs the workload alone is rendered with what is known of it, so that mistakes show early.
         """

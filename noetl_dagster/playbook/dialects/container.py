@@ -132,7 +132,7 @@ def _args(block: Block, key: str) -> None:
 
 
 def _env(block: Block, key: str) -> None:
-    """A mapping of names to texts, or Kubernetes' list."""
+    """Reads a mapping of names to texts, or Kubernetes' list."""
     if not isinstance(block[key], list):
         k8s.texts(k8s.VARIABLES)(block, key)
         return
@@ -177,7 +177,7 @@ def _volumes(block: Block, key: str) -> None:
 
 
 def _pull_secrets(block: Block, key: str) -> None:
-    """One name, or a list of names and of Kubernetes' ``{name}``."""
+    """Reads one name, or a list of names and of Kubernetes' ``{name}``."""
     value = block[key]
     for index, one in enumerate(value if isinstance(value, list) else [value]):
         place = block.document.place(value, index) if value is not one else block.place_of(key)

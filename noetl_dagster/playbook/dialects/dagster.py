@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def read_dagster(root: Block) -> DagsterSpec | None:
-    """The block, with ``schedule`` and ``partitions`` of the metadata, which are short for it."""
+    """Reads the block, and ``schedule`` and ``partitions`` of the metadata, which are short for it."""
     block = root.child("dagster") or Block(root.reading, {}, "dagster", root.place)
     block.what = "dagster"
     short = root.values.get("metadata")

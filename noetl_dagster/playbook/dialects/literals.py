@@ -55,7 +55,7 @@ def _check_transfer(block: Block) -> None:
 
 
 def _check_end(end: Block) -> str | None:
-    """The kind of place that it is, where that is known."""
+    """Checks an end of a transfer by its kind, if that is known."""
     key = next((name for name in ("kind", "type") if end.values.get(name) is not None), None)
     given = tool_kinds.likely_place(end.values) if key is None else end[key]
     if is_open(given):

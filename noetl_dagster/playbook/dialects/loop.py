@@ -30,7 +30,7 @@ FED = Loop(iterator="chunk", mode=LoopMode.STREAM, max_in_flight=1)
 
 
 def read_loop(block: Block, step_spec: Block, *, step_decides: bool) -> Loop | None:
-    """A step's loop.
+    """Reads a step's loop.
 
     Args:
         block: the ``loop`` mapping.
@@ -69,7 +69,7 @@ def check_fed_spec(spec: Block) -> None:
 
 
 def read_fed_loop(block: Block) -> Loop | None:
-    """The loop of a step that takes the chunks of another one: what a chunk is called, and how many at a time."""
+    """Reads the loop of a step that takes another step's chunks: the name of a chunk, and how many at a time."""
     own = _settings(block)
     if any(name in block for name in (*LOOP_IN, "cursor")):
         message = "feeds the step chunk by chunk, and it cannot go through something else as well"
@@ -90,7 +90,7 @@ def read_fed_loop(block: Block) -> Loop | None:
 
 
 def _built(block: Block, own: Block, fields: dict[str, Any]) -> Loop | None:
-    """The loop of these fields and its iterator; reports the keys that are left."""
+    """Builds the loop of these fields and its iterator; reports the keys that are left."""
     iterator, key = block.text(*LOOP_ITERATOR), block.present(*LOOP_ITERATOR)
     loop = block.build(Loop, **(fields if iterator is None else {**fields, "iterator": iterator}))
     own.drop(*_SETTINGS)
@@ -105,7 +105,7 @@ def _built(block: Block, own: Block, fields: dict[str, Any]) -> Loop | None:
 
 
 def _settings(block: Block) -> Block:
-    """``loop.spec``, over the same settings written in the loop itself, as the seeds do."""
+    """Returns ``loop.spec`` over the settings in the loop itself, where older playbooks have them."""
     beside = {key: block[key] for key in (*_SETTINGS, "concurrency") if key in block}
     block.drop(*beside)
     spec = block.child("spec")
@@ -132,7 +132,7 @@ def _check(block: Block, mode: LoopMode | None) -> None:
 
 
 def _check_collection(block: Block, collection: Any) -> None:
-    """A literal that can never give a list is refused at once; templates are known at run time only."""
+    """Refuses a literal that can never give a list; templates are known at run time only."""
     literal = collection
     if isinstance(collection, str):
         if is_template(collection):

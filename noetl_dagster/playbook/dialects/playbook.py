@@ -50,7 +50,7 @@ def normalise(
     settings: Mapping[str, Any] = MappingProxyType({}),
     only: str | None = None,
 ) -> Playbook | None:
-    """The canonical playbook; None when there is too little to build one. Problems go to ``document``.
+    """Returns the canonical playbook, None if there is too little to build one. Problems go to ``document``.
 
     Args:
         workload: what an execution was started with; settings that are templates are settled from it.
@@ -110,7 +110,7 @@ def normalise(
 
 
 def _tracing(root: Block) -> Tracing | None:
-    """``tracing: {enabled, sampling, endpoint, service_name}``; ``tracing: false`` is short for the first."""
+    """Reads ``tracing: {enabled, sampling, endpoint, service_name}``; ``tracing: false`` is short for the first."""
     if isinstance(root.values.get("tracing"), bool):
         return Tracing(enabled=root.flag("tracing"))
     block = root.child("tracing")
@@ -192,7 +192,7 @@ def _metadata(root: Block, file: str) -> Metadata | None:
 
 
 def _words(block: Block, *names: str) -> tuple[str, ...]:
-    """A list of words, a text of words with commas, or a mapping (its keys and values)."""
+    """Reads a list of words, a text of words with commas, or a mapping (its keys and values)."""
     value = block.take(*names)
     match value:
         case None:
@@ -226,7 +226,7 @@ def _entries(root: Block, key: str, shape: str) -> Iterator[tuple[str | None, Bl
 
 
 def _keychain(root: Block) -> tuple[dict[str, Any], ...]:
-    """A list of ``{name, kind, ...}``; a mapping of name to the rest means the same."""
+    """Reads a list of ``{name, kind, ...}``, or a mapping of names to the rest."""
     entries = []
     for name, block in _entries(root, "keychain", "{name, kind, ...}"):
         if name is None and block.text("name") is None:
@@ -239,7 +239,7 @@ def _keychain(root: Block) -> tuple[dict[str, Any], ...]:
 
 
 def _workbook(root: Block) -> dict[str, Task]:
-    """A list of ``{name, tool}`` or ``{name, kind, ...}``, or a mapping of name to tool."""
+    """Reads a list of ``{name, tool}`` or ``{name, kind, ...}``, or a mapping of names to tools."""
     tasks: dict[str, Task] = {}
     for label, block in _entries(root, "workbook", "{name, tool}"):
         task = _workbook_task(block, label)

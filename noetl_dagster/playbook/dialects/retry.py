@@ -1,4 +1,4 @@
-"""The seeds' older blocks: ``retry`` with ``next_call`` and ``collect``, and ``sink``."""
+"""Reads the blocks of older playbooks: ``retry`` with ``next_call`` and ``collect``, and ``sink``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SINK_FORMATS = ("parquet", "jsonl", "ndjson")
 
 
 def read_retry(block: Block) -> tuple[RetryRule, ...]:
-    """The rules of a step's or tool's ``retry``; ``true`` and a number of attempts are short for one."""
+    """Reads the rules of a step's or tool's ``retry``; ``true`` and a number of attempts are short for one."""
     value = block.take("retry")
     if value is None or value is False:
         return ()
@@ -68,7 +68,7 @@ def _rule(block: Block) -> RetryRule | None:
 
 
 def _flat_rule(block: Block) -> RetryRule | None:
-    """``{max_attempts, retry_on, retry_on_status, ...}``: what to try again stands beside the limits."""
+    """Reads ``{max_attempts, retry_on, retry_on_status, ...}``: the reasons are beside the limits."""
     reasons = _reasons(block)
     conditions = [" or ".join(reasons)] if reasons else []
     when, stop = block.spelled("when", "retry_when"), block.spelled("stop_when")
@@ -86,7 +86,7 @@ def _flat_rule(block: Block) -> RetryRule | None:
 
 
 def _reasons(block: Block) -> list[str]:
-    """``retry_on``: statuses and kinds of errors, of which a tool's name is one; and ``retry_on_status``."""
+    """Reads ``retry_on`` (statuses and kinds of errors, including names of tools) and ``retry_on_status``."""
     known = (*ERROR_KINDS, *SUPPORTED_KINDS)
     kinds: list[str] = []
     numbers: list[Any] = []
@@ -135,7 +135,7 @@ def _limits(then: Block, when: str | bool) -> RetryRule | None:
 
 
 def read_sink(owner: Block) -> Sink | None:
-    """``sink: {tool, table, auth, mode}``, where ``tool`` may itself be a mapping with ``kind``."""
+    """Reads ``sink: {tool, table, auth, mode}``; ``tool`` may itself be a mapping with ``kind``."""
     block = owner.child("sink")
     if block is None:
         return None
@@ -176,7 +176,7 @@ def _check_sink(block: Block, values: dict[str, Any]) -> None:
 
 
 def _credential(block: Block) -> str | None:
-    """A credential by name, or by ``{type, credential}``."""
+    """Reads a credential by name, or by ``{type, credential}``."""
     value = block.take(*AUTH)
     if not isinstance(value, dict):
         return None if value is None else str(value)

@@ -70,7 +70,7 @@ def _flat(values: dict[str, Any], scope: str | None) -> list[tuple[str, Any]]:
 
 
 def read_rules(spec: Block) -> tuple[PolicyRule, ...] | None:
-    """The rules of a spec's ``policy``; None when it has none."""
+    """Reads the rules of a spec's ``policy``; returns None if it has none."""
     value = spec.take("policy")
     if isinstance(value, list):
         return _rules(spec, "policy")
@@ -121,7 +121,7 @@ def _rule(block: Block) -> PolicyRule | None:
 
 
 def _else_rule(block: Block, when: str | bool | None) -> PolicyRule | None:
-    """``{else: {then: {do}}}``, ``{else: {do}}``."""
+    """Reads ``{else: {then: {do}}}`` or ``{else: {do}}``."""
     if when is not None:
         block.conflict("'when' and 'else' exclude each other", "when")
     if block["else"] is None and isinstance(block.values.get("then"), dict):
@@ -148,7 +148,7 @@ def _action(block: Block) -> PolicyAction | None:
 
 
 def read_next(step: Block) -> Routing:
-    """The routing of a step."""
+    """Reads the routing of a step."""
     value = step.take("next")
     if isinstance(value, str):
         return Routing(arcs=(Arc(step=value, place=step.place_of("next")),))

@@ -27,7 +27,7 @@ _INDEX = re.compile(r"\[(-?\d+)\]")
 
 
 def layered_block(own: Block, what: str, *outer: dict[str, Any]) -> Block:
-    """Own values over those of outer specs, where there are any the executor's first."""
+    """Returns a block of own values over those of outer specs, the executor's outermost."""
     inner = {key for layer in (*outer[1:], own.values) for key in layer}
     block = Block(own.reading, layered(own.document, *outer, own.values), what, own.place)
     block.executors = frozenset(key for layer in outer[:1] for key in layer if key not in inner)
@@ -55,7 +55,7 @@ def outer_task_spec(document: Document, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_task_spec(own: Block | None, outer: tuple[dict[str, Any], ...], fallback: Block) -> TaskSpec:
-    """The effective spec of a task.
+    """Reads the effective spec of a task.
 
     Args:
         own: the task's own ``spec``.
@@ -87,7 +87,7 @@ def _inherited_rules(outer: tuple[dict[str, Any], ...], owner: Block) -> tuple[P
 
 
 def read_timeout(spec: Block, *names: str) -> float | None:
-    """Seconds; ``{connect, read}`` counts as their sum."""
+    """Reads seconds; ``{connect, read}`` counts as their sum."""
     names = names or TIMEOUT
     if not isinstance(spec.take(*names), dict):
         return spec.seconds(*names)
@@ -99,31 +99,31 @@ def read_timeout(spec: Block, *names: str) -> float | None:
 
 
 def read_keeping(block: Block, result: ResultSpec) -> tuple[Any, ResultSpec]:
-    """``output`` and ``output_select`` of a task or step: the template that reshapes its result, and how it is kept.
+    """Reads ``output`` and ``output_select``: the template that reshapes a result, and how the result is stored.
 
     An ``output`` that only says what to select and where to store leaves the result as it is. What either says
     goes before ``result``, which comes from the spec.
     """
     select, threshold = _selection(block, "output_select")
-    said = [ResultSpec(select=select, threshold=threshold)]
+    specs = [ResultSpec(select=select, threshold=threshold)]
     output = block.take(*OUTPUT)
-    if _is_about_keeping(output):
+    if _has_only_storage_fields(output):
         kept = block.child(*OUTPUT)
-        said += [] if kept is None else [_keeping(kept)]
+        specs += [] if kept is None else [_keeping(kept)]
         output = None
-    return output, kept_as(*said, result)
+    return output, merged_results(*specs, result)
 
 
-def kept_as(*said: ResultSpec) -> ResultSpec:
-    """Several ways of keeping a result as one; of two that say the same, the earlier wins."""
+def merged_results(*specs: ResultSpec) -> ResultSpec:
+    """Merges specifications of a result; of two values for one field, the earlier wins."""
     fields: dict[str, Any] = {}
-    for one in reversed(said):
+    for one in reversed(specs):
         fields |= one.model_dump(exclude_defaults=True)
     return ResultSpec(**fields)
 
 
-def _is_about_keeping(output: Any) -> bool:
-    """A mapping of storage words, of which ``name`` and ``ttl`` alone may as well be fields of a result."""
+def _has_only_storage_fields(output: Any) -> bool:
+    """Recognises a mapping of storage fields; ``name`` and ``ttl`` alone may be fields of a result."""
     if not isinstance(output, dict) or not _KEEPING.issuperset(output):
         return False
     store = output.get("store")
@@ -132,7 +132,7 @@ def _is_about_keeping(output: Any) -> bool:
 
 
 def _keeping(block: Block) -> ResultSpec:
-    """``store`` is a tier or ``{kind, scope, ttl, compression}``; the other words stand beside it or in it."""
+    """Reads ``store``, a tier or ``{kind, scope, ttl, compression}``; the other fields are beside it or in it."""
     inner = block.child("store") if isinstance(block.values.get("store"), dict) else None
     holder = inner or block
     key = "kind" if inner else "store"
@@ -180,7 +180,7 @@ def _paths(entries: Any) -> tuple[str, ...]:
 
 
 def read_step_spec(spec: Block, own: Block) -> StepSpec:
-    """The part of a spec that concerns the step as a whole.
+    """Reads the part of a spec that concerns the step as a whole.
 
     Only a step whose ``own`` spec asks for a pod gets one, like the run's where it says nothing else.
     """
@@ -202,7 +202,7 @@ def check_step_spec(spec: Block) -> None:
 
 
 def _admission(spec: Block) -> str | bool | None:
-    """``policy.admit``: a template or boolean, or rules of ``{when, then: {allow}}``, of which the first counts."""
+    """Reads ``policy.admit``: a template or boolean, or rules ``{when, then: {allow}}``; the first match counts."""
     direct = spec.take("admit")
     policy = spec.values.get("policy")
     admit = policy.get("admit") if isinstance(policy, dict) else None
@@ -250,7 +250,7 @@ def _lifecycle_timeout(spec: Block) -> float | None:
 
 
 def read_fanout(spec: Block) -> FanoutSpec:
-    """``spec.fanout``."""
+    """Reads ``spec.fanout``."""
     block = spec.child("fanout")
     if block is None:
         return FanoutSpec()

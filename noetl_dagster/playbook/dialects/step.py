@@ -14,8 +14,8 @@ from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
 from noetl_dagster.playbook.dialects.routing import read_next, read_set
 from noetl_dagster.playbook.dialects.spec import (
     check_step_spec,
-    kept_as,
     layered_block,
+    merged_results,
     outer_task_spec,
     read_keeping,
     read_step_spec,
@@ -46,7 +46,7 @@ _EXAMPLE = 'state: {key: updated_at, initial: "1970-01-01T00:00:00Z"}'
 
 
 def read_state(block: Block) -> StateSpec | None:
-    """``{key, initial, name}``; None where the step keeps nothing."""
+    """Reads ``{key, initial, name}``; returns None if the step keeps no watermark."""
     child = block.child("state", expected=f"state must be a mapping such as {_EXAMPLE}")
     if child is None:
         return None
@@ -67,7 +67,7 @@ def read_state(block: Block) -> StateSpec | None:
 
 
 def read_step(block: Block) -> Step | None:
-    """A step; what is wrong with it is reported to the document."""
+    """Reads a step; reports problems to the document."""
     name = block.text("step")
     if name is None:
         block.missing("a step needs 'step', its name")
@@ -127,7 +127,7 @@ def _tasks(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, ...]:
     kind = block.values.get("tool")
     if not isinstance(kind, str):
         return read_tasks(block, outer)
-    # the seeds' oldest shape: ``tool: http`` with the tool's fields beside it
+    # the oldest form: ``tool: http`` with the tool's fields beside it
     fields = TOOL_KINDS.get(kind, UNKNOWN).beside_step
     beside = [key for key in block.values if key in fields]
     block.drop("tool", *beside)
@@ -138,12 +138,12 @@ def _tasks(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, ...]:
 
 
 def _with_settings_of_step(block: Block, tasks: tuple[Task, ...], kept: ResultSpec) -> tuple[Task, ...]:
-    """``retry``, ``sink`` and storage settings of a step belong to the task whose result is the step's: the last."""
+    """Moves ``retry``, ``sink`` and storage settings of a step to its last task, whose result is the step's."""
     retry, sink = read_retry(block), read_sink(block)
     if not tasks or not (retry or sink or kept != ResultSpec()):
         return tasks
     last = tasks[-1]
-    spec = last.spec.model_copy(update={"result": kept_as(last.spec.result, kept)})
+    spec = last.spec.model_copy(update={"result": merged_results(last.spec.result, kept)})
     update = {"retry": last.retry or retry, "sink": last.sink or sink, "spec": spec}
     return (*tasks[:-1], last.model_copy(update=update))
 

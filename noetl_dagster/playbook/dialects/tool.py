@@ -56,7 +56,7 @@ _FORM = "application/x-www-form-urlencoded"
 
 
 def read_tasks(step: Block, outer: Specs) -> tuple[Task, ...]:
-    """The tasks of a step's ``tool``; ``outer`` are the specs around them, outermost first."""
+    """Reads the tasks of a step's ``tool``; ``outer`` are the specs around them, outermost first."""
     value = step.take("tool")
     if value is None:
         return ()
@@ -78,7 +78,7 @@ def read_tasks(step: Block, outer: Specs) -> tuple[Task, ...]:
 
 
 def _from_mapping(step: Block, value: Any, place: Place, index: int, outer: Specs) -> list[Task]:
-    """One task ``{kind, ...}``, or labelled ones ``{label: {kind, ...}}``."""
+    """Reads one task ``{kind, ...}``, or labelled ones ``{label: {kind, ...}}``."""
     inside = value.values() if isinstance(value, dict) and "kind" not in value else ()
     if inside and all(isinstance(inner, dict) and "kind" in inner for inner in inside):
         found = []
@@ -93,7 +93,7 @@ def _from_mapping(step: Block, value: Any, place: Place, index: int, outer: Spec
 
 
 def read_task(block: Block, outer: Specs, *, name: str | None = None, default_name: str = "task_0") -> Task | None:
-    """One tool call; its name is its label (``name``), else its own ``name``, else ``default_name``."""
+    """Reads one tool call; its name is its label (``name``), else its own ``name``, else ``default_name``."""
     kind = _kind(block)
     known = TOOL_KINDS.get(kind or "", UNKNOWN)
     for key, movable in known.liftable.items():
@@ -145,7 +145,7 @@ def read_task(block: Block, outer: Specs, *, name: str | None = None, default_na
 
 
 def _without(block: Block, key: str, movable: Set[str]) -> Block:
-    """The block with the ``movable`` ones of the keys that stand below ``key`` beside it."""
+    """Returns the block with the ``movable`` keys below ``key`` moved beside it."""
     below = block.values.get(key)
     if not isinstance(below, dict) or movable.isdisjoint(below):
         return block
@@ -183,14 +183,14 @@ def _kind(block: Block) -> str | None:
 
 
 def _input(block: Block, kind: str) -> Input:
-    """``input`` or ``args``; of a child playbook also ``payload`` and ``workload``."""
+    """Reads ``input`` or ``args``; of a child playbook also ``payload`` and ``workload``."""
     if isinstance(block.values.get("args"), list):  # arguments of a command line, not named values
         return block.mapping("input")
     return block.input(*(*INPUT, "payload", "workload") if kind == "playbook" else INPUT)
 
 
 def _auth(block: Block, kind: str) -> Any:
-    """``auth``; of a postgres task else ``db_host``, ``db_user`` and so on, a credential written inline."""
+    """Reads ``auth``, or ``db_host``, ``db_user`` and so on of a postgres task as an inline credential."""
     auth = block.take(*AUTH) or None
     inline = [name for name in _DATABASE_FIELDS if name in block] if kind == "postgres" else []
     fields = {_DATABASE_FIELDS[name]: block.take(name) for name in inline}
@@ -228,7 +228,7 @@ def _config(block: Block, kind: str, known: ToolKind) -> dict[str, Any]:
 
 
 def _decode(block: Block, known: ToolKind, config: dict[str, Any]) -> None:
-    """Code and SQL written as base64."""
+    """Decodes code and SQL written as base64."""
     for word, name in _ENCODED_FIELDS.items():
         text = block.text(word) if any(names[0] == name for names in known.fields) else None
         if text is None:
@@ -256,7 +256,7 @@ def _check_rest(block: Block, kind: str, known: ToolKind) -> None:
 
 
 def _unfold_script(block: Block, config: dict[str, Any], kind: str) -> None:
-    """``script: {source: {type: inline}, code}`` is the code, or the SQL, itself."""
+    """Replaces ``script: {source: {type: inline}, code}`` by the code or SQL itself."""
     script = config.get("script")
     source = script.get("source") if isinstance(script, dict) else None
     inline = source if isinstance(source, dict) else {"type": source}

@@ -25,7 +25,7 @@ _KEY_PART = re.compile(r"^[^\"*\[\],]+$")
 
 
 def settled(block: Block, key: str, value: Any) -> Any:
-    """A value whose templates are rendered over ``metadata``."""
+    """Renders the templates of a value over ``metadata``."""
     if isinstance(value, dict):
         return {settled(block, key, name): settled(block, key, item) for name, item in value.items()}
     if isinstance(value, list):
@@ -40,13 +40,13 @@ def settled(block: Block, key: str, value: Any) -> Any:
 
 
 def text(block: Block, *names: str) -> str | None:
-    """A text, None when missing."""
+    """Reads a text; returns None if it is missing."""
     found = block.text(*names)
     return None if found is None else str(settled(block, names[0], found))
 
 
 def checked(block: Block, key: str, wrong: Callable[[str], str | None]) -> str | None:
-    """A text, unless ``wrong`` explains why it cannot be used."""
+    """Reads a text, unless ``wrong`` explains why it cannot be used."""
     found = text(block, key)
     reason = None if found is None else wrong(found)
     if reason is not None:
@@ -55,13 +55,13 @@ def checked(block: Block, key: str, wrong: Callable[[str], str | None]) -> str |
 
 
 def name(block: Block, key: str) -> str | None:
-    """A name of letters, digits and underscores."""
+    """Reads a name of letters, digits and underscores."""
     only = "may hold letters, digits and underscores only"
     return checked(block, key, lambda found: None if _NAME.match(found) else only)
 
 
 def group(block: Block, key: str) -> str | None:
-    """A group's name; slashes make groups within groups."""
+    """Reads a group's name; slashes make groups within groups."""
     only = "may hold letters, digits, underscores and slashes between them only"
     return checked(block, key, lambda found: None if _GROUP.match(found) else only)
 
@@ -85,7 +85,7 @@ def moment_wrong(text: str) -> str | None:
 
 
 def asset_key(block: Block, key: str) -> Key | None:
-    """A key: a list of its parts, or text with slashes."""
+    """Reads a key: a list of its parts, or text with slashes."""
     value = settled(block, key, block.take(key))
     if value is None:
         return None
@@ -97,7 +97,7 @@ def asset_key(block: Block, key: str) -> Key | None:
 
 
 def owners(block: Block) -> tuple[str, ...]:
-    """``team:<name>`` or addresses of e-mail, which is what Dagster takes."""
+    """Reads owners: ``team:<name>`` or e-mail addresses, as Dagster requires."""
     found = tuple(str(settled(block, "owners", one)) for one in block.names("owners"))
     for one in found:
         if not _TEAM.match(one) and not _EMAIL.match(one):
@@ -107,7 +107,7 @@ def owners(block: Block) -> tuple[str, ...]:
 
 
 def tags(block: Block) -> dict[str, str]:
-    """A mapping, or a list of words that stand for themselves."""
+    """Reads a mapping, or a list of words without values."""
     value = settled(block, "tags", block.take("tags"))
     if isinstance(value, list):
         value = dict.fromkeys(map(str, value), "")
@@ -159,7 +159,7 @@ def cron_wrong(line: str) -> str | None:
 
 
 def _values(line: str) -> list[list[int]] | None:
-    """The values of each field of a cron line, None if one of them is wrong."""
+    """Returns the values of each field of a cron line; None if one of them is wrong."""
     fields = line.lower().split()
     if len(fields) != len(_BOUNDS):
         return None

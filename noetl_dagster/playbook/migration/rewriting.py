@@ -107,7 +107,7 @@ def _written(root: Any, text: str) -> str:
 
 
 def _sections(text: str) -> list[str]:
-    """The text in as many parts whatever its layout: by the keys of its root and by its steps."""
+    """Splits the text by the keys of its root and by its steps, so that any layout gives as many parts."""
     root: Any = yaml.compose(text, Loader=_FAST)
     starts = {0}
     for key, value in root.value:
@@ -120,7 +120,7 @@ def _sections(text: str) -> list[str]:
 
 
 def merged(original: list[str], before: list[str], after: list[str], *, by_line: bool = True) -> str:
-    """The change from ``before`` to ``after``, made to ``original``.
+    """Applies the change from ``before`` to ``after`` to ``original``.
 
     Args:
         original: the sections of the text as it stands in the file.
@@ -167,7 +167,7 @@ def _untouched(original: list[str], before: list[str], after: list[str]) -> list
 
 
 def _difference(playbook: Playbook, before: str, after: str, file: str) -> str | None:
-    """Why a rewritten text is not the same playbook with the same comments, None where it is."""
+    """Explains why a rewritten text is another playbook or lost comments; returns None if it is the same."""
     rewritten, _ = parse_report(after, file=file, lenient=True)
     if rewritten is None:
         return "in today's words it would not load"
@@ -183,7 +183,7 @@ def _meaning(playbook: Playbook) -> Any:
 
 
 def _changed(before: Any, after: Any) -> str | None:
-    """The path of the first thing that differs, None where nothing does."""
+    """Returns the path of the first difference; None if there is none."""
     if before == after:
         return None
     pairs: list[tuple[Any, Any, Any]] = []

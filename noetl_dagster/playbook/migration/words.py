@@ -44,11 +44,11 @@ class Entries:
         return None if merged is None else merged.kind
 
     def inner(self, key: str) -> Entries | None:
-        """The mapping below a key, None where there is none."""
+        """Returns the mapping below a key; None if there is none."""
         return entries(self.value(key))
 
     def items(self, key: str) -> list[Node]:
-        """The items of the list below a key, none where there is no list."""
+        """Returns the items of the list below a key; none if there is no list."""
         value = self.value(key)
         return value.value if isinstance(value, SequenceNode) else []
 
@@ -81,12 +81,12 @@ def entries(node: Node | None) -> Entries | None:
 
 
 def scalar(text: str, like: Node) -> ScalarNode:
-    """A plain text, at the place of another node."""
+    """Makes a plain text at the place of another node."""
     return ScalarNode("tag:yaml.org,2002:str", text, like.start_mark, like.end_mark)
 
 
 def mapping(pairs: Iterable[Pair], like: Node, *, flow: bool | None) -> MappingNode:
-    """A mapping at the place of another node."""
+    """Makes a mapping at the place of another node."""
     return MappingNode("tag:yaml.org,2002:map", list(pairs), like.start_mark, like.end_mark, flow_style=bool(flow))
 
 
@@ -157,7 +157,7 @@ class Words:
     # -- tools
 
     def _tool(self, step: Entries) -> None:
-        """``tool`` as a name with its fields beside it, under a label, or as it is written today."""
+        """Rewrites ``tool`` as a name with fields beside it, under a label, or in today's form."""
         tool = step.value("tool")
         if isinstance(tool, ScalarNode):
             tool = self._nested(step, tool)
@@ -177,7 +177,7 @@ class Words:
                 self._task(item)
 
     def _nested(self, step: Entries, name: ScalarNode) -> MappingNode:
-        """``tool: http`` with the tool's fields beside it, as one mapping."""
+        """Rewrites ``tool: http`` with the tool's fields beside it as one mapping."""
         fields = tool_kinds.TOOL_KINDS.get(name.value, _UNKNOWN).beside_step
         pairs = [step.take(key) for key in list(step) if key in fields]
         tool = mapping([(scalar("kind", name), name), *pairs], name, flow=step.node.flow_style)
@@ -185,7 +185,7 @@ class Words:
         return tool
 
     def _unlabelled(self, node: Node) -> Node:
-        """``{label: {kind, ...}}`` as ``{name: label, kind, ...}``; several labels give a list."""
+        """Rewrites ``{label: {kind, ...}}`` as ``{name: label, kind, ...}``; several labels give a list."""
         labelled = entries(node)
         if labelled is None or labelled.kind is not None or not list(labelled):
             return node
@@ -322,7 +322,7 @@ class Words:
             self._arc(arc)
 
     def _router(self, arcs: SequenceNode) -> MappingNode:
-        """The older list: exclusive where it has conditions; all of several steps without any."""
+        """Rewrites the older list: exclusive if it has conditions, else all of its steps."""
         pairs: list[Pair] = [(scalar("arcs", arcs), arcs)]
         conditional = [
             word in Entries(arc) for arc in arcs.value if isinstance(arc, MappingNode) for word in tool_kinds.WHEN
@@ -373,7 +373,7 @@ class Words:
             self._value(owner, field.name, field.words)
 
     def _spell(self, owner: Entries, *spellings: tuple[str, ...]) -> None:
-        """The first word of each tuple for whichever of its words stands there."""
+        """Replaces any word of a tuple by the tuple's first."""
         for words in spellings:
             present = [word for word in words if word in owner]
             if len(present) > 1:
@@ -389,7 +389,7 @@ class Words:
             value.value = value.value if word is None else word.value
 
     def _sets(self, owner: Entries) -> None:
-        """``set_ctx``, ``set_iter`` and ``vars`` as ``set``, whose names say where they are written."""
+        """Rewrites ``set_ctx``, ``set_iter`` and ``vars`` as ``set``, with their scope in each name."""
         present = [key for key in owner if key in tool_kinds.SET_BLOCKS and owner.inner(key) is not None]
         older = [key for key in present if key != "set"]
         if not older:

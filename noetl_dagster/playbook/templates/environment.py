@@ -25,7 +25,7 @@ from noetl_dagster.playbook.wording import described, did_you_mean, listed
 
 
 def sql_literal(value: Any) -> str:
-    """A value as one SQL constant that no content can break out of.
+    """Formats a value as one SQL constant that no content can break out of.
 
     None is ``NULL``, numbers and booleans stand bare, text is quoted, dates and times are quoted ISO 8601,
     bytes a ``bytea`` constant, mappings and lists quoted JSON.
@@ -59,7 +59,7 @@ def sql_literal(value: Any) -> str:
 
 
 def sql_list(values: Any) -> str:
-    """A list as ``(1, 'b', NULL)``, for ``IN``; an empty one as ``(NULL)``, which is in nothing."""
+    """Formats a list as ``(1, 'b', NULL)`` for ``IN``; an empty one as ``(NULL)``, which matches nothing."""
     values = _known(values)
     if not isinstance(values, list | tuple | set | frozenset):
         raise TemplateError(f"sql_list: a list is needed, not {type(values).__name__}")
@@ -67,7 +67,7 @@ def sql_list(values: Any) -> str:
 
 
 def sql_identifier(value: Any) -> str:
-    """A name, or a dotted one, as quoted identifiers: ``public.my table`` -> ``"public"."my table"``."""
+    """Quotes a name or a dotted one as identifiers: ``public.my table`` -> ``"public"."my table"``."""
     value = _known(value)
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise TemplateError(f"sql_identifier: a name is needed, not {value!r}")
@@ -84,7 +84,7 @@ def _known(value: Any) -> Any:
 
 
 def _quoted(text: str) -> str:
-    """A string constant that means the same whatever ``standard_conforming_strings`` says."""
+    """Formats a string constant that is independent of ``standard_conforming_strings``."""
     if "\0" in text:
         raise TemplateError("sql_literal: text with a NUL character cannot stand in SQL")
     escaped = text.replace("'", "''")
@@ -186,7 +186,7 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """A method of the text or list behind a result is found when it is called: uncalled, its name is a key."""
+        """Finds a method of the text or list behind a result when it is called: uncalled, its name is a key."""
         if isinstance(obj, UnknownName) and isinstance(obj._undefined_obj, View):
             obj = super().getattr(unwrapped(obj._undefined_obj), str(obj._undefined_name))
         return super().call(context, obj, *args, **kwargs)
@@ -206,7 +206,7 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test of Jinja that may ask for types, for which a view is nothing: it gets the values behind."""
+    """Wraps a filter or test of Jinja that checks types: it gets the values behind views."""
 
     @wraps(function)
     def of_values(*arguments: Any, **named: Any) -> Any:
@@ -216,7 +216,7 @@ def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Plain JSON in double quotes; not escaped for HTML, since no playbook writes pages with it."""
+    """Formats plain JSON; it is not escaped for HTML, since no playbook writes pages with it."""
     return json.dumps(value, ensure_ascii=False, indent=indent, default=_to_json_value)
 
 
@@ -231,7 +231,7 @@ def _to_json_value(value: Any) -> Any:
 
 @pass_environment
 def first(environment: PlaybookEnvironment, value: Any) -> Any:
-    """The first item; of stored rows without fetching all of them."""
+    """Returns the first item; of stored rows without fetching all of them."""
     if isinstance(value, DataView) and value.is_rows and value:
         return value[0]
     return do_first(environment, unwrapped(value))

@@ -70,7 +70,7 @@ class Compiled:
         self.names = names
 
     def render(self, scope: Mapping[str, Any]) -> Any:
-        """The value in ``scope``, without views. It may be part of the scope: change only a copy (``plain``).
+        """Returns the value in ``scope``, without views. It may be part of the scope: change only a copy (``plain``).
 
         Raises:
             UndefinedNameError: a name is not known in the scope.
@@ -84,7 +84,7 @@ class Compiled:
         return grown(self.render(scope), before)
 
     def evaluate(self, scope: Mapping[str, Any]) -> Any:
-        """Like ``render``, but views stay views and an unknown name is returned as a false object."""
+        """Renders like ``render``, but views stay views and an unknown name is returned as a false object."""
         return self.render(scope)
 
     def holds(self, scope: Mapping[str, Any]) -> bool:
@@ -120,7 +120,7 @@ class _Template(Compiled):
         self._function: Callable[[ScopeContext], Any] | None = None
 
     def _tree(self) -> nodes.Template:
-        """Parsed again: a playbook of thousands of templates should not keep a tree for each."""
+        """Parses again, since a playbook of thousands of templates should not keep a tree for each."""
         return _parse(self.source)
 
     def _compiled(self) -> Callable[[ScopeContext], Any]:
@@ -151,7 +151,7 @@ class _Expression(_Template):
         self.is_fresh = may_build
 
     def _tree(self) -> nodes.Template:
-        """``{% set __result__ = expression %}``: the value is read from the context, never made text."""
+        """Builds ``{% set __result__ = expression %}``: the value is read from the context, never made text."""
         expression = _whole_expression(_parse(self.source))
         assert expression is not None
         assign = nodes.Assign(nodes.Name(_RESULT, "store"), expression, lineno=1)
@@ -318,7 +318,7 @@ def _whole_expression(tree: nodes.Template) -> nodes.Expr | None:
 
 
 def _names(tree: nodes.Template) -> frozenset[str]:
-    """The names that a template takes from its scope. Unknown filters and tests are errors already here."""
+    """Returns the names that a template takes from its scope; raises for unknown filters and tests."""
     names: set[str] = set()
     waiting: list[nodes.Node] = [tree]
     binds = False
@@ -361,13 +361,13 @@ def _syntax_error(source: str, error: TemplateSyntaxError) -> TemplateError:
 
 
 def shown(source: Any, limit: int = 160) -> str:
-    """A template for an error message, shortened."""
+    """Shortens a template for an error message."""
     text = " ".join(str(source).split())
     return repr(text if len(text) <= limit else f"{text[:limit]}...")
 
 
 def _known_names(scope: Mapping[str, Any], wanted: Iterable[str]) -> str:
-    """'known names: a, b, c' of a scope, and what the wanted ones that it lacks may mean, for error messages."""
+    """Formats 'known names: a, b, c' of a scope, with suggestions for missing ones, for error messages."""
     list_names = getattr(scope, "known_names", None)
     names = tuple(list_names() if list_names is not None else sorted(map(str, scope)))
     later = getattr(scope, "later_steps", ())
@@ -380,7 +380,7 @@ def _known_names(scope: Mapping[str, Any], wanted: Iterable[str]) -> str:
 
 
 def is_true(value: Any) -> bool:
-    """Truth of a ``when``: text is false when it is false, 0, no, none or empty, in any case."""
+    """Returns the truth of a ``when``: the texts false, 0, no, none (in any case) and empty text are false."""
     if isinstance(value, View):
         value = value.plain()
     if isinstance(value, str):

@@ -138,7 +138,7 @@ class Iteration:
         }
 
     def find(self, name: str) -> Any:
-        """A bare name: the iterator or a value that was set, here or in a loop around; else a marker."""
+        """Finds a bare name: the iterator or a value that was set, here or in an outer loop; else a marker."""
         frame: Iteration | None = self
         while frame is not None:
             if name == frame.iterator:
@@ -279,7 +279,7 @@ class Scope(Mapping[str, Any]):
         return self._last_resort(name)
 
     def _own_name(self, name: str) -> Any:
-        """The names of the language itself that nothing in workload or ctx hides."""
+        """Finds the names of the language itself, which nothing in workload or ctx hides."""
         match name:
             case "workload":
                 return self.workload
@@ -335,7 +335,7 @@ class Scope(Mapping[str, Any]):
         return len(self.known_names())
 
     def known_names(self) -> list[str]:
-        """Every name that can be written here, sorted, for error messages and Python's ``context``."""
+        """Returns every usable name, sorted, for error messages and Python's ``context``."""
         names = {"workload", "ctx", "execution_id", "input", "job", "step", *self._own}
         if self._keychain is not None:
             names.add("keychain")

@@ -60,7 +60,7 @@ def _compared(operation: Callable[[Any, Any], Any]) -> Callable[..., bool]:
 
 
 def _both_ways(operation: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """An operator of the values behind views, with the view on its left and on its right."""
+    """Returns an operator of the values behind views, with the view on its left and on its right."""
     return (
         lambda self, other: operation(self._value(), unwrapped(other)),
         lambda self, other: operation(other, self._value()),
@@ -77,7 +77,7 @@ class View:
     __slots__ = ()
 
     def plain(self) -> Any:
-        """The value without views, as it goes to tools and into JSON."""
+        """Returns the value without views, as tools and JSON take it."""
         return self._value()
 
     def _value(self) -> Any:
@@ -168,12 +168,12 @@ class LazyMapping(Mapping[str, Any]):
 
 
 def _opened(fields: Mapping[str, Any]) -> LazyMapping:
-    """A mapping in which views stand for what is stored."""
+    """Returns a mapping with views in place of what is stored."""
     return LazyMapping({key: _opened(one) if type(one) is dict else one for key, one in fields.items()})
 
 
 def _around(reference: ResultRef, around: RowsAround, cache: ReferenceCache) -> Mapping[str, Any]:
-    """A mapping that holds many rows: what stands around them is here, they are fetched when they are needed."""
+    """Returns a mapping around many rows, which are fetched when they are needed."""
     rows = DataView(None, reference=reference.rows_alone, cache=cache)
     stored = {name: DataView(None, reference=one, cache=cache) for name, one in around.stored.items()}
     return _opened(around.mapping(rows, stored))
@@ -238,7 +238,7 @@ class DataView(View):
         return value
 
     def selected(self, key: str) -> Any:
-        """A field that stands beside the reference, a view of those below ``key``, or NOTHING."""
+        """Returns a field that is stored beside the reference, a view of those below ``key``, or NOTHING."""
         field = _extracted_field(self._extracted, key, inside=bool(self._path))
         below = _extracted_below(self._extracted, key) if field is NOTHING and self._reference else None
         if not below:
@@ -336,7 +336,7 @@ class ResultView(View):
         return DataView(value, extracted=extracted) if isinstance(value, Mapping) else value
 
     def plain(self) -> Any:
-        """The data; of a loop its results, data, total, done and failed; of a failure its envelope."""
+        """Returns the data; of a loop its results, data, total, done and failed; of a failure its envelope."""
         if self.is_loop:
             results = plain(self._items())
             counts = {key: self.envelope.get(key) for key in ("status", "total", "done", "failed")}
@@ -350,7 +350,7 @@ class ResultView(View):
 
 
 def _extracted_field(extracted: Mapping[str, Any], key: str, *, inside: bool = False) -> Any:
-    """The field of this path, else the one whose path ends so: ``total`` of ``data.paging.total``; or NOTHING.
+    """Returns the field of this path, else the one whose path ends so: ``total`` of ``data.paging.total``; or NOTHING.
 
     Inside of a mapping of the result only paths count.
     """
@@ -363,7 +363,7 @@ def _extracted_field(extracted: Mapping[str, Any], key: str, *, inside: bool = F
 
 
 def _extracted_below(extracted: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The fields below a mapping: of ``paging.total`` below ``paging`` it is ``total``."""
+    """Returns the fields below a mapping: of ``paging.total`` below ``paging`` it is ``total``."""
     return {
         path.removeprefix(prefix): value
         for prefix in (f"data.{key}.", f"{key}.")
@@ -373,12 +373,12 @@ def _extracted_below(extracted: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def unwrapped(value: Any) -> Any:
-    """The value behind a view, which may raise ReferenceNeeded; any other as it is, however many views it holds."""
+    """Returns the value behind a view, or raises ReferenceNeeded; any other value as it is, including views in it."""
     return value._value() if isinstance(value, View) else value
 
 
 def find_in_data(data: Any, key: str) -> Any:
-    """``data[key]``, else ``data["data"][key]``, else a marker that is no value."""
+    """Returns ``data[key]``, else ``data["data"][key]``, else a marker that is no value."""
     if isinstance(data, (Mapping, View)):
         if key in data:
             return data[key]
@@ -404,7 +404,7 @@ def is_envelope(value: Any) -> bool:
 
 
 def as_reference(value: Any) -> ResultRef:
-    """A reference as a model; in events it stands as its dumped mapping."""
+    """Returns a reference as a model; events contain its dumped mapping."""
     # refs.py holds models only; importing it late keeps this package free of storage at import time
     from noetl_dagster.result_ref import ResultRef
 
@@ -412,7 +412,7 @@ def as_reference(value: Any) -> ResultRef:
 
 
 def plain(value: Any) -> Any:
-    """A copy of ``value`` without views, tuples or lazy sequences: what JSON understands and code may change.
+    """Copies ``value`` without views, tuples or lazy sequences: as JSON allows, and code may change it.
 
     Raises:
         ReferenceNeeded: when a view inside has not been fetched yet.
@@ -434,7 +434,7 @@ def plain(value: Any) -> Any:
 
 
 def grown(value: Any, before: Any) -> Any:
-    """Like :func:`plain`, but shares what stands in ``before`` already: appending to a list costs what is new.
+    """Copies like :func:`plain`, but shares what is in ``before`` already: appending to a list costs what is new.
 
     Args:
         before: a value without views that does not change any more, such as what ``value`` replaces; it must be
@@ -451,7 +451,7 @@ def grown(value: Any, before: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """A copy of plain mappings and lists, however deep; other values, tables among them, as they are."""
+    """Copies plain mappings and lists of any depth; other values, such as tables, are shared."""
     kind = type(value)
     if kind is dict:
         return {key: item if type(item) in _LEAVES else copied(item) for key, item in value.items()}

@@ -75,7 +75,7 @@ def _client(resource: Any, name: str) -> Any:
 
 @lru_cache(maxsize=CLIENTS)
 def _cached_client(resource: Any, region: str, environment: frozenset[tuple[str, str]]) -> Any:
-    """The client reads ``environment`` itself; a changed environment makes another client."""
+    """Returns the client, which reads ``environment`` itself; a changed environment makes another client."""
     # Dagster's warning, which readers of a playbook's log cannot act on
     warnings.filterwarnings("ignore", f"Class `{resource.__name__}` is currently in beta", BetaWarning)
     return resource(region_name=region or None, max_attempts=ATTEMPTS).get_client()
