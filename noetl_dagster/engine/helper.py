@@ -19,8 +19,8 @@ from typing import Any
 import orjson
 
 from noetl_dagster.engine.fanout.shards import work_on_shards
-from noetl_dagster.engine.loops.activation import activate
 from noetl_dagster.engine.loops.loop import work_on_loop
+from noetl_dagster.engine.loops.loop_run import begin_loop
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.sharing import CANCELLED, Message, MessageSocket, RemoteItems, SharedLoop, Tally
 from noetl_dagster.errors import ExecutionStateError
@@ -87,11 +87,11 @@ class HelperWork:
     async def _run(self, loop: SharedLoop, items: RemoteItems) -> Tally:
         runtime = self._runtime
         visit = (await runtime.load(loop.execution_id)).visit(loop.step, loop.visit)
-        activation = await activate(runtime, visit, shard=loop.shard)
-        if activation.loop_id != loop.loop_id:
-            raise ExecutionStateError(f"the driver works on loop {loop.loop_id}, not {activation.loop_id}")
+        loop_run = await begin_loop(runtime, visit, shard=loop.shard)
+        if loop_run.loop_id != loop.loop_id:
+            raise ExecutionStateError(f"the driver works on loop {loop.loop_id}, not {loop_run.loop_id}")
         try:
-            return await (work_on_shards if loop.shard else work_on_loop)(activation, items)
+            return await (work_on_shards if loop.shard else work_on_loop)(loop_run, items)
         finally:
             await runtime.buffer.flush()
 

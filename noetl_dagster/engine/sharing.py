@@ -114,7 +114,7 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class SharedLoop:
-    """The activation of a loop whose items are shared. ``tool_kinds``: whose modules a helper process needs."""
+    """The loop run of a loop whose items are shared. ``tool_kinds``: whose modules a helper process needs."""
 
     execution_id: int
     step: str

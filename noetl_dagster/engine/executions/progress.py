@@ -40,7 +40,7 @@ ORDER BY beat.node_name, beat.event_id DESC
 
 @dataclass(frozen=True, slots=True)
 class LoopProgress:
-    """One activation of a loop or fan-out. ``failed`` iterations are not tried again; ``seconds``: since it started."""
+    """One run of a loop or fan-out. ``failed`` iterations are not tried again; ``seconds``: since it started."""
 
     step: str
     loop_id: str

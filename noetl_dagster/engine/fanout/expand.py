@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from noetl_dagster.engine.fanout.shards import Group, GroupReport, run_here
 from noetl_dagster.engine.fanout.spark import run_on_spark
-from noetl_dagster.engine.loops.activation import Activation, activate, issue
 from noetl_dagster.engine.loops.collection import Partitions
 from noetl_dagster.engine.loops.gather import gather
+from noetl_dagster.engine.loops.loop_run import LoopRun, begin_loop, issue
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.step import Steps, VisitEntry
 from noetl_dagster.errors import ToolError
@@ -48,13 +48,13 @@ class Fanouts:
             return Expanded(end=entry.end)
         visit = execution.visit(step)
         try:
-            activation = await activate(self._runtime, visit, shard=True)
-            await _check_keys(activation)
+            loop_run = await begin_loop(self._runtime, visit, shard=True)
+            await _check_keys(loop_run)
         except TASK_ERRORS as error:
             return Expanded(end=await self._steps.fail(visit, error))
-        total = len(activation.items)
+        total = len(loop_run.items)
         if not _on_spark(visit):  # Spark's tasks issue the commands of their slices themselves
-            async for _ in issue(activation, 0, total):
+            async for _ in issue(loop_run, 0, total):
                 pass
             await self._runtime.buffer.flush()
         return Expanded(groups=tuple(_groups(visit, total)), total=total)
@@ -62,23 +62,23 @@ class Fanouts:
     async def run_group(self, execution: Execution, step: str, group: Group) -> GroupReport:
         """Runs the shards of a group that are not done, on the engine that the playbook names."""
         visit = execution.visit(step)
-        activation = await activate(self._runtime, visit, shard=True)
+        loop_run = await begin_loop(self._runtime, visit, shard=True)
         if _on_spark(visit):
-            return await run_on_spark(activation, group)
-        return await run_here(activation, group)
+            return await run_on_spark(loop_run, group)
+        return await run_here(loop_run, group)
 
     async def fan_in(self, execution: Execution, step: str) -> StepEnd:
         """Gathers the shards from the log and routes. Shards that failed in an earlier epoch are tried again first."""
         visit = execution.visit(step)
         if visit.end is not None:
             return visit.end
-        activation = await activate(self._runtime, visit, shard=True)
-        total = len(activation.items)
-        if activation.continues and total:
+        loop_run = await begin_loop(self._runtime, visit, shard=True)
+        total = len(loop_run.items)
+        if loop_run.continues and total:
             await self.run_group(execution, step, Group(0, total))
         await self._runtime.buffer.flush()
-        flat = isinstance(activation.items, Partitions)
-        return await self._steps.end_loop(visit, await gather(activation, flat=flat))
+        flat = isinstance(loop_run.items, Partitions)
+        return await self._steps.end_loop(visit, await gather(loop_run, flat=flat))
 
     async def run(self, execution: Execution, step: str) -> StepEnd:
         """Runs all three parts in one process, for the walker."""
@@ -95,33 +95,33 @@ def _on_spark(visit: Visit) -> bool:
     return visit.program.loop.fanout.engine is FanoutEngine.SPARK
 
 
-async def _check_keys(activation: Activation) -> None:
+async def _check_keys(loop_run: LoopRun) -> None:
     """Refuses shards with the same key, since their results and sinks would be mixed up.
 
     Only hashes are held: 29 MB for a million keys at the peak, where the keys themselves take 127 MB.
     """
-    if activation.program.loop.fanout.iter_key is None or isinstance(activation.items, Partitions):
+    if loop_run.program.loop.fanout.iter_key is None or isinstance(loop_run.items, Partitions):
         return
     hashes = array("q")
-    async for _, key in _keys(activation):
+    async for _, key in _keys(loop_run):
         hashes.append(hash(key))
     if not _has_twins(hashes):
         return
     seen: dict[str, int] = {}
-    async for index, key in _keys(activation):
+    async for index, key in _keys(loop_run):
         first = seen.setdefault(key, index)
         if first != index:
             raise ToolError(
-                f"step {activation.step}: items {first} and {index} have the same iter_key {key!r}; "
+                f"step {loop_run.step}: items {first} and {index} have the same iter_key {key!r}; "
                 "give fanout.iter_key a template that tells them apart, or leave it out to use the index",
                 kind="loop",
             )
 
 
-async def _keys(activation: Activation) -> AsyncIterator[tuple[int, str]]:
-    for start in range(0, len(activation.items), KEYS_AT_ONCE):
-        for index, item in enumerate(await activation.items.slice(start, start + KEYS_AT_ONCE), start):
-            yield index, activation.iter_key(index, item) or ""
+async def _keys(loop_run: LoopRun) -> AsyncIterator[tuple[int, str]]:
+    for start in range(0, len(loop_run.items), KEYS_AT_ONCE):
+        for index, item in enumerate(await loop_run.items.slice(start, start + KEYS_AT_ONCE), start):
+            yield index, loop_run.iter_key(index, item) or ""
 
 
 def _has_twins(numbers: array[int]) -> bool:

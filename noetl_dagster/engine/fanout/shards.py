@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from noetl_dagster.engine.loops.activation import Activation
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.collection import Partitions
 from noetl_dagster.engine.loops.loop import SharedCommands, run_side_by_side, shared_items
+from noetl_dagster.engine.loops.loop_run import LoopRun
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.sharing import ItemSource, Tally
 from noetl_dagster.errors import StorageError, ToolError
@@ -84,29 +84,29 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-async def run_here(activation: Activation, group: Group) -> GroupReport:
+async def run_here(loop_run: LoopRun, group: Group) -> GroupReport:
     """Runs the shards of a group that are not done in the log, ``max_concurrent`` at once."""
-    started, slots = perf_counter(), activation.program.shards_in_flight
-    with shared_items(activation, group.start, group.stop, slots) as items:
-        tally = await work_on_shards(activation, items)
+    started, slots = perf_counter(), loop_run.program.shards_in_flight
+    with shared_items(loop_run, group.start, group.stop, slots) as items:
+        tally = await work_on_shards(loop_run, items)
     skipped = max(0, len(group) - tally.done - tally.failed)
     return GroupReport(group, tally.done, tally.failed, skipped, perf_counter() - started)
 
 
-async def work_on_shards(activation: Activation, items: ItemSource) -> Tally:
+async def work_on_shards(loop_run: LoopRun, items: ItemSource) -> Tally:
     """Runs this process's part of a group, waits for the other processes, and returns the counts of all of them."""
-    loop, runtime = activation.program.loop, activation.runtime
+    loop, runtime = loop_run.program.loop, loop_run.runtime
     fail_fast = loop.fail_fast or loop.fanout.fail_fast
     done = failed = 0
-    commands = SharedCommands(activation, items)
+    commands = SharedCommands(loop_run, items)
     pause = commands.paused if fail_fast else nullcontext
 
     async def has_failed() -> bool:
-        return bool(await runtime.pool.fetchval(LOOP_FAILED, activation.execution.id, activation.loop_id))
+        return bool(await runtime.pool.fetchval(LOOP_FAILED, loop_run.execution.id, loop_run.loop_id))
 
     async def iterate(command: Command, again: bool) -> Outcome:
         nonlocal done, failed
-        outcome = await _run_shard(activation, command, again, pause)
+        outcome = await _run_shard(loop_run, command, again, pause)
         done, failed = done + (not outcome.failed), failed + outcome.failed
         if outcome.failed and fail_fast:
             items.stop()
@@ -131,13 +131,13 @@ async def work_on_shards(activation: Activation, items: ItemSource) -> Tally:
 
 
 async def _run_shard(
-    activation: Activation, command: Command, again: bool, pause: Callable[[], AbstractContextManager[None]]
+    loop_run: LoopRun, command: Command, again: bool, pause: Callable[[], AbstractContextManager[None]]
 ) -> Outcome:
     """Runs a shard; after a failure its next attempt is issued."""
-    runtime, program, items = activation.runtime, activation.program, activation.items
+    runtime, program, items = loop_run.runtime, loop_run.program, loop_run.items
     retries = program.loop.fanout.max_shard_retries
     if command.part:
-        return await Attempts(runtime, activation, command, retries).run(issued=True, resumed=again)
+        return await Attempts(runtime, loop_run, command, retries).run(issued=True, resumed=again)
     last = command.attempt + retries
     runner = runtime.runner_of(program)
     if isinstance(items, Partitions):
@@ -147,7 +147,7 @@ async def _run_shard(
         return command.attempt >= last
 
     while True:
-        outcome = await runner.run(Call(activation, command, is_final=is_final))
+        outcome = await runner.run(Call(loop_run, command, is_final=is_final))
         if outcome.failed:
             with pause() if command.attempt >= last else nullcontext():
                 await runtime.buffer.flush()

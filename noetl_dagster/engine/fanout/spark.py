@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from noetl_dagster import machine
 from noetl_dagster.engine.fanout.shards import Group, GroupReport, run_here
-from noetl_dagster.engine.loops.activation import Activation, activate
+from noetl_dagster.engine.loops.loop_run import LoopRun, begin_loop
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import ShardGranularity
@@ -71,42 +71,42 @@ class SliceTask:
                 yield pa.RecordBatch.from_pydict({"done": [report.done], "failed": [report.failed]})
 
 
-async def run_on_spark(activation: Activation, group: Group) -> GroupReport:
+async def run_on_spark(loop_run: LoopRun, group: Group) -> GroupReport:
     """Runs the shards of a group that are not done in the log, as one Spark job.
 
     Raises:
         ToolError: the job failed for another reason than a lost worker.
         ServiceError: Spark does not start.
     """
-    started, runtime = perf_counter(), activation.runtime
+    started, runtime = perf_counter(), loop_run.runtime
     await runtime.buffer.flush()
     for remaining in range(JOBS - 1, -1, -1):
         spark = await asyncio.to_thread(runtime.box.spark)
         try:
-            done, failed = await _job(spark, activation, group)
+            done, failed = await _job(spark, loop_run, group)
             break
         except Exception as error:
             failure = failure_of(error)
             if not failure.retryable or not remaining:
                 raise ToolError(
-                    f"step {activation.step}: the Spark job of its fan-out failed: {failure.message}",
+                    f"step {loop_run.step}: the Spark job of its fan-out failed: {failure.message}",
                     kind=failure.kind,
                     code=failure.code,
                     retryable=failure.retryable,
                 ) from error
-            logger.warning("%s: Spark lost a worker, its shards run again", activation.step)
+            logger.warning("%s: Spark lost a worker, its shards run again", loop_run.step)
     return GroupReport(group, done, failed, len(group) - done - failed, perf_counter() - started)
 
 
-async def _job(spark: SparkSession, activation: Activation, group: Group) -> tuple[int, int]:
-    name, settings = f"noetl-fanout-{uuid.uuid4().hex}", activation.runtime.settings
+async def _job(spark: SparkSession, loop_run: LoopRun, group: Group) -> tuple[int, int]:
+    name, settings = f"noetl-fanout-{uuid.uuid4().hex}", loop_run.runtime.settings
 
     def run() -> tuple[int, int]:
-        description = f"{activation.step}: shards {group.start} to {group.stop - 1}"
+        description = f"{loop_run.step}: shards {group.start} to {group.stop - 1}"
         session = own_session(spark, settings, name, description)
-        size = _slice_shards(activation, len(group), session)
+        size = _slice_shards(loop_run, len(group), session)
         own = settings.model_copy(update={"db_pool_size": CONNECTIONS})
-        task = SliceTask(own, *activation.key, activation.loop_id, group, size)
+        task = SliceTask(own, *loop_run.key, loop_run.loop_id, group, size)
         count = -(-len(group) // size)
         counted = session.range(0, count, 1, count).mapInArrow(task, SCHEMA)
         try:
@@ -122,9 +122,9 @@ async def _job(spark: SparkSession, activation: Activation, group: Group) -> tup
         raise
 
 
-def _slice_shards(activation: Activation, shards: int, session: SparkSession) -> int:
+def _slice_shards(loop_run: LoopRun, shards: int, session: SparkSession) -> int:
     """Returns a size with which every core gets several slices, and a lost slice is soon done again."""
-    if activation.program.loop.fanout.granularity is ShardGranularity.PARTITION:
+    if loop_run.program.loop.fanout.granularity is ShardGranularity.PARTITION:
         return 1
     try:
         cores = int(session.sparkContext.defaultParallelism)
@@ -147,8 +147,8 @@ async def _run_slice(task: SliceTask, part: Group) -> GroupReport:
         execution = _executions[known] = await runtime.load(task.execution_id)
     if not execution.state.loops.get((task.step, task.visit)):
         raise ToolError(f"execution {task.execution_id}: {task.step} was not expanded", kind="loop")
-    activation = await activate(runtime, execution.visit(task.step, task.visit), shard=True)
-    return await run_here(activation, part)
+    loop_run = await begin_loop(runtime, execution.visit(task.step, task.visit), shard=True)
+    return await run_here(loop_run, part)
 
 
 async def _runtime(settings: Settings) -> Runtime:

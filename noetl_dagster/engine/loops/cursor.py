@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from noetl_dagster.engine.loops.activation import Activation, activate, issue_events
 from noetl_dagster.engine.loops.collection import Collection
 from noetl_dagster.engine.loops.frames import (
     OWN_TRANSACTION,
@@ -23,6 +22,7 @@ from noetl_dagster.engine.loops.frames import (
 )
 from noetl_dagster.engine.loops.gather import IterationEnd
 from noetl_dagster.engine.loops.loop import Iterate, IterationChunks, IterationSource, run_side_by_side
+from noetl_dagster.engine.loops.loop_run import LoopRun, begin_loop, issue_events
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, ToolError
 from noetl_dagster.events.connection import encode_json
@@ -46,22 +46,22 @@ LATE_CLAIM_SECONDS = 10.0
 class CursorSource(IterationSource):
     """Iterations over rows that are claimed while the loop runs. The claims themselves record progress."""
 
-    def __init__(self, activation: Activation, known: int) -> None:
-        super().__init__(activation, known)
+    def __init__(self, loop_run: LoopRun, known: int) -> None:
+        super().__init__(loop_run, known)
         self._next_index = known
-        self._frame = activation.program.loop.frame
+        self._frame = loop_run.program.loop.frame
 
     @classmethod
     async def open(cls, runtime: Runtime, visit: Visit) -> CursorSource:
-        """Opens a new activation, after the release of rows that earlier ones had claimed."""
+        """Opens a new loop run, after the release of rows that earlier ones had claimed."""
         execution, cursor = visit.execution, visit.program.loop.cursor
         known = execution.state.loops.get((visit.step, visit.number), [])
         if known:
             await release_frames(runtime, execution.id, [entry.loop_id for entry in known])
-        activation = await activate(runtime, visit, items=Collection(), resumes=False)
-        first_index = await runtime.pool.fetchval(LOOP_NEXT_INDEX, execution.id, activation.loop_ids)
+        loop_run = await begin_loop(runtime, visit, items=Collection(), resumes=False)
+        first_index = await runtime.pool.fetchval(LOOP_NEXT_INDEX, execution.id, loop_run.loop_ids)
         assert cursor is not None
-        return (cls if cursor.release is None else _ReleasingSource)(activation, first_index)
+        return (cls if cursor.release is None else _ReleasingSource)(loop_run, first_index)
 
     async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
         """Runs until every slot's claim returned no rows."""
@@ -71,7 +71,7 @@ class CursorSource(IterationSource):
                 await self._run_frame(iterate, commands)
 
         async with self._held():
-            await run_side_by_side(slot, self.activation.program.loop.max_in_flight)
+            await run_side_by_side(slot, self.loop_run.program.loop.max_in_flight)
 
     async def _run_frame(self, iterate: Iterate, commands: list[Command]) -> None:
         waiting = iter(commands)
@@ -86,7 +86,7 @@ class CursorSource(IterationSource):
         await self._frame_ended(commands, outcomes)
 
     def counts(self, end: IterationEnd) -> bool:
-        """Excludes failures of earlier activations, and rows that were released: these are claimed again."""
+        """Excludes failures of earlier loop runs, and rows that were released: these are claimed again."""
         if not end.failed:
             return True
         return bool(end.index >= self.known and end.envelope["error"].get("code") != RELEASED)
@@ -117,24 +117,24 @@ class CursorSource(IterationSource):
 
     def _commands(self, rows: list[Any]) -> list[Command]:
         items = rows if self._frame.process is FrameProcess.ROW else [rows] if rows else []
-        first, attempt = self._next_index, len(self.activation.loop_ids)
+        first, attempt = self._next_index, len(self.loop_run.loop_ids)
         self._next_index += len(items)
-        return [self.activation.iteration(index, item, attempt) for index, item in enumerate(items, first)]
+        return [self.loop_run.iteration(index, item, attempt) for index, item in enumerate(items, first)]
 
     def _issue_events(self, commands: list[Command]) -> list[Event]:
-        issued = (issue_events(self.activation, command) for command in commands)
+        issued = (issue_events(self.loop_run, command) for command in commands)
         return list(chain.from_iterable(issued))
 
     async def _call(self) -> ToolCall:
         """Makes the call that claims. Its SQL may use its bounds: ``:__frame_max_rows``, or as a template."""
-        cursor = self.activation.program.loop.cursor
+        cursor = self.loop_run.program.loop.cursor
         assert cursor is not None
         bounds = {f"__frame_{name}": value for name, value in self._frame.model_dump(mode="json").items()}
-        scope = self.activation.scope(ReferenceCache()).with_locals(bounds)
-        return await cursor_call(self._runtime, self.activation, "claim", cursor.claim, bounds, scope, scope)
+        scope = self.loop_run.scope(ReferenceCache()).with_locals(bounds)
+        return await cursor_call(self._runtime, self.loop_run, "claim", cursor.claim, bounds, scope, scope)
 
     def _rows_of(self, data: Any) -> list[Any]:
-        rows, step = data.get("rows") if isinstance(data, dict) else None, self.activation.step
+        rows, step = data.get("rows") if isinstance(data, dict) else None, self.loop_run.step
         if rows is None:
             raise ToolError(
                 f"step {step}: loop.cursor.claim returned no rows at all; end it with a SELECT or a RETURNING clause",
@@ -153,9 +153,9 @@ class CursorSource(IterationSource):
 class _ReleasingSource(CursorSource):
     """A cursor that releases rows: the log's database records a claim before the claim commits."""
 
-    def __init__(self, activation: Activation, known: int) -> None:
-        super().__init__(activation, known)
-        self._frames = Frames(activation)
+    def __init__(self, loop_run: LoopRun, known: int) -> None:
+        super().__init__(loop_run, known)
+        self._frames = Frames(loop_run)
 
     async def _take(self) -> list[Command]:
         async with contextlib.AsyncExitStack() as claim:
@@ -199,7 +199,7 @@ class _ReleasingSource(CursorSource):
 
     async def _release(self) -> None:
         await self._runtime.buffer.flush()
-        await release_frames(self._runtime, self.activation.execution.id, self.activation.loop_ids)
+        await release_frames(self._runtime, self.loop_run.execution.id, self.loop_run.loop_ids)
 
 
 async def _finished_even_if_cancelled(work: Coroutine[Any, Any, T]) -> T:

@@ -19,7 +19,7 @@ from typing import Any
 
 import asyncpg
 
-from noetl_dagster.engine.loops.activation import Activation
+from noetl_dagster.engine.loops.loop_run import LoopRun
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.connection import DATABASE_AWAY
@@ -66,7 +66,7 @@ UPDATE noetl.cursor_frame SET lease_until = now() + make_interval(secs => $3)
 WHERE execution_id = $1 AND loop_id = $2 AND lease_until > now()
 """
 
-# Frames to release: all of a loop's activations, or those whose lease has expired.
+# Frames to release: all runs of a loop, or those whose lease has expired.
 OF_LOOPS = """
 SELECT execution_id, loop_id, first_index, step, visit, rows, by_row FROM noetl.cursor_frame
 WHERE execution_id = $1 AND loop_id = ANY($2::text[]) ORDER BY loop_id, first_index
@@ -111,12 +111,12 @@ TRANSACTION_STATUS = "SELECT COALESCE(txid_status($1), 'committed')"
 
 
 class Frames:
-    """The frames of one activation of a cursor loop."""
+    """The frames of one run of a cursor loop."""
 
-    def __init__(self, activation: Activation) -> None:
-        frame = activation.program.loop.frame
-        self._runtime = activation.runtime
-        self._activation = activation
+    def __init__(self, loop_run: LoopRun) -> None:
+        frame = loop_run.program.loop.frame
+        self._runtime = loop_run.runtime
+        self._loop_run = loop_run
         self._by_row = frame.process is FrameProcess.ROW
         self._lease = frame.lease_seconds or LEASE_SECONDS
         # at least twice a lease, also against the playbook: one heartbeat may be late
@@ -124,9 +124,9 @@ class Frames:
 
     async def keep(self, rows: list[Any], first_index: int, claim_xid: int, events: Sequence[Event]) -> None:
         """Writes a frame together with the events that issue its commands, unless the execution was cancelled."""
-        runtime, activation = self._runtime, self._activation
-        key = (activation.execution.id, activation.loop_id, first_index)
-        place = (activation.step, activation.number)
+        runtime, loop_run = self._runtime, self._loop_run
+        key = (loop_run.execution.id, loop_run.loop_id, first_index)
+        place = (loop_run.step, loop_run.number)
         async with runtime.pool.acquire() as connection, connection.transaction():
             await runtime.log.append(events, connection=connection)
             await connection.execute(KEEP, *key, *place, rows, self._by_row, self._lease, claim_xid)
@@ -134,8 +134,8 @@ class Frames:
     async def forget(self, first_index: int) -> None:
         """Deletes a frame whose rows have all ended. The log has their ends before."""
         await self._runtime.buffer.flush()
-        activation = self._activation
-        await self._runtime.pool.execute(FORGET, activation.execution.id, activation.loop_id, first_index)
+        loop_run = self._loop_run
+        await self._runtime.pool.execute(FORGET, loop_run.execution.id, loop_run.loop_id, first_index)
 
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
@@ -150,9 +150,7 @@ class Frames:
         while True:
             await asyncio.sleep(self._pause)
             with contextlib.suppress(*DATABASE_AWAY):
-                await self._runtime.pool.execute(
-                    BEAT, self._activation.execution.id, self._activation.loop_id, self._lease
-                )
+                await self._runtime.pool.execute(BEAT, self._loop_run.execution.id, self._loop_run.loop_id, self._lease)
 
 
 async def cursor_call(
@@ -208,7 +206,7 @@ class Frame:
 
 
 async def release_frames(runtime: Runtime, execution_id: int, loop_ids: Sequence[str]) -> int:
-    """Releases the unfinished rows of a loop's activations, whatever their leases; returns the number of frames.
+    """Releases the unfinished rows of all runs of a loop, whatever their leases; returns the number of frames.
 
     Raises:
         NoetlError: a frame could not be released; the others are.

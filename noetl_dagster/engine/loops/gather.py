@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from noetl_dagster.engine.loops.activation import Activation
+from noetl_dagster.engine.loops.loop_run import LoopRun
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, from_result
 from noetl_dagster.events.queries import LOOP_ENDS
@@ -66,19 +66,19 @@ class LoopResult:
 
 
 async def iteration_ends(
-    activation: Activation, stop: int | None = None, *, sequences: bool = False
+    loop_run: LoopRun, stop: int | None = None, *, sequences: bool = False
 ) -> AsyncIterator[IterationEnd]:
-    """Yields the iterations that ended, in item order, read page by page; those of continued activations too.
+    """Yields the iterations that ended, in item order, read page by page; those of continued runs too.
 
     Args:
         stop: the index after the last iteration; None: after the last in the log.
         sequences: the attempts of an iteration follow from each other, as its ``retry`` block says, and the
             last one counts: a page that could not be fetched fails an iteration whose first page came.
     """
-    start, place = 0, (activation.execution.id, list(activation.loop_ids))
+    start, place = 0, (loop_run.execution.id, list(loop_run.loop_ids))
     while stop is None or start < stop:
         until = start + PAGE if stop is None else min(start + PAGE, stop)
-        rows = await activation.runtime.pool.fetch(LOOP_ENDS, *place, start, until)
+        rows = await loop_run.runtime.pool.fetch(LOOP_ENDS, *place, start, until)
         current: IterationEnd | None = None
         for row in rows:
             end = IterationEnd(
@@ -102,7 +102,7 @@ async def iteration_ends(
 
 
 async def gather(
-    activation: Activation,
+    loop_run: LoopRun,
     *,
     stop: int | None = None,
     flat: bool = False,
@@ -119,21 +119,21 @@ async def gather(
         sequences: see :func:`iteration_ends`.
         counts: selects the ends that count for the result.
     """
-    collector, total, runtime = _Collector(activation, flat), len(activation.items), activation.runtime
+    collector, total, runtime = _Collector(loop_run, flat), len(loop_run.items), loop_run.runtime
     stop = (total or None) if stop is None else stop
-    async for end in iteration_ends(activation, stop, sequences=sequences):
+    async for end in iteration_ends(loop_run, stop, sequences=sequences):
         if counts(end):
             await collector.add(end)
     result = await collector.finish(total)
-    state, numbers = activation.execution.state, result.counts
+    state, numbers = loop_run.execution.state, result.counts
     type_, status, shown = EventType.LOOP_DONE, "completed", result.envelope["status"]
-    if activation.shard:
+    if loop_run.shard:
         type_ = EventType.LOOP_FANIN_COMPLETED
         status = shown = result.fanin_status
     else:
         numbers["completed"] = numbers["done"]
-    meta = {"loop_id": activation.loop_id, "collection_size": total, **numbers}
-    event = runtime.event(state, type_, activation.step, "loop", status, meta)
+    meta = {"loop_id": loop_run.loop_id, "collection_size": total, **numbers}
+    event = runtime.event(state, type_, loop_run.step, "loop", status, meta)
     event.result = {"status": shown, "context": numbers}
     state.apply(event)
     await runtime.log.append_once(event)
@@ -141,12 +141,12 @@ async def gather(
 
 
 class _Collector:
-    def __init__(self, activation: Activation, flat: bool) -> None:
-        self._store = activation.runtime.results
+    def __init__(self, loop_run: LoopRun, flat: bool) -> None:
+        self._store = loop_run.runtime.results
         self._flat = flat
-        self._where = (activation.execution.id, activation.step)
-        self._loop_id = activation.loop_id
-        self._limit = activation.runtime.settings.inline_result_bytes
+        self._where = (loop_run.execution.id, loop_run.step)
+        self._loop_id = loop_run.loop_id
+        self._limit = loop_run.runtime.settings.inline_result_bytes
         self._inline: list[Envelope] | None = []
         self._inline_bytes = 0
         self._bundle: list[Any] = []

@@ -10,9 +10,9 @@ from dataclasses import replace
 from itertools import count, filterfalse
 from typing import Any
 
-from noetl_dagster.engine.loops.activation import Activation, activate, issue
 from noetl_dagster.engine.loops.attempts import Attempts
 from noetl_dagster.engine.loops.gather import IterationEnd, LoopResult, gather, iteration_ends
+from noetl_dagster.engine.loops.loop_run import LoopRun, begin_loop, issue
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.sharing import ItemSource, SharedItems, SharedLoop, Tally
 from noetl_dagster.events.envelopes import OK, Envelope
@@ -32,26 +32,26 @@ class IterationChunks:
     the order in which they are made. ``published``: iterations whose chunks are in the log, or that have none.
     """
 
-    def __init__(self, activation: Activation, published: dict[int, int | None]) -> None:
-        loop = activation.program.loop
-        self._streams = activation.runtime.streams
+    def __init__(self, loop_run: LoopRun, published: dict[int, int | None]) -> None:
+        loop = loop_run.program.loop
+        self._streams = loop_run.runtime.streams
         self._ordered = loop.mode is LoopMode.STREAM
         self._publishes_failures = self._ordered and loop.may_fail_in_part
         self.published = set(published.values())
         self._free = filterfalse(published.__contains__, count())
 
     @classmethod
-    async def of(cls, activation: Activation, stop: int) -> IterationChunks | None:
+    async def of(cls, loop_run: LoopRun, stop: int) -> IterationChunks | None:
         """Returns None unless a step takes the loop's chunks. Publishes missing ones of iterations before ``stop``."""
-        streams = activation.runtime.streams
-        if streams.of(activation.key) is None:
+        streams = loop_run.runtime.streams
+        if streams.of(loop_run.key) is None:
             return None
-        chunks = cls(activation, await streams.iterations(activation.key))
-        replayed = activation.program.retries and activation.program.loop.cursor is None
-        if activation.resumed and not replayed:
-            async for end in iteration_ends(activation, stop):
+        chunks = cls(loop_run, await streams.iterations(loop_run.key))
+        replayed = loop_run.program.retries and loop_run.program.loop.cursor is None
+        if loop_run.resumed and not replayed:
+            async for end in iteration_ends(loop_run, stop):
                 if not end.failed:
-                    await chunks.publish(activation.iteration(end.index, None, end.attempt), end.envelope)
+                    await chunks.publish(loop_run.iteration(end.index, None, end.attempt), end.envelope)
         return chunks
 
     async def skip(self, command: Command) -> None:
@@ -80,10 +80,10 @@ class IterationSource:
 
     stop_index: int | None = None
 
-    def __init__(self, activation: Activation, known: int) -> None:
-        self.activation = activation
+    def __init__(self, loop_run: LoopRun, known: int) -> None:
+        self.loop_run = loop_run
         self.known = known
-        self._runtime = activation.runtime
+        self._runtime = loop_run.runtime
         self._stopped = False
 
     async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
@@ -111,11 +111,11 @@ async def run_loop(runtime: Runtime, open_source: OpenSource, visit: Visit) -> L
     """
     program, loop, ctx = visit.program, visit.program.loop, visit.execution.state.ctx
     source = await open_source(runtime, visit)
-    activation = source.activation
-    chunks = await IterationChunks.of(activation, source.known)
+    loop_run = source.loop_run
+    chunks = await IterationChunks.of(loop_run, source.known)
     in_turn = loop.is_sequential and loop.cursor is None
-    if in_turn and activation.resumed:  # the iterations before the interruption wrote to ctx
-        async for end in iteration_ends(activation, source.known, sequences=program.retries):
+    if in_turn and loop_run.resumed:  # the iterations before the interruption wrote to ctx
+        async for end in iteration_ends(loop_run, source.known, sequences=program.retries):
             for path, value in end.patches:
                 assign(ctx, path, value)
     is_broken_by_failure = loop.fail_fast or (
@@ -123,7 +123,7 @@ async def run_loop(runtime: Runtime, open_source: OpenSource, visit: Visit) -> L
     )
 
     async def iterate(command: Command, again: bool) -> Outcome:
-        outcome = await _run_one(activation, command, again)
+        outcome = await _run_one(loop_run, command, again)
         if in_turn:
             for path, value in outcome.patches:
                 assign(ctx, path, value)
@@ -136,24 +136,24 @@ async def run_loop(runtime: Runtime, open_source: OpenSource, visit: Visit) -> L
     await source.run(iterate, chunks)
     await runtime.buffer.flush()
     stop, sequences = source.stop_index, program.retries
-    return await gather(activation, stop=stop, sequences=sequences, counts=source.counts)
+    return await gather(loop_run, stop=stop, sequences=sequences, counts=source.counts)
 
 
-async def work_on_loop(activation: Activation, items: ItemSource) -> Tally:
+async def work_on_loop(loop_run: LoopRun, items: ItemSource) -> Tally:
     """Runs the iterations of a helper process."""
 
     async def iterate(command: Command, again: bool) -> Outcome:
-        outcome = await _run_one(activation, command, again)
-        if outcome.failed and activation.program.loop.fail_fast:
+        outcome = await _run_one(loop_run, command, again)
+        if outcome.failed and loop_run.program.loop.fail_fast:
             items.stop()
         return outcome
 
-    return await SharedCommands(activation, items).run(iterate)
+    return await SharedCommands(loop_run, items).run(iterate)
 
 
-async def _run_one(activation: Activation, command: Command, again: bool) -> Outcome:
-    attempts = Attempts(activation.runtime, activation, command)
-    return await attempts.run(issued=True, resumed=again and activation.program.retries)
+async def _run_one(loop_run: LoopRun, command: Command, again: bool) -> Outcome:
+    attempts = Attempts(loop_run.runtime, loop_run, command)
+    return await attempts.run(issued=True, resumed=again and loop_run.program.retries)
 
 
 class CollectionSource(IterationSource):
@@ -163,21 +163,21 @@ class CollectionSource(IterationSource):
 
     @classmethod
     async def open(cls, runtime: Runtime, visit: Visit) -> CollectionSource:
-        """Opens the activation of a visit."""
-        activation = await activate(runtime, visit)
-        return cls(activation, len(activation.items))
+        """Opens the loop run of a visit."""
+        loop_run = await begin_loop(runtime, visit)
+        return cls(loop_run, len(loop_run.items))
 
     async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
         """Runs the items. Each iteration sees the context as it was when its command was issued."""
-        loop, size = self.activation.program.loop, self.known
+        loop, size = self.loop_run.program.loop, self.known
         slots = 1 if loop.mode is LoopMode.SEQUENTIAL else loop.max_in_flight
         length = (loop.chunk_size or slots) if loop.mode is LoopMode.CHUNKED else max(1, size)
         for start in range(0, size, length):
             if self._stopped:
                 return
             stop = min(start + length, size)
-            with shared_items(self.activation, start, stop, slots) as self._items:
-                await SharedCommands(self.activation, self._items).run(iterate)
+            with shared_items(self.loop_run, start, stop, slots) as self._items:
+                await SharedCommands(self.loop_run, self._items).run(iterate)
 
     def stop(self) -> None:
         """Begins no further iterations, in any process."""
@@ -186,11 +186,11 @@ class CollectionSource(IterationSource):
             self._items.stop()
 
 
-def shared_items(activation: Activation, start: int, stop: int, slots: int) -> AbstractContextManager[ItemSource]:
+def shared_items(loop_run: LoopRun, start: int, stop: int, slots: int) -> AbstractContextManager[ItemSource]:
     """Opens a range of a loop's items, shared with helper processes where the step's tools allow it."""
-    runtime, program, shard = activation.runtime, activation.program, activation.shard
+    runtime, program, shard = loop_run.runtime, loop_run.program, loop_run.shard
     kinds = tuple(sorted({task.task.kind for task in program.tasks}))
-    loop = SharedLoop(*activation.key, activation.loop_id, shard, kinds)
+    loop = SharedLoop(*loop_run.key, loop_run.loop_id, shard, kinds)
     slots = max(1, min(slots, stop - start))
     helpers = runtime.helpers
     if helpers is None or runtime.runner_of(program) is not runtime.runner or program.keeps_to_driver:
@@ -201,8 +201,8 @@ def shared_items(activation: Activation, start: int, stop: int, slots: int) -> A
 class SharedCommands:
     """The commands of one process's items, issued range by range. The flag is that of :data:`Iterate`."""
 
-    def __init__(self, activation: Activation, items: ItemSource) -> None:
-        self._activation = activation
+    def __init__(self, loop_run: LoopRun, items: ItemSource) -> None:
+        self._loop_run = loop_run
         self._items = items
         self._slices = self._issued()
         self._ready: deque[tuple[Command, bool]] = deque()
@@ -251,9 +251,9 @@ class SharedCommands:
 
     async def _issued(self) -> AsyncIterator[list[tuple[Command, bool]]]:
         while (taken := await self._items.take()) is not None:
-            activation = replace(self._activation, resumed=True) if taken.again else self._activation
-            async for commands in issue(activation, taken.start, taken.stop):
-                yield [(command, activation.resumed) for command in commands]
+            loop_run = replace(self._loop_run, resumed=True) if taken.again else self._loop_run
+            async for commands in issue(loop_run, taken.start, taken.stop):
+                yield [(command, loop_run.resumed) for command in commands]
 
 
 async def run_side_by_side(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:

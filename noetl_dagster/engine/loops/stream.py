@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from noetl_dagster.engine.loops.activation import SLICE, Activation, activate, issue
 from noetl_dagster.engine.loops.collection import Collection
 from noetl_dagster.engine.loops.loop import Iterate, IterationChunks, IterationSource, run_side_by_side
+from noetl_dagster.engine.loops.loop_run import SLICE, LoopRun, begin_loop, issue
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.playbook.templates.chunks import ChunkView
@@ -39,25 +39,25 @@ class _Chunks(Collection):
 class ChunkSource(IterationSource):
     """The commands of the chunks that arrive, in order, until the producer has ended and its last chunk is done."""
 
-    def __init__(self, activation: Activation, stream: ChunkStream) -> None:
-        super().__init__(activation, stream.published)
+    def __init__(self, loop_run: LoopRun, stream: ChunkStream) -> None:
+        super().__init__(loop_run, stream.published)
         self._stream = stream
         self._own: IterationChunks | None = None
         self._ready: deque[tuple[Command, bool]] = deque()
         self._open: set[int] = set()
         self._position = 0
         self._lock = asyncio.Lock()
-        self._when = _condition(activation, stream.key[1])
+        self._when = _condition(loop_run, stream.key[1])
 
     @classmethod
     async def open(cls, runtime: Runtime, visit: Visit) -> ChunkSource:
-        """Opens the activation of a visit whose producer runs in this process."""
+        """Opens the loop run of a visit whose producer runs in this process."""
         source = visit.execution.program.graph.fed_by(visit.step)
         assert source is not None
         key = (visit.execution.id, source, visit.number)
         stream = runtime.streams.of(key)
         assert stream is not None, f"the steps {source} and {visit.step} are walked together"
-        return cls(await activate(runtime, visit, items=_Chunks(runtime.streams, key)), stream)
+        return cls(await begin_loop(runtime, visit, items=_Chunks(runtime.streams, key)), stream)
 
     async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
         """Runs the chunks as they arrive; raises :class:`StreamBrokenError` after the last if the producer failed."""
@@ -69,10 +69,10 @@ class ChunkSource(IterationSource):
                 self._open.discard(found[0].index or 0)  # those before it may not be done
                 self._report_progress()
 
-        await run_side_by_side(work, self.activation.program.loop.max_in_flight)
+        await run_side_by_side(work, self.loop_run.program.loop.max_in_flight)
         self.stop_index, source = self._stream.published, self._stream.key[1]
         if self._stream.has_failed:
-            raise StreamBrokenError(f"step {self.activation.step}: {source}, whose chunks it takes, has failed")
+            raise StreamBrokenError(f"step {self.loop_run.step}: {source}, whose chunks it takes, has failed")
 
     async def _next(self) -> tuple[Command, bool] | None:
         async with self._lock:
@@ -87,9 +87,9 @@ class ChunkSource(IterationSource):
 
     async def _issue(self, start: int, stop: int) -> None:
         """Issues the commands of chunks that are in the log, without those that are done or do not match."""
-        resumed = self.activation.resumed
+        resumed = self.loop_run.resumed
         for first, last in await self._wanted(start, stop):
-            async for commands in issue(self.activation, first, last):
+            async for commands in issue(self.loop_run, first, last):
                 self._ready.extend((command, resumed) for command in commands)
                 self._open.update(command.index or 0 for command in commands)
         self._position = stop
@@ -101,7 +101,7 @@ class ChunkSource(IterationSource):
         The result of a chunk is final once it is published, also when it failed and is skipped.
         """
         ranges, first = [], start
-        for number, item in enumerate(await self.activation.items.slice(start, stop), start):
+        for number, item in enumerate(await self.loop_run.items.slice(start, stop), start):
             published = self._own is not None and number in self._own.published
             if not published and "left_out" not in item and await self._passes(item):
                 continue
@@ -109,7 +109,7 @@ class ChunkSource(IterationSource):
                 ranges.append((first, number))
             first = number + 1
             if self._own is not None and not published:
-                await self._own.skip(self.activation.iteration(number, None))
+                await self._own.skip(self.loop_run.iteration(number, None))
         if first < stop:
             ranges.append((first, stop))
         return ranges
@@ -120,19 +120,19 @@ class ChunkSource(IterationSource):
         cache, source = ReferenceCache(), self._stream.key[1]
         view = ChunkView(item, cache)
         names = {"event": {"name": "call.partial", "step": source, "payload": view}, "output": view}
-        names[self.activation.program.loop.iterator] = view
-        scope = self.activation.execution.scope(cache, source).with_locals(names)
+        names[self.loop_run.program.loop.iterator] = view
+        scope = self.loop_run.execution.scope(cache, source).with_locals(names)
         return await holds_async(self._when, scope, self._runtime.results.get)
 
     def _report_progress(self) -> None:
         """Reports to the stream how many chunks are done, counted from the first without a gap."""
-        self._stream.consumed(self.activation.step, min(self._open, default=self._position))
+        self._stream.consumed(self.loop_run.step, min(self._open, default=self._position))
 
 
-def _condition(activation: Activation, source: str) -> Compiled | None:
+def _condition(loop_run: LoopRun, source: str) -> Compiled | None:
     """Returns ``when`` of the arc that feeds a step, or None where each chunk passes."""
-    feeding = activation.execution.program.step(source)
+    feeding = loop_run.execution.program.step(source)
     for arc, (when, _) in zip(feeding.step.routing.arcs, feeding.arcs, strict=True):
-        if arc.is_stream and arc.step == activation.step:
+        if arc.is_stream and arc.step == loop_run.step:
             return None if arc.when in (None, True) else when
     return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.loops.activation import activate
 from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection, kept_collection
 from noetl_dagster.engine.loops.gather import iteration_ends
+from noetl_dagster.engine.loops.loop_run import begin_loop
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.state import ExecutionStatus
@@ -101,10 +101,10 @@ async def test_an_iteration_that_succeeded_stays_so_when_a_failure_comes_later(e
         """
     state = await engine.run(playbook(text))
     execution = await engine.runtime.load(state.execution_id)
-    activation = await activate(engine.runtime, execution.visit("start"))
-    again = activation.iteration(0, 4, attempt=2)  # by a worker that had lost its claim
+    loop_run = await begin_loop(engine.runtime, execution.visit("start"))
+    again = loop_run.iteration(0, 4, attempt=2)  # by a worker that had lost its claim
     await engine.runtime.log.append(
         [engine.runtime.commands.ended(again, Outcome(error_envelope(ToolError("too late", kind="worker"))))]
     )
-    ends = [(end.index, end.failed) async for end in iteration_ends(activation, 2)]
+    ends = [(end.index, end.failed) async for end in iteration_ends(loop_run, 2)]
     assert ends == [(0, False), (1, False)]

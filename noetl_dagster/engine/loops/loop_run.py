@@ -1,4 +1,4 @@
-"""Activations of loops: their beginning, which continues an earlier one where the log has one, and their commands."""
+"""Runs of loops: their start, which continues an earlier run if the log has one, and their commands."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SLICE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Activation(Visit):
-    """One activation of a visit's loop, with the facts that its commands need.
+class LoopRun(Visit):
+    """One run of a visit's loop, with the facts that its commands need.
 
     Attributes:
-        loop_ids: this activation's id last, after those that it continues.
-        resumed: an earlier run of the same activation may have issued or ended commands.
+        loop_ids: this run's id last, after those that it continues.
+        resumed: an earlier process may have issued or ended commands of the same run.
     """
 
     runtime: Runtime
@@ -45,12 +45,12 @@ class Activation(Visit):
 
     @property
     def loop_id(self) -> str:
-        """Id of this activation."""
+        """The id of this run."""
         return self.loop_ids[-1]
 
     @property
     def continues(self) -> bool:
-        """Reports that an earlier activation of the visit ended with failures, which this one tries again."""
+        """Reports that an earlier run of the visit's loop ended with failures, which this one tries again."""
         return len(self.loop_ids) > 1
 
     def iteration(self, index: int, item: Any, attempt: int = 1) -> Command:
@@ -74,22 +74,22 @@ class Activation(Visit):
         return str(compile_value(loop.fanout.iter_key).render({loop.iterator: item, "_index": index}))
 
 
-async def activate(
+async def begin_loop(
     runtime: Runtime,
     visit: Visit,
     *,
     shard: bool = False,
     items: Collection | None = None,
     resumes: bool = True,
-) -> Activation:
-    """Returns the activation that an earlier run began, or a new one, with its ``loop.started`` event.
+) -> LoopRun:
+    """Returns the loop run that an earlier process began, or a new one, with its ``loop.started`` event.
 
-    An activation that ended with failures is continued by a new one, which inherits what was done: ``loop.done`` stays
+    A loop run that ended with failures is continued by a new one, which inherits what was done: ``loop.done`` stays
     unique for each loop id.
 
     Args:
         items: of a loop whose items are not known beforehand; default: the loop's collection.
-        resumes: false: always a new activation.
+        resumes: false: always a new loop run.
 
     Raises:
         ToolError: the collection is not a list.
@@ -102,7 +102,7 @@ async def activate(
     if items is None and known:
         items = kept_collection(runtime, context)
     if known and items is not None and resumes and (not known[-1].done or known[-1].epoch == state.epoch):
-        return Activation(execution, program, visit.number, runtime, loop_ids, items, shard, resumed=True)
+        return LoopRun(execution, program, visit.number, runtime, loop_ids, items, shard, resumed=True)
     loop_id = str(runtime.ids.next())
     if items is None:
         evaluated = await evaluate_collection(runtime, program, visit.scope(ReferenceCache()))
@@ -110,7 +110,7 @@ async def activate(
         context = await keep_collection(runtime, visit, evaluated, loop_id, partitions)
         items = kept_collection(runtime, context)
     ids, resumed = (*loop_ids, loop_id), resumes and bool(known)
-    activation = Activation(execution, program, visit.number, runtime, ids, items, shard, resumed)
+    loop_run = LoopRun(execution, program, visit.number, runtime, ids, items, shard, resumed)
     meta: dict[str, Any] = {
         "loop_id": loop_id,
         "visit": visit.number,
@@ -120,41 +120,41 @@ async def activate(
     }
     if program.loop.mode is LoopMode.STREAM:
         meta["source"] = execution.program.graph.fed_by(visit.step)
-    if activation.continues:
+    if loop_run.continues:
         meta["continues"] = loop_ids[-1]
     type_ = EventType.LOOP_FANOUT_STARTED if shard else EventType.LOOP_STARTED
     event = runtime.event(state, type_, visit.step, "loop", "started", meta)
     event.context, event.current_index = context, 0
     await runtime.buffer.append([event])
     state.apply(event)
-    return activation
+    return loop_run
 
 
-async def issue(activation: Activation, start: int, stop: int) -> AsyncIterator[list[Command]]:
+async def issue(loop_run: LoopRun, start: int, stop: int) -> AsyncIterator[list[Command]]:
     """Issues the commands of a range of items in bulk, slice by slice, and yields those that are to run.
 
     Leaves out iterations that are done in the log; failed ones get a new attempt. Yields commands when they are in
     the log. A fan-out makes the next slice while one is being written. Raises :class:`ExecutionCancelledError`.
     """
-    buffer, ahead = activation.runtime.buffer, 1 if activation.shard else 0
+    buffer, ahead = loop_run.runtime.buffer, 1 if loop_run.shard else 0
     writing: deque[tuple[asyncio.Future[set[int]], list[Command]]] = deque()
     for begin in range(start, stop, SLICE):
         end = min(begin + SLICE, stop)
-        known = await _known(activation, begin, end) if activation.resumed else {}
+        known = await _known(loop_run, begin, end) if loop_run.resumed else {}
         commands, events = [], []
-        for index, item in enumerate(await activation.items.slice(begin, end), begin):
+        for index, item in enumerate(await loop_run.items.slice(begin, end), begin):
             attempt, done, ended = known.get(index, (0, False, 0))
             if done:
                 continue
-            if attempt and activation.program.retries:
+            if attempt and loop_run.program.retries:
                 # its attempts are one sequence, which resumes from the log
-                commands.append(activation.iteration(index, item))
+                commands.append(loop_run.iteration(index, item))
                 continue
             pending = attempt > ended
-            command = activation.iteration(index, item, attempt if pending else ended + 1)
+            command = loop_run.iteration(index, item, attempt if pending else ended + 1)
             commands.append(command)
             if not pending:
-                events.extend(issue_events(activation, command))
+                events.extend(issue_events(loop_run, command))
         writing.append((asyncio.ensure_future(buffer.append(events)), commands))
         while len(writing) > (ahead if end < stop else 0):
             written, commands = writing.popleft()
@@ -163,10 +163,10 @@ async def issue(activation: Activation, start: int, stop: int) -> AsyncIterator[
                 yield commands
 
 
-def issue_events(activation: Activation, command: Command) -> list[Event]:
+def issue_events(loop_run: LoopRun, command: Command) -> list[Event]:
     """Makes the two events that issue a command of a loop."""
-    make, shown = activation.runtime.commands, command.item if _is_small(command.item) else None
-    return [make.item(command, shown), make.issued(command, activation.program.kind)]
+    make, shown = loop_run.runtime.commands, command.item if _is_small(command.item) else None
+    return [make.item(command, shown), make.issued(command, loop_run.program.kind)]
 
 
 def _is_small(item: Any) -> bool:
@@ -180,16 +180,16 @@ def _is_scalar(value: Any, length: int) -> bool:
     return isinstance(value, (int, float, bool)) or (isinstance(value, str) and len(value) <= length)
 
 
-async def _known(activation: Activation, start: int, stop: int) -> dict[int, tuple[int, bool, int]]:
+async def _known(loop_run: LoopRun, start: int, stop: int) -> dict[int, tuple[int, bool, int]]:
     """Returns by index: the latest attempt, a flag that the iteration is done, the latest attempt that ended."""
     # a success of a shard, or of a sequence of attempts, may be one of several; another event ends those
-    by_command = not activation.shard and not activation.program.retries
-    place = (activation.execution.id, list(activation.loop_ids))
+    by_command = not loop_run.shard and not loop_run.program.retries
+    place = (loop_run.execution.id, list(loop_run.loop_ids))
     return {
         row["current_index"]: (
             row["attempt"],
             row["shard_done"] or (by_command and row["done"]),
             row["ended"] or 0,
         )
-        for row in await activation.runtime.pool.fetch(LOOP_ATTEMPTS, *place, start, stop)
+        for row in await loop_run.runtime.pool.fetch(LOOP_ATTEMPTS, *place, start, stop)
     }
