@@ -74,6 +74,13 @@ class Settings(BaseSettings):
 
     home: Path = Field(Path(".noetl"), description="State folder of the embedded services and of Dagster")
     playbooks_path: Path = Field(Path("playbooks"), description="Folder whose playbooks become jobs")
+    playbook_bytes: int = Field(
+        4 * 1024**2, ge=1024, description="Largest text of a playbook; aliases count with all that they repeat"
+    )
+    playbook_values: int = Field(
+        200_000, ge=1000, description="Maximum of values in a playbook; aliases count with all that they repeat"
+    )
+    playbook_depth: int = Field(100, ge=20, le=200, description="Maximum of levels that a playbook is nested")
     log_level: str = Field("WARNING", description="Level of the noetl_dagster loggers")
     log_format: LogFormat = Field(LogFormat.TEXT, description="text, or json: one JSON object per line")
 

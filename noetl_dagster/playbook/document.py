@@ -8,6 +8,7 @@ instead of turning into True), dates stay text, and a key that occurs twice is a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -15,13 +16,83 @@ from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.nodes import Node, ScalarNode, SequenceNode
 
 from noetl_dagster.errors import Place, Problem, ProblemKind
+from noetl_dagster.settings import get_settings
 
 # PyYAML rather than ruamel.yaml: the nodes of 1,000 steps (760 KB) take libyaml 0.6 s of CPU, ruamel's round trip
 # 4.5 s, its C loader 0.75 s; and YAML 1.2 would change what playbooks say (yes, on, 017, 1:30).
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TEXT_TAGS = frozenset({"tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"})
 _MERGE_TAG = "tag:yaml.org,2002:merge"
-_MAX_DEPTH = 200
+_BINARY_TAG = "tag:yaml.org,2002:binary"
+_LONGEST_NUMBER = 400
+"""Characters of a number, date or other scalar that is not text. Converting long ones takes quadratic time."""
+
+
+class _LimitError(yaml.MarkedYAMLError):
+    """The text exceeds a limit of the installation."""
+
+
+class _CountingLoader(_Loader):  # type: ignore[misc]
+    """Counts depth and values while the text is parsed.
+
+    libyaml's composer calls itself for each level, so deep nesting overflows the stack of the process. It calls
+    :meth:`descend_resolver` before each value and :meth:`ascend_resolver` after it.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        settings = get_settings()
+        self._depth, self._deepest = 0, settings.playbook_depth
+        self._values, self._most = 0, settings.playbook_values
+
+    def descend_resolver(self, parent: Any, index: Any) -> None:
+        """Counts a value; raises if it exceeds a limit."""
+        self._depth += 1
+        self._values += 1
+        if self._depth > self._deepest:
+            raise _too_deep(parent.start_mark)
+        if self._values > self._most:
+            last = parent.value[-1] if parent.value else parent
+            raise _too_many((last[0] if isinstance(last, tuple) else last).start_mark)
+
+    def ascend_resolver(self) -> None:
+        """Leaves a value."""
+        self._depth -= 1
+
+
+def _too_deep(mark: Any) -> _LimitError:
+    limit = get_settings().playbook_depth
+    return _LimitError(
+        problem=f"nested deeper than {limit} levels, or an alias inside itself; flatten it (limit: "
+        "NOETL_PLAYBOOK_DEPTH)",
+        problem_mark=mark,
+    )
+
+
+def _too_many(mark: Any) -> _LimitError:
+    limit = get_settings().playbook_values
+    return _LimitError(
+        problem=f"more than {limit:,} values up to here, each alias counted with all that it repeats; read large data "
+        "from a file or table (limit: NOETL_PLAYBOOK_VALUES)",
+        problem_mark=mark,
+    )
+
+
+def _too_long(mark: Any, what: str) -> _LimitError:
+    limit = get_settings().playbook_bytes
+    return _LimitError(
+        problem=f"{what} more than {limit:,} bytes; read large data from a file or table (limit: NOETL_PLAYBOOK_BYTES)",
+        problem_mark=mark,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """The size of a value, with each alias counted as if its value were written again."""
+
+    values: int
+    characters: int
+    height: int
 
 
 class Document:
@@ -35,16 +106,23 @@ class Document:
         self._key_marks: dict[int, dict[str, Any]] = {}
         self._value_marks: dict[int, dict[Any, Any]] = {}
         self._kept: dict[int, Any] = {}
-        self._open: set[int] = set()
         self._constructor = SafeConstructor()
+        settings = get_settings()
+        self._most_values, self._most_characters = settings.playbook_values, settings.playbook_bytes
+        self._most_levels = settings.playbook_depth
+        self._values = self._characters = self._deepest = 0
+        self._extents: dict[int, _Extent] = {}
         try:
-            node = yaml.compose(text, Loader=_Loader)
+            if len(text) > self._most_characters:
+                raise _too_long(None, "the text has")
+            node = yaml.compose(text, Loader=_CountingLoader)
+            self.start = self._at(None if node is None else node.start_mark)
+            if node is not None:
+                self.root = self._value(node, 1)
+        except _LimitError as error:
+            self.problems.append(Problem(self._at(error.problem_mark), str(error.problem)))
         except yaml.YAMLError as error:
             self.problems.append(self._syntax_problem(error))
-            return
-        self.start = self._at(None if node is None else node.start_mark)
-        if node is not None:
-            self.root = self._value(node, 0)
 
     def place(self, container: Any, key: Any = None) -> Place:
         """Returns the place of ``container[key]``, or of the container."""
@@ -84,32 +162,55 @@ class Document:
         self.report(place, message, "warning" if self.lenient else "error", kind)
 
     def _value(self, node: Node, depth: int) -> Any:
+        self._values += 1
         if isinstance(node, ScalarNode):
+            self._characters += len(node.value)
             return self._scalar(node)
         known = self._kept.get(id(node))
         if known is not None:
+            self._repeat(node, depth)
             return known[0]
-        if depth > _MAX_DEPTH:
-            message = f"nested deeper than {_MAX_DEPTH} levels, or an alias inside itself"
-            self.report(self._at(node.start_mark), message)
-            return None
+        if depth > self._most_levels:  # an alias inside itself
+            raise _too_deep(node.start_mark)
+        values, characters, outer = self._values, self._characters, self._deepest
+        self._deepest = depth
         if isinstance(node, SequenceNode):
             value: Any = [self._value(item, depth + 1) for item in node.value]
             self._value_marks[id(value)] = dict(enumerate(item.start_mark for item in node.value))
         else:
             value = self._mapping(node, depth)
+        self._check_size(node)
         # both by node (an alias gives the same object) and by value (to find its place)
         self._kept[id(node)] = self._kept[id(value)] = (value, node.start_mark, node)
+        self._extents[id(node)] = _Extent(self._values - values, self._characters - characters, self._deepest - depth)
+        self._deepest = max(outer, self._deepest)
         return value
+
+    def _repeat(self, node: Node, depth: int) -> None:
+        """Counts what an alias repeats."""
+        extent = self._extents[id(node)]
+        self._values += extent.values
+        self._characters += extent.characters
+        self._deepest = max(self._deepest, depth + extent.height)
+        if self._deepest > self._most_levels:
+            raise _too_deep(node.start_mark)
+
+    def _check_size(self, node: Node) -> None:
+        if self._values > self._most_values:
+            raise _too_many(node.start_mark)
+        if self._characters > self._most_characters:
+            raise _too_long(node.start_mark, "the texts up to here, each alias counted with all that it repeats, have")
 
     def _scalar(self, node: ScalarNode) -> Any:
         if node.tag in _TEXT_TAGS:
             return node.value
         try:
+            if len(node.value) > _LONGEST_NUMBER and node.tag != _BINARY_TAG:
+                raise ValueError(f"more than {_LONGEST_NUMBER} characters")
             return self._constructor.construct_object(node)
-        except (ConstructorError, ValueError) as error:
+        except (ConstructorError, ValueError, LookupError, OverflowError) as error:
             reason = getattr(error, "problem", None) or str(error)
-            message = f"value {node.value!r}: {reason}; quote it if text is meant"
+            message = f"value {node.value[:80]!r}: {reason}; quote it if text is meant"
             self.report(self._at(node.start_mark), message)
             return node.value
 
@@ -131,6 +232,7 @@ class Document:
                 message = f"key {key!r} occurs twice (first on line {first}); keep one"
                 self.report(self._at(key_node.start_mark), message, kind=ProblemKind.DUPLICATE_KEY)
                 continue
+            self._characters += len(key)
             key_marks[key] = key_node.start_mark
             value_marks[key] = value_node.start_mark
             values[key] = self._value(value_node, depth + 1)
@@ -143,6 +245,7 @@ class Document:
         sources = node.value if isinstance(node, SequenceNode) else [node]
         for source in sources:
             merged = self._value(source, depth + 1)
+            self._check_size(source)
             if isinstance(merged, dict):
                 for key, value in merged.items():
                     values.setdefault(key, value)
