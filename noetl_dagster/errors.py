@@ -93,6 +93,7 @@ class ProblemKind(StrEnum):
     TEMPLATE_IN_TEXT = "template-in-text"
     CODE_IS_TEMPLATE = "code-is-template"
     TOOL_AS_ERROR_KIND = "tool-as-error-kind"
+    UNQUOTED_TEMPLATE = "unquoted-template"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import orjson
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from noetl_dagster import machine
 
@@ -27,6 +27,16 @@ POOL_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 _NoneIfEmpty = BeforeValidator(lambda value: None if value == "" else value)
 """Treats an empty value as unset, since a container's variables may be empty."""
+
+
+def _names(value: Any) -> Any:
+    """Reads names that are separated by commas, or a JSON list."""
+    if not isinstance(value, str):
+        return value
+    return orjson.loads(value) if value.startswith("[") else tuple(filter(None, map(str.strip, value.split(","))))
+
+
+_Listed = BeforeValidator(_names)
 
 
 class StoreTier(StrEnum):
@@ -166,7 +176,10 @@ class Settings(BaseSettings):
     pvc_mount_path: Path | None = Field(None, description="Mount of the pvc tier; embedded: a folder of home")
     pvc_tier_threshold_bytes: int = Field(10 * 1024**2, description="Larger results go to a mounted pvc")
     http_body_bytes: int = Field(
-        32 * 1024**2, ge=1024, description="Larger responses of the http tool are stored while they arrive"
+        32 * 1024**2,
+        ge=1024,
+        description="Larger responses of the http tool are stored while they arrive; larger scripts and keychain "
+        "tokens are refused",
     )
     chunks_ahead: int = Field(4, ge=0, description="Chunks of a step that may wait for the next step")
     inline_result_bytes: int = Field(8 * 1024, description="Results up to this size stay in the event itself")
@@ -209,6 +222,11 @@ class Settings(BaseSettings):
 
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
     credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential and keychain")
+    file_folders: Annotated[tuple[Path, ...], NoDecode, _Listed] = Field(
+        (),
+        description="Further folders, separated by commas, for absolute paths of scripts, and for absolute paths of "
+        "files that begin with a template",
+    )
     secrets_path: Path = Field(Path("/run/secrets"), description="Folder of the secret provider 'file'")
     google_secrets_endpoint: str | None = Field(
         None,

@@ -14,6 +14,7 @@ from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of,
 from noetl_dagster.tools.access.clients import open_bucket
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.paths import is_permitted, own_folders
 
 HTTP_SECONDS = 30.0
 _SCHEMES = {
@@ -37,10 +38,10 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
         return None
     uri, source = _address(script)
     kind = str(source.get("type") or _SCHEMES.get(urlsplit(uri).scheme, ""))
-    where = f"script {uri!r} of step {call.step}"
+    where, most = f"script {uri!r} of step {call.step}", box.settings.http_body_bytes
     try:
         if kind == "file":
-            return await asyncio.to_thread(lambda: script_file(uri, call, box).read_text())
+            return await asyncio.to_thread(_file_text, script_file(uri, call, box), where, most)
         if kind == "http":
             base = str(source.get("endpoint") or "")
             url = uri if "://" in uri or not base else f"{base.rstrip('/')}/{uri.lstrip('/')}"
@@ -50,8 +51,11 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
             credential = await box.credentials.resolve(source.get("auth"), CredentialType(kind))
             bucket = open_bucket(box.settings, kind, parts.netloc, credential)
             answer = await obstore.get_async(bucket, parts.path.lstrip("/"))
+            _check_size(answer.meta["size"], where, most)
             return bytes(await answer.bytes_async()).decode()
-    except (OSError, UnicodeDecodeError, CredentialError, obstore.exceptions.BaseError) as error:
+    except UnicodeDecodeError:  # its message would quote the content
+        raise ToolError(f"{where} is not text in UTF-8", kind="parse") from None
+    except (OSError, CredentialError, obstore.exceptions.BaseError) as error:
         raise ToolError(box.credentials.redact(f"{where} cannot be read: {error}"), kind=kind_of(error)) from None
     known = "file, http, s3, gcs, inline"
     raise ToolError(f"{where}: source type {kind!r} is unknown; known: {known}", kind="schema")
@@ -61,13 +65,20 @@ def script_file(uri: str, call: ToolCall, box: Toolbox) -> Path:
     """Returns the file of a path or ``file://`` URI; raises ``ToolError`` with the paths that were tried.
 
     A relative path is resolved against the playbook's folder, the folder of playbooks and the working folder. It cannot
-    leave them, by ``..`` or by a link.
+    leave them, by ``..`` or by a link. An absolute path is below one of them, or below ``NOETL_FILE_FOLDERS``.
     """
-    path = Path(uri.removeprefix("file://"))
+    path, settings = Path(uri.removeprefix("file://")), box.settings
+    allowed = own_folders(call.folder, settings)
     if path.is_absolute():
-        return path
-    folders = (Path(call.folder), box.settings.playbooks_path, Path.cwd())
-    allowed = tuple(dict.fromkeys(folder.resolve() for folder in folders))
+        found = path.resolve()
+        if not any(map(found.is_relative_to, allowed)) and not is_permitted(found, settings):
+            known = ", ".join(map(str, (*allowed, *settings.file_folders)))
+            raise ToolError(
+                f"script {uri!r} of step {call.step} is not below {known}; move it there, or add its folder to "
+                "NOETL_FILE_FOLDERS",
+                kind="schema",
+            )
+        return found
     looked = []
     for folder in allowed:
         found = (folder / path).resolve()
@@ -80,16 +91,27 @@ def script_file(uri: str, call: ToolCall, box: Toolbox) -> Path:
     )
 
 
+def _file_text(path: Path, where: str, most: int) -> str:
+    _check_size(path.stat().st_size, where, most)
+    return path.read_text(encoding="utf-8")
+
+
+def _check_size(size: int, where: str, most: int) -> None:
+    if size > most:
+        raise ToolError(f"{where} has {size} bytes, more than {most} (NOETL_HTTP_BODY_BYTES)", kind="schema")
+
+
 async def _answer_text(url: str, where: str, box: Toolbox) -> str:
-    from noetl_dagster.tools.access.web import HttpRequest, WebError, address, answered
+    from noetl_dagster.tools.access.web import HttpRequest, WebError, address, answered, bounded_body
 
     request = HttpRequest("GET", address(url))
     try:
         async with answered(box.clients.http(), request, seconds=HTTP_SECONDS, follow=True) as response:
             status = response.status
-            text = await response.text() if status < 400 else ""
+            content = await bounded_body(response, box.settings.http_body_bytes) if status < 400 else b""
+            text = content.decode(response.charset or "utf-8")
     except WebError as error:
-        kind: ErrorKind = "timeout" if error.late else "connection"
+        kind: ErrorKind = "timeout" if error.late else "connection" if error.retryable else "client_error"
         raise ToolError(f"{where}: {error}", kind=kind, retryable=error.retryable) from None
     if status >= 400:
         raise ToolError(

@@ -59,7 +59,9 @@ async def test_scripts_stay_inside(run: Any, folders: tuple[Path, ...], tmp_path
         await read(run, uri)
 
 
-async def test_a_whole_path_is_taken_as_it_is(run: Any, folders: tuple[Path, ...], tmp_path: Path) -> None:
+async def test_a_whole_path_is_permitted_below_folders_of_the_settings(
+    run: Any, folders: tuple[Path, ...], tmp_path: Path
+) -> None:
     (tmp_path / "job.py").write_text("result = 1")
 
     assert await read(run, str(tmp_path / "job.py")) == 1

@@ -47,7 +47,7 @@ def check_code(playbook: Playbook, document: Document | None = None) -> Iterator
             message = "code: all of it is one template, whose value does nothing; write the code itself or a script"
             yield Problem(place, message, "warning", ProblemKind.CODE_IS_TEMPLATE)
         for expression in expressions:
-            where = _place_of(expression.line, expression.column, code, place, lines)
+            where = place_of_line(expression.line, expression.column, code, place, lines)
             yield from check_text(where, "code", expression.source, known, hints)
         for template in templates_in_texts(code):  # values of the playbook are not rendered there
             try:
@@ -55,7 +55,7 @@ def check_code(playbook: Playbook, document: Document | None = None) -> Iterator
             except TemplateError:
                 continue
             if named:
-                where = _place_of(template.line, template.column, code, place, lines)
+                where = place_of_line(template.line, template.column, code, place, lines)
                 remedy = f"take the quotes away, or hand {named[0]!r} over with input"
                 message = f"code: {template.source} in a string literal of Python is not rendered; {remedy}"
                 yield Problem(where, message, "warning", ProblemKind.TEMPLATE_IN_TEXT)
@@ -67,14 +67,14 @@ def _compiled(code: str, place: Place, lines: list[str]) -> Iterator[Problem]:
             warnings.simplefilter("ignore")  # of escapes in strings and the like
             compile_python(without_expressions(code, expressions_in(code)), "<code>")
     except SyntaxError as error:
-        where = _place_of(error.lineno or 1, error.offset or 1, code, place, lines)
+        where = place_of_line(error.lineno or 1, error.offset or 1, code, place, lines)
         message = f"code: {error.msg}; Python cannot compile this line"
         yield Problem(where, message, kind=ProblemKind.PYTHON_SYNTAX)
     except ValueError as error:  # a null character
         yield Problem(place, f"code: {error}", kind=ProblemKind.PYTHON_SYNTAX)
 
 
-def _place_of(number: int, column: int, code: str, place: Place, lines: list[str]) -> Place:
+def place_of_line(number: int, column: int, code: str, place: Place, lines: list[str]) -> Place:
     """Returns the place of a line of code: in a block scalar below its ``|``, else in the same line."""
     code_lines = code.splitlines()
     wanted = code_lines[number - 1] if number <= len(code_lines) else ""

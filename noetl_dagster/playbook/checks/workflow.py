@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from noetl_dagster.errors import Problem, ProblemKind
 from noetl_dagster.playbook.checks.streams import check_streams, problem_of
 from noetl_dagster.playbook.checks.templates import check_templates
+from noetl_dagster.playbook.checks.unquoted import check_unquoted
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import Region, StepGraph
 from noetl_dagster.playbook.models import LoopMode, Playbook, ShardGranularity, Step, Task
@@ -30,6 +31,7 @@ def check_playbook(playbook: Playbook, document: Document) -> list[Problem]:
         problems += _check_pods(playbook, region)
     problems += check_streams(playbook, graph, document)
     problems += check_templates(playbook, document)
+    problems += check_unquoted(playbook, document)
     return problems
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+import re
+import shlex
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import wraps
@@ -75,6 +77,51 @@ def sql_identifier(value: Any) -> str:
     if not all(parts):
         raise TemplateError(f"sql_identifier: {value!r} has an empty part")
     return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
+
+
+def shell_quote(value: Any) -> str:
+    """Quotes a value as one word of a POSIX shell command; a list as one word for each of its items.
+
+    None is an empty word, true and false are written so, a mapping is JSON.
+
+    Raises:
+        TemplateError: for text with NUL, which no command can have.
+    """
+    value = _known(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return " ".join(map(shell_quote, value))
+    text = "" if value is None else _as_text(value)
+    if "\0" in text:
+        raise TemplateError("shell_quote: a command cannot have a NUL character")
+    return shlex.quote(text)
+
+
+def path_part(value: Any) -> str:
+    """Formats a value as one component of a path or of an object's key, which never leads to another folder.
+
+    Characters that separate or select paths, control characters, ``%`` and a leading dot are percent-encoded, so
+    different values stay different: ``../a`` is ``%2E.%2Fa``.
+
+    Raises:
+        TemplateError: for an empty value, and for lists and mappings.
+    """
+    value = _known(value)
+    if value is None or value == "" or isinstance(value, Mapping | list | tuple | set | frozenset):
+        raise TemplateError(f"path_part: one name is needed, not {value!r:.40}")
+    return _NOT_IN_PATHS.sub(lambda found: f"%{ord(found[0]):02X}", _as_text(value))
+
+
+_NOT_IN_PATHS = re.compile(r"^\.|[/\\%?#*\[\]\x00-\x1f\x7f]")
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return value.isoformat() if isinstance(value, dt.date | dt.time) else str(value)
 
 
 def _known(value: Any) -> Any:
@@ -252,4 +299,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "sql_literal": sql_literal,
     "sql_list": sql_list,
     "sql_identifier": sql_identifier,
+    "shell_quote": shell_quote,
+    "path_part": path_part,
 }

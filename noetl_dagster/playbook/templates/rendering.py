@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, meta, nodes
 
@@ -267,10 +267,60 @@ def _compile_text(source: str) -> Compiled:
 def _parse(source: str) -> nodes.Template:
     text = source.strip()
     is_whole = text.startswith("{{") and text.endswith("}}")  # else white space belongs to the text
-    text = _FOREIGN.sub(_RAW, text if is_whole else source)
-    if _GO_BLOCK.search(text):
-        text = _GO_WORD.sub(_RAW, text)
-    return ENVIRONMENT.parse(text)
+    return ENVIRONMENT.parse(_marked(text if is_whole else source))
+
+
+def _marked(text: str) -> str:
+    """Marks braces of other languages as text."""
+    text = _FOREIGN.sub(_RAW, text)
+    return _GO_WORD.sub(_RAW, text) if _GO_BLOCK.search(text) else text
+
+
+class Output(NamedTuple):
+    """An expression whose value becomes part of a text.
+
+    Attributes:
+        source: the expression with its braces.
+        line: of the text, from 1.
+        before: the text before it in its line, without other templates.
+        bound: expressions of variables that the text binds, by name.
+    """
+
+    source: str
+    line: int
+    before: str
+    expression: nodes.Expr
+    bound: Mapping[str, nodes.Node]
+
+
+def outputs_in(source: str) -> list[Output]:
+    """Returns the expressions that a text renders, in their order.
+
+    Raises:
+        TemplateSyntaxError: it does not parse.
+    """
+    found: list[Output] = []
+    before, inside = "", ""
+    marked, bound = _marked(source), dict[str, nodes.Node]()
+    for node in ENVIRONMENT.parse(marked).find_all((nodes.Assign, nodes.For)):
+        match node:
+            case (
+                nodes.Assign(target=nodes.Name(name=name), node=value)
+                | nodes.For(target=nodes.Name(name=name), iter=value)
+            ):
+                bound[name] = value
+    for line, token, text in ENVIRONMENT.lex(marked):
+        if token == "variable_begin" or inside:
+            inside += text
+        elif token == "data":
+            before = (before + text).rpartition("\n")[2]
+        if token == "variable_end":
+            expression = _whole_expression(ENVIRONMENT.parse(inside))
+            if expression is not None:
+                start = line - inside.count("\n")
+                found.append(Output(inside.strip(), start, before, expression, bound))
+            inside = ""
+    return found
 
 
 _LENIENT = frozenset({"default", "d", "defined", "undefined"})

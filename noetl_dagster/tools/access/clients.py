@@ -58,6 +58,11 @@ class Clients:
             session = sessions[verify_ssl] = open_session(verify_ssl=verify_ssl)
         return session
 
+    @property
+    def body_bytes(self) -> int:
+        """The largest body that is read whole."""
+        return self._settings.http_body_bytes
+
     async def postgres(self, credential: Credential) -> asyncpg.Pool:
         """Returns a small pool on the database of a postgres credential; it parses ``json`` and ``jsonb``.
 

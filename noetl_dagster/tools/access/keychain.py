@@ -110,7 +110,7 @@ class Keychain:
 
     async def _ask(self, name: str, entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
         """Requests a new token. Returns it and the seconds for which it may be used."""
-        from noetl_dagster.tools.access.web import HttpRequest, WebError, address, answered, form_encoded
+        from noetl_dagster.tools.access.web import HttpRequest, WebError, address, answered, bounded_body, form_encoded
 
         endpoint = str(entry.get("endpoint") or entry.get("url"))
         headers = {str(key): str(value) for key, value in (entry.get("headers") or {}).items()}
@@ -123,8 +123,11 @@ class Keychain:
         try:
             request = HttpRequest(str(entry.get("method", "POST")), address(endpoint), headers, body)
             async with answered(self._clients.http(), request, seconds=ASK_SECONDS) as answer:
-                content = await answer.read()
-        except (WebError, ValueError) as error:
+                content = await bounded_body(answer, self._clients.body_bytes)
+        except WebError as error:
+            reason = f"does not answer: {type(error).__name__}" if error.retryable else f"is refused: {error}"
+            raise CredentialError(f"{what} {reason}") from None
+        except ValueError as error:
             raise CredentialError(f"{what} does not answer: {type(error).__name__}") from None
         if answer.status >= 400:  # its text may repeat the request
             raise CredentialError(f"{what} refuses a token with status {answer.status}")

@@ -228,3 +228,18 @@ def same_origin(one: URL, other: URL) -> bool:
 def public(url: URL) -> str:
     """Returns an address without user name and password."""
     return str(url.with_user(None)) if url.raw_user or url.raw_password else str(url)
+
+
+async def bounded_body(response: ClientResponse, most: int) -> bytes:
+    """Returns the decompressed body of a response.
+
+    Raises:
+        WebError: it has more than ``most`` bytes; the rest is not read.
+    """
+    body = bytearray()
+    async for block in response.content.iter_any():
+        body += block
+        if len(body) > most:
+            response.close()
+            raise WebError(f"its body has more than {most} bytes (NOETL_HTTP_BODY_BYTES)", retryable=False)
+    return bytes(body)

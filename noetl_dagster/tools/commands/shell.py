@@ -21,6 +21,7 @@ from noetl_dagster.tools.base import (
     time_limit,
 )
 from noetl_dagster.tools.commands.processes import Finished, run_process
+from noetl_dagster.tools.paths import working_folder
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.scripts import load_script
 
@@ -35,7 +36,8 @@ class ShellTool(Tool):
     Input: ``cmds`` (text or a list; one shell, ``shell``, runs them in order and stops at the first that
     fails), ``code`` (the text of a script) or ``script`` (a file); scripts take ``args`` and ``interpreter``
     (default: the first line ``#!``, the file's ending, the shell); ``env`` (further variables), ``cwd``
-    (default: the playbook's folder), ``timeout`` seconds. ``NOETL_INPUT`` contains the task's input as JSON;
+    (default: the playbook's folder, or that of playbooks if it does not exist here), ``timeout`` seconds.
+    ``NOETL_INPUT`` contains the task's input as JSON;
     this process's variables named ``NOETL_*`` are not passed on. With ``pipes: true``, the commands' processes may call
     ``open_dagster_pipes``, and the Dagster run gets their logs and metadata; use ``pipes: objects`` for jobs on other
     machines.
@@ -74,7 +76,7 @@ class ShellTool(Tool):
         env = {str(name): str(value) for name, value in (config.get("env") or {}).items()}
         env |= variables
         env["NOETL_INPUT"] = orjson.dumps(to_jsonable(call.input, "input")).decode()
-        folder = Path(call.folder) / str(config.get("cwd") or ".")
+        folder = working_folder(call.folder, box.settings) / str(config.get("cwd") or ".")
         script = await load_script(call, box) if "script" in config else config.get("code")
         if not script:
             commands = config.get("cmds")

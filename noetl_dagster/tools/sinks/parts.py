@@ -10,6 +10,7 @@ from noetl_dagster.errors import CredentialError, ToolError, kind_of
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.paths import check_path
 from noetl_dagster.tools.rows.batches import has_rows
 from noetl_dagster.tools.sinks.place import PartPlace, PartTarget, SinkKind, place_of
 
@@ -44,6 +45,9 @@ class PartSinks:
         fields = {field: getattr(sink, field) for field in texts}
         rendered = await render_async(compile_value(fields), scope, self._box.results.get)
         ready = sink.model_copy(update=rendered)
+        for field, key in (("path", sink.tool not in ("file", "duckdb")), ("database", False)):
+            where = f"sink to {sink.tool}, {field}"
+            check_path(rendered[field], fields[field], folder, self._box.settings, where, key=key)
         place = place_of(ready, name, dict(own), folder)
         result = ready.args or value
         if not await has_rows(result):

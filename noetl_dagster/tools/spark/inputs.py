@@ -23,6 +23,7 @@ from noetl_dagster.spark.metrics import InputBytes
 from noetl_dagster.spark.sources.results import VALUE
 from noetl_dagster.spark.staging import Staging
 from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.paths import check_path, written_in
 
 
 async def stored_inputs(call: ToolCall, box: Toolbox) -> dict[str, InputRows]:
@@ -86,6 +87,7 @@ def inputs_of(
     found: dict[str, Any] = dict(call.input)
     for name, value in call.input.items():
         if isinstance(value, Mapping):
+            _check_paths(value, name, call, settings)
             frame = outside_frame(spark, value, call.folder)
             if frame is not None:
                 found[name] = frame
@@ -150,3 +152,14 @@ def _dialect() -> Any:
             HEREDOC_STRING_ALTERNATIVE = TokenType.PARAMETER
 
     return SparkSql()
+
+
+def _check_paths(value: Mapping[str, Any], name: str, call: ToolCall, settings: Settings) -> None:
+    """Raises ``ToolError`` if a template leads a path of an input out of its folder."""
+    given, inputs = value.get("path"), call.task.input
+    written = written_in(inputs.get(name), "path") if isinstance(inputs, Mapping) else None
+    if given != written:
+        paths = given if isinstance(given, list) else [given]
+        texts = written if isinstance(written, list) and len(written) == len(paths) else [written] * len(paths)
+        for path, text in zip(paths, texts, strict=True):
+            check_path(path, text, call.folder, settings, f"spark in step {call.step}, input {name!r}, path")

@@ -17,6 +17,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_of
 from noetl_dagster.tools.chunks.writer import ChunkWriter
+from noetl_dagster.tools.paths import check_path
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.sql.postgres import HELD
 from noetl_dagster.tools.sql.running import prepare_statements, promoted, wants_table
@@ -66,6 +67,8 @@ class DuckdbTool(Tool):
     ) -> ToolResult:
         views = await _views(call, box, folder)
         database = str(call.config.get("database") or IN_MEMORY)
+        written = call.task.config.get("database", IN_MEMORY)
+        check_path(database, written, call.folder, box.settings, f"duckdb in step {call.step}, database")
         path = database if database == IN_MEMORY else str(Path(call.folder, database))
         try:
             async with await ChunkWriter.open(call, box, size=count_of(call, "chunk_size")) as writer:

@@ -18,9 +18,11 @@ from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.playbook.tool_kinds import PLACE_KINDS, REQUEST_FIELDS, likely_place
 from noetl_dagster.playbook.wording import suggestion
+from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import open_bucket
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall, count_of
+from noetl_dagster.tools.paths import check_path, written_in
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.sql.statements import BoundStatement, bind, without_percent
 from noetl_dagster.tools.sql.tables import WriteMode, write_mode
@@ -130,8 +132,11 @@ class TransferEnd(BaseModel):
         return self.model_copy(update={"path": self.path + name})
 
 
-def read_end(value: Any, end: str, call: ToolCall) -> TransferEnd:
-    """Parses ``source`` or ``target``; raises ``ToolError`` with the name of the end and the field."""
+def read_end(value: Any, end: str, call: ToolCall, settings: Settings) -> TransferEnd:
+    """Parses ``source`` or ``target``; raises ``ToolError`` with the name of the end and the field.
+
+    A template cannot lead its path out of the folder that the playbook writes.
+    """
     if not isinstance(value, Mapping):
         raise call.error(f"{end} must be a mapping with 'kind'")
     fields = {str(name): item for name, item in value.items() if item is not None}
@@ -149,9 +154,15 @@ def read_end(value: Any, end: str, call: ToolCall) -> TransferEnd:
         if isinstance(fields.get(name), str):
             fields[name] = (fields[name],)
     try:
-        return TransferEnd.model_validate(fields)
+        found = TransferEnd.model_validate(fields)
     except ValidationError as error:
         raise call.error(_field_error(end, error.errors()[0])) from None
+    written, where = call.task.config.get(end), f"transfer in step {call.step}, {end}"
+    if found.kind is EndKind.OBJECT:
+        check_path(found.path, written_in(written, "uri", "url", "path"), call.folder, settings, f"{where}.path")
+    if found.kind is EndKind.DUCKDB:
+        check_path(found.database, written_in(written, "database"), call.folder, settings, f"{where}.database")
+    return found
 
 
 def _field_error(end: str, detail: ErrorDetails) -> str:

@@ -47,8 +47,8 @@ class TransferTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Copies the rows."""
-        source = read_end(call.config.get("source"), "source", call)
-        target = read_end(call.config.get("target"), "target", call)
+        source = read_end(call.config.get("source"), "source", call, box.settings)
+        target = read_end(call.config.get("target"), "target", call, box.settings)
         if "key" in call.config and not target.key:
             key = call.config["key"]
             target = target.model_copy(update={"key": (key,) if isinstance(key, str) else tuple(key)})
