@@ -128,7 +128,7 @@ def _objects(settings: Settings) -> int:
 
 def _dump_size(url: str, folder: Path) -> int:
     """Bytes of the event log's dump, compressed as pg_dump does by itself."""
-    from noetl_dagster.embedded.servers import _programs
+    from noetl_dagster.embedded.postgres import _programs
 
     program = shutil.which("pg_dump", path=_programs())
     if program is None:

@@ -34,14 +34,14 @@ from xdist.scheduler import LoadFileScheduling
 
 from noetl_dagster import embedded
 from noetl_dagster.embedded.isolation import database_url, isolated
-from noetl_dagster.embedded.servers import administering
+from noetl_dagster.embedded.postgres import ROLE, administering
 from noetl_dagster.events import schema
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.spark.sessions import SparkSessions
 from tests import MONTHS_AHEAD
-from tests.databases import Databases
+from tests.databases import Databases, superuser_url
 from tests.processes import end_run_servers
 
 PROJECT = Path(__file__).parents[1]
@@ -164,12 +164,12 @@ def services() -> Settings:
 
 @pytest.fixture(scope="session")
 def administrator(services: Settings) -> Iterator[psycopg2.extensions.cursor]:
-    """A cursor on the server's own database, for CREATE and DROP DATABASE.
+    """A superuser's cursor on the server's own database.
 
     The server does not wait for the disk: tests kill processes, which loses nothing that a process had written,
     and never the power.
     """
-    with administering(database_url(services, "postgres")) as cursor:
+    with administering(superuser_url(services)) as cursor:
         cursor.execute("SELECT pg_advisory_lock(hashtext('fsync'))")
         cursor.execute("SHOW fsync")
         if cursor.fetchone() != ("off",):
@@ -177,6 +177,9 @@ def administrator(services: Settings) -> Iterator[psycopg2.extensions.cursor]:
             cursor.execute("ALTER SYSTEM SET full_page_writes = off")
             cursor.execute("ALTER SYSTEM SET synchronous_commit = off")
             cursor.execute("SELECT pg_reload_conf()")
+        # to empty databases, and to end all their sessions
+        cursor.execute(f"GRANT SET ON PARAMETER session_replication_role TO {ROLE}")
+        cursor.execute(f"GRANT pg_signal_autovacuum_worker TO {ROLE}")
         cursor.execute("SELECT pg_advisory_unlock(hashtext('fsync'))")
         yield cursor
 
@@ -191,7 +194,7 @@ def database_template(
     administrator.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name])
     if administrator.fetchone() is None:
         administrator.execute(f'DROP DATABASE IF EXISTS "{name}_unfinished"')
-        administrator.execute(f'CREATE DATABASE "{name}_unfinished"')
+        administrator.execute(f'CREATE DATABASE "{name}_unfinished" OWNER {ROLE}')
         url = database_url(services, f"{name}_unfinished")
         asyncio.run(schema.apply_schema(url))
         home = tmp_path_factory.mktemp("template")
@@ -341,7 +344,7 @@ def _drop_leftovers() -> None:
     if embedded.ServiceName.POSTGRES not in running:
         return
     services = embedded.ensure(Settings(home=HOME), only=["postgres"])
-    with administering(database_url(services, "postgres")) as cursor:
+    with administering(superuser_url(services)) as cursor:
         cursor.execute("SELECT datname FROM pg_database WHERE datname ~ '^(test|template)-'")
         for (name,) in cursor.fetchall():
             if name != _template_name():

@@ -12,7 +12,10 @@ from typing import Any
 
 import psycopg2
 
+from noetl_dagster.embedded import ServiceName
 from noetl_dagster.embedded.isolation import database_url, unique_name
+from noetl_dagster.embedded.postgres import ROLE, Postgres
+from noetl_dagster.embedded.supervisor import read_state, service
 from noetl_dagster.settings import Settings
 
 _CATALOGS = (
@@ -61,12 +64,20 @@ _OTHERS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname 
 PATIENCE_SECONDS = 10.0
 
 
+def superuser_url(services: Settings) -> str:
+    """The address of the server's own database for its superuser, whom only the supervisor and tests use."""
+    state = read_state(services.home)
+    postgres = service(ServiceName.POSTGRES, services, state)
+    assert isinstance(postgres, Postgres)
+    return postgres.superuser_url(state.services[ServiceName.POSTGRES].ports)
+
+
 class Databases:
     """Copies of one template, each with one user at a time and under a new name each time.
 
     Args:
         services: settings with the addresses of running servers.
-        administrator: a cursor on the server's own database, see ``administering``.
+        administrator: a superuser's cursor on the server's own database, see ``administering``.
         template: name of the database to copy, to which nothing is connected: it could not be copied then.
     """
 
@@ -96,7 +107,9 @@ class Databases:
     def _new(self) -> str:
         name = unique_name()
         self.created += 1
-        self.administrator.execute(f'CREATE DATABASE "{name}" TEMPLATE "{self.template}" STRATEGY FILE_COPY')
+        self.administrator.execute(
+            f'CREATE DATABASE "{name}" OWNER {ROLE} TEMPLATE "{self.template}" STRATEGY FILE_COPY'
+        )
         if self._original is None:
             with closing(self._connected(name)) as connection:
                 self._original = _Original(connection.cursor())

@@ -1,7 +1,8 @@
 """Embedded services: PostgreSQL, NATS and S3 from the package index, started on first use.
 
 All processes of a project share the services through the state folder (``Settings.home``). The services listen on
-127.0.0.1 only, outlive the process that started them, and keep their ports and data across restarts.
+127.0.0.1 only, outlive the process that started them, and keep their ports and data across restarts. They require
+generated passwords, which are recorded in the state folder.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from noetl_dagster.embedded import supervisor
+from noetl_dagster.embedded.processes import private_folder, write_private
 from noetl_dagster.embedded.servers import ServiceName as ServiceName
 from noetl_dagster.embedded.supervisor import ServiceStatus as ServiceStatus
 from noetl_dagster.embedded.supervisor import down as down
@@ -44,9 +46,7 @@ def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
     home = settings.home.resolve()
     found: dict[str, object] = {**supervisor.start(settings, names)}
     if "db_url" in found and settings.db_url is None:  # on one machine, a folder serves as the shared volume
-        volume = home / "pvc"
-        volume.mkdir(exist_ok=True)
-        found["pvc_mount_path"] = volume
+        found["pvc_mount_path"] = private_folder(home / "pvc")
     missing = {name: value for name, value in found.items() if getattr(settings, name, "set") is None}
     return settings.model_copy(update={**missing, "home": home})
 
@@ -77,17 +77,13 @@ def dagster_home(settings: Settings) -> Path:
     """Writes ``home/dagster/dagster.yaml`` for the settings that :func:`ensure` returned, and returns the folder."""
     if settings.dagster_db_url is None:
         raise ServiceError("Dagster has no storage: set NOETL_DAGSTER_DB_URL or NOETL_EMBEDDED=true")
-    folder = settings.home.resolve() / "dagster"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = private_folder(settings.home.resolve() / "dagster")
     import yaml  # only here, since every process imports this module
 
     text = yaml.safe_dump(_instance(settings, settings.dagster_db_url, folder), sort_keys=False)
     path = folder / "dagster.yaml"
     if not path.exists() or path.read_text() != text:
-        fresh = path.with_suffix(".new")
-        fresh.touch(mode=0o600)  # the URL may hold a password
-        fresh.write_text(text)
-        fresh.replace(path)
+        write_private(path, text)  # the URL may hold a password
     return folder
 
 

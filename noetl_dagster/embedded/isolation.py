@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from noetl_dagster.embedded.servers import administering
+from noetl_dagster.embedded.postgres import administering
 from noetl_dagster.settings import Settings
 
 

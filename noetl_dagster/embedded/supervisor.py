@@ -1,11 +1,13 @@
 """Starts the embedded services, restarts those that died, and stops them.
 
-The file ``services.json`` in the state folder records each service, and a lock serialises starts.
+The file ``services.json`` in the state folder records each service with its secrets, and a lock serialises starts. Only
+the user who starts the services may read the file.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +17,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from noetl_dagster.embedded import processes
-from noetl_dagster.embedded.servers import Nats, ObjectStore, Postgres, RecordsApi, Service, ServiceName
+from noetl_dagster.embedded.object_store import ObjectStore
+from noetl_dagster.embedded.postgres import Postgres
+from noetl_dagster.embedded.servers import Nats, RecordsApi, Service, ServiceName
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 
@@ -32,6 +36,7 @@ class ServiceRecord(BaseModel):
     started: str = ""  # its processes.start_mark
     ready: bool = False  # it has served requests since it started
     url: str = ""
+    secrets: dict[str, str] = {}
 
 
 class ServicesFile(BaseModel):
@@ -60,9 +65,9 @@ def start(settings: Settings, names: Iterable[ServiceName]) -> dict[str, str]:
         ServiceError: a service does not start; the message contains the end of its log.
     """
     home = settings.home.resolve()
-    wanted = [_SERVICES[name](settings) for name in names]
     with _locked(home):
         state = read_state(home)
+        wanted = [service(name, settings, state) for name in names]
         for one in wanted:
             if not _is_up(one, state.services.get(one.name)):
                 _launch(one, home, state)
@@ -85,7 +90,7 @@ def down(settings: Settings) -> None:
     with _locked(home):
         state = read_state(home)
         for name, record in reversed(state.services.items()):
-            _end(_SERVICES[name](settings), record)
+            _end(service(name, settings, state), record)
             stopped = {"pid": None, "started": "", "ready": False}
             state.services[name] = record.model_copy(update=stopped)
         _write_state(home, state)
@@ -94,11 +99,11 @@ def down(settings: Settings) -> None:
 def status(settings: Settings) -> list[ServiceStatus]:
     """Returns the status of every embedded service. Starts nothing and waits for nothing."""
     home = settings.home.resolve()
-    records = read_state(home).services
+    state = read_state(home)
     found = []
-    for name, service in _SERVICES.items():
-        record = records.get(name)
-        running = record is not None and record.ready and _is_up(service(settings), record)
+    for name in _SERVICES:
+        record = state.services.get(name)
+        running = record is not None and record.ready and _is_up(service(name, settings, state), record)
         url, pid = (record.url, record.pid if running else None) if record else ("", None)
         found.append(ServiceStatus(name, running, url, pid, home / name / "log"))
     return found
@@ -119,6 +124,12 @@ def names_missing(settings: Settings, only: Collection[str] | None) -> list[Serv
     return [name for name, is_missing in missing.items() if is_missing and (only is None or name in only)]
 
 
+def service(name: ServiceName, settings: Settings, state: ServicesFile) -> Service:
+    """Returns a service with its recorded secrets."""
+    record = state.services.get(name)
+    return _SERVICES[name](settings, {} if record is None else record.secrets)
+
+
 def read_state(home: Path) -> ServicesFile:
     """Reads the state file; an absent file is empty."""
     path = home / "services.json"
@@ -126,18 +137,15 @@ def read_state(home: Path) -> ServicesFile:
 
 
 def _write_state(home: Path, state: ServicesFile) -> None:
-    """Replaces the file atomically: a reader sees the old state or the new one."""
-    fresh = home / "services.json.new"
-    fresh.write_text(state.model_dump_json(indent=2))
-    fresh.replace(home / "services.json")
+    processes.write_private(home / "services.json", state.model_dump_json(indent=2))
 
 
 @contextmanager
 def _locked(home: Path) -> Iterator[None]:
     """Locks the state folder against every other process and thread."""
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        handle = (home / "services.lock").open("w")
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.fdopen(processes.private_file(str(home / "services.lock"), os.O_WRONLY | os.O_CREAT), "w")
     except OSError as error:
         raise ServiceError(
             f"the state folder {home} cannot be used: {error}; set NOETL_HOME to another folder"
@@ -148,8 +156,8 @@ def _locked(home: Path) -> Iterator[None]:
 
 
 def _is_up(one: Service, record: ServiceRecord | None) -> bool:
-    """Returns True if the recorded process still exists, and listens unless it is starting."""
-    if record is None or not _lives(record):
+    """Returns True if the recorded process still exists with these secrets, and listens unless it is starting."""
+    if record is None or not _lives(record) or record.secrets != one.secrets:
         return False
     port = record.ports[one.listeners[0]]
     return one.fixed_port in (0, port) and (not record.ready or processes.answers(port))
@@ -161,7 +169,7 @@ def _lives(record: ServiceRecord) -> bool:
 
 def _launch(one: Service, home: Path, state: ServicesFile) -> None:
     folder = home / one.name
-    folder.mkdir(parents=True, exist_ok=True)
+    processes.private_folder(folder)
     record = state.services.get(one.name)
     if record is not None:
         _end(one, record)  # it may be alive without answering
@@ -170,7 +178,9 @@ def _launch(one: Service, home: Path, state: ServicesFile) -> None:
     log.unlink(missing_ok=True)
     pid = processes.spawn(one.prepare(folder, ports), log, folder)
     mark = processes.start_mark(pid) or ""
-    state.services[one.name] = ServiceRecord(ports=ports, pid=pid, started=mark, url=one.url(ports))
+    state.services[one.name] = ServiceRecord(
+        ports=ports, pid=pid, started=mark, url=one.url(ports), secrets=one.secrets
+    )
 
 
 def _ports(one: Service, record: ServiceRecord | None, state: ServicesFile) -> dict[str, int]:

@@ -19,7 +19,7 @@ import psycopg2.extensions
 
 from noetl_dagster import embedded
 from noetl_dagster.embedded.isolation import _delete_streams
-from noetl_dagster.embedded.servers import _programs
+from noetl_dagster.embedded.postgres import ROLE, _programs
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.storage.store import ResultStore
@@ -202,7 +202,7 @@ def _dump(settings: Settings, folder: Path) -> None:
 
 def _restore(settings: Settings, administrator: psycopg2.extensions.cursor, folder: Path) -> None:
     address, _, name = (settings.db_url or "").rpartition("/")
-    administrator.execute(f'CREATE DATABASE "{name}"')
+    administrator.execute(f'CREATE DATABASE "{name}" OWNER {ROLE}')
     _program("pg_restore", "--exit-on-error", "--no-owner", f"--dbname={address}/{name}", f"{folder}/noetl.dump")
     _put_objects(settings, folder / "objects")
 

@@ -173,7 +173,8 @@ async def test_bytes_that_are_no_text_end_no_connection(
     server = urlsplit(settings.nats_url)
     reader, writer = await asyncio.open_connection(server.hostname, server.port)
     await reader.readline()
-    writer.write(b'CONNECT {"verbose": false, "headers": true}\r\n')
+    login = {"user": server.username, "pass": server.password}
+    writer.write(b"CONNECT %s\r\n" % orjson.dumps({"verbose": False, "headers": True, **login}))
     head = b"NATS/1.0\r\n" + header + b"\r\n"
     place = names.event_prefix.encode() + b"." + subject
     writer.write(b"HPUB %s %d %d\r\n%s{}\r\nPING\r\n" % (place, len(head), len(head) + 2, head))

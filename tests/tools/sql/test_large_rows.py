@@ -361,9 +361,9 @@ async def test_lost_connection_in_the_middle_is_retryable(run: Any, small: Toolb
     assert (caught.value.kind, caught.value.retryable) == ("db_connection", True)
 
 
-async def test_server_without_a_connection_left_says_what_helps(run: Any, small: Toolbox, pool: asyncpg.Pool) -> None:
+async def test_server_without_a_connection_left_says_what_helps(run: Any, small: Toolbox, administrator: Any) -> None:
     user = f"limited_{uuid4().hex}"
-    await pool.execute(f"create role {user} login password 'x' connection limit 0")
+    administrator.execute(f"create role {user} login password 'x' connection limit 0")
     small.chunks = Told(takes=True)
     parts = urlsplit(small.settings.db_url)
     auth = {"type": "postgres", "url": f"postgresql://{user}:x@{parts.netloc.rpartition('@')[2]}{parts.path}"}
@@ -371,7 +371,7 @@ async def test_server_without_a_connection_left_says_what_helps(run: Any, small:
         with pytest.raises(ToolError, match=r"too many connections.*raise its max_connections") as caught:
             await run("postgres", command="select 1", auth=auth)
     finally:
-        await pool.execute(f"drop role {user}")
+        administrator.execute(f"drop role {user}")
     assert (caught.value.kind, caught.value.code, caught.value.retryable) == ("db_connection", "53300", True)
 
 

@@ -1,0 +1,195 @@
+"""Another user of this machine, and playbook code, against the embedded services."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import nats.errors
+import psycopg2
+import pytest
+
+from noetl_dagster import embedded
+from noetl_dagster.embedded import postgres
+from noetl_dagster.embedded.postgres import administering
+from noetl_dagster.embedded.supervisor import read_state
+from noetl_dagster.settings import Settings
+from tests.databases import superuser_url
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root has another user run PostgreSQL")
+
+NOT_LOGINS = (
+    "noetl_client",
+    "noetl_client:noetl_client",
+    "noetl_client:",
+    "postgres",
+    "postgres:postgres",
+    "postgres:noetl",
+    "nobody",
+    "dagster",
+)
+
+NOT_ALLOWED = {
+    "a program": "COPY (SELECT 1) TO PROGRAM 'id'",
+    "the output of a program": "CREATE TEMP TABLE got (line text); COPY got FROM PROGRAM 'cat /proc/self/environ'",
+    "a file": "CREATE TEMP TABLE got (line text); COPY got FROM '/etc/passwd'",
+    "a new file": "COPY (SELECT 1) TO '/tmp/noetl-security'",
+    "pg_read_file": "SELECT pg_read_file('postgresql.conf')",
+    "pg_ls_dir": "SELECT pg_ls_dir('.')",
+    "a large object of a file": "SELECT lo_import('/etc/passwd')",
+    "a library": "LOAD '/tmp/any.so'",
+    "a function in C": "CREATE FUNCTION f() RETURNS int LANGUAGE c AS '/lib/x86_64-linux-gnu/libc.so.6', 'getpid'",
+    "a setting of the server": "ALTER SYSTEM SET archive_command = 'id'",
+    "a reload": "SELECT pg_reload_conf()",
+    "passwords": "SELECT rolpassword FROM pg_authid",
+    "a new role": "CREATE ROLE other SUPERUSER",
+    "more rights": "ALTER ROLE noetl_client SUPERUSER",
+    "the superuser": "SET ROLE postgres",
+    "a role for programs": "GRANT pg_execute_server_program TO noetl_client",
+}
+
+OF_AN_EARLIER_VERSION = """
+CREATE TABLE kept (id serial PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, text text);
+INSERT INTO kept (text) VALUES ('still there');
+CREATE SCHEMA own; CREATE TABLE own.parts (id int) PARTITION BY LIST (id);
+CREATE TABLE own.one PARTITION OF own.parts FOR VALUES IN (1);
+CREATE TYPE own.mood AS ENUM ('good'); CREATE DOMAIN own.short AS text; CREATE TYPE own.pair AS (a int, b int);
+CREATE VIEW own.seen AS SELECT * FROM kept; CREATE MATERIALIZED VIEW own.stored AS SELECT 1 AS one;
+CREATE SEQUENCE own.counted; CREATE FUNCTION own.f(int, text) RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE PROCEDURE own.p(int) LANGUAGE sql AS 'SELECT 1'; CREATE AGGREGATE own.total(int) (SFUNC = int4pl, STYPE = int);
+"""
+ALTERED = """
+ALTER TABLE kept ADD COLUMN more int; ALTER TABLE own.one ADD CHECK (id = 1); ALTER TYPE own.mood ADD VALUE 'bad';
+CREATE OR REPLACE VIEW own.seen AS SELECT id, n, text FROM kept WHERE id > 1; REFRESH MATERIALIZED VIEW own.stored;
+DROP FUNCTION own.f; DROP PROCEDURE own.p; DROP AGGREGATE own.total(int); DROP SEQUENCE own.counted;
+INSERT INTO kept (text) VALUES ('new'); DROP SCHEMA own CASCADE; CREATE TABLE public.another (n int);
+"""
+
+
+def run(url: str, statements: str) -> Any:
+    with administering(url) as cursor:
+        cursor.execute(statements)
+        return cursor.fetchall() if cursor.description else None
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    """A state folder of its own, in a folder that only this user may enter."""
+    with tempfile.TemporaryDirectory(prefix="noetl-security-") as folder:
+        yield Path(folder) / "home"
+        embedded.down(Settings(home=Path(folder) / "home"))
+
+
+@pytest.fixture(scope="module")
+def upgraded(home: Path) -> Settings:
+    """Settings of a server that ran as an earlier version left it when this version found it."""
+    own = Settings(home=home)
+    first = embedded.ensure(own, only=["postgres"])
+    assert first.db_url is not None
+    administrator = superuser_url(first)
+    data = home / "postgres" / "data"
+    (data / "pg_hba.conf").write_text("host all all 127.0.0.1/32 trust\n")
+    run(administrator, "SELECT pg_reload_conf()")
+    run(administrator, "DROP DATABASE dagster")
+    run(administrator, "ALTER DATABASE noetl OWNER TO postgres")
+    run(administrator, "DROP ROLE noetl_client")
+    run(administrator, "ALTER ROLE postgres PASSWORD NULL")
+    trusting = administrator.partition("@")[2].replace("/postgres", "/noetl")
+    run(f"postgresql://postgres@{trusting}", OF_AN_EARLIER_VERSION)
+    recorded = json.loads((home / "services.json").read_text())
+    del recorded["services"]["postgres"]["secrets"]
+    (home / "services.json").write_text(json.dumps(recorded))
+    return embedded.ensure(own, only=["postgres"])
+
+
+@pytest.mark.parametrize("login", NOT_LOGINS)
+@pytest.mark.parametrize("database", ["noetl", "postgres", "template1"])
+def test_postgresql_refuses_a_login_without_the_password(services: Settings, login: str, database: str) -> None:
+    address = (services.db_url or "").partition("@")[2].partition("/")[0]
+    with pytest.raises(psycopg2.OperationalError, match="password"):
+        psycopg2.connect(f"postgresql://{login}@{address}/{database}")
+
+
+@pytest.mark.parametrize("login", ["", "noetl@", "noetl:noetl@", "a-token@"])
+async def test_nats_refuses_a_client_without_the_password(services: Settings, login: str) -> None:
+    address = (services.nats_url or "").rpartition("@")[2]
+    with pytest.raises(nats.errors.Error, match="Authorization"):
+        await nats.connect(f"nats://{login}{address}", allow_reconnect=False, max_reconnect_attempts=0)
+
+
+@pytest.mark.parametrize("what", NOT_ALLOWED)
+def test_postgresql_keeps_clients_from_the_machine(settings: Settings, what: str) -> None:
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+        run(settings.db_url or "", NOT_ALLOWED[what])
+
+
+def test_data_of_an_earlier_version_is_kept_and_belongs_to_the_role(upgraded: Settings) -> None:
+    url = upgraded.db_url or ""
+    assert run(url, "SELECT id, n, text FROM kept") == [(1, 1, "still there")]
+    run(url, ALTERED)
+    assert run(upgraded.dagster_db_url or "", "SELECT current_user") == [("noetl_client",)]
+    with pytest.raises(psycopg2.OperationalError, match="password"):
+        run(f"postgresql://postgres@{url.partition('@')[2]}", "SELECT 1")
+
+
+def test_lost_passwords_are_replaced(upgraded: Settings, home: Path) -> None:
+    own = Settings(home=home)
+    embedded.down(own)
+    (home / "services.json").unlink()
+    found = embedded.ensure(own, only=["postgres"])
+    assert run(found.db_url or "", "SELECT text FROM kept LIMIT 1") == [("still there",)]
+
+
+def test_only_the_user_reads_the_state_folder(upgraded: Settings, home: Path) -> None:
+    assert stat.S_IMODE(home.parent.stat().st_mode) == 0o700  # as it was, although another user runs PostgreSQL
+    paths = [home, *(path for path in home.rglob("*") if not path.is_symlink())]
+    assert {str(path): oct(path.stat().st_mode) for path in paths if path.stat().st_mode & 0o077} == {}
+
+
+def test_servers_do_not_get_the_secrets_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOETL_CREDENTIAL_KEY", "a-secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
+    own = Settings(home=tmp_path)
+    embedded.ensure(own, only=["nats", "records_api"])
+    records = read_state(tmp_path).services
+    environments = [Path(f"/proc/{record.pid}/environ").read_text() for record in records.values()]
+    embedded.down(own)
+    assert len(environments) == 2
+    assert "a-secret" not in "".join(environments)
+
+
+@AS_ROOT
+def test_programs_in_a_closed_folder_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, open_to_all = tmp_path / "closed", Path(tempfile.mkdtemp(prefix="noetl-copies-"))
+    closed.mkdir(mode=0o700)
+    (closed / "bin").mkdir()
+    (closed / "bin" / "postgres").write_text("#!/bin/sh\necho it runs")
+    (closed / "bin" / "postgres").chmod(0o755)
+    monkeypatch.setattr(postgres, "_COPIES", open_to_all / "copies")
+    open_to_all.chmod(0o755)
+
+    programs = postgres._reachable(closed / "bin")
+
+    assert programs != closed / "bin"
+    user = pwd.getpwnam("nobody").pw_uid
+    assert subprocess.check_output([programs / "postgres"], user=user, text=True, cwd="/") == "it runs\n"
+    assert postgres._reachable(closed / "bin") == programs
+    assert postgres._reachable(programs) == programs
+    assert stat.S_IMODE(closed.stat().st_mode) == 0o700
+
+
+@AS_ROOT
+def test_closed_programs_that_cannot_be_copied_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "a file").touch()
+    monkeypatch.setattr(postgres, "_COPIES", tmp_path / "a file" / "copies")
+    with pytest.raises(embedded.ServiceError, match=r"cannot enter .* cannot be copied to .*a file/copies"):
+        postgres._reachable(tmp_path / "bin")
