@@ -91,6 +91,10 @@ class Settings(BaseSettings):
         200_000, ge=1000, description="Maximum of values in a playbook; aliases count with all that they repeat"
     )
     playbook_depth: int = Field(100, ge=20, le=200, description="Maximum of levels that a playbook is nested")
+    template_bytes: int = Field(
+        128 * 1024**2, ge=1024**2, description="Bytes that the rendering of one template may build"
+    )
+    template_seconds: float = Field(10.0, gt=0, description="Time that the rendering of one template may take")
     log_level: str = Field("WARNING", description="Level of the noetl_dagster loggers")
     log_format: LogFormat = Field(LogFormat.TEXT, description="text, or json: one JSON object per line")
 

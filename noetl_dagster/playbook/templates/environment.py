@@ -10,18 +10,21 @@ import shlex
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import wraps
+from types import BuiltinMethodType
 from typing import Any
 from uuid import UUID
 
 import orjson
-from jinja2 import Undefined, nodes, pass_environment
+from jinja2 import TemplateSyntaxError, Undefined, nodes, pass_context, pass_environment
 from jinja2.filters import do_first
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import missing
+from jinja2.utils import _PassArg, missing
 
 from noetl_dagster.errors import TemplateError
+from noetl_dagster.playbook.templates import bounds
+from noetl_dagster.playbook.templates.compiling import BoundedCodeGenerator, BoundedParser
 from noetl_dagster.playbook.templates.views import DataView, View, plain, unwrapped
 from noetl_dagster.playbook.wording import described, did_you_mean, listed
 
@@ -184,7 +187,7 @@ class UnknownName(Undefined):
         return f"{message}; {near}" if near else message
 
 
-class ScopeContext(Context):
+class ScopeContext(bounds.Budget, Context):
     """Resolves names straight from a scope, so that no scope is ever copied to render a template."""
 
     def __init__(self, environment: PlaybookEnvironment, scope: Mapping[str, Any]) -> None:
@@ -208,20 +211,30 @@ class ScopeContext(Context):
 
 
 class PlaybookEnvironment(ImmutableSandboxedEnvironment):
-    """Keys win over methods (``row.items`` is the column ``items``), and only harmless methods remain."""
+    """Keys win over methods (``row.items`` is the column ``items``), and only harmless methods remain.
+
+    Nothing is computed while a template is compiled: Jinja's optimizer would do so without bounds.
+    """
+
+    code_generator_class = BoundedCodeGenerator
+    plus, joined, times = staticmethod(bounds.plus), staticmethod(bounds.joined), staticmethod(bounds.times)
+    remainder, power = staticmethod(bounds.remainder), staticmethod(bounds.power)
 
     def __init__(self) -> None:
-        super().__init__(undefined=UnknownName, extensions=["jinja2.ext.do"])
+        super().__init__(undefined=UnknownName, extensions=["jinja2.ext.do"], optimized=False)
+        del self.globals["lipsum"]
         self.evaluation = EvalContext(self)
         tests: Mapping[str, Any] = self.tests
         filters: Mapping[str, Any] = {**self.filters, **FILTERS}
         self.filters |= {
-            name: function if name in _LAZY_FILTERS else _of_values(function) for name, function in filters.items()
+            name: function if name in _LAZY_FILTERS else _bounded(name, function) for name, function in filters.items()
         }
         self.tests |= {name: _of_values(tests[name]) for name in _TESTS_OF_TYPES}
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Looks up a key, which wins over a method of the same name."""
+        if obj.__class__ is dict and attribute in obj:  # most lookups
+            return obj[attribute]
         if isinstance(obj, (Mapping, View)):
             return self._from_mapping(obj, attribute)
         return super().getattr(obj, attribute)
@@ -232,11 +245,31 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
             return self._from_mapping(obj, argument)
         return super().getitem(obj, argument)
 
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: ScopeContext, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Finds a method of the text or list behind a result when it is called: uncalled, its name is a key."""
         if isinstance(obj, UnknownName) and isinstance(obj._undefined_obj, View):
             obj = super().getattr(unwrapped(obj._undefined_obj), str(obj._undefined_name))
-        return super().call(context, obj, *args, **kwargs)
+        if obj.__class__ is BuiltinMethodType and obj.__name__ in bounds.METHOD_SIZES:
+            bounds.check_method(context, obj, args, kwargs)
+        result = super().call(context, obj, *args, **kwargs)
+        kind = result.__class__
+        if kind is int or (kind is str and len(result) <= bounds.SMALL):
+            return result
+        return context.built(result) if obj is dict else context.paid(result)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Returns a bounded ``format`` for that of a text."""
+        formatted = super().wrap_str_format(value)
+        if formatted is None:
+            return None
+
+        @pass_context
+        def bounded(context: ScopeContext, /, *args: Any, **kwargs: Any) -> str:
+            named = args[0] if value.__name__ == "format_map" and args else kwargs
+            bounds.check_format(context, value.__self__, args, named if isinstance(named, Mapping) else {})
+            return formatted(*args, **kwargs)
+
+        return bounded
 
     def _from_mapping(self, obj: Any, key: Any) -> Any:
         try:
@@ -246,14 +279,58 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
                 return getattr(obj, key)
             return self.undefined(obj=obj, name=key)
 
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        try:
+            return BoundedParser(self, source, name, filename).parse()
+        except RecursionError:
+            raise TemplateSyntaxError("nested too deep; compute parts in steps of their own", 1) from None
+        except (ValueError, OverflowError) as error:  # a number of thousands of digits
+            raise TemplateSyntaxError(str(error), 1) from None
+
     def function(self, template: nodes.Template) -> Callable[[ScopeContext], Any]:
         """Compiles a parsed template to the generator function behind it."""
-        code = self.compile(template, filename="<template>")
+        try:
+            code = self.compile(template, filename="<template>")
+        except (SyntaxError, RecursionError, MemoryError) as error:  # of Python, which has bounds of its own
+            raise TemplateSyntaxError(f"too complex; compute parts in steps of their own ({error})", 1) from None
         return self.template_class.from_code(self, code, self.globals).root_render_func
 
 
+def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a filter: it gets the values behind views, and is charged for what it reads and builds."""
+    passed = _PassArg.from_obj(function)
+    estimate = bounds.FILTER_SIZES.get(name)
+
+    @pass_context
+    @wraps(function)
+    def bounded(context: ScopeContext, value: Any, /, *arguments: Any, **named: Any) -> Any:
+        if isinstance(value, View):
+            value = value._value()
+        if arguments:
+            arguments = tuple(map(unwrapped, arguments))
+        kind = value.__class__
+        if kind is not str and kind is not int and kind is not float:
+            size = len(value) if kind in bounds.CONTAINERS else bounds.length(value)
+            if size > bounds.FEW:
+                context.charge(8 * size)
+        if estimate is not None:
+            bounds.check(context, estimate, (value, *arguments), named)
+        if passed is None:
+            result = function(value, *arguments, **named)
+        elif passed is _PassArg.environment:
+            result = function(context.environment, value, *arguments, **named)
+        elif passed is _PassArg.eval_context:
+            result = function(context.eval_ctx, value, *arguments, **named)
+        else:
+            result = function(context, value, *arguments, **named)
+        kind = result.__class__
+        return result if kind is int or (kind is str and len(result) <= bounds.SMALL) else context.paid(result)
+
+    return bounded
+
+
 def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a filter or test of Jinja that checks types: it gets the values behind views."""
+    """Wraps a test of Jinja that checks types: it gets the values behind views."""
 
     @wraps(function)
     def of_values(*arguments: Any, **named: Any) -> Any:
@@ -262,9 +339,17 @@ def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
     return of_values
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
+@pass_context
+def to_json(context: ScopeContext, value: Any, indent: int | None = None) -> str:
     """Formats plain JSON; it is not escaped for HTML, since no playbook writes pages with it."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, default=_to_json_value)
+    if indent is not None and not -1 < indent <= 100:
+        raise TemplateError(f"tojson: indent must be from 0 to 100, found {indent!r:.20}")
+    if value.__class__ is str:
+        context.reserve(len(value))
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_to_json_value)
+    if len(text) > bounds.SMALL:
+        context.charge(len(text))
+    return text
 
 
 def _to_json_value(value: Any) -> Any:

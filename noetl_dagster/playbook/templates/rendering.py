@@ -45,6 +45,8 @@ _WORDS = frozenset({"true", "false", "none", "not", "and", "or", "in", "is", "if
 _RAW = r"{% raw %}\g<0>{% endraw %}"
 _RESULT = "__result__"
 _SHOWN_NAMES = 30
+_FEW = 64
+"""Parts of a text that need no bound together."""
 _NO_NAMES: frozenset[str] = frozenset()
 
 
@@ -176,6 +178,12 @@ class _Expression(_Template):
 
     def render(self, scope: Mapping[str, Any]) -> Any:
         value = self._defined(scope)
+        try:
+            return self._plain(value)
+        except RecursionError:
+            raise TemplateError(f"{shown(self.source)}: its value is nested too deep") from None
+
+    def _plain(self, value: Any) -> Any:
         if isinstance(value, (View, LazyMapping)) or is_lazy_sequence(value):
             return plain(value)
         if (self.is_fresh or _holds_views(value)) and isinstance(value, (list, tuple, dict)):
@@ -199,7 +207,10 @@ class _Text(_Template):
     def render(self, scope: Mapping[str, Any]) -> str:
         function = self._function or self._compiled()
         try:
-            return "".join(function(ScopeContext(ENVIRONMENT, scope)))
+            parts = list(function(context := ScopeContext(ENVIRONMENT, scope)))
+            if len(parts) > _FEW:
+                context.charge(sum(map(len, parts)))
+            return "".join(parts)
         except (NoetlError, ReferenceNeeded):
             raise
         except Exception as error:

@@ -1,0 +1,207 @@
+"""Templates cannot exhaust memory or time: what they build and how long they take is bounded."""
+
+from __future__ import annotations
+
+import time
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from noetl_dagster.errors import TemplateError
+from noetl_dagster.playbook.loader import parse_report
+from noetl_dagster.playbook.templates import bounds
+from noetl_dagster.playbook.templates.rendering import compile_value
+from noetl_dagster.settings import get_settings
+from tests.playbook.playbooks import HEAD
+
+SCOPE: dict[str, Any] = {
+    "workload": {
+        "n": 10**9,
+        "text": "x" * 1000,
+        "rows": list(range(1000)),
+        "wide": "%1000000000d",
+        "braces": "{:1000000000}",
+        "decimal": Decimal("1E+999999999"),
+    }
+}
+DOUBLED = "{% set a = 'x' * 100 %}" + "{% set a = OP %}" * 40 + "{{ a }}"
+SHARED = "{% set a = ['x'] %}" + "{% set a = OP %}" * 40
+
+BUILDERS = {
+    "power": "{{ 9 ** (9 ** 9) }}",
+    "power of powers": "{{ 9 ** 9 ** 9 ** 9 ** 9 }}",
+    "power of a name": "{{ 2 ** workload.n }}",
+    "text": "{{ 'x' * workload.n }}",
+    "text from the right": "{{ workload.n * 'x' }}",
+    "list": "{{ [1] * workload.n }}",
+    "lists of lists": "{{ [[[[[1] * 1000] * 1000] * 1000] * 1000] * 1000 }}",
+    "integers": "{% set a = 9 %}" + "{% set a = a * a %}" * 40 + "{{ a }}",
+    "width": "{{ '%1000000000d' % 1 }}",
+    "width from the workload": "{{ workload.wide % 1 }}",
+    "width as a value": "{{ '%*d' % (workload.n, 1) }}",
+    "precision": "{{ '%.1000000000f' % 1.5 }}",
+    "filter format": "{{ '%1000000000d' | format(1) }}",
+    "method format": "{{ '{:1000000000}'.format(1) }}",
+    "method format of a name": "{{ workload.braces.format(1) }}",
+    "method format with a width": "{{ '{:{}}'.format(1, workload.n) }}",
+    "format_map": "{{ '{a:1000000000}'.format_map({'a': 1}) }}",
+    "format often": "{{ ('{0}' * 100000).format('x' * 100000) }}",
+    "percent often": "{{ ('%(a)s' * 100000) % {'a': 'x' * 100000} }}",
+    "center": "{{ 'x' | center(workload.n) }}",
+    "center of a constant": "{{ 'x' | center(1000000000) }}",
+    "method center": "{{ 'x'.center(1000000000) }}",
+    "ljust": "{{ 'x'.ljust(1000000000) }}",
+    "zfill": "{{ 'x'.zfill(1000000000) }}",
+    "expandtabs": "{{ '\t'.expandtabs(1000000000) }}",
+    "to_bytes": "{{ (1).to_bytes(1000000000, 'big') }}",
+    "translate": "{{ ('a' * 100000).translate({97: 'x' * 100000}) }}",
+    "indent": "{{ ('\n' * 100000) | indent(100000) }}",
+    "indent by a text": "{{ ('\n' * 100000) | indent('x' * 100000) }}",
+    "wordwrap": "{{ ('x' * 100000) | wordwrap(1, true, 'x' * 100000) }}",
+    "replace": "{{ ('x' * 100000) | replace('x', 'y' * 100000) }}",
+    "method replace": "{{ ('x' * 100000).replace('', 'y' * 100000) }}",
+    "join": "{{ range(100000) | join('x' * 100000) }}",
+    "method join": "{{ ('x' * 100000).join(['a'] * 100000) }}",
+    "join of joins": "{% set a = 'x' * 1000 %}" + "{% set a = ([a] * 10) | join(a) %}" * 6 + "{{ a }}",
+    "batch": "{{ [1] | batch(1000000000, 'x') | list }}",
+    "slice": "{{ [1] | slice(1000000000) | list }}",
+    "round": "{{ 1.5 | round(1000000000, 'ceil') }}",
+    "round down": "{{ 15 | round(-1000000000) }}",
+    "int of a decimal": "{{ workload.decimal | int }}",
+    "range": "{{ range(1000000000) | list }}",
+    "doubled by +": DOUBLED.replace("OP", "a + a"),
+    "doubled by ~": DOUBLED.replace("OP", "a ~ a"),
+    "doubled by join": DOUBLED.replace("OP", "[a, a] | join"),
+    "doubled by a block": DOUBLED.replace("{% set a = OP %}", "{% set a %}{{ a }}{{ a }}{% endset %}"),
+    "doubled by a filter block": DOUBLED.replace("{% set a = OP %}", "{% set a %}{% filter upper %}{{a}}{{a}}{% endfilter %}{% endset %}"),
+    "doubled by tojson": "{{ " + "'\\\\\\\\' | tojson" + " | tojson" * 40 + " }}",
+    "doubled by sql_literal": "{{ " + "\"'\" | sql_literal" + " | sql_literal" * 40 + " }}",
+    "doubled by replace": DOUBLED.replace("OP", "a | replace('x', 'xx')"),
+    "lists doubled by +": SHARED.replace("OP", "a + a") + "{{ a }}",
+    "shared lists as text": SHARED.replace("OP", "[a, a]") + "{{ a }}",
+    "shared lists as JSON": SHARED.replace("OP", "[a, a]") + "{{ a | tojson }}",
+    "shared tuples": SHARED.replace("OP", "(a, a)") + "{{ a | string }}",
+    "shared mappings": SHARED.replace("OP", "{'a': a, 'b': a}") + "{{ a }}",
+    "shared by dict": SHARED.replace("OP", "dict(a=a, b=a)") + "{{ a }}",
+    "shared by list": SHARED.replace("OP", "[a, a] | list") + "{{ a }}",
+    "shared by batch": SHARED.replace("OP", "[a, a] | batch(2) | list") + "{{ a }}",
+    "shared by map": SHARED.replace("OP", "[a, a] | map('list') | list") + "{{ a }}",
+    "shared by *": SHARED.replace("OP", "[a] * 2") + "{{ a }}",
+    "shared lists compared": SHARED.replace("OP", "[a, a]") + SHARED.replace("OP", "[b, b]").replace("a =", "b =") + "{{ a == b }}",
+    "shared in nested loops": "".join("{% for " + f"b{n} in [[{', '.join([f'b{n-1}'] * 60)}]] %}}" for n in range(1, 8)).replace("b0", "1") + "{{ b7 }}" + "{% endfor %}" * 7,
+    "output of loops": "{% set a = 'x' * 100000 %}{% for i in range(100000) %}{{ a }}{% endfor %}",
+    "output of a macro": "{% set a = 'x' * 100000 %}{% macro m() %}{% for i in range(100000) %}{{ a }}{% endfor %}{% endmacro %}{{ m() }}",
+    "nested loops": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+    "nested loops that filter": "{% for a in range(100000) %}{% for b in range(100000) if b < 0 %}{% endfor %}{% endfor %}",
+    "loops over sums": "{{ ([range(100000)] * 100000) | map('sum') | list }}",
+    "loops over lists": "{{ ([range(100000)] * 100000) | map('list') | list }}",
+    "sum of lists": "{% set ns = namespace(a=[]) %}{% for i in range(100000) %}{% set ns.a = ns.a + [i] * 100 %}{% endfor %}",
+    "macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "recursive loops": "{% for a in [1, 2] recursive %}{% if loop.depth < 60 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
+    "endless macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits the time of each rendering."""
+    settings = get_settings().model_copy(update={"template_seconds": 0.5})
+    monkeypatch.setattr(bounds, "get_settings", lambda: settings)
+
+
+@pytest.mark.parametrize("template", BUILDERS.values(), ids=BUILDERS)
+def test_what_templates_build_is_bounded(template: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(TemplateError):
+        compile_value(template).render(SCOPE)
+    assert time.monotonic() - began < 3
+
+
+def test_rendering_has_a_time_limit() -> None:
+    loop = "{% for a in range(30000) %}{% if 'no' in workload.rows %}{% endif %}{% set b = a | string %}{% endfor %}"
+    began = time.monotonic()
+    with pytest.raises(TemplateError, match="NOETL_TEMPLATE_SECONDS"):
+        compile_value(loop * 20).render(SCOPE)
+    assert time.monotonic() - began < 2
+
+
+NESTED = {
+    "parentheses": "{{ " + "(" * 90 + "1" + ")" * 90 + " }}",
+    "many parentheses": "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
+    "lists": "{{ " + "[" * 90 + "]" * 90 + " }}",
+    "mappings": "{{ " + "{1: " * 90 + "1" + "}" * 90 + " }}",
+    "not": "{{ " + "not " * 5_000 + "1 }}",
+    "minus": "{{ " + "-" * 5_000 + "1 }}",
+    "calls": "{{ " + "a(" * 90 + ")" * 90 + " }}",
+    "subscripts": "{{ " + "a[" * 90 + "1" + "]" * 90 + " }}",
+    "else": "{{ " + "1 if a else " * 5_000 + "1 }}",
+    "blocks": "{% if a %}" * 5_000 + "{% endif %}" * 5_000,
+    "loops": "{% for a in b %}" * 30 + "{% endfor %}" * 30,
+    "sum": "{{ 1" + " + 1" * 5_000 + " }}",
+    "or": "{{ 1" + " or 1" * 5_000 + " }}",
+    "power": "{{ 1" + " ** 1" * 5_000 + " }}",
+    "path": "{{ a" + ".a" * 5_000 + " }}",
+    "filters": "{{ a" + "|list" * 5_000 + " }}",
+    "tests": "{{ a" + " is defined" * 5_000 + " }}",
+    "a long number": "{{ " + "9" * 10_000 + " }}",
+}
+
+
+@pytest.mark.parametrize("template", NESTED.values(), ids=NESTED)
+def test_what_is_nested_too_deep_is_a_template_error(template: str) -> None:
+    with pytest.raises(TemplateError):
+        compile_value(template).render(SCOPE)
+    step = f"workflow:\n- step: start\n  tool: {{kind: noop}}\n  when: '{template}'\n  input: {{x: '{template}'}}\n"
+    playbook, problems = parse_report(HEAD + step, code=True)
+    assert playbook is None
+    assert problems
+
+
+def test_deep_values_are_a_template_error() -> None:
+    with pytest.raises(TemplateError, match="nested too deep"):
+        compile_value("{{ workload.text | from_json }}").render({"workload": {"text": "[" * 1000 + "]" * 1000}})
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["timeout: '{{ 9 ** (9 ** 9) }}'", "timeout: '{{ workload.n * [1] }}'", "loop_mode: '{{ \"x\" * 10 ** 10 }}'"],
+)
+def test_validation_evaluates_nothing_without_bounds(setting: str) -> None:
+    text = (
+        HEAD
+        + f"workload: {{n: 1000000000}}\nworkflow:\n- step: start\n  loop: {{in: [1], iterator: x}}\n  tool: {{kind: noop}}\n  spec: {{{setting}}}\n"
+    )
+    began = time.monotonic()
+    problems = parse_report(text)[1]
+    assert time.monotonic() - began < 1
+    assert any("bits" in problem.message or "NOETL_TEMPLATE_BYTES" in problem.message for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("template", "value"),
+    [
+        ("{{ 2 ** 10 }}", 1024),
+        ("{{ 2 ** 0.5 }}", 2**0.5),
+        ("{{ 2 ** -1 }}", 0.5),
+        ("{{ 7 % 4 * 3 }}", 9),
+        ("{{ 'ab' * 3 }}", "ababab"),
+        ("{{ '%05.1f' % 2.25 }}", "002.2"),
+        ("{{ '%s-%s' % ('a', 1) }}", "a-1"),
+        ("{{ '%(a)s' % {'a': 1} }}", "1"),
+        ("{{ '{:>5}|{a}'.format(1, a=2) }}", "    1|2"),
+        ("{{ 'x' | center(5) }}", "  x  "),
+        ("{{ [1, 2] | join('-') }}", "1-2"),
+        ("{{ [1, 2, 3] | batch(2, 0) | list }}", [[1, 2], [3, 0]]),
+        ("{{ ['b', 'a'] | sort | map('upper') | list }}", ["A", "B"]),
+        ("{% set a = [1] %}{% for i in range(3) %}{{ a + [i] }}{% endfor %}", "[1, 0][1, 1][1, 2]"),
+        ("{% macro m(a) %}<{{ a }}>{% endmacro %}{{ m(1) }}{{ m('b') }}", "<1><b>"),
+        ("{% for a in [[1, [2]]] recursive %}{{ a if a is number else loop(a) }}{% endfor %}", "12"),
+        ("{% for a, b in {'x': 1}.items() %}{{ a }}{{ b ~ '!' }}{% endfor %}", "x1!"),
+        ("{{ 1 + 1.5 }}", 2.5),
+        ("{{ (workload.rows | length) * 2 }}", 2000),
+        ("{% for i in range(50000) %}{{ i }},{% endfor %}", "".join(f"{i}," for i in range(50000))),
+    ],
+)
+def test_ordinary_templates_are_as_before(template: str, value: Any) -> None:
+    assert compile_value(template).render(SCOPE) == value
