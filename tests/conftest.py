@@ -37,6 +37,7 @@ from noetl_dagster.embedded.isolation import database_url, isolated
 from noetl_dagster.embedded.postgres import ROLE, administering
 from noetl_dagster.events import schema
 from noetl_dagster.events.connection import open_pool
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.spark.sessions import SparkSessions
@@ -154,6 +155,13 @@ class ByFileAndShared(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     """Distributes by files where nothing else is asked for."""
     return ByFileAndShared(config, log) if config.option.dist == "loadfile" else None
+
+
+@pytest.fixture(autouse=True)
+def _own_secrets() -> Iterator[None]:
+    """Forgets the secrets of a test, so that texts of later ones are not masked."""
+    yield
+    SECRETS.forget()
 
 
 @pytest.fixture(scope="session")

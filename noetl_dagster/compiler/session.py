@@ -42,10 +42,12 @@ from noetl_dagster.engine.executions.results import reference_of
 from noetl_dagster.engine.executions.spark_ahead import prepare_spark
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, StepStatus
+from noetl_dagster.io_managers.metadata import redacted, redacted_part
 from noetl_dagster.playbook.assets import Severity
 from noetl_dagster.playbook.graph import have_same_steps_and_arcs
 from noetl_dagster.process.event_loop import background_loop, run_sync
 from noetl_dagster.process.log_context import LogContext
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.worker.execution import Execution
 
@@ -202,7 +204,7 @@ class OpSession:
             one = steps[end.step]
             received = take_messages(self.execution.id, end.step)
             for event in received.events if received is not None else ():
-                self.context.log_event(event)  # type: ignore[arg-type]
+                self.context.log_event(redacted_part(event))  # type: ignore[arg-type]
             if one.spec is None:
                 continue
             if end.status is StepStatus.COMPLETED:
@@ -210,7 +212,9 @@ class OpSession:
                 shown = step_metadata(self.plan, one, end, self.execution, self.context.log)
                 shown |= metadata or {}
                 shown |= received.metadata if received is not None else {}
-                yield Output(reference, one.result, metadata=shown)
+                yield Output(reference, one.result, metadata=redacted(shown))
+                if exposed := end.envelope.get("secrets"):
+                    self.context.log.warning(f"step {end.step} stores a secret in {', '.join(exposed)}")
             declared = {check.name for check in one.checks}
             for outcome in self.execution.state.checks_of(end.step, end.visit):
                 if outcome.name in declared:
@@ -225,8 +229,8 @@ class OpSession:
             asset_key=one.key,
             check_name=outcome.name,
             severity=AssetCheckSeverity.WARN if outcome.severity == Severity.WARN else AssetCheckSeverity.ERROR,
-            description=outcome.why or None,
-            metadata={"execution": str(self.execution.id), **check_metadata(outcome.facts)},
+            description=SECRETS.redact(outcome.why) or None,
+            metadata=redacted({"execution": str(self.execution.id), **check_metadata(outcome.facts)}),
         )
 
     def pace(self, step: str) -> dict[str, Any]:

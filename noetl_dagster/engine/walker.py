@@ -37,6 +37,7 @@ from noetl_dagster.process.tracing.trace import origin_of_child
 from noetl_dagster.tools.base import ToolCall, ToolResult
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES
 from noetl_dagster.worker.execution import Execution
+from noetl_dagster.worker.results import exposed_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ class Children:
         try:
             if find is not None and playbook.dagster.partitions:
                 partition = find(playbook, call.input)
+            exposed_in(call.input, call, f"the workload of {playbook.name}")
             return await self._lifecycle.create(
                 playbook,
                 call.input,

@@ -15,6 +15,7 @@ from typing import Any
 
 from noetl_dagster.errors import ToolError, kind_of
 from noetl_dagster.events.connection import encode_json
+from noetl_dagster.process.redaction import MASK, SECRETS
 from noetl_dagster.result_ref import ResultRef
 
 Envelope = dict[str, Any]
@@ -27,8 +28,6 @@ _OWN = frozenset({"status", "data", "ref", "extracted"})
 
 OBJECT_BYTES = 10 * 1024
 """``{"_truncated": true, "_size": <bytes>}`` replaces a value whose JSON is larger."""
-
-MASK = "***"
 
 STEP_RESULTS = "_step_results"
 
@@ -70,16 +69,16 @@ def from_result(result: dict[str, Any] | None) -> Envelope:
 
 
 def error_envelope(error: BaseException, source: str | None = None) -> Envelope:
-    """Returns the envelope of a failed task; ``source`` is the kind of its tool."""
+    """Returns the envelope of a failed task, without secrets; ``source`` is the kind of its tool."""
     part = {
         "kind": kind_of(error),
         "source": source,
-        "message": (str(error) or type(error).__name__)[:ERROR_MESSAGE_CHARACTERS],
+        "message": SECRETS.redact(str(error) or type(error).__name__)[:ERROR_MESSAGE_CHARACTERS],
         "retryable": bool(getattr(error, "retryable", False)),
         "status": getattr(error, "status", None),
         "code": getattr(error, "code", None),
     }
-    details = error.details if isinstance(error, ToolError) else {}
+    details = SECRETS.redacted(error.details) if isinstance(error, ToolError) else {}
     return {"status": ERROR, "error": part} | details
 
 
@@ -106,7 +105,9 @@ def event_context(
 def sanitised(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns values without internal keys, with masked secrets, each of bounded size."""
     return {
-        str(key): truncated(_masked(str(key), value)) for key, value in values.items() if not str(key).startswith("_")
+        str(key): SECRETS.redacted(truncated(_masked(str(key), value)))
+        for key, value in values.items()
+        if not str(key).startswith("_")
     }
 
 

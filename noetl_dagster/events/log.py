@@ -15,6 +15,7 @@ from noetl_dagster.events import queries
 from noetl_dagster.events.connection import KeptConnection
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.process.redaction import SECRETS
 
 GATED = frozenset({EventType.COMMAND_ISSUED, EventType.COMMAND_CLAIMED})
 """Events that a cancelled execution accepts no more: its commands end with it, and no command starts after it."""
@@ -41,7 +42,7 @@ def as_row(event: Event) -> tuple[Any, ...]:
         event.context,
         event.result,
         event.meta,
-        event.error,
+        event.error and SECRETS.redact(event.error),
         event.current_index,
         event.current_item,
         event.worker_id,

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import orjson
 from dagster import (
+    AssetCheckEvaluation,
+    AssetMaterialization,
     MetadataValue,
     OutputContext,
     TableColumn,
     TableColumnLineageMetadataValue,
     TableSchema,
     TableSchemaMetadataValue,
+    deserialize_value,
+    serialize_value,
 )
 
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 
@@ -47,7 +52,7 @@ def storage_metadata(ref: ResultRef, *, partitioned: bool) -> dict[str, Metadata
         metadata[SCHEMA] = MetadataValue.table_schema(schema)
     if ref.preview:
         metadata["preview"] = MetadataValue.md(_preview_table(ref.preview) or f"```\n{ref.preview}\n```")
-    return metadata
+    return redacted(metadata)
 
 
 def with_origins(metadata: Mapping[str, Any], lineage: Any) -> dict[str, Any]:
@@ -61,6 +66,23 @@ def with_origins(metadata: Mapping[str, Any], lineage: Any) -> dict[str, Any]:
         origins = ", ".join(f"{dep.asset_key.to_user_string()}: {dep.column_name}" for dep in deps)
         columns.append(TableColumn(column.name, column.type, description=f"from {origins}" if origins else None))
     return {**metadata, SCHEMA: MetadataValue.table_schema(TableSchema(columns))}
+
+
+Shown = TypeVar("Shown")
+
+
+def redacted(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns metadata without secrets."""
+    return {SECRETS.redact(name): redacted_part(value) for name, value in metadata.items()}
+
+
+def redacted_part(value: Shown) -> Shown:
+    """Returns a value of metadata, or an event of Dagster, without secrets."""
+    if not isinstance(value, MetadataValue | AssetMaterialization | AssetCheckEvaluation):
+        return cast("Shown", SECRETS.redacted(value))
+    stored = serialize_value(cast("Any", value))
+    shown = SECRETS.redact(stored)
+    return value if shown == stored else cast("Shown", deserialize_value(shown))
 
 
 def is_partitioned(context: OutputContext) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from noetl_dagster.process import log_context
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import LogFormat, Settings
 
 if TYPE_CHECKING:
@@ -26,10 +27,11 @@ TEXT = "%(levelname)s %(name)s: %(message)s"
 
 
 def set_up(settings: Settings) -> None:
-    """Configures logging to standard error according to the settings.
+    """Configures logging to standard error according to the settings. Lines have no secrets of the settings.
 
     Does nothing if the root logger has a handler already: then the surrounding program has configured logging.
     """
+    SECRETS.hide_settings(settings)
     root = logging.getLogger()
     if root.handlers:
         return
@@ -43,6 +45,8 @@ def set_up(settings: Settings) -> None:
         threading.excepthook = _log_uncaught_of_thread
     else:
         handler.setFormatter(logging.Formatter(TEXT))
+        sys.excepthook = _show_uncaught
+        threading.excepthook = _show_uncaught_of_thread
     root.addHandler(handler)
 
 
@@ -81,6 +85,17 @@ def _render(_: WrappedLogger, method: str, line: EventDict) -> str:
         line["execution_id"] = str(execution_id)
     fields = {name: value for name, value in line.items() if value is not None}
     return orjson.dumps(fields, default=str).decode()
+
+
+def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    SECRETS.redact_error(error)
+    sys.__excepthook__(kind, error, trace)
+
+
+def _show_uncaught_of_thread(failure: threading.ExceptHookArgs) -> None:
+    if failure.exc_value is not None:
+        SECRETS.redact_error(failure.exc_value)
+    threading.__excepthook__(failure)
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

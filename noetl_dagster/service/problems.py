@@ -27,6 +27,7 @@ from noetl_dagster.errors import (
 )
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.transport.ingest import POISON
+from noetl_dagster.process.redaction import SECRETS
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ EXPECTED = (HTTPException, RequestValidationError, NoetlError, *POISON, *DATABAS
 
 def problem_response(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     """Returns a problem document as a response."""
-    document = {"status": status, "title": HTTPStatus(status).phrase, "detail": detail}
+    document = {"status": status, "title": HTTPStatus(status).phrase, "detail": SECRETS.redact(detail)}
     return Response(orjson.dumps(document), status, headers=headers, media_type=PROBLEM_JSON)
 
 
@@ -92,7 +93,8 @@ def problem_of(error: Exception, request: str) -> Response:
         return problem_response(error.status_code, str(error.detail), error.headers)
     if isinstance(error, NoetlError):
         status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
-        return problem_response(status, str(error)[:2_000], {"retry-after": "1"} if status == 503 else None)
+        detail = SECRETS.redact(str(error))[:2_000]
+        return problem_response(status, detail, {"retry-after": "1"} if status == 503 else None)
     if isinstance(error, POISON):
         return problem_response(
             422,

@@ -17,6 +17,7 @@ import asyncpg
 
 from noetl_dagster.events.ids import Snowflake, process_node, snowflake_floor
 from noetl_dagster.playbook.models import ResultSpec
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope, RowsAround, logical_ref
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations
@@ -410,6 +411,8 @@ class ResultStore(ResultReader):
         execution_id, step, name = where
         scope = ResultScope(spec.scope)
         expires = spec.ttl is not None and scope is not ResultScope.PERMANENT
+        if fields.get("preview"):
+            fields["preview"] = SECRETS.redact(fields["preview"])
         if placed.instead_of is not None:
             fields["extra"] = {**fields.get("extra", {}), "fallback_from": placed.instead_of.value}
         return ResultRef(

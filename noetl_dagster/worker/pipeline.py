@@ -24,7 +24,7 @@ from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Visit
 from noetl_dagster.worker.program import TaskProgram, delay_before
-from noetl_dagster.worker.results import ResultWriter, check_input, check_result
+from noetl_dagster.worker.results import MOST_FIELDS, ResultWriter, check_input, check_result, exposed_in
 from noetl_dagster.worker.spans import CommandSpan
 
 JUMP_LIMIT = 10_000
@@ -65,6 +65,7 @@ class Pipeline:
     _results: dict[str, Envelope] = field(default_factory=dict)
     _patches: list[tuple[list[str], Any]] = field(default_factory=list)
     _tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _exposed: list[str] = field(default_factory=list)
     _jumps: int = 0
 
     def __post_init__(self) -> None:
@@ -80,6 +81,8 @@ class Pipeline:
                 envelope = await self._finish(envelope)
         except TASK_ERRORS as error:
             envelope = error_envelope(error)
+        if self._exposed:
+            envelope["secrets"] = [*envelope.get("secrets", ()), *self._exposed][:MOST_FIELDS]
         return Outcome(
             envelope=envelope,
             patches=self._patches,
@@ -256,6 +259,8 @@ class Pipeline:
             return
         scope = self.scope
         for patch in await with_references(lambda: block.patches(scope, scope.stored), self.box.results.get):
+            place = ".".join((patch.scope, *patch.path))
+            self._exposed += exposed_in(patch.value, self.command, place).get("secrets", ())
             if patch.scope == "ctx":
                 patch.apply(scope.ctx)
                 self._patches.append((list(patch.path), patch.value))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from functools import partial
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache, partial
+from itertools import chain, islice, repeat
 from typing import Any
 
 import orjson
@@ -15,9 +18,11 @@ from noetl_dagster.playbook.models import ResultSpec, Task
 from noetl_dagster.playbook.templates.chunks import noted_rows
 from noetl_dagster.playbook.templates.rendering import Fetch, with_references
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, holds_key, unwrapped
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.codec import select_fields
 from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.worker.command import Command
 
 
@@ -48,6 +53,11 @@ def _named(names: Collection[str]) -> str:
     return ", ".join(map(repr, names))
 
 
+logger = logging.getLogger(__name__)
+
+MOST_FIELDS = 5
+"""Fields that a warning names at most."""
+
 IN_EVENT = frozenset({StoreTier.EVENTLOG, StoreTier.MEMORY})
 _SMALL = (int, float, bool, type(None))
 
@@ -66,9 +76,10 @@ class ResultWriter:
             ToolError: the data cannot be expressed as JSON, nor stored as a table or bytes.
             StorageError: no tier could store it.
         """
-        if "ref" in envelope or "data" not in envelope or self._fits(envelope["data"], command, task):
+        if "ref" in envelope or "data" not in envelope:
             return dict(envelope)
-        return await self.store(envelope, command, task)
+        fits, exposed = self._examine(envelope["data"], command, task)
+        return envelope | exposed if fits else await self.store(envelope, command, task)
 
     async def store(self, envelope: Envelope, command: Command, task: Task | None) -> Envelope:
         """Returns the envelope with its data stored as the task's spec requires, whatever its size."""
@@ -77,9 +88,15 @@ class ResultWriter:
         if "ref" in envelope or data is None:
             return envelope
         may_stay = spec.store is None or spec.store in IN_EVENT or spec.threshold is not None
-        if may_stay and self._fits(data, command, task):
-            extracted = select_fields(data, spec.select, self._limit)
-            return envelope | ({"extracted": extracted} if extracted else {})
+        exposed: dict[str, Any] = {}
+        if may_stay:
+            fits, exposed = self._examine(data, command, task)
+            if fits:
+                extracted = select_fields(data, spec.select, self._limit)
+                return envelope | exposed | ({"extracted": extracted} if extracted else {})
+        elif SECRETS.is_given:
+            with suppress(ToolError):  # a tier also stores what is no JSON
+                _, exposed = self._examine(data, command, task)
         name = spec.name or (task.name if task is not None else "result")
         if command.index is not None:
             name = f"{name}-{command.index}"
@@ -93,21 +110,58 @@ class ResultWriter:
             select=spec.select,
             extra=noted_rows(data),
         )
-        sealed = {key: value for key, value in envelope.items() if key != "data"} | {"ref": reference}
+        sealed = {key: value for key, value in envelope.items() if key != "data"} | exposed | {"ref": reference}
         return sealed | ({"extracted": reference.extracted} if reference.extracted else {})
 
-    def _fits(self, data: Any, command: Command, task: Task | None) -> bool:
+    def _examine(self, data: Any, command: Command, task: Task | None) -> tuple[bool, dict[str, Any]]:
+        """Returns whether data fits into the event, and the fields in it that contain a secret, for the envelope."""
         threshold = task.spec.result.threshold if task is not None else None
         limit = self._limit if threshold is None else min(threshold, self._limit)
-        if isinstance(data, _SMALL) or (isinstance(data, str) and len(data) * 4 <= limit):
-            return True
+        if isinstance(data, _SMALL):
+            return True, {}
+        if isinstance(data, str) and len(data) * 4 <= limit:
+            return True, exposed_in(data, command, encoded=data)
         if not isinstance(data, (dict, list, tuple, str)):
-            return False
+            return False, {}
         try:
-            return len(encode_json(data)) <= limit
+            encoded = encode_json(data)
         except (orjson.JSONEncodeError, TypeError) as error:
             where = f"{command.step}.{task.name}" if task is not None else command.step
             raise ToolError(
                 f"{where}: the result cannot be kept as JSON ({error}); return plain values, a table or bytes",
                 kind="transform",
             ) from error
+        return len(encoded) <= limit, exposed_in(data, command, encoded=encoded)
+
+
+def exposed_in(
+    data: Any, call: Command | ToolCall, place: str = "data", *, encoded: bytes | str | None = None
+) -> dict[str, list[str]]:
+    """Returns ``secrets``, the fields of a value for the event log that contain a secret, and warns; empty without any.
+
+    Args:
+        place: name of the value.
+        encoded: its JSON, if that is known.
+    """
+    if not SECRETS.is_given or not SECRETS.found_in(encode_json(data) if encoded is None else encoded):
+        return {}
+    fields = list(islice(SECRETS.places_in(data, place), MOST_FIELDS)) or [place]
+    logger.log(
+        _level(call),
+        "step %s of execution %s stores a secret in %s, which everyone who reads the event log can see; "
+        "keep only what later steps need",
+        call.step,
+        call.execution_id,
+        ", ".join(fields),
+    )
+    return {"secrets": fields}
+
+
+@lru_cache(maxsize=1_000)
+def _first_of(execution_id: int, step: str) -> Iterator[int]:
+    return chain((logging.WARNING,), repeat(logging.DEBUG))
+
+
+def _level(call: Command | ToolCall) -> int:
+    """Returns the level of a warning: a step warns once, and not for each item of its loop."""
+    return next(_first_of(call.execution_id, call.step))

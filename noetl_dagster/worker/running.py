@@ -15,6 +15,7 @@ from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.queries import COMMAND_OVER
 from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.base import Removal, ToolCall
 from noetl_dagster.tools.commands import jobs
 from noetl_dagster.worker.command import Command, CommandEvents
@@ -72,7 +73,7 @@ class Heartbeats:
         """Stores a call's progress for the next heartbeat of its command."""
         running = self._running.get(call.command_id)
         if running is not None:
-            running.note = message[:LONGEST_NOTE]
+            running.note = SECRETS.redact(message)[:LONGEST_NOTE]
 
     async def close(self) -> None:
         """Stops the heartbeats."""

@@ -95,13 +95,11 @@ async def examine(settings: Settings) -> list[tuple[str, Finding]]:
     from noetl_dagster.cli.doctor.checks import program_checks, server_checks, store_checks
     from noetl_dagster.cli.doctor.secrets import (
         credential_checks,
-        hide_secrets,
         opened_credentials,
         provider_checks,
     )
 
     async with opened_credentials(settings) as credentials:
-        hide_secrets(credentials, settings)
         checks = [
             *server_checks(settings),
             *store_checks(settings),

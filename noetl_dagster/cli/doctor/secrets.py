@@ -9,13 +9,12 @@ from functools import partial
 
 import asyncpg
 import obstore
-from pydantic import SecretStr
 
 from noetl_dagster.cli.doctor import Check, Finding, connects, not_set, ok, warning, wrong
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import Clients, open_bucket, postgres_arguments
-from noetl_dagster.tools.access.credentials import HTTP_TYPES, Credential, Credentials, CredentialType
+from noetl_dagster.tools.access.credentials import HTTP_TYPES, Credentials, CredentialType
 from noetl_dagster.tools.access.managers.asking import SecretManagers
 
 CONNECT_SECONDS = 5.0
@@ -43,18 +42,6 @@ async def opened_credentials(settings: Settings) -> AsyncIterator[Credentials]:
     finally:
         if pool is not None:
             pool.terminate()
-
-
-def hide_secrets(credentials: Credentials, settings: Settings) -> None:
-    """Hides the settings' own secrets in the output, including those in addresses."""
-    own = {}
-    for name in type(settings).model_fields:
-        value = getattr(settings, name)
-        if isinstance(value, SecretStr):
-            own[f"secret {name}"] = value.get_secret_value()
-        elif isinstance(value, str) and "://" in value:
-            own[f"address {name}"] = value
-    credentials.hide(Credential("settings", CredentialType.SECRET, own))
 
 
 async def credential_checks(settings: Settings, credentials: Credentials) -> list[Check]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from noetl_dagster.playbook.templates.rendering import Fetch, holds_async, rende
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.process.log_context import LogContext
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution, Visit
 from noetl_dagster.worker.pipeline import TASK_ERRORS
@@ -271,8 +272,13 @@ class Steps:
         try:
             if not ending.failed:
                 await self._shape(ending, scope)
+            if exposed := ending.envelope.get("secrets"):
+                await self._know_secrets(visit)
+                await self._warn(visit, f"step {step.name} stores a secret in {', '.join(exposed)}")
+            if not ending.failed:
                 outcomes = await self._checked(ending, scope)
         except TASK_ERRORS as error:
+            await self._know_secrets(visit)
             ending.fail(error)
         routed = await self._route(ending, scope)
         if routed.undefined and not routed.fired and not ending.failed:
@@ -316,6 +322,7 @@ class Steps:
         outcomes = await evaluate(self.runtime, ending.visit, ending.envelope, named)
         failed = [one for one in outcomes if one.blocking and not one.passed]
         if failed:
+            await self._know_secrets(ending.visit)
             failures = "; ".join(f"{one.name}: {one.why}" for one in failed)
             ending.fail(ToolError(f"the result did not pass {failures}", kind="check", code="CHECK_FAILED"))
         return outcomes
@@ -324,7 +331,7 @@ class Steps:
         event = self._event(visit, EventType.CHECK_EVALUATED, PASSED if outcome.passed else "FAILED")
         event.meta |= {"check": outcome.name, "severity": outcome.severity, "blocking": outcome.blocking}
         event.error = outcome.why or None
-        event.context = {"facts": outcome.facts} if outcome.facts else None
+        event.context = {"facts": SECRETS.redacted(outcome.facts)} if outcome.facts else None
         return event
 
     async def _route(self, ending: _Ending, scope: Scope) -> _Routed:
@@ -332,10 +339,30 @@ class Steps:
         for _ in range(2):
             named = scope.with_locals(ending.arc_names())
             try:
-                return await _fire(ending, named, self.runtime.results.get)
+                routed = await _fire(ending, named, self.runtime.results.get)
             except TASK_ERRORS as error:
+                await self._know_secrets(ending.visit)
                 ending.fail(error)
+                continue
+            if routed.undefined:
+                await self._know_secrets(ending.visit)
+                routed.undefined = SECRETS.redacted(routed.undefined)
+            return routed
         return _Routed()
+
+    async def _know_secrets(self, visit: Visit) -> None:
+        """Lets this process know the secrets of a step whose commands other processes may have run.
+
+        Called before a text is made of the step's result, if it may contain one.
+        """
+        keychain, fetch = visit.execution.keychain, self.runtime.results.get
+        scope = visit.scope(ReferenceCache())
+        if keychain is not None:
+            with suppress(*TASK_ERRORS):
+                scope = scope.with_keychain(await keychain(scope, fetch))
+        for task in visit.program.tasks:
+            with suppress(*TASK_ERRORS):
+                await self.runtime.box.credentials.resolve(await render_async(task.auth, scope, fetch))
 
     async def _settle(self, visit: Visit, events: Sequence[Event]) -> StepEnd:
         """Appends ``step.exit``, the last of ``events``. The first end in the log counts."""

@@ -29,6 +29,7 @@ from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.nats import ACK_SECONDS, NatsClient, ensure_ingest_consumer, ensure_stream
 from noetl_dagster.events.transport.wire import RefusedEvent, decode_message, message_of
 from noetl_dagster.events.types import Event
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 
 T = TypeVar("T")
@@ -387,6 +388,7 @@ class Ingestor:
         if delivery.size > 1:
             name = f"{name}/{position}"
         logger.error("event message %s of %s is stored in noetl.dead_letter: %s", name, message.subject, error)
+        error, content = SECRETS.redact(error), SECRETS.redact_bytes(content)
         row = (self._names.event_stream, message.subject, content, error, metadata.num_delivered, name)
         await self._patiently(lambda: self._handler.log.pool.execute(queries.PUT_DEAD_LETTER, *row), [message])
         delivery.dead += 1

@@ -21,6 +21,7 @@ from noetl_dagster.errors import EventRefusedError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.transport.base import WORKER_EVENTS
 from noetl_dagster.events.types import Event
+from noetl_dagster.process.redaction import SECRETS
 
 CLOCK_SKEW_SECONDS = 30.0
 """If a worker's clock is off by more, the receiver's time is stored instead."""
@@ -128,6 +129,8 @@ def message_of(event: Event) -> dict[str, Any]:
         value = getattr(event, name)
         if value is not None:
             payload[name] = str(value) if name in _IDS else value
+    if event.error is not None:
+        payload["error"] = SECRETS.redact(event.error)
     return {
         "execution_id": str(event.execution_id),
         "event_id": str(event.event_id),

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 import asyncpg
 import orjson
@@ -29,6 +28,7 @@ from cryptography.fernet import Fernet, InvalidToken
 
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.playbook.tool_kinds import SECRET_PROVIDERS, secret_provider
+from noetl_dagster.process.redaction import SECRETS, named_secrets
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.managers.asking import MANAGERS, SecretManagers
 
@@ -79,8 +79,6 @@ _SCHEMES = {
     "nats": CredentialType.NATS,
     "tls": CredentialType.NATS,
 }
-_SECRET_FIELD = re.compile(r"pass(word|wd)?$|secret|token|private|credentials?$|api_?key|access_key|^key$", re.I)
-_SHORTEST_HIDDEN = 4  # shorter values would blot out ordinary words of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,31 +99,13 @@ class Credential:
                 return self.data[name]
         return default
 
-    def secrets(self) -> set[str]:
-        """Returns the values that must not appear in any text: passwords, tokens, keys, also those inside URLs."""
-        found = {
-            str(value)
-            for name, value in self.data.items()
-            if isinstance(value, str | int) and not isinstance(value, bool) and _SECRET_FIELD.search(name)
-        }
-        if self.type in (CredentialType.HEADER, CredentialType.SECRET) and "value" in self.data:
-            found.add(str(self.data["value"]))
-        for value in self.data.values():
-            if isinstance(value, str) and "://" in value:
-                found |= _url_passwords(value)
-            elif isinstance(value, Mapping):  # headers of an http credential
-                found |= {str(item) for item in value.values() if isinstance(item, str)}
-        return {secret for secret in found if len(secret) >= _SHORTEST_HIDDEN}
-
-
-def _url_passwords(url: str) -> set[str]:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return set()
-    if not parts.password or parts.password == parts.username:  # a default such as postgres:postgres
-        return set()
-    return {parts.password, unquote(parts.password)}
+    def secrets(self) -> list[str]:
+        """Returns the values that must not appear in any text: all but those of fields that are public."""
+        found = named_secrets(self.data)
+        user, password = self.get("username", "user"), self.get("password")
+        if user is not None and password is not None:
+            found.append(base64.b64encode(f"{user}:{password}".encode()).decode())
+        return found
 
 
 def credential_type(text: str) -> CredentialType:
@@ -204,8 +184,8 @@ class Credentials:
         self._pool = pool
         self.encryption = Encryption(settings)
         self._managers = SecretManagers(settings)
-        self._cache: dict[str, tuple[float, Credential]] = {}
-        self._secrets: set[str] = set()
+        self._cache: dict[str, tuple[float, Credential, list[str]]] = {}
+        SECRETS.hide_settings(settings)
 
     async def get(self, name: str, *types: CredentialType) -> Credential:
         """Returns the credential of that name, if it is of one of the types; none given: any.
@@ -213,15 +193,16 @@ class Credentials:
         Raises:
             CredentialError: it is not found (the message names every place), or is of another type.
         """
-        cached_at, found = self._cache.get(name, (0.0, None))
+        cached_at, found, secrets = self._cache.get(name, (0.0, None, []))
         if found is None or time.monotonic() - cached_at >= CACHE_SECONDS:
             found = await self._find(name)
             if found is None:
                 if (embedded := self._embedded(name, types)) is not None:
                     return embedded
                 raise CredentialError(self._not_found(name))
-            self._cache[name] = (time.monotonic(), found)
-            self.hide(found)
+            secrets = found.secrets()
+            self._cache[name] = (time.monotonic(), found, secrets)
+        SECRETS.hide(*secrets)
         if types and found.type not in types:
             raise CredentialError(f"credential {name!r} is of type {found.type}; {' or '.join(types)} is needed here")
         return found
@@ -313,33 +294,21 @@ class Credentials:
             secret = credential.get(field_name) if field_name else credential.get("value", "token", "password")
         elif provider in MANAGERS:
             secret = await self._managers.find(provider, name)
-            if secret.startswith("{"):  # code may use the fields of JSON separately
-                with suppress(orjson.JSONDecodeError):
-                    self.hide(Credential("secret", CredentialType.SECRET, orjson.loads(secret)))
         else:
             known = ", ".join(names[0] for names in SECRET_PROVIDERS)
             raise CredentialError(f"secret provider {asked!r} is unknown; known: {known}")
         if secret in (None, ""):
             raise CredentialError(f"secret {name!r} is not found by provider {provider!r}")
-        if len(str(secret)) >= _SHORTEST_HIDDEN:
-            self._secrets.add(str(secret))
+        SECRETS.hide(str(secret))
         return str(secret)
 
     def hide(self, credential: Credential) -> None:
-        """Makes :meth:`redact` hide the secret values of a credential from now on."""
-        for secret in credential.secrets():  # plain, and encoded as in a query
-            self._secrets |= {secret, quote(secret, safe=""), quote_plus(secret)}
-        user = credential.get("username", "user")
-        if user is not None:
-            pair = f"{user}:{credential.get('password', default='')}"
-            self._secrets.add(base64.b64encode(pair.encode()).decode())
+        """Hides the secret values of a credential in every text of this process from now on."""
+        SECRETS.hide(*credential.secrets())
 
     def redact(self, text: str) -> str:
         """Returns the text with every known secret value replaced by ``***``."""
-        for secret in self._secrets:
-            if secret in text:
-                text = text.replace(secret, "***")
-        return text
+        return SECRETS.redact(text)
 
     async def _find(self, name: str) -> Credential | None:
         path = self._settings.credentials_file

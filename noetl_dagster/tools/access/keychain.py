@@ -18,8 +18,9 @@ from noetl_dagster.errors import CredentialError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.playbook.templates.rendering import Fetch, compile_value, render_async
 from noetl_dagster.playbook.templates.scope import Scope
+from noetl_dagster.process.redaction import SECRETS, named_secrets
 from noetl_dagster.tools.access.clients import Clients
-from noetl_dagster.tools.access.credentials import HANDLE_PREFIX, Credential, Credentials, CredentialType
+from noetl_dagster.tools.access.credentials import HANDLE_PREFIX, Credentials
 
 OF_ANY_EXECUTION = 0
 SCOPES = {"global": True, "catalog": True, "local": False, "shared": False}
@@ -51,7 +52,7 @@ class Keychain:
         self._encryption = credentials.encryption
         self._clients = clients
         self._pool = pool
-        self._tokens: dict[tuple[str, int], tuple[float, Mapping[str, Any]]] = {}
+        self._tokens: dict[tuple[str, int], tuple[float, Mapping[str, Any], list[str]]] = {}
 
     async def open(self, entries: Sequence[Mapping[str, Any]], scope: Scope, fetch: Fetch) -> Mapping[str, Any]:
         """Returns the fields of every entry, by its name. An entry may use those before it.
@@ -84,15 +85,17 @@ class Keychain:
         # entries with the same request share a token's row
         asked = encode_json([entry.get(part) for part in ("endpoint", "url", "method", "headers", "data")])
         key = f"{name}:{self._encryption.digest(asked)}"
-        until, token = self._tokens.get((key, owner), (0.0, {}))
+        until, token, secrets = self._tokens.get((key, owner), (0.0, {}, []))
         if time.monotonic() < until:
+            SECRETS.hide(*secrets)
             return token
         if self._encryption.has_key:
             token, seconds = await self._shared(name, key, owner, entry)
         else:  # it cannot be stored: each process requests its own
             token, seconds = await self._ask(name, entry)
-        self._credentials.hide(Credential(name, CredentialType.SECRET, token))
-        self._tokens[(key, owner)] = (time.monotonic() + seconds, token)
+        secrets = named_secrets(token)
+        SECRETS.hide(*secrets)
+        self._tokens[(key, owner)] = (time.monotonic() + seconds, token, secrets)
         return token
 
     async def _shared(
