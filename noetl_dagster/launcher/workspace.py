@@ -28,6 +28,7 @@ from noetl_dagster.launcher.address import PRIORITY_TAG
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.process.redaction import SECRETS
 
 REFRESH_SECONDS = 5.0
 """Seconds after which a code location that did not load, or lacks the job, is refreshed."""
@@ -143,7 +144,8 @@ class Workspace:
         except Exception as error:  # it may be queued nevertheless
             now = self._instance.get_run_by_id(run_id)
             if now is not None and not now.is_finished:
-                self._instance.report_run_failed(now, f"not handed over: {type(error).__name__}: {error}")
+                why = SECRETS.redact(f"not handed over: {type(error).__name__}: {error}")
+                self._instance.report_run_failed(now, why)
             raise
 
     def _find(self, plan: PlaybookPlan) -> WorkspaceJob | None:

@@ -12,7 +12,7 @@ import html
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
@@ -93,7 +93,7 @@ class _Hidden:
     def of(cls, value: str) -> _Hidden:
         parts = dict.fromkeys(parts_of(value))
         needles = tuple(needle for part in parts for needle in _needles_of(part))
-        return cls(needles, (*parts, *(orjson.dumps(part).decode()[1:-1] for part in parts)))
+        return cls(needles, tuple({*parts, *(orjson.dumps(part).decode()[1:-1] for part in parts)}))
 
 
 class Redactor:
@@ -103,8 +103,8 @@ class Redactor:
         self._lock = Lock()
         self._own: dict[str, _Hidden] = {}
         self._given: dict[str, _Hidden] = {}
-        self._needles: Mapping[str, Sequence[_Form]] | None = {}
-        self._looked_for: tuple[str, ...] | None = ()
+        self._all: tuple[_Hidden, ...] = ()  # copies, which other threads may iterate over
+        self._all_given: tuple[_Hidden, ...] = ()
 
     def hide(self, *values: str) -> None:
         """Hides values that an execution is given from now on, with the parts of compound ones."""
@@ -117,7 +117,7 @@ class Redactor:
             if is_new:
                 while len(given) > MOST:
                     del given[next(iter(given))]
-                self._needles = self._looked_for = None
+                self._copy()
         if is_new:
             _install()
 
@@ -133,7 +133,7 @@ class Redactor:
         if not found <= self._own.keys():
             with self._lock:
                 self._own |= {value: _Hidden.of(value) for value in found}
-                self._needles = None
+                self._copy()
             _install()
 
     def forget(self) -> None:
@@ -141,18 +141,20 @@ class Redactor:
         with self._lock:
             self._own.clear()
             self._given.clear()
-            self._needles, self._looked_for = {}, ()
+            self._copy()
+
+    def _copy(self) -> None:
+        self._all_given = tuple(self._given.values())
+        self._all = (*self._own.values(), *self._all_given)
 
     def redact(self, text: str) -> str:
         """Returns the text with every known secret replaced by ``***``."""
-        needles = self._needles
-        if needles is None:
-            needles = self._found_needles()
         spans: list[tuple[int, int]] | None = None
-        for needle in needles:
-            if needle in text:
-                spans = [] if spans is None else spans
-                spans += [span for form in needles[needle] for span in _spans(text, needle, form)]
+        for hidden in self._all:
+            for needle, form in hidden.needles:
+                if needle in text:
+                    spans = [] if spans is None else spans
+                    spans += _spans(text, needle, form)
         return text if spans is None else _masked(text, spans)
 
     def redact_bytes(self, content: bytes) -> bytes:
@@ -198,40 +200,27 @@ class Redactor:
     @property
     def is_given(self) -> bool:
         """Reports whether an execution of this process was given a value."""
-        return bool(self._given)
+        return bool(self._all_given)
 
     def found_in(self, encoded: bytes | str) -> bool:
         """Reports whether a result contains a secret as it is: in the first :data:`LOOKED_AT` bytes of its JSON."""
-        looked_for = self._looked_for
-        if looked_for is None:
-            looked_for = self._found_values()
-        if not looked_for:
+        given = self._all_given
+        if not given:
             return False
         text = encoded[:LOOKED_AT]
         if isinstance(text, bytes):
             text = text.decode("utf-8", "ignore")
-        return any(one in text for one in looked_for)
+        for hidden in given:
+            for one in hidden.looked_for:
+                if one in text:
+                    return True
+        return False
 
     def places_in(self, value: Any, place: str = "data") -> Iterator[str]:
         """Yields the fields of a value that contain a secret, for example ``data.headers.x-key``."""
         for one, text in islice(_texts(value, place), MOST_TEXTS):
             if self.found_in(text):
                 yield self.redact(one)
-
-    def _found_needles(self) -> Mapping[str, Sequence[_Form]]:
-        with self._lock:
-            needles: dict[str, list[_Form]] = {}  # tokens often begin alike
-            for one in (*self._own.values(), *self._given.values()):
-                for needle, form in one.needles:
-                    needles.setdefault(needle, []).append(form)
-            self._needles = needles
-        return needles
-
-    def _found_values(self) -> tuple[str, ...]:
-        with self._lock:
-            found = tuple({text for one in self._given.values() for text in one.looked_for})
-            self._looked_for = found
-        return found
 
 
 SECRETS = Redactor()
