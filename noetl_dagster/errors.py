@@ -94,6 +94,7 @@ class ProblemKind(StrEnum):
     CODE_IS_TEMPLATE = "code-is-template"
     TOOL_AS_ERROR_KIND = "tool-as-error-kind"
     UNQUOTED_TEMPLATE = "unquoted-template"
+    RIGHT_NOT_ALLOWED = "right-not-allowed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,12 @@ class ReferenceNotAvailableError(StorageError):
 
     kind = "not_found"
     code = "REFERENCE_NOT_AVAILABLE"
+
+
+class StorageQuotaError(StorageError):
+    """An execution would store more bytes than its limit."""
+
+    kind = "storage_quota"
 
 
 class IntegrityError(StorageError):

@@ -39,6 +39,14 @@ def _names(value: Any) -> Any:
 _Listed = BeforeValidator(_names)
 
 
+POD_RIGHTS = (
+    *("hostPath", "serviceAccount", "secret", "volume", "capability", "privileged", "allowPrivilegeEscalation"),
+    *("hostNetwork", "hostPID", "hostIPC", "procMount", "seccompProfile", "appArmorProfile"),
+    *("seLinuxOptions", "windowsOptions"),
+)
+"""Rights of pods that an installation may allow: all, or those of a value: ``hostPath:/data``."""
+
+
 class StoreTier(StrEnum):
     """The tiers that store results, as in ``noetl.result_ref.store_tier``."""
 
@@ -192,6 +200,12 @@ class Settings(BaseSettings):
         ge=1024,
         description="Size of the chunks of a large result, stored while the next is made",
     )
+    execution_stored_bytes: Annotated[int | None, _NoneIfEmpty] = Field(
+        None,
+        ge=1,
+        description="Most bytes that the results of one execution have in the stores; a task that stores more fails; "
+        "empty: no limit",
+    )
     result_preview_bytes: int = Field(1024, description="Largest preview stored with a reference")
     loop_collection_threshold: int = Field(1000, description="Larger loop collections become references")
 
@@ -226,6 +240,11 @@ class Settings(BaseSettings):
 
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
     credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential and keychain")
+    container_allow: Annotated[tuple[str, ...], NoDecode, _Listed] = Field(
+        (),
+        description="Rights that playbooks may ask of pods, separated by commas: hostPath:/data, serviceAccount:spark, "
+        "secret:keys, capability:NET_ADMIN, volume:nfs, privileged, allowPrivilegeEscalation, ...; empty: none",
+    )
     file_folders: Annotated[tuple[Path, ...], NoDecode, _Listed] = Field(
         (),
         description="Further folders, separated by commas, for absolute paths of scripts, and for absolute paths of "
@@ -273,6 +292,14 @@ class Settings(BaseSettings):
     records_api_port: int = Field(0, description="Port of the embedded records API; 0: any free port")
     records_api_seed: int = Field(7, description="Seed of the records and faults of the records API")
     records_api_faults: float = Field(0.05, ge=0, le=1, description="Faulty share of records API answers")
+
+    @field_validator("container_allow")
+    @classmethod
+    def _check_rights(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            if entry.partition(":")[0] not in POD_RIGHTS:
+                raise ValueError(f"{entry!r} is unknown; write one of {', '.join(POD_RIGHTS)}, some with :value")
+        return value
 
     @field_validator("tracing_endpoint")
     @classmethod

@@ -107,6 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[name]
     # every test has a state folder of its own, in which each would make an archive
     os.environ["NOETL_SPARK_CLASS_ARCHIVE"] = "false"
+    os.environ["NOETL_CONTAINER_ALLOW"] = "hostPath, serviceAccount, secret"
     os.environ["NOETL_FILE_FOLDERS"] = tempfile.gettempdir()
     get_settings.cache_clear()
     HOME.mkdir(parents=True, exist_ok=True)

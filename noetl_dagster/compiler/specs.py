@@ -26,10 +26,12 @@ from dagster import (
 
 from noetl_dagster.compiler.lineage.tables import tables_written
 from noetl_dagster.compiler.names import POD_TAG, dagster_name
-from noetl_dagster.errors import Place, PlaybookError, Problem
+from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind
 from noetl_dagster.playbook.assets import AutomationKind, AutomationSpec
 from noetl_dagster.playbook.models import Playbook, Step
+from noetl_dagster.playbook.permissions import refusal, refused, spec_of_pod
 from noetl_dagster.playbook.pods import Pod
+from noetl_dagster.settings import get_settings
 
 KIND_PREFIX = "dagster/kind/"
 RELATION = "dagster/relation_identifier"
@@ -181,7 +183,14 @@ def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(pod: Pod, place: Place, what: str) -> str:
-    """Returns the tag's text; raises PlaybookError if ``dagster-k8s`` is installed and refuses it."""
+    """Returns the tag's text.
+
+    Raises:
+        PlaybookError: the installation does not allow its rights, or ``dagster-k8s`` is installed and refuses it.
+    """
+    if rights := refused(spec_of_pod(pod), get_settings().container_allow, pod.annotations):
+        message = f"{what}: {refusal(rights)}"
+        raise PlaybookError([Problem(place, message, kind=ProblemKind.RIGHT_NOT_ALLOWED)])
     text = orjson.dumps(config_of(pod), option=orjson.OPT_SORT_KEYS).decode()
     if find_spec("dagster_k8s") is not None:
         from dagster_k8s.job import get_user_defined_k8s_config

@@ -81,6 +81,12 @@ _PAGE_OF_PARTS = f"""
     ORDER BY part_index LIMIT $3
 """
 
+# bytes of an execution's results; files of a dataset are counted with it, and the parts of a manifest by themselves
+_STORED_BYTES = """
+    SELECT coalesce(sum(bytes_size), 0)::bigint FROM noetl.result_ref
+    WHERE execution_id = $1 AND kind <> 'manifest' AND NOT (parent_ref_id IS NOT NULL AND extra ? 'files')
+"""
+
 _DELETE = "DELETE FROM noetl.result_ref WHERE ref_id = ANY($1::bigint[])"
 
 
@@ -108,6 +114,13 @@ class RefCatalog:
         columns = [[_value(ref, name) for ref in refs] for name in _COLUMNS]
         async with self.connection(connection) as open_connection:
             await open_connection.execute(_INSERT, *columns)
+
+    async def stored_bytes(self, execution_id: int) -> int | None:
+        """Returns the bytes of an execution's results; None without a database."""
+        if self._pool is None:
+            return None
+        async with self.connection() as connection:
+            return int(await connection.fetchval(_STORED_BYTES, execution_id))
 
     async def by_ref(self, ref: str) -> ResultRef:
         """Returns the reference of a logical name; raises ``ReferenceNotAvailableError`` if it is not recorded."""

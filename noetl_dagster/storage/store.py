@@ -25,6 +25,7 @@ from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.codec import THREAD_ABOVE, Compression, Encoded, RunningDigest, digest_of
 from noetl_dagster.storage.manifests import Strategy, record_manifest
 from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, key_of, owner_of
+from noetl_dagster.storage.quota import StoredBytes
 from noetl_dagster.storage.reading import ResultReader
 from noetl_dagster.storage.tiers.base import Bytes, TierUnavailableError
 
@@ -74,6 +75,7 @@ class ResultStore(ResultReader):
     def __init__(self, settings: Settings, pool: asyncpg.Pool | None, *, ids: Snowflake | None = None) -> None:
         super().__init__(settings, Placement(settings, pool), RefCatalog(pool))
         self._ids = ids or Snowflake(process_node())
+        self._stored = StoredBytes(settings.execution_stored_bytes, self._catalog)
 
     async def close(self) -> None:
         """Closes the tiers that were used."""
@@ -107,19 +109,29 @@ class ResultStore(ResultReader):
         """
         item = NewResult(value, execution_id, step, name, spec, tier, select, parent_ref_id, extra or {})
         ref = await self._place(item)
-        await self._catalog.record([ref])
+        try:
+            await self._catalog.record([ref])
+        finally:
+            self._stored.settle(execution_id, ref.bytes_size)
         return ref
 
     async def put_many(self, items: Sequence[NewResult]) -> list[ResultRef]:
         """Stores many results; their rows are written in one statement, in order."""
         limit = asyncio.Semaphore(_PUTS_IN_FLIGHT)
+        placed: list[ResultRef] = []
 
         async def place(item: NewResult) -> ResultRef:
             async with limit:
-                return await self._place(item)
+                ref = await self._place(item)
+                placed.append(ref)
+                return ref
 
-        refs = await asyncio.gather(*map(place, items))
-        await self._catalog.record(refs)
+        try:
+            refs = await asyncio.gather(*map(place, items))
+            await self._catalog.record(refs)
+        finally:
+            for ref in placed:
+                self._stored.settle(ref.execution_id, ref.bytes_size)
         return refs
 
     async def digest(self, value: Any, spec: ResultSpec) -> str:
@@ -150,15 +162,20 @@ class ResultStore(ResultReader):
         async def metered() -> AsyncIterator[Bytes]:
             nonlocal head, size
             async for chunk in codec.compress_stream(chunks, compression):
-                head += bytes(chunk[: most - len(head)])
+                await self._stored.add(execution_id, len(chunk), f"a part of result {where[2]!r} of step {step!r}")
                 size += len(chunk)
+                head += bytes(chunk[: most - len(head)])
                 await digest.add(chunk)
                 yield chunk
 
         ref_id = self._ids.next()
         key = key_of(*where, ref_id, codec.EXTENSIONS.get(content_type, ""))
         chosen = self._placement.choose(None, tier or spec.store)
-        placed = await self._placement.put_stream(chosen, key, metered())
+        try:
+            placed = await self._placement.put_stream(chosen, key, metered())
+        except BaseException:
+            self._stored.settle(execution_id, size)
+            raise
         readable = compression is Compression.NONE and codec.is_readable(content_type)
         ref = self._ref(
             ref_id,
@@ -171,7 +188,10 @@ class ResultStore(ResultReader):
             sha256=await digest.hexdigest(),
             preview=codec.clip(head, most) if readable else None,
         )
-        await self._catalog.record([ref])
+        try:
+            await self._catalog.record([ref])
+        finally:
+            self._stored.settle(execution_id, size)
         return ref
 
     async def register_dataset(
@@ -196,6 +216,7 @@ class ResultStore(ResultReader):
             schema: column name to type.
             bytes_size: bytes of all files together.
         """
+        await self._stored.add(execution_id, bytes_size, f"result {name!r} of step {step!r}")
         tier = locations.tier_of_uri(physical_uri, self.settings)
         facts: dict[str, Any] = {"files": list(files), **(extra or {})}
         if schema is not None:
@@ -212,7 +233,10 @@ class ResultStore(ResultReader):
             rows=rows,
             extra=facts,
         )
-        await self._catalog.record([ref])
+        try:
+            await self._catalog.record([ref])
+        finally:
+            self._stored.settle(execution_id, bytes_size)
         return ref
 
     async def register_part(
@@ -366,15 +390,20 @@ class ResultStore(ResultReader):
         spec = item.spec
         encoded = await self._encode(item.value, spec)
         data, ref_id, name = encoded.data, self._ids.next(), spec.name or item.name
+        await self._stored.add(item.execution_id, len(data), f"result {name!r} of step {item.step!r}")
         extension = codec.EXTENSIONS.get(encoded.content_type, "")
         key = key_of(item.execution_id, item.step, name, ref_id, extension)
         tier = self._placement.choose(len(data), item.tier or spec.store)
-        if len(data) < THREAD_ABOVE:
-            sha256, placed = digest_of(data), await self._placement.put(tier, key, data)
-        else:  # hashing releases the interpreter
-            sha256, placed = await asyncio.gather(
-                asyncio.to_thread(digest_of, data), self._placement.put(tier, key, data)
-            )
+        try:
+            if len(data) < THREAD_ABOVE:
+                sha256, placed = digest_of(data), await self._placement.put(tier, key, data)
+            else:  # hashing releases the interpreter
+                sha256, placed = await asyncio.gather(
+                    asyncio.to_thread(digest_of, data), self._placement.put(tier, key, data)
+                )
+        except BaseException:
+            self._stored.settle(item.execution_id, len(data))
+            raise
         return self._ref(
             ref_id,
             (item.execution_id, item.step, name),

@@ -6,6 +6,7 @@ launch:  # runs, steps in pods of their own and steps of kind container are Jobs
   - {apiGroups: [""], resources: [pods], verbs: [get, list, watch, delete]}
   - {apiGroups: [""], resources: [pods/log], verbs: [get]}
   - {apiGroups: [""], resources: [events], verbs: [list]}
+  - {apiGroups: [""], resources: [secrets], verbs: [create]}  # with the secret variables of a container's Job, which owns it
 control:  # looks at runs and ends them
   - {apiGroups: [batch], resources: [jobs], verbs: [get, list, watch, delete]}
   - {apiGroups: [batch], resources: [jobs/status], verbs: [get]}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from noetl_dagster.errors import Problem, ProblemKind
+from noetl_dagster.errors import Place, Problem, ProblemKind
 from noetl_dagster.playbook.checks.streams import check_streams, problem_of
 from noetl_dagster.playbook.checks.templates import check_templates
 from noetl_dagster.playbook.checks.unquoted import check_unquoted
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import Region, StepGraph
 from noetl_dagster.playbook.models import LoopMode, Playbook, ShardGranularity, Step, Task
-from noetl_dagster.playbook.wording import Hints, hints_against, suggestion
-from noetl_dagster.settings import POOL_NAME
+from noetl_dagster.playbook.permissions import refusal, refused, spec_of_pod, spec_of_task
+from noetl_dagster.playbook.wording import Hints, hints_against, is_template, suggestion
+from noetl_dagster.settings import POOL_NAME, get_settings
 
 
 def check_playbook(playbook: Playbook, document: Document) -> list[Problem]:
@@ -27,8 +29,11 @@ def check_playbook(playbook: Playbook, document: Document) -> list[Problem]:
         problems += _check_pool(playbook, step)
         problems += _check_partitions(playbook, step)
         problems += _check_tasks(playbook, step)
+        problems += _check_rights(playbook, step)
     for region in graph.regions:
         problems += _check_pods(playbook, region)
+    if playbook.pod is not None:
+        problems += _refused(spec_of_pod(playbook.pod), playbook.pod.annotations, Place(playbook.file, 1), "executor")
     problems += check_streams(playbook, graph, document)
     problems += check_templates(playbook, document)
     problems += check_unquoted(playbook, document)
@@ -118,6 +123,25 @@ def _check_tasks(playbook: Playbook, step: Step) -> Iterator[Problem]:
         message = "its sink writes files; it runs in the driver, not in workers"
         remedy = "write to a bucket or to postgres to have workers run it"
         yield problem_of(playbook, step, f"{message}; {remedy}", "warning")
+
+
+def _check_rights(playbook: Playbook, step: Step) -> Iterator[Problem]:
+    """Warns about rights of pods that the settings of this process do not allow; another process may have others."""
+    place, what = step.place or Place(playbook.file, 1), f"step {step.name!r}"
+    if step.spec.pod is not None:
+        yield from _refused(spec_of_pod(step.spec.pod), step.spec.pod.annotations, place, f"{what}, kubernetes")
+    for task in _tasks(playbook, step):
+        if task.kind == "container":
+            where, name = task.place or place, f"{what}, task {task.name!r}"
+            yield from _refused(spec_of_task(task.config), task.config.get("annotations"), where, name)
+
+
+def _refused(spec: Mapping[str, Any], annotations: Any, place: Place, what: str) -> Iterator[Problem]:
+    rights = [
+        right for right in refused(spec, get_settings().container_allow, annotations) if not is_template(right.value)
+    ]
+    if rights:
+        yield Problem(place, f"{what}: {refusal(rights)}", "warning", ProblemKind.RIGHT_NOT_ALLOWED)
 
 
 def _check_pods(playbook: Playbook, region: Region) -> Iterator[Problem]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.playbook.permissions import refusal, refused
 from noetl_dagster.tools.base import (
     JobMessages,
     Tool,
@@ -37,7 +39,9 @@ class ContainerTool(Tool):
     kubeconfig's, else ``default``); ``service_account``; ``timeout`` seconds; as Kubernetes writes them too
     ``env_from``, ``volume_mounts``, ``security_context`` (of the container), ``working_dir``, ``image_pull_policy``,
     ``volumes``, ``node_selector``, ``tolerations``, ``image_pull_secrets`` (names will do), ``labels`` and
-    ``annotations`` of job and pod. ``pipes: true`` as for shell: messages are objects of the minio store, so the
+    ``annotations`` of job and pod. Rights of the host, further privileges, service accounts and Secrets must be allowed
+    by ``NOETL_CONTAINER_ALLOW``. Variables whose values contain a secret are passed through a Secret of the job.
+    ``pipes: true`` as for shell: messages are objects of the minio store, so the
     job needs a client of that store.
 
     Output: ``{job, namespace, pod, exit_code, stdout}``; of a long log the last mebibyte. ``stdout`` is None and
@@ -59,8 +63,11 @@ class ContainerTool(Tool):
         namespace = str(call.config.get("namespace") or await asyncio.to_thread(own_namespace))
         script = await load_script(call, box)
         async with pipes_variables(call, box, JobMessages.OBJECTS) as variables:
-            manifest = jobs.job_manifest(call, script, variables)
-            job = _ContainerJob(call, batch, core, namespace)
+            redact = box.credentials.redact
+            secrets = jobs.secret_variables(call, variables, lambda text: redact(text) != text)
+            manifest = jobs.job_manifest(call, script, variables, secrets)
+            _check_rights(call, manifest, box)
+            job = _ContainerJob(call, batch, core, namespace, secrets)
             if box.after is not None and call.command_id:
                 box.after(call, job.clear)
                 return await self._run(job, box, manifest)
@@ -103,8 +110,9 @@ class ContainerTool(Tool):
 class _ContainerJob:
     """The job of a call in the cluster."""
 
-    def __init__(self, call: ToolCall, batch: Any, core: Any, namespace: str) -> None:
+    def __init__(self, call: ToolCall, batch: Any, core: Any, namespace: str, secrets: Mapping[str, str]) -> None:
         self.call, self.namespace, self.name = call, namespace, jobs.job_name(call)
+        self._secrets = secrets
         self.asker = f"container in step {call.step}"
         self._batch, self._core = batch, core
         self._ask, self._delete = partial(ask_cluster, self.asker), partial(delete_job, self.asker, batch)
@@ -119,7 +127,7 @@ class _ContainerJob:
         """
         await self._refuse_stale(box)
         made_of = manifest["metadata"]["annotations"][jobs.MADE_OF]
-        while not await self._created(manifest):
+        while (created := await self._created(manifest)) is None:
             found = await self._found()
             if found is not None and not self._is_own(found):
                 raise ToolError(
@@ -129,10 +137,26 @@ class _ContainerJob:
                 )
             if found is not None and found.metadata.deletion_timestamp is None:
                 if found.metadata.annotations.get(jobs.MADE_OF) == made_of:
+                    await self._make_secret(found)
                     return
                 logger.warning("%s: job %s has another definition; it is replaced", self.asker, self.name)
                 await self._delete(found)
             await asyncio.sleep(POLL_SECONDS)  # until the deletion is complete
+        await self._make_secret(created)
+
+    async def _make_secret(self, job: Any) -> None:
+        """Creates the Secret of a job's secret variables, for which its pod waits; an earlier process may have.
+
+        It comes after the job, which owns it: whenever this process is killed, no Secret is left.
+        """
+        if jobs.SECRET not in job.metadata.annotations or _end_of(job) is not None:
+            return
+        manifest = jobs.secret_manifest(job, self._secrets)
+        try:
+            await self._ask(self._core.create_namespaced_secret, self.namespace, manifest)
+        except ToolError as error:
+            if error.status != 409:
+                raise
 
     async def ended(self, box: Toolbox) -> Any:
         """Waits for the end of the job. Returns its condition ``Complete`` or ``Failed``."""
@@ -210,20 +234,19 @@ class _ContainerJob:
         listed = await self._ask(self._batch.list_namespaced_job, self.namespace, label_selector=selector)
         return [job for job in listed.items if jobs.CALL in (job.metadata.annotations or {})]
 
-    async def _created(self, manifest: dict[str, Any]) -> bool:
-        """Creates the job; False if its name is taken. Waits for a running request even when cancelled."""
+    async def _created(self, manifest: dict[str, Any]) -> Any:
+        """Creates and returns the job; None if its name is taken. Waits for a running request even when cancelled."""
         request = self._ask(self._batch.create_namespaced_job, self.namespace, manifest)
         creating = asyncio.ensure_future(request)
         try:
-            await asyncio.shield(creating)
+            return await asyncio.shield(creating)
         except ToolError as error:
             if error.status != 409:
                 raise
-            return False
+            return None
         except asyncio.CancelledError:
             await asyncio.wait([creating])
             raise
-        return True
 
     async def _found(self) -> Any:
         try:
@@ -235,6 +258,16 @@ class _ContainerJob:
 
     def _is_own(self, job: Any) -> bool:
         return bool((job.metadata.annotations or {}).get(jobs.CALL) == jobs.call_name(self.call))
+
+
+def _check_rights(call: ToolCall, manifest: dict[str, Any], box: Toolbox) -> None:
+    """Raises ``ToolError`` if a job asks for rights that the installation does not allow."""
+    template, own = manifest["spec"]["template"], manifest["metadata"]["annotations"].get(jobs.SECRET)
+    asked = refused(template["spec"], box.settings.container_allow, template["metadata"].get("annotations"))
+    rights = [right for right in asked if own is None or right.value != own]
+    if rights:
+        place = f" ({call.task.place})" if call.task.place is not None else ""
+        raise call.error(f"{refusal(rights)}{place}", "auth")
 
 
 def _end_of(job: Any) -> Any:

@@ -8,6 +8,7 @@ import logging
 import math
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from secrets import token_hex
 from types import MappingProxyType
 from typing import Any
 
@@ -28,12 +29,14 @@ MARGIN_SECONDS = 60
 
 CALL = "noetl/call"  # annotation: the job's call
 MADE_OF = "noetl/made-of"  # annotation: a digest of its container's definition
+SECRET = "noetl/secret"  # annotation: the Secret with its secret variables, which it owns
 COMMAND = "noetl/command"  # label: a digest of its command
 EXECUTION = "noetl/execution-id"  # label
 
 OURS = f"app.kubernetes.io/managed-by=noetl-dagster,{EXECUTION}"
 """Selects the jobs of containers; with ``=<id>`` appended those of an execution."""
 
+_SECRET_LABELS = ("app.kubernetes.io/managed-by", EXECUTION, COMMAND)
 _AT_ONCE = 100  # executions per listing of orphans
 _ASKER = "jobs of containers"
 
@@ -50,12 +53,16 @@ _OF_POD = ("volumes", "node_selector", "tolerations")
 
 
 def job_manifest(
-    call: ToolCall, script: str | None = None, variables: Mapping[str, str] = MappingProxyType({})
+    call: ToolCall,
+    script: str | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Returns the Job of a call: one pod, never restarted, removed at the latest a day after its end.
 
     Args:
         variables: of its environment, in addition to those of the task.
+        secrets: variables that refer to a Secret of the job.
 
     Raises:
         ToolError: there is no image, or the timeout is no number.
@@ -71,10 +78,12 @@ def job_manifest(
         container["command"] = ["/bin/sh", "-c", str(command)]
     if config.get("args"):
         container["args"] = [str(part) for part in config["args"]]
-    container["env"] = _variables(config.get("env"))
+    secret = f"{job_name(call)}-{token_hex(4)}"
+    container["env"] = _without_values(_variables(config.get("env")), secret, secrets)
     container |= _given(config, _OF_CONTAINER)
-    made_of = _digest(orjson.dumps(container, option=orjson.OPT_SORT_KEYS, default=str))
-    container["env"] += _variables(variables)
+    # neither the name nor the values of the Secret, since tokens are renewed
+    made_of = _digest(orjson.dumps(container, option=orjson.OPT_SORT_KEYS, default=str).replace(secret.encode(), b""))
+    container["env"] += _without_values(_variables(variables), secret, secrets)
     labels = {
         **_texts(config.get("labels")),
         "app.kubernetes.io/managed-by": "noetl-dagster",
@@ -89,22 +98,57 @@ def job_manifest(
         secrets = config["image_pull_secrets"]
         named = [secrets] if isinstance(secrets, str) else secrets
         pod["imagePullSecrets"] = [{"name": one} if isinstance(one, str) else one for one in named]
-    annotations = _texts(config.get("annotations"))
+    annotations = {name: text for name, text in _texts(config.get("annotations")).items() if name != SECRET}
     spec: dict[str, Any] = {"backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_SECONDS}
     limit = min((seconds_of(call) or math.inf, call.task.spec.timeout or math.inf))
     if limit < math.inf:
         spec["activeDeadlineSeconds"] = math.ceil(limit) + MARGIN_SECONDS
     metadata: dict[str, Any] = {"labels": labels} | ({"annotations": annotations} if annotations else {})
+    own = {**annotations, CALL: call_name(call), MADE_OF: made_of} | ({SECRET: secret} if secrets else {})
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
             "name": job_name(call),
             "labels": labels,
-            "annotations": {**annotations, CALL: call_name(call), MADE_OF: made_of},
+            "annotations": own,
         },
         "spec": {**spec, "template": {"metadata": metadata, "spec": pod}},
     }
+
+
+def secret_variables(call: ToolCall, variables: Mapping[str, str], is_secret: Callable[[str], bool]) -> dict[str, str]:
+    """Returns the variables of a call's container whose values contain a secret."""
+    given = [*_variables(call.config.get("env")), *_variables(variables)]
+    texts = {str(one.get("name")): one.get("value") for one in given}
+    return {name: text for name, text in texts.items() if isinstance(text, str) and is_secret(text)}
+
+
+def secret_manifest(job: Any, values: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the Secret of a job's secret variables. The job owns it, so it is deleted with the job."""
+    metadata = job.metadata
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata.name, "uid": metadata.uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": metadata.annotations[SECRET],
+            "labels": {name: text for name, text in metadata.labels.items() if name in _SECRET_LABELS},
+            "ownerReferences": [owner],
+        },
+        "immutable": True,
+        "stringData": dict(values),
+    }
+
+
+def _without_values(variables: list[dict[str, Any]], secret: str, secrets: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Returns variables with references to a Secret in place of secret values."""
+    return [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name}}}
+        if (name := variable.get("name")) in secrets
+        else variable
+        for variable in variables
+    ]
 
 
 def call_name(call: ToolCall) -> str:
