@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -393,6 +395,27 @@ def test_an_unquoted_template_is_a_warning(task: str, source: str, remedy: str) 
 @pytest.mark.parametrize("task", QUOTED)
 def test_quoted_templates_are_no_warnings(task: str) -> None:
     assert unquoted(task) == []
+
+
+LARGE = [
+    "{% set a = b %}{% set b = a %}{{ a }}",
+    "".join(f"{{% set a{n} = a{n + 1} ~ a{n + 1} %}}" for n in range(300)) + "{{ a0 }}",
+    "echo " + "'{{ row.name | shell_quote }} " * 1_000,
+    "echo " + "{{ row.name }} " * 1_000,
+]
+
+
+@pytest.mark.parametrize("text", LARGE, ids=range(len(LARGE)))
+def test_the_check_is_fast_for_large_texts(text: str) -> None:
+    started = time.perf_counter()
+    unquoted(orjson.dumps({"kind": "shell", "cmds": text}).decode())
+    assert time.perf_counter() - started < 5
+
+
+def test_a_variable_that_is_set_again_and_again_is_looked_at_once() -> None:
+    text = "{% set a = row.b %}" + "{% set a = a | upper %}" * 3 + "{{ a }} {% set b = a | int %}{{ b }}"
+    [found] = unquoted(orjson.dumps({"kind": "shell", "cmds": text}).decode())
+    assert "the value of {{ a }} becomes" in found.message
 
 
 def test_a_warning_names_the_line_of_the_template() -> None:

@@ -63,6 +63,9 @@ _OF_NAMES = re.compile(r'(?:\b(?:from|into|update|table|join|exists|schema|view|
 _OF_LOOPS = frozenset({"_index", "loop_index", "_attempt", "attempt", "loop", "__frame_max_rows"})
 """Names whose values are numbers."""
 
+_NODES = 1_000
+_WARNINGS = 20  # for one text
+
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash"})
 
 
@@ -145,7 +148,10 @@ def _unquoted(
         return  # reported as such
     if language is PATH and len(outputs) == 1 and outputs[0].source == text.strip():
         return
+    found = 0
     for output in outputs:
+        if found >= _WARNINGS:
+            return
         names_table = language is SQL and _OF_NAMES.search(output.before) is not None
         known = _OWN | given if language is PATH or names_table else _OWN
         inner = output.source.removeprefix("{{").removesuffix("}}").strip("-+ \n")
@@ -156,6 +162,7 @@ def _unquoted(
             message = f"{label}: {output.source} quotes its value, and stands in quotes; take the quotes away"
         else:
             continue
+        found += 1
         where = place_of_line(output.line, 1, text, place, lines)
         yield Problem(where, message, "warning", ProblemKind.UNQUOTED_TEMPLATE)
 
@@ -170,41 +177,40 @@ def _quotes(node: nodes.Node, language: Language) -> bool:
 
 
 def _is_quoted(node: nodes.Node | None, output: Output, language: Language, given: frozenset[str]) -> bool:
-    """Reports whether no value of an expression can be read as more than a value."""
+    """Reports whether no value of an expression can be read as more than a value.
 
-    def all_of(*parts: nodes.Node | None) -> bool:
-        return all(part is None or _is_quoted(part, output, language, given) for part in parts)
-
-    match node:
-        case nodes.Const() | nodes.TemplateData() | nodes.Compare() | nodes.Not() | nodes.Test():
-            return True
-        case nodes.Sub() | nodes.Div() | nodes.FloorDiv() | nodes.Pow() | nodes.Neg() | nodes.Pos():
-            return True  # numbers, or an error
-        case nodes.Filter(name=name, node=inner, args=arguments):
-            return name in language.filters or name in _NUMBERS or all_of(inner, *arguments)
-        case nodes.CondExpr(expr1=one, expr2=other):
-            return all_of(one, other)
-        case nodes.BinExpr(left=left, right=right):  # and, or, +, *, %
-            return all_of(left, right)
-        case nodes.Concat(nodes=parts):
-            return all_of(*parts)
-        case nodes.List(items=items) | nodes.Tuple(items=items):
-            return all_of(*items)
-        case nodes.Call(node=nodes.Name(name="range")):
-            return True
-        case nodes.Call(node=nodes.Getattr(node=nodes.Const(value=str()), attr="join"), args=arguments):
-            return all_of(*arguments)
-        case nodes.Call(node=nodes.Getattr(node=inner), args=arguments):  # a method of a value
-            return all_of(inner, *arguments)
-        case nodes.Getattr(node=inner) | nodes.Getitem(node=inner):
-            return all_of(inner)
-        case nodes.Name(name=name) if name in output.bound:
-            value = output.bound[name]
-            return not _names(value, name) and all_of(value)
-        case nodes.Name(name=name):
-            return name in given or name in _OF_LOOPS
-    return False
-
-
-def _names(node: nodes.Node, name: str) -> bool:
-    return any(found.name == name for found in node.find_all(nodes.Name)) or getattr(node, "name", None) == name
+    It looks at each bound variable once, and at so many nodes: larger expressions count as unquoted.
+    """
+    waiting, known, left = [node], set[str](), _NODES
+    while waiting:
+        node, left = waiting.pop(), left - 1
+        match node:
+            case _ if left < 0:
+                return False
+            case None | nodes.Const() | nodes.TemplateData() | nodes.Compare() | nodes.Not() | nodes.Test():
+                pass
+            case nodes.Sub() | nodes.Div() | nodes.FloorDiv() | nodes.Pow() | nodes.Neg() | nodes.Pos():
+                pass  # numbers, or an error
+            case nodes.Filter(name=name) if name in language.filters or name in _NUMBERS:
+                pass
+            case nodes.Filter(node=inner, args=arguments):
+                waiting += [inner, *arguments]
+            case nodes.CondExpr(expr1=one, expr2=other) | nodes.BinExpr(left=one, right=other):
+                waiting += [one, other]
+            case nodes.Concat(nodes=parts) | nodes.List(items=parts) | nodes.Tuple(items=parts):
+                waiting += parts
+            case nodes.Call(node=nodes.Name(name="range")):
+                pass
+            case nodes.Call(node=nodes.Getattr(node=inner), args=arguments):  # a method of a value
+                waiting += [inner, *arguments]
+            case nodes.Getattr(node=inner) | nodes.Getitem(node=inner):
+                waiting.append(inner)
+            case nodes.Name(name=name) if name in output.bound:
+                if name not in known:
+                    known.add(name)
+                    waiting += output.bound[name]
+            case nodes.Name(name=name) if name in given or name in _OF_LOOPS:
+                pass
+            case _:
+                return False
+    return True

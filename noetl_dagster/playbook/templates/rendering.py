@@ -47,6 +47,7 @@ _RESULT = "__result__"
 _SHOWN_NAMES = 30
 _FEW = 64
 """Parts of a text that need no bound together."""
+_SHOWN_BEFORE = 1_000
 _NO_NAMES: frozenset[str] = frozenset()
 
 
@@ -293,7 +294,7 @@ class Output(NamedTuple):
     Attributes:
         source: the expression with its braces.
         line: of the text, from 1.
-        before: the text before it in its line, without other templates.
+        before: the text before it in its line, without other templates; of a long line the last 1,000 characters.
         bound: expressions of variables that the text binds, by name.
     """
 
@@ -301,7 +302,7 @@ class Output(NamedTuple):
     line: int
     before: str
     expression: nodes.Expr
-    bound: Mapping[str, nodes.Node]
+    bound: Mapping[str, list[nodes.Node]]
 
 
 def outputs_in(source: str) -> list[Output]:
@@ -312,19 +313,19 @@ def outputs_in(source: str) -> list[Output]:
     """
     found: list[Output] = []
     before, inside = "", ""
-    marked, bound = _marked(source), dict[str, nodes.Node]()
+    marked, bound = _marked(source), dict[str, list[nodes.Node]]()
     for node in ENVIRONMENT.parse(marked).find_all((nodes.Assign, nodes.For)):
         match node:
             case (
                 nodes.Assign(target=nodes.Name(name=name), node=value)
                 | nodes.For(target=nodes.Name(name=name), iter=value)
             ):
-                bound[name] = value
+                bound.setdefault(name, []).append(value)
     for line, token, text in ENVIRONMENT.lex(marked):
         if token == "variable_begin" or inside:
             inside += text
         elif token == "data":
-            before = (before + text).rpartition("\n")[2]
+            before = (before + text).rpartition("\n")[2][-_SHOWN_BEFORE:]
         if token == "variable_end":
             expression = _whole_expression(ENVIRONMENT.parse(inside))
             if expression is not None:
