@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from noetl_dagster.errors import ErrorKind
+from noetl_dagster.process.redaction import SECRETS
 
 LONGEST_MESSAGE = 1500
 _REMOTE_TRACEBACK = "Traceback (most recent call last):"
@@ -59,7 +60,7 @@ def failure_of(error: BaseException) -> SparkFailure:
         kind = "connection"
     message = _python_error(traceback) if is_python else _spark_error(text)
     return SparkFailure(
-        message=(message or name)[:LONGEST_MESSAGE],
+        message=SECRETS.redact(message or name)[:LONGEST_MESSAGE],
         code=condition() if condition is not None else None,
         retryable=kind == "connection",
         kind=kind,

@@ -87,7 +87,7 @@ class CommandRunner:
         span, cleanup = None, self.cleanup
         if (trace := execution.trace) is not None:
             parent = step_span(trace, execution.state, command.step, command.visit)
-            span = CommandSpan(trace, parent, command, self.box.credentials.redact)
+            span = CommandSpan(trace, parent, command)
         names = {} if span is None else span.names
         with LogContext(execution_id=command.execution_id, step=command.step, command_id=command.command_id, **names):
             try:

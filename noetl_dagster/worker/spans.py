@@ -7,7 +7,7 @@ that ran twice, for example because a claim had expired, has two spans with one 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 
 from noetl_dagster.errors import Place
 from noetl_dagster.events.envelopes import OK, Envelope
@@ -17,13 +17,12 @@ from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Playbook, Task
 from noetl_dagster.process import log_context
 from noetl_dagster.process.log_context import LogContext
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.process.tracing.spans import Attributes, Span, SpanFailure, any_span_id, span_id_of
 from noetl_dagster.process.tracing.trace import Trace, log_fields, open_trace
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import Command, Outcome
-
-Redact = Callable[[str], str]
 
 MOST_CALLS = 1_000
 """Calls of tools that are recorded for one command; its own span has their number."""
@@ -53,11 +52,10 @@ def trace_of(settings: Settings, playbook: Playbook, state: ExecutionState) -> T
 class CommandSpan:
     """The span of a command that runs here, and those of its calls of tools, all recorded when it has ended."""
 
-    def __init__(self, trace: Trace, parent: int, command: Command, redact: Redact) -> None:
+    def __init__(self, trace: Trace, parent: int, command: Command) -> None:
         self._trace = trace
         self._parent = parent
         self._command = command
-        self._redact = redact
         self._start = time.time_ns()
         self._position = trace.at(span_id_of(command.command_id))
         self._calls: list[Span] = []
@@ -84,7 +82,7 @@ class CommandSpan:
                 start,
                 time.time_ns(),
                 _of_call(task, attempt, envelope) | _place(task.place),
-                _failure(envelope, self._redact),
+                _failure(envelope),
                 client=task.kind == "http" or task.kind in _DATABASES,
             )
             self._calls.append(own)
@@ -94,7 +92,7 @@ class CommandSpan:
         """Records the command with its calls."""
         attributes = _of_command(self._command, worker_id) | _of_result(outcome.envelope)
         attributes["noetl.calls"] = self._count
-        name, failure = f"{self._command.step} command", _failure(outcome.envelope, self._redact)
+        name, failure = f"{self._command.step} command", _failure(outcome.envelope)
         own = Span(self._position, self._parent, name, self._start, time.time_ns(), attributes, failure)
         self._trace.record(*self._calls, own)
 
@@ -109,19 +107,19 @@ def step_names(trace: Trace | None, state: ExecutionState, step: str, visit: int
     return {} if trace is None else log_fields(trace.at(step_span(trace, state, step, visit)))
 
 
-def step_ended(trace: Trace, playbook: Playbook, state: ExecutionState, end: Event, redact: Redact) -> None:
+def step_ended(trace: Trace, playbook: Playbook, state: ExecutionState, end: Event) -> None:
     """Records a visit whose end has been written and is not in the state yet."""
     step, visit = end.node_name or "", int(end.meta["visit"])
     attributes = _of_end(trace, state, end) | _place(playbook.step(step).place)
     result = end.result or {}
     if "total" in (result.get("context") or {}):
         attributes["noetl.items"] = int(result["context"]["total"])
-    _record_step(trace, state, step, visit, attributes, _failure_of(end, redact))
+    _record_step(trace, state, step, visit, attributes, _failure_of(end))
 
 
-def execution_ended(trace: Trace, state: ExecutionState, end: Event, redact: Redact) -> None:
+def execution_ended(trace: Trace, state: ExecutionState, end: Event) -> None:
     """Records an execution and its steps without an end. Its end is written and not in the state yet."""
-    failure = _failure_of(end, redact)
+    failure = _failure_of(end)
     kind = "interrupted" if failure is None else failure.kind
     for step, visit in state.entered:
         lost = SpanFailure(kind, "it ended with its execution")
@@ -231,19 +229,19 @@ def _place(place: Place | None) -> Attributes:
     return {} if place is None else {"code.file.path": place.file, "code.line.number": place.line}
 
 
-def _failure(envelope: Envelope, redact: Redact) -> SpanFailure | None:
+def _failure(envelope: Envelope) -> SpanFailure | None:
     if envelope["status"] == OK:
         return None
     error = envelope.get("error") or {}
-    return SpanFailure(str(error.get("kind", "unknown")), redact(str(error.get("message", ""))))
+    return SpanFailure(str(error.get("kind", "unknown")), SECRETS.redact(str(error.get("message", ""))))
 
 
-def _failure_of(end: Event, redact: Redact) -> SpanFailure | None:
+def _failure_of(end: Event) -> SpanFailure | None:
     if end.error is None:
         return None
     error = ((end.result or {}).get("context") or {}).get("error") or {}
     kind = "cancelled" if end.status == ExecutionStatus.CANCELLED else str(error.get("kind", "playbook"))
-    return SpanFailure(kind, redact(end.error))
+    return SpanFailure(kind, SECRETS.redact(end.error))
 
 
 def _nanoseconds(event_id: int) -> int:

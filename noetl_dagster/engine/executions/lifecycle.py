@@ -228,7 +228,7 @@ class Lifecycle:
         if trace is not None:
             state, end = cancelled.state, cancelled.end
             commands_cancelled(trace, state, cancelled.unended, end.error or "")
-            execution_ended(trace, state, end, self._runtime.box.credentials.redact)
+            execution_ended(trace, state, end)
 
     async def _give_back(self, execution_id: int) -> None:
         """Releases the rows that its cursor loops have claimed; the reaper retries those that it cannot release."""
@@ -272,7 +272,7 @@ class Lifecycle:
                 await self._runtime.log.append_once(workflow, connection=connection)
         if ended:
             if execution.trace is not None:
-                execution_ended(execution.trace, state, event, self._runtime.box.credentials.redact)
+                execution_ended(execution.trace, state, event)
             state.apply(event)
         else:
             fresh = await self._runtime.state(state.execution_id)

@@ -14,6 +14,7 @@ from noetl_dagster.events.connection import encode_json
 from noetl_dagster.playbook.templates.rendering import render_async, with_references
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import DataView, ResultView
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.storage.manifests import Strategy, in_runs, strategy_of
 from noetl_dagster.storage.store import NewResult, ResultStore
@@ -135,7 +136,7 @@ def _as_items(given: Any, step: str) -> list[Any]:
     if isinstance(value, Iterable):
         return list(value)
     raise ToolError(
-        f"step {step}: loop.in gave {type(given).__name__} {str(given)[:80]!r}, which is not a list; "
+        f"step {step}: loop.in gave {type(given).__name__} {SECRETS.redact(str(given))[:80]!r}, which is not a list; "
         "give a list, a mapping, or the JSON text of one",
         kind="loop",
     )

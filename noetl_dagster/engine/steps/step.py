@@ -369,8 +369,7 @@ class Steps:
         execution = visit.execution
         if events[-1].event_id in await self.runtime.buffer.append(events):
             if execution.trace is not None:
-                redact = self.runtime.box.credentials.redact
-                step_ended(execution.trace, execution.playbook, execution.state, events[-1], redact)
+                step_ended(execution.trace, execution.playbook, execution.state, events[-1])
             for event in events:
                 execution.state.apply(event)
         else:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from noetl_dagster.errors import ToolError, kind_of_status
+from noetl_dagster.process.redaction import SECRETS
 
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 EXCERPT = 500
@@ -72,7 +73,7 @@ async def ask_cluster(asker: str, request: Any, *arguments: Any, **options: Any)
         response = None
         with suppress(ValueError):
             response = json.loads(error.body or "")
-        message = str(response.get("message") or "") if isinstance(response, dict) else ""
+        message = SECRETS.redact(str(response.get("message") or "")) if isinstance(response, dict) else ""
         raise ToolError(
             f"{asker}: Kubernetes answered {error.status} {error.reason}{': ' if message else ''}{message[:EXCERPT]}",
             kind=kind_of_status(error.status or 500),

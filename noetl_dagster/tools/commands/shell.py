@@ -60,7 +60,7 @@ class ShellTool(Tool):
         redact, code = box.credentials.redact, finished.exit_code
         if code != 0:
             outcome = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            output = (finished.stderr.strip() or finished.stdout.strip())[-EXCERPT:]
+            output = redact(finished.stderr.strip() or finished.stdout.strip())[-EXCERPT:]
             text = f"shell in step {call.step} {outcome}{': ' if output else ''}{output}"
             raise ToolError(redact(text), kind="unknown", code=code)
         data = {

@@ -110,7 +110,6 @@ class Printed:
     """Replaces ``print`` in one call: writes to the log line by line, up to a limit."""
 
     step: str
-    redact: Callable[[str], str] = str
     left: int = PRINTED_CHARACTERS
 
     def __call__(self, *values: Any, sep: str | None = " ", end: str | None = "\n", **other: Any) -> None:
@@ -122,7 +121,7 @@ class Printed:
             return
         text = (" " if sep is None else sep).join(map(str, values))[: self.left]
         self.left -= len(text) + 1
-        logger.info("%s: %s", self.step, self.redact(text))
+        logger.info("%s: %s", self.step, text)
         if self.left <= 0:
             more = "%s: printed more than %d characters; the rest is left out"
             logger.warning(more, self.step, PRINTED_CHARACTERS)

@@ -130,7 +130,7 @@ class PythonTool(Tool):
             "seeks": run.seeks,
             "position": run.position if run.seeks else None,
         }
-        return await run_in_process(request, Printed(call.step, run.box.credentials.redact), run.chunks)
+        return await run_in_process(request, Printed(call.step), run.chunks)
 
 
 @dataclass(eq=False)
@@ -166,7 +166,7 @@ class _PythonRun:
             self.scope,
             libs=self.call.config.get("libs"),
             context=self.scope.context,
-            printer=Printed(self.call.step, self.box.credentials.redact),
+            printer=Printed(self.call.step),
             rendered=self.rendered,
             position=self.position,
         )

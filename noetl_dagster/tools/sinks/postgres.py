@@ -84,7 +84,7 @@ async def write_sink(
             if shared and complete is not None:
                 await complete(connection)
     except asyncpg.PostgresError as error:
-        raise postgres_error("sink", error, box.credentials.redact) from None
+        raise postgres_error("sink", error) from None
     except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         text = box.credentials.redact(f"sink: {type(error).__name__}: {error}")
         raise ToolError(text, kind="db_connection", retryable=True) from None

@@ -232,7 +232,7 @@ class _SparkRun:
                 self.scope,
                 libs=config.get("libs"),
                 context=self.scope.context,
-                printer=Printed(call.step, self.box.credentials.redact),
+                printer=Printed(call.step),
                 rendered=self.rendered,
             )
         address = str(config["function"])

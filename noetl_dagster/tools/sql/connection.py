@@ -92,7 +92,7 @@ def postgres_errors(call: ToolCall, box: Toolbox) -> Iterator[None]:
     except asyncpg.InvalidCachedStatementError:
         raise
     except asyncpg.PostgresError as error:
-        raise postgres_error(where, error, box.credentials.redact) from None
+        raise postgres_error(where, error) from None
     except (TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         lost = not isinstance(error, asyncpg.InterfaceError) or "connection" in str(error).lower()
         what = f"{type(error).__name__}: {error}"
@@ -107,13 +107,13 @@ def postgres_errors(call: ToolCall, box: Toolbox) -> Iterator[None]:
         ) from None
 
 
-def postgres_error(where: str, error: asyncpg.PostgresError, redact: Callable[[str], str]) -> ToolError:
+def postgres_error(where: str, error: asyncpg.PostgresError) -> ToolError:
     """Returns the server's message with its SQLSTATE, detail and hint."""
     state = error.sqlstate or ""
     parts = [str(error.args[0]) if error.args else type(error).__name__]
     parts += [f"{name}: {text}" for name in ("detail", "hint") if (text := getattr(error, name, None))]
     return ToolError(
-        redact(f"{where}: {'; '.join(parts)} (SQLSTATE {state})"),
+        f"{where}: {'; '.join(parts)} (SQLSTATE {state})",
         kind=kind_of_state(state),
         retryable=state.startswith(RETRYABLE_CLASSES) or state in RETRYABLE_STATES,
         code=state,
