@@ -99,6 +99,12 @@ class Settings(BaseSettings):
         200_000, ge=1000, description="Maximum of values in a playbook; aliases count with all that they repeat"
     )
     playbook_depth: int = Field(100, ge=20, le=200, description="Maximum of levels that a playbook is nested")
+    check_seconds: float = Field(
+        10.0, gt=0, description="Processor time in which the HTTP API must have checked a playbook of a client"
+    )
+    check_bytes: int = Field(
+        1024**3, ge=128 * 1024**2, description="Memory of a process that checks playbooks for the HTTP API"
+    )
     template_bytes: int = Field(
         128 * 1024**2, ge=1024**2, description="Bytes that the rendering of one template may build"
     )

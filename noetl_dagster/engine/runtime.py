@@ -190,7 +190,8 @@ class Runtime:
             program = self._programs[key] = PlaybookProgram(playbook, StepGraph(playbook))
         own = program.playbook
         if own.settled:
-            playbook = parse_playbook(own.source, file=own.file, workload=state.workload, renamed=state.renamed)
+            given: Any = {"file": own.file, "workload": state.workload, "renamed": state.renamed}
+            playbook = await asyncio.to_thread(parse_playbook, own.source, **given)
             return PlaybookProgram(playbook, StepGraph(playbook))
         return program
 

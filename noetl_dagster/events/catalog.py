@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import asyncpg
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind
 from noetl_dagster.events import queries
@@ -79,12 +81,16 @@ class RegisteredPlaybooks:
         Raises:
             PlaybookError: no such version is registered; the message names those that are.
         """
-        found = await self.find(reference)
-        if found is None:
+        path, version = split_version(reference)
+        row = await self._pool.fetchrow(queries.CATALOG_VERSION, path, version, 1)
+        if row is None:
             missing = ProblemKind.MISSING_PLAYBOOK
             raise PlaybookError([Problem(Place(reference, 1), await self._missing(reference), kind=missing)])
-        assert found.content is not None
-        return parse_playbook(found.content, file=found.reference)
+        file = _version(row).reference
+        if row["model"] is not None:
+            with suppress(ValidationError):  # another version of this package has registered it
+                return Playbook.from_stored(row["model"], row["content"], file=file, renamed={})
+        return await asyncio.to_thread(parse_playbook, row["content"], file=file)
 
     async def that_ran(self, path: str) -> Playbook | None:
         """Returns the latest version of a path; if none is registered, the newest text that ran under it."""

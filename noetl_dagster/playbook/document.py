@@ -279,3 +279,16 @@ def texts_in(container: Any, key: Any, skipped: frozenset[str], seen: set[int]) 
         elif isinstance(value, list) and id(value) not in seen:
             seen.add(id(value))
             waiting.extend((value, index, f"{label}[{index}]") for index in reversed(range(len(value))))
+
+
+def levels_of(value: Any) -> int:
+    """Returns how deep mappings and lists are nested."""
+    deepest = 0
+    waiting = [(value, 1)]
+    while waiting:
+        owner, level = waiting.pop()
+        if isinstance(owner, dict | list):
+            deepest = max(deepest, level)
+            inner = owner.values() if isinstance(owner, dict) else owner
+            waiting.extend((item, level + 1) for item in inner if isinstance(item, dict | list))
+    return deepest

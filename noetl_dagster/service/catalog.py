@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from noetl_dagster.events.catalog import PlaybookVersion, draft_of
+from noetl_dagster.events.catalog import PlaybookVersion
 from noetl_dagster.events.transport.wire import Name, Text
 from noetl_dagster.playbook.catalog import names_version, split_version
 from noetl_dagster.service.access import FOR_OPERATORS, FOR_READERS
@@ -52,9 +51,10 @@ class Versions(BaseModel):
 async def register(request: Register, plane: ThePlane, response: Response) -> RegisteredPlaybook:
     """Registers a playbook: content that is not the latest of its path becomes the next version (201, else 200).
 
-    An invalid one is refused with every problem, as ``line:column: message``.
+    An invalid one is refused with every problem, as ``line:column: message``. It is checked in a process of its own,
+    with limits of time and memory.
     """
-    draft = await asyncio.to_thread(draft_of, request.content)
+    draft = await plane.checker.draft(request.content)
     version, new = await plane.engine.runtime.registered.register(draft)
     if not new:
         response.status_code = 200

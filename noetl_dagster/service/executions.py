@@ -114,8 +114,11 @@ async def execute(
     await plane.launcher.check(playbook)
     partition = None
     if request.partition is not None or playbook.dagster.partitions:
-        given = playbook, request.workload, request.partition
-        partition = await asyncio.to_thread(plane.choose_partition, *given)
+        partition = await asyncio.to_thread(plane.choose_partition, playbook, request.workload, request.partition)
+    given = (
+        request.workload if partition is None else request.workload | partition.workload(playbook.dagster.partitions)
+    )
+    await plane.checker.check(playbook, given)
     execution = await lifecycle.create(
         playbook, request.workload, partition=partition, origin=origin_of_request(traceparent)
     )
@@ -133,7 +136,7 @@ async def execute(
 async def _playbook(plane: Plane, path: str) -> Playbook:
     """Returns the playbook of a catalog path; file names are refused, since they lead outside of the folder."""
     if not names_version(path) and path in plane.catalog.paths:
-        return plane.catalog.load(path)
+        return await asyncio.to_thread(plane.catalog.load, path)
     registered = plane.engine.runtime.registered
     if await registered.find(path) is not None:
         return await registered.load(path)

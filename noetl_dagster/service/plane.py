@@ -19,6 +19,7 @@ from noetl_dagster.events.transport.nats import NatsClient, connect
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.catalog import Catalog
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.service.checking import PlaybookChecker
 from noetl_dagster.service.metrics import Metrics
 from noetl_dagster.settings import Settings
 
@@ -53,6 +54,7 @@ class Plane:
     handler: EventHandler
     claims: Claims
     catalog: Catalog
+    checker: PlaybookChecker
     client: NatsClient
     capacity: CapacityListener
     ingestor: Ingestor
@@ -78,6 +80,7 @@ class Plane:
             handler=handler,
             claims=Claims(runtime.pool, lease, metrics.count_waited),
             catalog=Catalog(settings.playbooks_path),
+            checker=PlaybookChecker(settings),
             client=client,
             capacity=CapacityListener(client, runtime.pool),
             ingestor=Ingestor(client, handler, observe=metrics.count_ingested),
@@ -97,6 +100,7 @@ class Plane:
             with contextlib.suppress(Exception):
                 await self._ingesting
         await self.launcher.close()
+        await self.checker.close()
         await self.ingestor.close()
         await self.capacity.close()
         await self.client.close()

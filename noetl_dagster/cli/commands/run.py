@@ -190,7 +190,7 @@ def _yaml(text: str, what: str) -> Any:
     """Reads a value as playbooks do: a date is text."""
     document = Document(text, what)
     if document.problems:
-        fail(f"{what} is not YAML: {document.problems[0].message}", code=2)
+        fail(f"{what} cannot be read: {document.problems[0].message}", code=2)
     return document.root
 
 

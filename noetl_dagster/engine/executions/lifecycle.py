@@ -15,7 +15,7 @@ from noetl_dagster.engine.loops.frames import EXPIRE, release_expired
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.checks import settle_sink
 from noetl_dagster.engine.steps.regions import TokenQueue, streams_are_over
-from noetl_dagster.errors import ExecutionStateError, NoetlError
+from noetl_dagster.errors import ExecutionStateError, NoetlError, WorkloadError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import to_result
 from noetl_dagster.events.log import as_event
@@ -24,6 +24,7 @@ from noetl_dagster.events.state import ExecutionState, ExecutionStatus, StepEnd
 from noetl_dagster.events.transport.queries import WITHDRAW_ALL
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.assets import Partition
+from noetl_dagster.playbook.document import levels_of
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.worker.command import Command
@@ -77,6 +78,7 @@ class Lifecycle:
 
         Raises:
             PlaybookError: a setting that is a template of the workload comes to something it cannot be.
+            WorkloadError: the workload is nested too deep.
         """
         runtime = self._runtime
         new_id = execution_id or runtime.ids.next()
@@ -84,8 +86,13 @@ class Lifecycle:
         effective = {**playbook.workload, **(workload or {})}
         if partition is not None:
             effective |= partition.workload(playbook.dagster.partitions)
+        if levels_of(effective) > (deepest := runtime.settings.playbook_depth):
+            raise WorkloadError(
+                f"workload: nested deeper than {deepest} levels; flatten it (limit: NOETL_PLAYBOOK_DEPTH)"
+            )
         if playbook.settled:
-            parse_playbook(playbook.source, file=playbook.file, workload=effective)
+            # in a thread, since its templates may take seconds
+            await asyncio.to_thread(parse_playbook, playbook.source, file=playbook.file, workload=effective)
         catalog_id = await runtime.log.put_source(
             metadata.path, metadata.version, playbook.source, model=playbook.stored
         )
