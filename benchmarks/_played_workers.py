@@ -31,7 +31,7 @@ from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.nats import EVENT_BYTES, NatsNames, connect
 from noetl_dagster.events.transport.nats_transport import HEADER_BYTES, MESSAGE_ID
 from noetl_dagster.pool_worker.worker import CHANGE_SECONDS, LINGER_MILLISECONDS
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import DEFAULT_POOL, Settings
 
 CONNECT_AT_ONCE = 20
 AGAIN_SECONDS = 1.0
@@ -118,7 +118,7 @@ class PlayedWorker:
         self._ids = Snowflake(answer["node"])
         self._client: NatsClient = await connect(fleet.settings, f"worker {self._id}")
         self._stream = self._client.jetstream(publish_async_max_pending=4_000)
-        for subject in (names.commands, names.targeted(self._id)):
+        for subject in (names.commands, names.targeted(DEFAULT_POOL, self._id)):
             await self._client.subscribe(subject, cb=self._woken)
         await self._client.subscribe(f"{names.capacity}.report.now", cb=self._asked)
         self._wanted.set()
@@ -133,7 +133,8 @@ class PlayedWorker:
             _, left = await asyncio.wait(left, timeout=1)
         with contextlib.suppress(nats.errors.Error, OSError):
             await self._client.publish(
-                self._fleet.names.capacity_of(self._id), orjson.dumps(self._report() | {"status": "stopped"})
+                self._fleet.names.capacity_of(DEFAULT_POOL, self._id),
+                orjson.dumps(self._report() | {"status": "stopped"}),
             )
             await self._client.flush(timeout=5)
         await self._client.close()
@@ -212,6 +213,7 @@ class PlayedWorker:
             "status": "COMPLETED",
             "duration": seconds,
             "catalog_id": context.get("catalog_id"),
+            "parent_event_id": command["claim_event_id"],
             "result": {"status": "ok", "data": context.get("item")},
             "current_index": context["index"],
         }
@@ -244,7 +246,7 @@ class PlayedWorker:
         if len(events) > 1:
             name, kind = f"{name}+{len(events) - 1}", "batch"
             content = b'{"events":[' + b",".join(events) + b"]}"
-        subject = self._fleet.names.event_subject(int(execution_id), kind)
+        subject = self._fleet.names.event_subject(DEFAULT_POOL, self._id, int(execution_id), kind)
         while True:
             try:
                 await self._stream.publish(subject, content, timeout=5, headers={MESSAGE_ID: name})
@@ -267,7 +269,9 @@ class PlayedWorker:
     async def _send_report(self) -> None:
         self._fleet.reports += 1
         with contextlib.suppress(nats.errors.Error, OSError):
-            await self._client.publish(self._fleet.names.capacity_of(self._id), orjson.dumps(self._report()))
+            await self._client.publish(
+                self._fleet.names.capacity_of(DEFAULT_POOL, self._id), orjson.dumps(self._report())
+            )
 
     async def _keep_reporting(self) -> None:
         interval = self._fleet.settings.worker_heartbeat_seconds

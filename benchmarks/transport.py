@@ -11,7 +11,7 @@ import asyncio
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import asyncpg
@@ -24,7 +24,7 @@ from noetl_dagster.events.ids import Snowflake, command_id
 from noetl_dagster.events.log import EventLog, as_row
 from noetl_dagster.events.queries import COLUMNS
 from noetl_dagster.events.schema import apply_schema
-from noetl_dagster.events.transport.handler import EventHandler
+from noetl_dagster.events.transport.handler import EventHandler, Intake
 from noetl_dagster.events.transport.ingest import BATCH, Ingestor, Pull
 from noetl_dagster.events.transport.nats import NatsNames, connect, ensure_ingest_consumer, ensure_stream
 from noetl_dagster.events.transport.nats_transport import NatsTransport
@@ -36,9 +36,11 @@ ITERATIONS = 1_000
 EVENTS_EACH = 3
 SPREAD_SECONDS = 3.0
 WAKE_UPS = 500
-QUEUED = """
-INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, context)
-VALUES ($1, $2, 0, 'fetch', 'http', '{}')
+HELD = """
+INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, status, worker_id, claim_event_id,
+                         context)
+SELECT $1, meta ->> 'command_id', 0, 'fetch', 'http', 'leased', 'bench', 1, jsonb_build_object('meta', meta)
+FROM unnest($2::jsonb[]) AS meta
 """
 P99_GOAL, P99_SEED = 0.010, 0.050
 RATE_GOAL = 20_000
@@ -51,11 +53,13 @@ class TimedIntake(EventHandler):
         super().__init__(log, lease_seconds=300)
         self.committed: dict[int, float] = {}
 
-    async def handle_events(self, events: Sequence[Event], *, connection: Any = None) -> set[int]:
-        inserted = await super().handle_events(events, connection=connection)
+    async def take_events(
+        self, events: Sequence[Event], pools: Collection[str] | None = None, *, connection: Any = None
+    ) -> Intake:
+        taken = await super().take_events(events, pools, connection=connection)
         now = time.perf_counter()
         self.committed.update((event.event_id, now) for event in events)
-        return inserted
+        return taken
 
 
 def completion(ids: Snowflake, execution_id: int, index: int) -> Event:
@@ -66,16 +70,25 @@ def completion(ids: Snowflake, execution_id: int, index: int) -> Event:
         node_name="fetch",
         status="COMPLETED",
         duration=0.01,
-        meta={"command_id": command_id(execution_id, "fetch", 1, index), "attempt": 1, "loop_id": "7"},
+        meta={
+            "command_id": command_id(execution_id, "fetch", 1, index),
+            "attempt": 1,
+            "loop_id": "7",
+            "iter_index": index,
+        },
+        parent_event_id=1,
         result={"status": "ok", "data": {"index": index, "rows": 10}},
         current_index=index,
         worker_id="bench",
     )
 
 
-async def new_execution(log: EventLog) -> int:
+async def new_execution(log: EventLog, commands: int) -> int:
+    """Makes an execution of whose commands a worker holds so many."""
     event = Event(log.ids.next(), log.ids.next(), EventType.PLAYBOOK_INITIALIZED, meta={"epoch": 1})
     await log.append([event])
+    metas = [completion(log.ids, event.execution_id, index).meta for index in range(commands)]
+    await log.pool.execute(HELD, event.execution_id, metas)
     return event.execution_id
 
 
@@ -87,7 +100,7 @@ async def delays(log: EventLog, settings: Settings, publisher: NatsClient, taker
     stop = asyncio.Event()
     running = asyncio.create_task(ingestor.run(stop))
     transport = NatsTransport(publisher)
-    execution_id = await new_execution(log)
+    execution_id = await new_execution(log, ITERATIONS * EVENTS_EACH)
     published: dict[int, float] = {}
 
     async def iterate(number: int) -> None:
@@ -116,12 +129,11 @@ async def wake_ups(log: EventLog, settings: Settings, publisher: NatsClient, tak
     ends = CommandEnds(log.pool, settings.db_url)
     await ends.open()
     transport = NatsTransport(publisher)
-    execution_id = await new_execution(log)
+    execution_id = await new_execution(log, WAKE_UPS)
     waits = []
     for index in range(WAKE_UPS):
         event = completion(log.ids, execution_id, index)
         command = event.meta["command_id"]
-        await log.pool.execute(QUEUED, execution_id, command)
         woken = ends.expect(execution_id, command)
         started = time.perf_counter()
         await transport.publish([event])
@@ -136,7 +148,7 @@ async def wake_ups(log: EventLog, settings: Settings, publisher: NatsClient, tak
 
 async def fill(log: EventLog, settings: Settings, client: NatsClient, count: int) -> list[Event]:
     """Publishes the completions of a new execution, which then wait in the stream."""
-    execution_id = await new_execution(log)
+    execution_id = await new_execution(log, count)
     events = [completion(log.ids, execution_id, index) for index in range(count)]
     transport = NatsTransport(client)
     for start in range(0, count, 2_000):
@@ -177,7 +189,7 @@ async def consumed(log: EventLog, settings: Settings, client: NatsClient, count:
 
 async def copied(log: EventLog, count: int) -> float:
     """Rows a second by COPY into the same table, in batches of the same size."""
-    execution_id = await new_execution(log)
+    execution_id = await new_execution(log, count)
     rows = [as_row(completion(log.ids, execution_id, index)) for index in range(count)]
     started = time.perf_counter()
     async with log.pool.acquire() as connection:

@@ -150,7 +150,9 @@ class Settings(BaseSettings):
     service_port: int = Field(8700, description="Port of the HTTP API; 0: any free port, which is printed")
     service_processes: int = Field(1, ge=1, description="Processes of 'serve' behind its address")
     service_tokens: SecretStr | None = Field(
-        None, description='Tokens of the HTTP API, JSON: {"<token>": ["worker", "operator", "reader"]}'
+        None,
+        description='Tokens of the HTTP API, JSON: {"<token>": ["<scope>", ...]} with scopes of worker:<worker id>, '
+        "pool:<pool>, operator, reader; empty: none are needed, on loopback addresses only",
     )
     service_tls_cert: Path | None = Field(None, description="Certificate of the HTTP API, PEM")
     service_tls_key: Path | None = Field(None, description="Key of the certificate, PEM")

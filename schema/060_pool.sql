@@ -36,29 +36,61 @@ CREATE OR REPLACE FUNCTION noetl.state_version(execution bigint) RETURNS text
 $$;
 
 -- Applies the consequences of events: ended commands leave the queue and are announced to the processes that wait for
--- them, heartbeats extend the leases of their commands. Returns, by step and tool kind, how long the removed commands
+-- them, heartbeats extend the leases of their commands. ``runs``: by step and tool kind, how long the removed commands
 -- ran. Rows are locked in the order of the primary key; every transaction locks rows of the queue before it writes events.
+--
+-- If ``checked``, the events come from workers, and count only if their sender holds the command: the queue must have it
+-- with the same worker, claim, step and meta (``own_keys`` of an event's meta are its own), in one of the ``pools`` (null:
+-- any). A command whose lease has expired is still held by its last worker until another one claims it. ``taken``: the ids
+-- of the events that count. Of a command that its holder has ended, chunks that arrive late count too.
 CREATE OR REPLACE FUNCTION noetl.settle(
-        ended_of bigint[], ended text[], durations float8[],
-        beats_of bigint[], beats text[], beat_workers text[], lease float8)
-    RETURNS jsonb LANGUAGE plpgsql VOLATILE
+        checked boolean, pools text[], own_keys text[],
+        ended_ids bigint[], ended_of bigint[], ended text[], ended_steps text[], ended_workers text[],
+        ended_claims bigint[], ended_meta jsonb, durations float8[],
+        other_ids bigint[], other_of bigint[], other text[], other_steps text[], other_workers text[],
+        other_claims bigint[], other_meta jsonb, beats boolean[], lease float8,
+        OUT runs jsonb, OUT taken bigint[])
+    LANGUAGE plpgsql VOLATILE
     -- by the primary key, whatever the queue held when it was planned
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+    SET enable_nestloop = off AS $$
 DECLARE
     notices int;
-    ran jsonb;
 BEGIN
-    IF cardinality(ended) > 0 AND cardinality(beats) > 0 THEN  -- each statement locks in order, the two together do not
-        PERFORM FROM noetl.queue WHERE execution_id = ANY(ended_of || beats_of) AND command_id = ANY(ended || beats)
+    IF cardinality(ended) > 0 AND cardinality(other) > 0 THEN  -- each statement locks in order, the two together do not
+        PERFORM FROM noetl.queue WHERE execution_id = ANY(ended_of || other_of) AND command_id = ANY(ended || other)
         ORDER BY execution_id, command_id FOR UPDATE;
+    END IF;
+    IF checked AND cardinality(other) > 0 THEN
+        SELECT array_agg(id) INTO taken
+        FROM ROWS FROM (
+            unnest(other_ids, other_of, other, other_steps, other_workers, other_claims, beats),
+            jsonb_array_elements(other_meta)) AS one (id, execution, command, step, worker, claim, beat, meta)
+        WHERE (SELECT queue.event_id FROM noetl.queue
+               WHERE queue.execution_id = execution AND command_id = command AND worker_id = worker
+                 AND claim_event_id = claim AND node_name = step AND context -> 'meta' = one.meta
+                 AND (pools IS NULL OR pool = ANY(pools))) IS NOT NULL
+           OR (NOT beat AND (
+               SELECT past.event_id FROM noetl.event past
+               WHERE past.execution_id = execution AND past.meta ->> 'command_id' = command AND past.meta ? 'command_id'
+                 AND past.event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
+                 AND past.worker_id = worker AND COALESCE(past.parent_event_id, 0) = claim
+                 AND past.node_name = step AND past.meta - own_keys = one.meta) IS NOT NULL);
     END IF;
     IF cardinality(ended) > 0 THEN
         WITH gone AS (
             DELETE FROM noetl.queue
             WHERE execution_id = ANY(ended_of) AND command_id = ANY(ended)
               -- no join, which might read the whole queue
-              AND ((execution_id, command_id) IN (SELECT * FROM unnest(ended_of, ended))) IS TRUE
-            RETURNING command_id, node_name, tool_kind
+              AND CASE WHEN checked THEN
+                  (pools IS NULL OR pool = ANY(pools))
+                  AND (execution_id, command_id, worker_id, claim_event_id, node_name, context -> 'meta') IN (
+                      SELECT * FROM ROWS FROM (
+                          unnest(ended_of, ended, ended_workers, ended_claims, ended_steps),
+                          jsonb_array_elements(ended_meta)) AS one)
+              ELSE (execution_id, command_id) IN (SELECT * FROM unnest(ended_of, ended)) END IS TRUE
+            RETURNING execution_id, command_id, worker_id, claim_event_id, node_name, tool_kind,
+                context -> 'meta' AS own_meta
         ), told AS (
             -- in lists below the 8,000 bytes of a notification; no command id has 3,000
             SELECT pg_notify('noetl_command_ends', jsonb_agg(command_id)::text) FROM (
@@ -66,21 +98,30 @@ BEGIN
                     sum(octet_length(to_json(command_id)::text) + 2) OVER (ORDER BY command_id) / 4000 AS part
                 FROM gone) parts
             GROUP BY part
+        ), held AS MATERIALIZED (
+            SELECT id, node_name, tool_kind, duration
+            FROM gone JOIN ROWS FROM (
+                unnest(ended_ids, ended_of, ended, ended_workers, ended_claims, ended_steps, durations),
+                jsonb_array_elements(ended_meta))
+                AS one (id, execution_id, command_id, worker, claim, step, duration, meta) USING (execution_id, command_id)
+            WHERE NOT checked
+               OR (worker, claim, step, one.meta) = (worker_id, claim_event_id, node_name, own_meta)
         )
         SELECT (SELECT count(*) FROM told), (
             SELECT jsonb_agg(jsonb_build_array(node_name, tool_kind, seconds)) FROM (
                 SELECT node_name, tool_kind, array_agg(duration) AS seconds
-                FROM gone JOIN unnest(ended, durations) AS lasted (command_id, duration) USING (command_id)
-                WHERE duration IS NOT NULL
-                GROUP BY node_name, tool_kind) lists)
-        INTO notices, ran;
+                FROM held WHERE duration IS NOT NULL
+                GROUP BY node_name, tool_kind) lists),
+            CASE WHEN checked THEN taken || (SELECT array_agg(id) FROM held) END
+        INTO notices, runs, taken;
     END IF;
-    IF cardinality(beats) > 0 THEN
+    IF true = ANY(beats) THEN
         UPDATE noetl.queue SET lease_until = now() + make_interval(secs => lease)
-        WHERE execution_id = ANY(beats_of) AND command_id = ANY(beats) AND status = 'leased'
-          AND ((execution_id, command_id, worker_id) IN (SELECT * FROM unnest(beats_of, beats, beat_workers))) IS TRUE;
+        WHERE execution_id = ANY(other_of) AND command_id = ANY(other) AND status = 'leased'
+          AND ((execution_id, command_id, worker_id) IN (
+              SELECT execution, command, worker FROM unnest(other_of, other, other_workers, beats)
+                  AS one (execution, command, worker, beat) WHERE beat)) IS TRUE;
     END IF;
-    RETURN ran;
 END $$;
 
 DO $$ BEGIN

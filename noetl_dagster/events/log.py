@@ -106,9 +106,9 @@ class EventLog:
                 async with _admitted(own, events, gated) as admitted:
                     return await _insert_new(own, admitted)
 
-    async def present(self, events: Sequence[Event]) -> set[int]:
+    async def present(self, events: Sequence[Event], *, connection: Connection | None = None) -> set[int]:
         """Returns which of these events the log holds, for a writer whose connection broke during a commit."""
-        found = await self.pool.fetch(
+        found = await (connection or self.pool).fetch(
             queries.PRESENT, [event.execution_id for event in events], [event.event_id for event in events]
         )
         return {record["event_id"] for record in found}

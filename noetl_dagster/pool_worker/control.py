@@ -67,7 +67,7 @@ class DirectControl:
 
     async def release(self, worker_id: str, event_ids: Sequence[int]) -> None:
         """Releases claims that were not begun, and announces the commands to all."""
-        queued = await Claims(self.log.pool, self.lease_seconds).release(worker_id, event_ids)
+        queued = await Claims(self.log.pool, self.lease_seconds).release(worker_id, event_ids, self.pool)
         if queued:
             await self.announce(queued)
 

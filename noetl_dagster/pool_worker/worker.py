@@ -22,7 +22,7 @@ from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.transport.base import Transport
 from noetl_dagster.events.transport.capacity import WorkerReport, announce_commands, publish_report
 from noetl_dagster.events.transport.http import ApiClient
-from noetl_dagster.events.transport.nats import NatsClient, connect
+from noetl_dagster.events.transport.nats import NatsClient, connect, worker_inbox
 from noetl_dagster.events.transport.nats_transport import open_transport
 from noetl_dagster.pool_worker.claimer import Claimer
 from noetl_dagster.pool_worker.control import ControlPlane, DirectControl, Executions, HttpControl
@@ -55,6 +55,7 @@ class PoolWorker:
         self._control = control
         self.client = client
         self._broadcast = client.names.broadcast(settings.worker_pool)
+        self._targeted = client.names.targeted(settings.worker_pool, worker_id)
         self._slots = settings.worker_slots
         self._status = "ready"
         self._since = runtime.ids.next()
@@ -80,7 +81,8 @@ class PoolWorker:
         events use the transport of that setting. Results, stored credentials and cancellations need the database.
         """
         worker_id = worker_id or own_worker_id()
-        client = await connect(settings, f"worker {worker_id}")
+        inbox = worker_inbox(settings.worker_pool, worker_id)
+        client = await connect(settings, f"worker {worker_id}", inbox=inbox)
         direct = settings.event_transport is EventTransport.DIRECT
         try:
             runtime = await Runtime.open(
@@ -134,7 +136,7 @@ class PoolWorker:
         await self._watch.open()
         if not await self._register(stop):
             return
-        for subject in (self._broadcast, self.client.names.targeted(self.worker_id)):
+        for subject in (self._broadcast, self._targeted):
             await self.client.subscribe(subject, cb=self._announced)
         await self.client.subscribe(f"{self.client.names.capacity}.report.now", cb=self._send_report)
         self._claims.open()
@@ -202,7 +204,7 @@ class PoolWorker:
             grant, begun = claimed.grant, clock()
             try:
                 with LogContext(execution_id=grant.execution_id, command_id=grant.command_id):
-                    await self._run_granted(grant)
+                    await self._run_granted(grant, claimed.event_id)
             except (Exception, asyncio.CancelledError):
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
@@ -214,7 +216,7 @@ class PoolWorker:
                     self._runtime.buffer.hurry()
                 self._changed.set()
 
-    async def _run_granted(self, grant: Grant) -> None:
+    async def _run_granted(self, grant: Grant, claim: int) -> None:
         context, runtime = grant.context, self._runtime
         try:
             execution = await self._executions.of(grant)
@@ -223,11 +225,12 @@ class PoolWorker:
                 item = await runtime.results.get(context.item_ref)
         except NoetlError as error:
             failed = Outcome(error_envelope(error))
-            command = context.command(grant.execution_id, None)
+            command = replace(context.command(grant.execution_id, None), claim=claim)
             await runtime.buffer.append([runtime.commands.ended(command, failed)])
             return
+        command = replace(context.command(execution.id, item), claim=claim)
         try:
-            await self._watch.guard(execution.id, self._run(execution, context.command(execution.id, item), context))
+            await self._watch.guard(execution.id, self._run(execution, command, context))
         except ExecutionCancelledError as error:  # the cancellation has ended the command in the log
             logger.info("command %s stops: %s", grant.command_id, error)
 

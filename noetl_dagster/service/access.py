@@ -3,49 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
-from collections.abc import Mapping
-from enum import StrEnum
 from typing import Annotated
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import SecretStr, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from noetl_dagster.errors import ServiceError
 from noetl_dagster.service.problems import ApiProblem, problem_response
+from noetl_dagster.service.tokens import Principal, Tokens, TokenScope, digest
 
 FEWEST_SWEPT = 1_000
 """Number of clients from which on idle ones are removed."""
-
-
-class TokenScope(StrEnum):
-    """A permission of a token. Scopes do not include each other."""
-
-    WORKER = "worker"
-    OPERATOR = "operator"
-    READER = "reader"
-
-
-Tokens = Mapping[str, frozenset[TokenScope]]
-"""The scopes of each token by its digest, since comparing digests leaks nothing. Without any, requests need none."""
-
-
-def parse_tokens(text: SecretStr | None) -> Tokens:
-    """Parses the setting ``NOETL_SERVICE_TOKENS``; raises ``ServiceError``, whose message contains no token."""
-    if text is None:
-        return {}
-    try:
-        given = TypeAdapter(dict[str, frozenset[TokenScope]]).validate_json(text.get_secret_value())
-    except ValidationError:
-        known = ", ".join(TokenScope)
-        raise ServiceError(
-            f'NOETL_SERVICE_TOKENS is not JSON {{"<token>": ["<scope>", ...]}} with scopes of {known}'
-        ) from None
-    return {_digest(token): scopes for token, scopes in given.items()}
 
 
 _bearer = HTTPBearer(auto_error=False, description="A token of NOETL_SERVICE_TOKENS")
@@ -59,26 +29,29 @@ class Requires:
         self._allowed = frozenset(allowed)
         self._names = " or ".join(allowed)
 
-    async def __call__(self, request: Request, bearer: Bearer) -> None:
-        """Checks the token of a request; async, so that FastAPI needs no thread."""
-        self.check(request.app.state.tokens, bearer.credentials if bearer is not None else None)
+    async def __call__(self, request: Request, bearer: Bearer) -> Principal:
+        """Checks the token of a request and returns its sender; async, so that FastAPI needs no thread."""
+        return self.check(request.app.state.tokens, bearer.credentials if bearer is not None else None)
 
-    def check(self, tokens: Tokens, token: str | None) -> None:
-        """Raises 401 for no token or an unknown one, and 403 for one without the scope, if the service has tokens."""
-        if not tokens:
-            return
-        scopes = tokens.get(_digest(token)) if token is not None else None
-        if scopes is None:
+    def check(self, tokens: Tokens, token: str | None) -> Principal:
+        """Returns the sender; raises 401 for a missing or unknown token, and 403 for one without the scope."""
+        principal = tokens.principal(token)
+        if principal is None:
             headers = {"www-authenticate": "Bearer"}
             raise ApiProblem(401, "a bearer token of NOETL_SERVICE_TOKENS is needed", headers)
-        if scopes.isdisjoint(self._allowed):
+        if principal.scopes.isdisjoint(self._allowed):
             raise ApiProblem(403, f"the token lacks the scope {self._names}")
+        return principal
 
 
 FOR_WORKERS = Depends(Requires(TokenScope.WORKER))
 FOR_OPERATORS = Depends(Requires(TokenScope.OPERATOR))
 FOR_READERS = Depends(Requires(TokenScope.READER, TokenScope.OPERATOR))
 FOR_ALL = Depends(Requires(TokenScope.READER, TokenScope.OPERATOR, TokenScope.WORKER))
+
+Worker = Annotated[Principal, FOR_WORKERS]
+Anyone = Annotated[Principal, FOR_ALL]
+"""The sender of a request that workers may send; readers and operators may send it too."""
 
 
 class Limits:
@@ -161,9 +134,5 @@ class ClientRates:
 def _client(scope: Scope, headers: dict[bytes, bytes]) -> str:
     token = headers.get(b"authorization")
     if token is not None:
-        return _digest(token.decode("latin-1"))
+        return digest(token.decode("latin-1"))
     return str((scope.get("client") or ("unknown",))[0])
-
-
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()

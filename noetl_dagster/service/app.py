@@ -12,10 +12,11 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noetl_dagster.service import catalog, commands, executions, health, workers
-from noetl_dagster.service.access import Limits, parse_tokens
+from noetl_dagster.service.access import Limits
 from noetl_dagster.service.hot import HotRoutes
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.service.problems import handle_problems
+from noetl_dagster.service.tokens import tokens_of
 from noetl_dagster.settings import Settings
 
 LOOPBACK = ["127.0.0.1", "localhost", "[::1]", "::1"]
@@ -28,7 +29,7 @@ MODULES = (commands, catalog, executions, workers, health)
 
 def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManager[Plane]]) -> FastAPI:
     """Returns the application; ``plane`` opens the components that requests use, when it starts."""
-    tokens = parse_tokens(settings.service_tokens)
+    tokens = tokens_of(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -49,7 +50,7 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
     # each one wraps the previous ones
     app.add_middleware(HotRoutes, service=app, router=commands.hot)
     app.add_middleware(Limits, body_bytes=settings.service_body_bytes, rate=settings.service_rate)
-    if not tokens:  # a page in a browser must not reach the API under another host name
+    if not tokens.required:  # a page in a browser must not reach the API under another host name
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
     app.add_middleware(Counting, service=app)
     return app

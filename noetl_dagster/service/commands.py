@@ -12,10 +12,11 @@ from pydantic import BaseModel, Field
 from noetl_dagster.events.transport.capacity import announce_commands
 from noetl_dagster.events.transport.wire import EventMessage, Id, Name, Text, accepted
 from noetl_dagster.events.types import EventType
-from noetl_dagster.service.access import FOR_ALL, FOR_WORKERS
+from noetl_dagster.service.access import FOR_WORKERS, Anyone, Worker
 from noetl_dagster.service.hot import HotRouter
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, ApiProblem
+from noetl_dagster.service.tokens import LONGEST_WORKER_ID, Principal
 from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME
 from noetl_dagster.worker.context import MOST_AT_ONCE, Batch, Grant
 
@@ -38,7 +39,7 @@ class Claim(BaseModel):
     ``command_ids``: the only commands to claim, which ``limits`` do not bound.
     """
 
-    worker_id: Annotated[Name, Field(min_length=1, max_length=256)]
+    worker_id: Annotated[Name, Field(min_length=1, max_length=LONGEST_WORKER_ID)]
     event_ids: Annotated[list[Id], Field(min_length=1, max_length=MOST_AT_ONCE)]
     limits: Annotated[
         dict[Annotated[Name, Field(max_length=64)], Annotated[int, Field(ge=0, lt=2**31)]],
@@ -52,7 +53,7 @@ class Claim(BaseModel):
 class Release(BaseModel):
     """Claims of commands that were not begun, by the ids of their ``command.claimed`` events."""
 
-    worker_id: Annotated[Name, Field(min_length=1, max_length=256)]
+    worker_id: Annotated[Name, Field(min_length=1, max_length=LONGEST_WORKER_ID)]
     event_ids: Annotated[list[Id], Field(min_length=1, max_length=MOST_AT_ONCE)]
     pool: Pool = DEFAULT_POOL
 
@@ -72,18 +73,21 @@ class PlaybookSource(BaseModel):
     model: str | None = None
 
 
-@router.get("/commands/{command_id:path}", dependencies=[FOR_ALL])
-async def get_command(command_id: CommandId, plane: ThePlane) -> Grant:
-    """Returns the context of a command that waits or runs; 404 once it has ended."""
+@router.get("/commands/{command_id:path}")
+async def get_command(command_id: CommandId, plane: ThePlane, sender: Anyone) -> Grant:
+    """Returns the context of a command that waits or runs; 404 once it has ended. Workers get those that they hold."""
     found = await plane.claims.queued(command_id)
-    if found is None:
-        raise ApiProblem(404, f"command {command_id[:200]} is not queued: it has ended or was never issued")
+    if found is None or not await plane.may_read(sender, found.execution_id, command_id=found.command_id):
+        raise ApiProblem(
+            404, f"command {command_id[:200]} is not queued: it has ended, was never issued, or is another worker's"
+        )
     return found
 
 
 @hot.post("/commands/claim", returns=Batch)
-async def claim_commands(claim: Claim, plane: ThePlane) -> bytes:
+async def claim_commands(claim: Claim, plane: ThePlane, sender: Worker) -> bytes:
     """Claims as many commands as there are ``event_ids``, or fewer if no more wait; executions take turns."""
+    _check(sender, claim.worker_id, claim.pool)
     only = claim.command_ids
     claimed = await plane.claims.claim(claim.worker_id, claim.event_ids, claim.limits, claim.pool, only=only)
     plane.metrics.claim_sizes.observe(sum(len(one.waited) for one in claimed))
@@ -94,19 +98,20 @@ async def claim_commands(claim: Claim, plane: ThePlane) -> bytes:
 
 
 @hot.post("/commands/release")
-async def release_commands(release: Release, plane: ThePlane) -> Released:
+async def release_commands(release: Release, plane: ThePlane, sender: Worker) -> Released:
     """Returns claims to the queue at once, for a worker that stops before it has begun their commands."""
-    queued = await plane.claims.release(release.worker_id, release.event_ids)
+    _check(sender, release.worker_id, release.pool)
+    queued = await plane.claims.release(release.worker_id, release.event_ids, release.pool)
     if queued:
         await announce_commands(plane.client, queued, release.pool)
     return Released(queued=queued)
 
 
-@router.get("/catalog/{catalog_id:int}", dependencies=[FOR_ALL])
-async def get_source(catalog_id: Annotated[Id, Path()], plane: ThePlane) -> PlaybookSource:
-    """Returns the text of a playbook that was run, which never changes."""
+@router.get("/catalog/{catalog_id:int}")
+async def get_source(catalog_id: Annotated[Id, Path()], plane: ThePlane, sender: Anyone) -> PlaybookSource:
+    """Returns the text of a playbook that was run, which never changes; workers get those of commands they hold."""
     run = await plane.engine.runtime.log.source(catalog_id)
-    if run is None:
+    if run is None or not await plane.may_read(sender, catalog_id=catalog_id):
         raise ApiProblem(404, f"no playbook {catalog_id} in the catalog")
     return PlaybookSource(catalog_id=str(catalog_id), path=run.path, source=run.content, model=run.model)
 
@@ -118,43 +123,64 @@ class EventBatch(BaseModel):
 
 
 class Accepted(BaseModel):
-    """``new`` events were appended to the log; it had the others already, or their command had ended."""
+    """``new`` events were appended to the log, which had the other accepted ones already.
+
+    ``refused``: ids of events whose sender does not hold the command; if that are all of them, the answer is 409.
+    """
 
     accepted: int
     new: int
+    refused: list[str] = []
 
 
 @hot.post("/events", status_code=202)
-async def post_event(message: EventMessage, plane: ThePlane) -> Accepted:
+async def post_event(message: EventMessage, plane: ThePlane, sender: Worker) -> Accepted:
     """Appends one event. ``command.claimed`` claims its command; 409 if another worker holds it."""
     if message.event_type == EventType.COMMAND_CLAIMED:
-        return await _claim_named(message, plane)
-    return await _append([message], plane)
+        return await _claim_named(message, plane, sender)
+    return await _append([message], plane, sender)
 
 
 @hot.post("/events/batch", status_code=202)
-async def post_events(batch: EventBatch, plane: ThePlane) -> Accepted:
-    """Appends events, all or none. Sending a batch twice is harmless."""
-    return await _append(batch.events, plane)
+async def post_events(batch: EventBatch, plane: ThePlane, sender: Worker) -> Accepted:
+    """Appends events whose sender holds the command; malformed ones, none. Sending a batch twice is harmless."""
+    return await _append(batch.events, plane, sender)
 
 
-async def _append(messages: Sequence[EventMessage], plane: Plane) -> Accepted:
+async def _append(messages: Sequence[EventMessage], plane: Plane, sender: Principal) -> Accepted:
     received = datetime.now(UTC)
     events = [accepted(message, received) for message in messages]
+    for worker_id in {event.worker_id for event in events}:
+        _check(sender, worker_id)
     unknown = await plane.handler.unknown_executions({event.execution_id for event in events})
     if unknown:
         raise ApiProblem(404, f"no execution {min(unknown)} in the event log")
-    inserted = await plane.handler.handle_events(events)
+    taken = await plane.handler.take_events(events, sender.pools)
     plane.metrics.count_posted(len(events), (datetime.now(UTC) - received).total_seconds())
-    return Accepted(accepted=len(events), new=len(inserted))
+    if events and len(taken.refused) == len(events):
+        raise ApiProblem(
+            409,
+            f"the sender does not hold command {str(events[0].meta['command_id'])[:200]}: it has ended, was never "
+            "issued, or another claim holds it; payload.parent_event_id must be the claim_event_id of the claim, and "
+            "meta must be the meta of the command's context",
+        )
+    refused = sorted(map(str, taken.refused))
+    return Accepted(accepted=len(events) - len(refused), new=len(taken.new), refused=refused)
 
 
-async def _claim_named(message: EventMessage, plane: Plane) -> Accepted:
+async def _claim_named(message: EventMessage, plane: Plane, sender: Principal) -> Accepted:
     command_id = message.meta.get("command_id")
     if not isinstance(command_id, str) or message.worker_id is None:
         raise ApiProblem(422, "a claim needs meta.command_id and worker_id")
-    claimed = await plane.claims.claim(message.worker_id, [message.event_id], only=[command_id])
-    plane.metrics.claim_sizes.observe(len(claimed))
-    if not claimed:
-        raise ApiProblem(409, f"command {command_id[:200]} is another worker's, has ended, or is not queued")
-    return Accepted(accepted=1, new=1)
+    _check(sender, message.worker_id)
+    for pool in sorted(sender.pools or {DEFAULT_POOL}):
+        if await plane.claims.claim(message.worker_id, [message.event_id], pool=pool, only=[command_id]):
+            plane.metrics.claim_sizes.observe(1)
+            return Accepted(accepted=1, new=1)
+    raise ApiProblem(409, f"command {command_id[:200]} is another worker's, has ended, or is not queued")
+
+
+def _check(sender: Principal, worker_id: str | None, pool: str | None = None) -> None:
+    """Raises 403 if the sender may not act as a worker of a pool."""
+    if (refusal := sender.refusal(worker_id, pool)) is not None:
+        raise ApiProblem(403, refusal)

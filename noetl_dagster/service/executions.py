@@ -17,7 +17,7 @@ from noetl_dagster.events.transport.wire import EventMessage, Id, Name, message_
 from noetl_dagster.playbook.catalog import names_version
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.tracing.trace import origin_of_request
-from noetl_dagster.service.access import FOR_ALL, FOR_OPERATORS, FOR_READERS
+from noetl_dagster.service.access import FOR_OPERATORS, FOR_READERS, Anyone
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, ApiProblem
 
@@ -167,9 +167,11 @@ async def get_events(
     return {"events": [message_of(as_event(row)) for row in rows]}
 
 
-@router.get("/{execution_id}/lifecycle", dependencies=[FOR_ALL], response_model=EventPage)
-async def get_lifecycle(execution_id: ExecutionId, plane: ThePlane) -> dict[str, Any]:
-    """Returns the events that the state is folded from, for workers."""
+@router.get("/{execution_id}/lifecycle", response_model=EventPage)
+async def get_lifecycle(execution_id: ExecutionId, plane: ThePlane, sender: Anyone) -> dict[str, Any]:
+    """Returns the events that the state is folded from, for workers that hold a command of the execution."""
+    if not await plane.may_read(sender, execution_id):
+        raise ApiProblem(404, f"this worker holds no command of an execution {execution_id}")
     events = await plane.engine.runtime.log.lifecycle(execution_id)
     if not events:
         raise ApiProblem(404, f"no execution {execution_id} in the event log")

@@ -26,7 +26,7 @@ _JSON = re.compile(rb"\s*application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECA
 
 
 class HotRoute(NamedTuple):
-    """An endpoint for POSTs to a fixed path. It takes the body's model and the plane."""
+    """An endpoint for POSTs to a fixed path. It takes the body's model, the plane and the sender."""
 
     path: str
     endpoint: Callable[..., Awaitable[Any]]
@@ -90,7 +90,7 @@ class HotRoutes:
     async def _answer(self, route: HotRoute, headers: dict[bytes, bytes], request: Request) -> bytes:
         scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else None
-        self._router.needs.check(self._service.state.tokens, bearer)
+        sender = self._router.needs.check(self._service.state.tokens, bearer)
         content = await request.body()
         # a form on another site's page cannot send JSON
         if not _JSON.match(headers.get(b"content-type", b"")):
@@ -99,5 +99,5 @@ class HotRoutes:
             body = route.model.model_validate_json(content)
         except ValidationError as error:
             raise malformed("body", error) from None
-        found = await route.endpoint(body, self._service.state.plane)
+        found = await route.endpoint(body, self._service.state.plane, sender)
         return found if isinstance(found, bytes) else found.model_dump_json().encode()

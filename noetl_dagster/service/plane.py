@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.claims import Claims
+from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.capacity import CapacityListener
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.ingest import Ingestor
@@ -21,6 +22,7 @@ from noetl_dagster.playbook.catalog import Catalog
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.checking import PlaybookChecker
 from noetl_dagster.service.metrics import Metrics
+from noetl_dagster.service.tokens import Principal
 from noetl_dagster.settings import Settings
 
 ChoosePartition = Callable[[Playbook, Mapping[str, Any], str | None], Partition | None]
@@ -92,6 +94,21 @@ class Plane:
         await plane.ingestor.open()
         plane._ingesting = asyncio.create_task(plane.ingestor.run(plane._stop))
         return plane
+
+    async def may_read(
+        self,
+        sender: Principal,
+        execution_id: int | None = None,
+        *,
+        command_id: str | None = None,
+        catalog_id: int | None = None,
+    ) -> bool:
+        """Returns whether a sender may read an execution, command or playbook: workers those of commands they hold."""
+        if sender.reads_all:
+            return True
+        workers, pools = (None if names is None else list(names) for names in (sender.workers, sender.pools))
+        given = (workers, pools, list(sender.reserved), execution_id, command_id, catalog_id)
+        return bool(await self.engine.runtime.pool.fetchval(queries.HOLDS, *given))
 
     async def close(self) -> None:
         """Closes everything; events that were already fetched are committed."""

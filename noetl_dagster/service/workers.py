@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -16,9 +17,10 @@ from noetl_dagster.events.queries import NEXT_NODE
 from noetl_dagster.events.transport.capacity import WorkerReport, publish_report, put_worker
 from noetl_dagster.events.transport.wire import Text
 from noetl_dagster.result_ref import RefKind, ResultRef
-from noetl_dagster.service.access import FOR_ALL, FOR_READERS, FOR_WORKERS
-from noetl_dagster.service.plane import ThePlane
+from noetl_dagster.service.access import FOR_READERS, Anyone, Worker
+from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, ApiProblem
+from noetl_dagster.service.tokens import Principal
 
 router = APIRouter(prefix="/api", responses=RESPONSES)
 
@@ -45,10 +47,13 @@ class WorkerListing(BaseModel):
     workers: list[WorkerView]
 
 
-@router.post("/workers", dependencies=[FOR_WORKERS], tags=["workers"])
-async def register_worker(report: WorkerReport, plane: ThePlane) -> WorkerRegistration:
+@router.post("/workers", tags=["workers"])
+async def register_worker(report: WorkerReport, plane: ThePlane, sender: Worker) -> WorkerRegistration:
     """Registers a worker, or receives its capacity report if it has no NATS connection for it."""
-    await put_worker(plane.engine.runtime.pool, report)
+    if (refusal := sender.refusal(report.worker_id, report.pool)) is not None:
+        raise ApiProblem(403, refusal)
+    if (other := await put_worker(plane.engine.runtime.pool, report)) is not None:
+        raise ApiProblem(409, f"worker {report.worker_id} reports for pool {other}; stop it first, or use another id")
     plane.capacity.registry.heard(report)
     with contextlib.suppress(nats.errors.Error, OSError):  # for dispatchers; the next report follows soon
         await publish_report(plane.client, report)
@@ -67,17 +72,17 @@ async def list_workers(plane: ThePlane) -> WorkerListing:
     )
 
 
-@router.get("/results/resolve", dependencies=[FOR_ALL], tags=["results"])
-async def resolve_result(ref: Ref, plane: ThePlane) -> ResultRef:
-    """Returns the place, size, encoding and checksum of a stored result."""
-    return await plane.engine.runtime.results.find(ref)
+@router.get("/results/resolve", tags=["results"])
+async def resolve_result(ref: Ref, plane: ThePlane, sender: Anyone) -> ResultRef:
+    """Returns the place, size, encoding and checksum of a stored result; workers get those of commands they hold."""
+    return await _find(ref, plane, sender)
 
 
-@router.get("/results/content", dependencies=[FOR_ALL], tags=["results"], response_class=StreamingResponse)
-async def result_content(ref: Ref, plane: ThePlane) -> StreamingResponse:
+@router.get("/results/content", tags=["results"], response_class=StreamingResponse)
+async def result_content(ref: Ref, plane: ThePlane, sender: Anyone) -> StreamingResponse:
     """Streams the decompressed bytes of a stored object, in constant memory; of the whole value if it has parts."""
     results = plane.engine.runtime.results
-    found = await results.find(ref)
+    found = await _find(ref, plane, sender)
     if found.kind is RefKind.DATASET:
         raise ApiProblem(409, f"{ref[:200]} is a {found.kind}; resolve it and read its files")
 
@@ -86,3 +91,12 @@ async def result_content(ref: Ref, plane: ThePlane) -> StreamingResponse:
             yield bytes(chunk)
 
     return StreamingResponse(content(), media_type=await results.content_type(found))
+
+
+async def _find(ref: str, plane: Plane, sender: Principal) -> ResultRef:
+    """Returns a stored result; for a worker it must be of an execution whose command it holds."""
+    execution = re.match(r"noetl://execution/(\d{1,19})/", ref)
+    number = -1 if execution is None else min(int(execution[1]), 2**63 - 1)
+    if not await plane.may_read(sender, number):
+        raise ApiProblem(404, f"{ref[:200]}: no such result of an execution whose command this worker holds")
+    return await plane.engine.runtime.results.find(ref)

@@ -38,6 +38,7 @@ class Command:
         follows: it comes after an attempt that succeeded: the next page, or the next poll.
         overrides: changed parts of the call, for paginated requests.
         owner: the command in the log that ends together with this one: the partition of an item. Empty: its own.
+        claim: the ``command.claimed`` event by which a worker of a pool holds it.
         command_id: name of the command, a function of execution, step, visit, index and attempt.
     """
 
@@ -58,6 +59,7 @@ class Command:
     follows: bool = False
     not_before: float = 0.0
     owner: str = ""
+    claim: int | None = field(default=None, compare=False)
     command_id: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -250,6 +252,7 @@ class CommandEvents:
             node_name=command.step,
             status=status,
             catalog_id=command.catalog_id,
+            parent_event_id=command.claim,
             parent_execution_id=command.parent_execution_id,
             meta=command.meta(),
             current_index=command.index,

@@ -52,7 +52,7 @@ class CommandContext(BaseModel):
     meta: dict[str, Any] = Field(default_factory=dict)
 
     def command(self, execution_id: int, item: Any) -> Command:
-        """Makes the command with its item."""
+        """Makes the command with its item; its claim is not known here."""
         named = {name: getattr(self, name) for name in _NAMED}
         return Command(execution_id=execution_id, item=item, **named)
 

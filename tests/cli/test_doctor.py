@@ -261,7 +261,7 @@ async def test_a_file_of_credentials_that_cannot_be_read(settings: Settings, tmp
 
 
 async def test_the_api_and_its_token(settings: Settings) -> None:
-    async with serving(settings, service_tokens=SecretStr(json.dumps({SECRET: ["worker"]}))) as service:
+    async with serving(settings, service_tokens=SecretStr(json.dumps({SECRET: ["pool:default"]}))) as service:
         right = await found(service.settings, server_token=SecretStr(SECRET))
         assert right["HTTP API"].state is FindingState.OK
         without = await found(service.settings)

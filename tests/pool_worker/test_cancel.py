@@ -145,7 +145,7 @@ async def test_a_worker_that_only_knows_the_protocol_hears_of_it(settings: Setti
             "meta": {"command_id": command_id, "visit": 1, "attempt": 1},
             "worker_id": "foreign",
         }
-        assert (await service.client.post("/api/events", json=late)).is_success
+        assert (await service.client.post("/api/events", json=late)).status_code == 409
         found = await counts(engine, execution.id)
         assert (found["command.failed"], found["command.completed"]) == (1, 0)
         await engine.close()

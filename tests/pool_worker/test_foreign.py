@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import nats
 import pytest
+from pydantic import SecretStr
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
@@ -35,7 +36,7 @@ class ForeignWorker:
             event_prefix,
             slots,
         )
-        self.http = httpx.AsyncClient(base_url=server_url)
+        self.http = httpx.AsyncClient(base_url=server_url, headers={"authorization": "Bearer its-own"})
         self.sequence = itertools.count()
         self.node = 0
         self.claimed = 0
@@ -53,9 +54,9 @@ class ForeignWorker:
         async def note(message: Any) -> None:
             announced.set()
 
-        for subject in (f"{self.namespace}.commands", f"{self.namespace}.commands.foreign"):
+        for subject in (f"{self.namespace}.commands", f"{self.namespace}.commands.pool.default.foreign"):
             await connection.subscribe(subject, cb=note)
-        await connection.publish(f"{self.namespace}.workers.foreign", json.dumps(report).encode())
+        await connection.publish(f"{self.namespace}.workers.default.foreign", json.dumps(report).encode())
         try:
             while True:
                 announced.clear()
@@ -74,18 +75,20 @@ class ForeignWorker:
 
     async def work_on(self, stream: Any, group: dict[str, Any]) -> None:
         self.claimed += len(group["commands"])
-        contexts = [group["shared"] | command["context"] for command in group["commands"]]
-        events = [self.end(group["execution_id"], context) for context in contexts]
+        events = [
+            self.end(group["execution_id"], group["shared"] | command["context"], command["claim_event_id"])
+            for command in group["commands"]
+        ]
         subject, name, content = "batch", f"{events[0]['event_id']}+{len(events) - 1}", {"events": events}
         if len(events) == 1:
             subject, name, content = "command.completed", events[0]["event_id"], events[0]
         await stream.publish(
-            f"{self.event_prefix}.{group['execution_id']}.{subject}",
+            f"{self.event_prefix}.default.foreign.{group['execution_id']}.{subject}",
             json.dumps(content).encode(),
             headers={"Nats-Msg-Id": name},
         )
 
-    def end(self, execution_id: str, context: dict[str, Any]) -> dict[str, Any]:
+    def end(self, execution_id: str, context: dict[str, Any], claim: str) -> dict[str, Any]:
         return {
             "execution_id": execution_id,
             "event_id": self.identifier(),
@@ -94,6 +97,7 @@ class ForeignWorker:
                 "node_name": context["step"],
                 "status": "COMPLETED",
                 "current_index": context["index"],
+                "parent_event_id": claim,
                 "result": {"status": "ok", "data": context["item"] ** 2},
             },
             "meta": context["meta"],
@@ -123,7 +127,8 @@ async def made(settings: Settings) -> bool:
 
 @pytest.mark.parametrize("slots", [1, 5])
 async def test_the_protocol_is_enough(settings: Settings, slots: int) -> None:
-    async with serving(settings, event_transport=EventTransport.NATS) as service:
+    tokens = SecretStr('{"its-own": ["worker:foreign"]}')
+    async with serving(settings, event_transport=EventTransport.NATS, service_tokens=tokens) as service:
         engine = await Engine.open(service.settings)
         assert settings.nats_url is not None
         worker = ForeignWorker(

@@ -41,16 +41,17 @@ async def running_execution(service: Service) -> int:
     return event.execution_id
 
 
-async def queue(service: Service, execution_id: int, index: int = 0) -> Event:
-    """Puts a command into the queue and returns its completion, not sent yet."""
+async def queue(service: Service, execution_id: int, index: int = 0, *, held: bool = False) -> Event:
+    """Puts a command into the queue and returns its completion, not sent yet; ``held``: w1 has claimed it."""
     event = ended(execution_id, index)
     await service.plane.engine.runtime.pool.execute(
-        "INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, context) "
-        "VALUES ($1, $2, $3, 'step', 'noop', $4)",
+        "INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, context, worker_id, "
+        "claim_event_id, status) VALUES ($1, $2, $3, 'step', 'noop', $4, $5, $6, $7)",
         execution_id,
         event.meta["command_id"],
         IDS.next(),
-        {"step": "step", "index": index, "meta": {"command_id": event.meta["command_id"]}},
+        {"step": "step", "index": index, "meta": event.meta},
+        *(("w1", 1, "leased") if held else (None, None, "queued")),
     )
     return event
 
@@ -66,13 +67,14 @@ def claim_of(event: Event, *, worker_id: str = "w1") -> dict[str, Any]:
 
 async def test_events_go_into_the_log_once(service: Service) -> None:
     execution_id = await running_execution(service)
-    messages = [message_of(ended(execution_id, index)) for index in range(5)]
+    messages = [message_of(await queue(service, execution_id, index, held=True)) for index in range(5)]
     first = await service.client.post("/api/events/batch", json={"events": messages})
-    assert (first.status_code, first.json()) == (202, {"accepted": 5, "new": 5})
+    assert (first.status_code, first.json()) == (202, {"accepted": 5, "new": 5, "refused": []})
     again = await service.client.post("/api/events/batch", json={"events": messages})
-    assert again.json() == {"accepted": 5, "new": 0}
-    single = await service.client.post("/api/events", json=message_of(ended(execution_id, 9)))
-    assert single.json() == {"accepted": 1, "new": 1}
+    assert again.json() == {"accepted": 5, "new": 0, "refused": []}
+    last = await queue(service, execution_id, 9, held=True)
+    single = await service.client.post("/api/events", json=message_of(last))
+    assert single.json() == {"accepted": 1, "new": 1, "refused": []}
     page = (await service.client.get(f"/api/executions/{execution_id}/events")).json()["events"]
     assert len(page) == 7
     assert {event["event_id"] for event in messages} < {event["event_id"] for event in page}
@@ -89,7 +91,7 @@ async def test_what_is_no_event_of_a_worker_is_refused(service: Service) -> None
     response = await service.client.post("/api/events", json=routing)
     assert response.status_code == 422
     assert "may not emit" in response.json()["detail"]
-    wide = message_of(ended(execution_id, 0)) | {"meta": {"command_id": "c", "number": 2**64}}
+    wide = message_of(ended(execution_id, 0)) | {"meta": {"command_id": "c", "iter_index": 0, "tasks": 2**64}}
     response = await service.client.post(
         "/api/events", content=json.dumps(wide), headers={"content-type": "application/json"}
     )
@@ -115,7 +117,9 @@ async def test_one_of_many_gets_the_claim(service: Service) -> None:
     context = (await service.client.get(f"/api/commands/{event.meta['command_id']}")).json()
     assert context["context"]["step"] == "step"
     assert (await service.client.get(f"/api/commands/{context['event_id']}")).json() == context
-    await service.client.post("/api/events", json=message_of(event))
+    end = message_of(event) | {"worker_id": winner["worker_id"]}
+    end["payload"]["parent_event_id"] = command["claim_event_id"]
+    assert (await service.client.post("/api/events", json=end)).status_code == 202
     assert (await service.client.get(f"/api/commands/{event.meta['command_id']}")).status_code == 404
     claims = await service.plane.engine.runtime.pool.fetchval(
         "SELECT count(*) FROM noetl.event WHERE event_type = 'command.claimed'"
@@ -313,7 +317,7 @@ async def test_health_and_metrics(service: Service) -> None:
     assert (await service.client.get("/ready")).status_code == 200
     execution_id = await running_execution(service)
     await queue(service, execution_id)
-    await service.client.post("/api/events", json=message_of(ended(execution_id, 5)))
+    await service.client.post("/api/events", json=message_of(await queue(service, execution_id, 5, held=True)))
     await service.client.post("/api/workers", json={"worker_id": 'w"1', "slots": 4, "active_tasks": 1})
     answer = await service.client.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -330,7 +334,7 @@ async def test_health_and_metrics(service: Service) -> None:
     )
 
 
-TOKENS = SecretStr('{"w-token": ["worker"], "r-token": ["reader"], "o-token": ["operator"]}')
+TOKENS = SecretStr('{"w-token": ["pool:default"], "r-token": ["reader"], "o-token": ["operator"]}')
 
 
 @pytest.mark.parametrize(

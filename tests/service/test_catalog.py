@@ -80,7 +80,7 @@ async def test_an_execution_of_a_version(service: Service) -> None:
 
 
 async def test_operators_register_and_readers_look(settings: Settings) -> None:
-    tokens = {"o": ["operator"], "r": ["reader"], "w": ["worker"]}
+    tokens = {"o": ["operator"], "r": ["reader"], "w": ["pool:default"]}
     async with serving(settings, service_tokens=SecretStr(json.dumps(tokens))) as service:
 
         async def status(method: str, token: str) -> int:

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from noetl_dagster.cli.commands.serve import check_exposure
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.service.access import parse_tokens
+from noetl_dagster.service.tokens import parse_tokens
 from noetl_dagster.settings import Settings
 
 TOKENS = SecretStr('{"secret-token": ["reader"]}')

@@ -19,7 +19,7 @@ from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.wire import encode_batch, encode_event
 from noetl_dagster.events.types import EventType
 from noetl_dagster.settings import Settings
-from tests.events.transport.conftest import IDS, ended, started
+from tests.events.transport.conftest import IDS, ended, hold, started
 from tests.service.conftest import Process, Start, samples
 from tests.waiting import ended as is_gone
 from tests.waiting import until, until_now
@@ -53,6 +53,7 @@ async def test_events_lose_nothing_while_processes_are_killed(
     settings: Settings, start: Start, pool: asyncpg.Pool, execution_id: int
 ) -> None:
     parent, url = await asyncio.to_thread(serving, start, settings)
+    await hold(pool, execution_id, SENDERS)
     first = children(parent)
     sent: set[int] = set()
 

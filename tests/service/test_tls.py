@@ -119,7 +119,7 @@ async def test_a_worker_talks_tls_to_everything(
             "service_port": 0,
             "service_tls_cert": certificate.certificate,
             "service_tls_key": certificate.key,
-            "service_tokens": SecretStr('{"w": ["worker"], "r": ["reader"]}'),
+            "service_tokens": SecretStr('{"w": ["worker:far"], "r": ["reader"]}'),
             "server_token": SecretStr("w"),
             "server_ca": certificate.authority,
         }

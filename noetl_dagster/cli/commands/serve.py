@@ -18,6 +18,7 @@ import typer
 from noetl_dagster import embedded
 from noetl_dagster.cli.console import fail, warn_of_stores
 from noetl_dagster.cli.service_processes import ParentProcess, ServiceProcesses
+from noetl_dagster.service.tokens import tokens_of
 from noetl_dagster.settings import METRICS_FOLDER, Settings, settings_with
 
 
@@ -87,12 +88,12 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Refuses to listen beyond this machine without tokens, or with tokens in clear text."""
-    host = settings.service_host
+    """Refuses to listen beyond this machine without tokens, or with tokens in clear text, and invalid tokens."""
+    host, tokens = settings.service_host, tokens_of(settings)
     with suppress(ValueError):  # another name
         if host == "localhost" or ipaddress.ip_address(host).is_loopback:
             return
-    if settings.service_tokens is None:
+    if not tokens.required:
         fail(
             f"the HTTP API would listen on {host} without tokens; set NOETL_SERVICE_TOKENS, or listen on 127.0.0.1",
             code=2,

@@ -70,9 +70,9 @@ class Claims:
         head = f'{{"lease_seconds":{self._lease_seconds},"groups":[{groups}],"states":'
         return head.encode() + encode_json(encoded) + b"}"
 
-    async def release(self, worker_id: str, event_ids: Sequence[int]) -> int:
+    async def release(self, worker_id: str, event_ids: Sequence[int], pool: str = DEFAULT_POOL) -> int:
         """Returns claims that were not begun to the queue, by their ``event_ids``; returns how many commands it has."""
-        return len(await self._pool.fetch(queries.GIVE_BACK, worker_id, event_ids))
+        return len(await self._pool.fetch(queries.GIVE_BACK, worker_id, event_ids, pool))
 
     async def queued(self, name: str) -> Grant | None:
         """Returns a command that waits or runs, by its id or that of its ``command.issued`` event; claims nothing."""

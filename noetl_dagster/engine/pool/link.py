@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -207,9 +208,10 @@ class Link:
         silent = settings.command_heartbeat_timeout_seconds - queries.MISSED_REPORTS * interval
         for row in await pool.fetch(queries.HOLDERS, executions, silent):
             # workers that hold commands of an earlier process are lost if they stay silent
-            registry.expect(row["worker_id"], interval)
-        released, lives = [], registry.lives()
-        for row in await pool.fetch(queries.RELEASE, executions, registry.lost(), list(lives), list(lives.values())):
+            registry.expect(row["worker_id"], interval, row["pool"])
+        released: list[str] = []
+        gone = _columns(registry.lost(), 2)
+        for row in await pool.fetch(queries.RELEASE, executions, *gone, *_columns(registry.lives(), 3)):
             if row["attempts"] >= row["max_attempts"]:
                 await self._give_up(row)
             else:
@@ -245,6 +247,10 @@ class Link:
         )
         event = self._runtime.commands.ended(command, Outcome(error_envelope(error)), final=context.final)
         await self._runtime.handler.handle_events([event])
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
+    return [[row[place] for row in rows] for place in range(width)]
 
 
 def _note_delay(error: BaseException, pause: float) -> None:

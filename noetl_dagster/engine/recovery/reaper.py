@@ -32,11 +32,11 @@ ORDER BY lease_until LIMIT $1
 FOR UPDATE SKIP LOCKED
 """
 
-# Expired leases with attempts left go back to the queue. Without a target any worker may claim them.
+# Expired leases with attempts left go back to the queue. Any worker may claim them; the last holder remains, whose end
+# counts until then.
 REQUEUE = f"""
 WITH stale AS ({_STALE.format(condition="attempts < max_attempts")})
-UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL,
-    claim_event_id = NULL, available_at = now()
+UPDATE noetl.queue SET status = 'queued', lease_until = NULL, available_at = now()
 FROM stale
 WHERE queue.execution_id = stale.execution_id AND queue.command_id = stale.command_id
 RETURNING queue.execution_id, queue.command_id, queue.event_id, queue.attempts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +66,19 @@ class Transport(ABC):
 
     async def close(self) -> None:  # noqa: B027 - the direct transport has none
         """Closes connections."""
+
+
+def note_refused(events: Sequence[Event], refused: Collection[int]) -> None:
+    """Logs events that the log does not take, because this worker no longer holds their commands."""
+    if not refused:
+        return
+    for event in events:
+        if event.event_id in refused:
+            logger.warning(
+                "event %s of command %s is not taken: the command has ended, or another worker has claimed it",
+                event.event_type,
+                event.meta.get("command_id"),
+            )
 
 
 def _failure(event: Event, error: EventTooLargeError | EventRefusedError) -> Event:

@@ -16,11 +16,11 @@ import asyncpg
 import nats.errors
 import orjson
 from nats.aio.msg import Msg
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
 from noetl_dagster.events.transport import queries
-from noetl_dagster.events.transport.nats import NatsClient
+from noetl_dagster.events.transport.nats import NatsClient, subject_token
 from noetl_dagster.events.transport.queries import MISSED_REPORTS
 from noetl_dagster.events.transport.wire import Id
 from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME
@@ -30,7 +30,19 @@ logger = logging.getLogger(__name__)
 TARGETED_SECONDS = 0.5
 """A worker that was notified and reports no change within this time is assumed to have capacity again."""
 
+MOST_WORKERS = 10_000
+"""Workers whose capacity is kept; lost ones make room for others."""
+
+META_BYTES = 4 * 1024
+MOST_TOOL_KINDS = 64
+
 Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def _small(meta: dict[str, Any]) -> dict[str, Any]:
+    if len(encode_json(meta)) > META_BYTES:
+        raise ValueError(f"meta of a worker's report is larger than {META_BYTES} bytes of JSON")
+    return meta
 
 
 class WorkerReport(BaseModel):
@@ -53,10 +65,14 @@ class WorkerReport(BaseModel):
     slots: Count = 0
     available_slots: Count = 0
     active_tasks: Count = 0
-    tool_pools: dict[str, Count] = Field(default_factory=dict)
+    tool_pools: dict[Annotated[str, Field(max_length=64)], Count] = Field(
+        default_factory=dict, max_length=MOST_TOOL_KINDS
+    )
     interval: Annotated[float, Field(gt=0, le=3600)] = 15.0
     since: Id | None = None
-    meta: dict[str, Any] = Field(default_factory=dict, description="version, host, transport: for people")
+    meta: Annotated[dict[str, Any], AfterValidator(_small)] = Field(
+        default_factory=dict, description="version, host, transport: for people"
+    )
 
 
 @dataclass(slots=True)
@@ -91,17 +107,21 @@ class CapacityRegistry:
     """Capacity by worker, in memory only: after a restart the workers' next reports fill it again."""
 
     def __init__(self) -> None:
-        self.workers: dict[str, WorkerCapacity] = {}
+        self.workers: dict[tuple[str, str], WorkerCapacity] = {}
 
     def heard(self, report: WorkerReport) -> None:
-        """Stores a worker's report."""
-        self.workers[report.worker_id] = WorkerCapacity(report, time.monotonic())
+        """Stores a worker's report; one of a further worker is ignored while :data:`MOST_WORKERS` are not lost."""
+        key = (report.pool, report.worker_id)
+        if key not in self.workers and len(self.workers) >= MOST_WORKERS:
+            self.workers = {name: worker for name, worker in self.workers.items() if not worker.lost}
+            if len(self.workers) >= MOST_WORKERS:
+                return
+        self.workers[key] = WorkerCapacity(report, time.monotonic())
 
-    def expect(self, worker_id: str, interval: float) -> None:
+    def expect(self, worker_id: str, interval: float, pool: str = DEFAULT_POOL) -> None:
         """Adds a worker that holds commands of an earlier process; it is lost unless it reports from now on."""
-        if worker_id not in self.workers:
-            unheard = WorkerReport(worker_id=worker_id, interval=interval)
-            self.workers[worker_id] = WorkerCapacity(unheard, time.monotonic())
+        if (pool, worker_id) not in self.workers:
+            self.heard(WorkerReport(worker_id=worker_id, interval=interval, pool=pool))
 
     def excuse(self) -> None:
         """Counts the silence of every worker from now on, because no report could arrive."""
@@ -139,14 +159,14 @@ class CapacityRegistry:
             worker.targeted_at = now
         return [worker.report.worker_id for worker in chosen]
 
-    def lives(self) -> dict[str, int]:
-        """Returns the identifier from its start for each worker that reports one, by name."""
+    def lives(self) -> list[tuple[str, str, int]]:
+        """Returns worker, pool and the identifier from its start for each worker that reports one."""
         reports = [worker.report for worker in self.workers.values()]
-        return {report.worker_id: report.since for report in reports if report.since is not None}
+        return [(report.worker_id, report.pool, report.since) for report in reports if report.since is not None]
 
-    def lost(self) -> list[str]:
-        """Returns the workers whose claims are void. A draining worker still ends the commands that it claimed."""
-        return [name for name, worker in self.workers.items() if worker.lost]
+    def lost(self) -> list[tuple[str, str]]:
+        """Returns worker and pool of void claims. A draining worker still ends the commands that it claimed."""
+        return [(worker_id, pool) for (pool, worker_id), worker in self.workers.items() if worker.lost]
 
     def _ready(self, pool: str) -> Iterator[WorkerCapacity]:
         mine = (worker for worker in self.workers.values() if worker.report.pool == pool)
@@ -163,26 +183,35 @@ class CapacityListener:
     def __init__(self, client: NatsClient, pool: asyncpg.Pool | None = None) -> None:
         self._client = client
         self._pool = pool
-        self._subscription: Any = None
+        self._subscriptions: list[Any] = []
         self.registry = CapacityRegistry()
 
     async def open(self) -> None:
         """Subscribes, and asks every worker to report at once."""
         prefix = self._client.names.capacity
-        self._subscription = await self._client.subscribe(f"{prefix}.*", cb=self._receive)
+        for subject in (f"{prefix}.*.*", f"{prefix}.*"):  # workers of earlier versions name no pool
+            self._subscriptions.append(await self._client.subscribe(subject, cb=self._receive))
         await self._client.publish(f"{prefix}.report.now", b"")
 
     async def close(self) -> None:
-        """Ends the subscription."""
-        if self._subscription is not None and not self._client.is_closed:
-            await self._subscription.unsubscribe()
+        """Ends the subscriptions."""
+        for subscription in self._subscriptions:
+            if not self._client.is_closed:
+                await subscription.unsubscribe()
 
     async def _receive(self, message: Msg) -> None:
+        names = self._client.names
+        if message.subject == f"{names.capacity}.report.now":
+            return
         try:
             report = WorkerReport.model_validate_json(message.data)
         except ValidationError as error:
             reason = error.errors(include_url=False, include_input=False)[0]["msg"]
             logger.warning("not a capacity report: %s", reason)
+            return
+        former = f"{names.capacity}.{subject_token(report.worker_id)}"
+        if message.subject not in (names.capacity_of(report.pool, report.worker_id), former):
+            logger.warning("%s reports for worker %s of pool %s", message.subject, report.worker_id, report.pool)
             return
         self.registry.heard(report)
         if self._pool is not None:
@@ -192,15 +221,17 @@ class CapacityListener:
                 logger.debug("capacity of %s is not written: %s", report.worker_id, error)
 
 
-async def put_worker(pool: asyncpg.Pool, report: WorkerReport) -> None:
-    """Writes a report to ``noetl.runtime``."""
+async def put_worker(pool: asyncpg.Pool, report: WorkerReport) -> str | None:
+    """Writes a report to ``noetl.runtime``; returns another pool for which a worker of that name reports, else None."""
     capacity = report.model_dump(include={"pool", "slots", "available_slots", "active_tasks", "tool_pools", "interval"})
-    await pool.execute(queries.PUT_WORKER, report.worker_id, report.status, capacity, report.meta)
+    own = (report.worker_id, report.status, capacity, report.meta)
+    other: str | None = await pool.fetchval(queries.PUT_WORKER, *own, float(MISSED_REPORTS))
+    return other
 
 
 async def publish_report(client: NatsClient, report: WorkerReport) -> None:
     """Sends a report to every listener."""
-    subject = client.names.capacity_of(report.worker_id)
+    subject = client.names.capacity_of(report.pool, report.worker_id)
     await client.publish(subject, report.model_dump_json().encode())
 
 
@@ -211,7 +242,7 @@ async def announce_commands(
 
     A message that is lost only delays: the dispatcher repeats it while commands wait.
     """
-    subjects = [client.names.targeted(name) for name in targets] or [client.names.broadcast(pool)]
+    subjects = [client.names.targeted(pool, name) for name in targets] or [client.names.broadcast(pool)]
     with contextlib.suppress(nats.errors.Error, OSError):
         for subject in subjects:
             await client.publish(subject, orjson.dumps({"commands": commands}))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import asyncpg
 
 from noetl_dagster.events.log import EventLog, as_row
 from noetl_dagster.events.queries import COLUMNS
 from noetl_dagster.events.transport import queries
-from noetl_dagster.events.transport.base import Transport
+from noetl_dagster.events.transport.base import Transport, note_refused
 from noetl_dagster.events.types import COMMAND_ENDS, Event, EventType
 
 STATEMENT_EVENTS = 100
@@ -20,15 +21,35 @@ STATEMENT_EVENTS = 100
 KNOWN_EXECUTIONS = 10_000
 ENDS_CHANNEL = "noetl_command_ends"
 
+OWN_META = [
+    *("tasks", "final", "sink", "reached", "watermark", "note", "chunk_index", "has_more", "row_count", "clock_skew"),
+]
+"""Keys that the events of a worker add to the meta of their command."""
+
+_OWN = frozenset(OWN_META)
+
 ObserveRuns = Callable[[str, str, Sequence[float]], None]
 """Takes a step, the tool kind of its commands, and the seconds that each command which has just ended ran."""
 
 
+class Intake(NamedTuple):
+    """What became of workers' events.
+
+    Attributes:
+        new: ids of events that are new to the log.
+        refused: ids of events that the log neither has nor takes, because their sender does not hold the command: it
+            has ended, was never issued, or another worker has claimed it.
+    """
+
+    new: set[int]
+    refused: set[int]
+
+
 class EventHandler:
-    """Appends workers' events and applies their consequences in the same transaction.
+    """Appends events and applies their consequences in the same transaction.
 
     Ended commands leave the queue and are announced to the processes that wait for them; heartbeats extend
-    leases. Events that arrive twice, too late or out of order change nothing further.
+    leases. Events that arrive twice change nothing further.
 
     Args:
         lease_seconds: a claim lasts this long without a heartbeat.
@@ -41,23 +62,60 @@ class EventHandler:
         self._observe = observe
         self._known: OrderedDict[int, None] = OrderedDict()
 
+    async def take_events(
+        self, events: Sequence[Event], pools: Collection[str] | None = None, *, connection: Any = None
+    ) -> Intake:
+        """Appends events of workers, also within the caller's transaction: those whose sender holds the command.
+
+        The holder is the worker that has claimed the command last; the event's parent is that claim.
+
+        Args:
+            pools: the pools of the sender; None: any.
+        """
+        if not events:
+            return Intake(set(), set())
+        claims = await self._claims_of(events, connection)
+        new = await self._write(events, pools, claims, connection)
+        refused = {event.event_id for event in events} - new
+        if refused:  # or the log has them already
+            asked = [event for event in events if event.event_id in refused]
+            refused -= await self.log.present(asked, connection=connection)
+        return Intake(new, refused)
+
     async def handle_events(self, events: Sequence[Event], *, connection: Any = None) -> set[int]:
-        """Appends events, also within the caller's transaction, and returns the ids of those that are new to the log.
+        """Appends events of the control plane, also within the caller's transaction; returns the ids of new ones.
 
         Claims of commands whose execution is cancelled are omitted.
         """
-        if not events:
-            return set()
+        return await self._write(events, None, None, connection) if events else set()
+
+    async def _write(
+        self, events: Sequence[Event], pools: Collection[str] | None, claims: Sequence[int] | None, connection: Any
+    ) -> set[int]:
+        """Appends events, if they come with ``claims`` those whose senders hold their commands by these."""
         claimed = sorted({one.execution_id for one in events if one.event_type == EventType.COMMAND_CLAIMED})
+        consequences = self._consequences(events, pools, claims)
         if connection is None and len(events) > STATEMENT_EVENTS and not claimed:
             try:
-                return await self._copy(events)
+                return await self._copy(events, consequences)
             except (asyncpg.UniqueViolationError, TypeError):
                 pass  # a duplicate, or a value that cannot be written: the statement below finds out which
         columns = map(list, zip(*map(as_row, events), strict=True))
-        row = await (connection or self.log.pool).fetchrow(queries.TAKE, *self._consequences(events), claimed, *columns)
+        row = await (connection or self.log.pool).fetchrow(queries.TAKE, *consequences, claimed, *columns)
         self._report(row["runs"])
         return set(row["inserted"] or ())
+
+    async def _claims_of(self, events: Sequence[Event], connection: Any) -> list[int]:
+        """Returns the claim of each event; one that names none, of a worker of an earlier version, has its worker's."""
+        claims = [event.parent_event_id or 0 for event in events]
+        missing = [place for place, claim in enumerate(claims) if not claim]
+        if missing:
+            unnamed = [events[place] for place in missing]
+            asked = [(one.execution_id, one.meta["command_id"], one.worker_id) for one in unnamed]
+            found = await (connection or self.log.pool).fetch(queries.CLAIMS_OF, *map(list, zip(*asked, strict=True)))
+            for place, row in zip(missing, found, strict=True):
+                claims[place] = row["claim"]
+        return claims
 
     async def unknown_executions(self, ids: Iterable[int]) -> set[int]:
         """Returns the executions that the log does not contain."""
@@ -71,14 +129,17 @@ class EventHandler:
             self._known.popitem(last=False)
         return asked - {record["execution_id"] for record in found}
 
-    async def _copy(self, events: Sequence[Event]) -> set[int]:
+    async def _copy(self, events: Sequence[Event], consequences: tuple[Any, ...]) -> set[int]:
         async with self.log.pool.acquire() as connection, connection.transaction():
             # every writer locks rows of the queue before it writes events
-            runs = await connection.fetchval(queries.SETTLE, *self._consequences(events))
+            row = await connection.fetchrow(queries.SETTLE, *consequences)
+            if consequences[0]:
+                taken = set(row["taken"] or ())
+                events = [event for event in events if event.event_id in taken]
             await connection.copy_records_to_table(
                 "event", schema_name="noetl", columns=COLUMNS, records=map(as_row, events)
             )
-        self._report(runs)
+        self._report(row["runs"])
         return {event.event_id for event in events}
 
     def _report(self, runs: Iterable[tuple[str, str, list[float]]] | None) -> None:
@@ -86,23 +147,40 @@ class EventHandler:
             for step, tool_kind, seconds in runs or ():
                 self._observe(step, tool_kind, seconds)
 
-    def _consequences(self, events: Sequence[Event]) -> tuple[Any, ...]:
+    def _consequences(
+        self, events: Sequence[Event], pools: Collection[str] | None, claims: Sequence[int] | None
+    ) -> tuple[Any, ...]:
         """Returns the parameters of ``noetl.settle``."""
-        ended = [event for event in events if event.event_type in COMMAND_ENDS]
-        beats = [event for event in events if event.event_type == EventType.COMMAND_HEARTBEAT]
+        checked = claims is not None
+        sent = list(zip(events, claims or repeat(0)))  # noqa: B905 - repeat never ends
+        ended = [one for one in sent if one[0].event_type in COMMAND_ENDS]
+        others = [one for one in sent if one[0].event_type in _WHILE_RUNNING]
         return (
-            [event.execution_id for event in ended],
-            _command_ids(ended),
-            [event.duration for event in ended],
-            [event.execution_id for event in beats],
-            _command_ids(beats),
-            [event.worker_id for event in beats],
+            checked,
+            None if pools is None else list(pools),
+            OWN_META,
+            *_columns(ended, checked),
+            [event.duration for event, _ in ended],
+            *_columns(others, checked),
+            [event.event_type == EventType.COMMAND_HEARTBEAT for event, _ in others],
             self._lease_seconds,
         )
 
 
-def _command_ids(events: Iterable[Event]) -> list[str]:
-    return [str(event.meta.get("command_id", "")) for event in events]
+_WHILE_RUNNING = frozenset({EventType.COMMAND_HEARTBEAT, EventType.CALL_PARTIAL})
+
+
+def _columns(sent: Sequence[tuple[Event, int]], checked: bool) -> tuple[list[Any], ...]:
+    """Returns ids, executions, commands, steps, workers, claims and, if ``checked``, the commands' metas of events."""
+    return (
+        [event.event_id for event, _ in sent],
+        [event.execution_id for event, _ in sent],
+        [str(event.meta.get("command_id", "")) for event, _ in sent],
+        [event.node_name for event, _ in sent],
+        [event.worker_id for event, _ in sent],
+        [claim for _, claim in sent],
+        [{key: value for key, value in event.meta.items() if key not in _OWN} for event, _ in sent] if checked else [],
+    )
 
 
 class DirectTransport(Transport):
@@ -115,10 +193,10 @@ class DirectTransport(Transport):
 
     async def publish(self, events: Sequence[Event]) -> None:
         """Appends the events to the log."""
-        await self._handler.handle_events(events)
+        await self.append(events)
 
     async def append(self, events: Sequence[Event], *, connection: Any = None, gated: bool = False) -> set[int]:
         """Appends events within the transaction of a connection, if given, and returns the ids of the new ones."""
-        if connection is None:
-            return await super().append(events)
-        return await self._handler.handle_events(events, connection=connection)
+        taken = await self._handler.take_events(events, connection=connection)
+        note_refused(events, taken.refused)
+        return taken.new

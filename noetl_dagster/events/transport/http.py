@@ -13,7 +13,7 @@ import orjson
 
 from noetl_dagster.errors import EventRefusedError, EventTooLargeError, TransportError
 from noetl_dagster.events.connection import encode_json
-from noetl_dagster.events.transport.base import Transport
+from noetl_dagster.events.transport.base import Transport, note_refused
 from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.retrying import RetryLimits, with_retries
@@ -153,8 +153,12 @@ class HttpTransport(Transport):
                 await self.publish(events[middle:])
                 return
             raise EventTooLargeError(f"event of {len(content)} bytes: {answer.text[:300]}")
+        if answer.status == 409:
+            note_refused(events, {event.event_id for event in events})
+            return
         if answer.is_error:
             raise EventRefusedError(f"the HTTP API refuses events: {answer.status} {answer.text[:500]}")
+        note_refused(events, {int(one) for one in answer.json().get("refused", ())})
 
     async def close(self) -> None:
         """Closes the client."""

@@ -25,8 +25,16 @@ from pydantic_core import to_json
 from noetl_dagster.errors import EventRefusedError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.transport import queries
+from noetl_dagster.events.transport.base import note_refused
 from noetl_dagster.events.transport.handler import EventHandler
-from noetl_dagster.events.transport.nats import ACK_SECONDS, NatsClient, ensure_ingest_consumer, ensure_stream
+from noetl_dagster.events.transport.nats import (
+    ACK_SECONDS,
+    NatsClient,
+    Sender,
+    ensure_ingest_consumer,
+    ensure_stream,
+    subject_token,
+)
 from noetl_dagster.events.transport.wire import RefusedEvent, decode_message, message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.redaction import SECRETS
@@ -150,6 +158,7 @@ class IngestReport:
 
     events: int = 0
     duplicates: int = 0
+    refused: int = 0
     batches: int = 0
     dead_letters: int = 0
     delayed: int = 0
@@ -157,7 +166,8 @@ class IngestReport:
 
     def __str__(self) -> str:
         text = f"{self.events} events in {self.batches} batches ({self.seconds:.2f} s)"
-        for count, what in ((self.duplicates, "known already"), (self.delayed, "to be tried again"),
+        for count, what in ((self.duplicates, "known already"), (self.refused, "of commands of others"),
+                            (self.delayed, "to be tried again"),
                             (self.dead_letters, "stored in noetl.dead_letter")):  # fmt: skip
             text += f", {count} {what}" if count else ""
         return text
@@ -180,9 +190,12 @@ class _Delivery:
 
 
 class _DeliveredEvent(NamedTuple):
+    """An event of a message, and the sender that the message's subject names."""
+
     delivery: _Delivery
     position: int
     event: Event
+    sender: Sender | None
 
 
 class Ingestor:
@@ -247,7 +260,7 @@ class Ingestor:
         await self._ingest_while(take)
         done, self.total = self.total, before
         done.seconds = time.monotonic() - started
-        for name in ("events", "duplicates", "batches", "dead_letters", "delayed"):
+        for name in ("events", "duplicates", "refused", "batches", "dead_letters", "delayed"):
             setattr(before, name, getattr(before, name) + getattr(done, name))
         return done
 
@@ -314,9 +327,10 @@ class Ingestor:
     async def _ingest_all(self, messages: list[Msg]) -> None:
         deliveries, entries = [], []
         for message in messages:
-            stored = _stored(message)
+            stored, sender = _stored(message), None
             try:
-                events = decode_message(message.data, stored)
+                sender = self._names.sender(message.subject)
+                events = _sent_by(sender, decode_message(message.data, stored), message.data)
             except EventRefusedError as error:
                 events = [RefusedEvent(0, message.data, str(error))]
             delivery = _Delivery(message, stored, len(events))
@@ -325,7 +339,7 @@ class Ingestor:
                 if isinstance(one, RefusedEvent):
                     await self._put_dead_letter(delivery, position, one.content, one.reason)
                 else:
-                    entries.append(_DeliveredEvent(delivery, position, one))
+                    entries.append(_DeliveredEvent(delivery, position, one, sender))
         if entries:
             await self._take(entries, messages)
             self.total.batches += 1
@@ -346,15 +360,20 @@ class Ingestor:
         for entry in entries:
             if entry.event.execution_id in unknown:
                 await self._retry_later(entry, f"no execution {entry.event.execution_id} in the event log")
-        known = [entry for entry in entries if entry.event.execution_id not in unknown]
-        for begin in range(0, len(known), TRANSACTION_EVENTS):
-            await self._append(known[begin : begin + TRANSACTION_EVENTS], messages)
+        by_pool: dict[str | None, list[_DeliveredEvent]] = {}
+        for entry in entries:
+            if entry.event.execution_id not in unknown:
+                by_pool.setdefault(entry.sender.pool if entry.sender is not None else None, []).append(entry)
+        for known in by_pool.values():
+            for begin in range(0, len(known), TRANSACTION_EVENTS):
+                await self._append(known[begin : begin + TRANSACTION_EVENTS], messages)
 
     async def _append(self, entries: list[_DeliveredEvent], messages: list[Msg]) -> None:
-        """Appends events; if the log refuses a batch, halving it finds the faulty event."""
-        events = [entry.event for entry in entries]
+        """Appends events of one pool; if the log refuses a batch, halving it finds the faulty event."""
+        events, sender = [entry.event for entry in entries], entries[0].sender
+        pools = None if sender is None else (sender.pool,)
         try:
-            inserted = await self._patiently(lambda: self._handler.handle_events(events), messages)
+            taken = await self._patiently(lambda: self._handler.take_events(events, pools), messages)
         except POISON as error:
             if len(entries) == 1:
                 await self._retry_later(entries[0], f"{type(error).__name__}: {error}")
@@ -364,7 +383,10 @@ class Ingestor:
             await self._append(entries[middle:], messages)
             return
         committed = datetime.now(UTC)
-        new, known = len(inserted), len(events) - len(inserted)
+        note_refused(events, taken.refused)
+        new, refused = len(taken.new), len(taken.refused)
+        known = len(events) - new - refused
+        self.total.refused += refused
         self.total.events += new
         self.total.duplicates += known
         if self._observe is not None:
@@ -408,6 +430,19 @@ class Ingestor:
                     await message.in_progress()
 
         return await with_retries(work, DATABASE_PATIENCE, on_failure=note)
+
+
+def _sent_by(sender: Sender | None, events: list[Event | RefusedEvent], content: bytes) -> list[Event | RefusedEvent]:
+    """Returns the events of a message; those that name another worker than its subject are refused."""
+    if sender is None:
+        return events
+    checked: list[Event | RefusedEvent] = []
+    for position, one in enumerate(events):
+        if isinstance(one, Event) and subject_token(one.worker_id or "") != sender.worker:
+            reason = f"worker {sender.worker} of pool {sender.pool} sends an event of worker {one.worker_id!r:.300}"
+            one = RefusedEvent(position, content if len(events) == 1 else to_json(message_of(one)), reason)
+        checked.append(one)
+    return checked
 
 
 def _stored(message: Msg) -> datetime:

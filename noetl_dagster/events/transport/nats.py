@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import nats.js.errors
 from nats.aio.client import Client
@@ -16,7 +17,8 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
 
-from noetl_dagster.errors import ServiceError
+from noetl_dagster.errors import EventRefusedError, ServiceError
+from noetl_dagster.events.transport.base import WORKER_EVENTS
 from noetl_dagster.settings import DEFAULT_POOL, Settings
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,9 @@ EVENT_BYTES = 65_536
 DUPLICATE_WINDOW_SECONDS = 120.0
 ACK_SECONDS = 30.0
 INGEST_PENDING = 50_000
+
+BATCH_TYPE = "batch"
+"""Takes the place of the event type in the subject of a message with several events."""
 
 _COMPARED = ("subjects", "retention", "storage", "max_age", "max_msg_size", "num_replicas")
 _ADDRESS_SEPARATOR = re.compile(r",(?=\s*\w+://)")
@@ -48,23 +53,48 @@ class NatsNames:
         self.replicas = settings.nats_replicas  # copies of a stream in a cluster
         self.ingest_consumer = "server-worker-events"  # durable, shared by all ingestors
 
-    def event_subject(self, execution_id: int, event_type: str) -> str:
-        """Returns ``noetl.events.<execution id>.<event type>``."""
-        return f"{self.event_prefix}.{execution_id}.{event_type}"
+    def event_subject(self, pool: str, worker_id: str, execution_id: int, event_type: str) -> str:
+        """Returns ``noetl.events.<pool>.<worker id>.<execution id>.<event type>``."""
+        return f"{self.event_prefix}.{pool}.{subject_token(worker_id)}.{execution_id}.{event_type}"
+
+    def sender(self, subject: str) -> Sender | None:
+        """Returns the sender that the subject of an event names, by which the server's permissions restrict it.
+
+        None: the subject of an earlier version, ``noetl.events.<execution id>.<event type>``, which names none.
+
+        Raises:
+            EventRefusedError: it is neither.
+        """
+        parts = subject.removeprefix(f"{self.event_prefix}.").split(".", 3)
+        if len(parts) == 4 and parts[2].isdecimal():
+            return Sender(parts[0], parts[1])
+        if parts[0].isdecimal() and ".".join(parts[1:]) in {BATCH_TYPE, *WORKER_EVENTS}:
+            return None
+        raise EventRefusedError(
+            f"subject {subject[:200]} is not {self.event_prefix}.<pool>.<worker>.<execution>.<type>"
+        )
 
     def broadcast(self, pool: str) -> str:
         """Returns the subject for all workers of a pool, ``noetl.commands`` or ``noetl.commands.pool.<pool>``."""
         return self.commands if pool == DEFAULT_POOL else f"{self.commands}.pool.{pool}"
 
-    def targeted(self, worker_id: str) -> str:
-        """Returns the subject for one worker, ``noetl.commands.<worker id>``."""
-        return f"{self.commands}.{subject_token(worker_id)}"
+    def targeted(self, pool: str, worker_id: str) -> str:
+        """Returns the subject for one worker, ``noetl.commands.pool.<pool>.<worker id>``."""
+        return f"{self.commands}.pool.{pool}.{subject_token(worker_id)}"
 
-    def capacity_of(self, worker_id: str) -> str:
-        """Returns the subject of a worker's capacity reports, ``noetl.workers.<worker id>``."""
-        return f"{self.capacity}.{subject_token(worker_id)}"
+    def capacity_of(self, pool: str, worker_id: str) -> str:
+        """Returns the subject of a worker's capacity reports, ``noetl.workers.<pool>.<worker id>``."""
+        return f"{self.capacity}.{pool}.{subject_token(worker_id)}"
 
 
+class Sender(NamedTuple):
+    """The pool and the worker, as one token, that a subject names."""
+
+    pool: str
+    worker: str
+
+
+@lru_cache(maxsize=1024)
 def subject_token(name: str) -> str:
     """Returns a name as one token of a subject: dots and the like become hyphens."""
     return _NOT_IN_A_TOKEN.sub("-", name) or "-"
@@ -85,11 +115,17 @@ class NatsClient(Client):
         return super()._build_message(sid, subject, reply, data, headers)
 
 
-async def connect(settings: Settings, name: str) -> NatsClient:
+def worker_inbox(pool: str, worker_id: str) -> str:
+    """Returns the prefix of a worker's inboxes, so that it needs no permission for those of others."""
+    return f"_INBOX.worker.{pool}.{subject_token(worker_id)}"
+
+
+async def connect(settings: Settings, name: str, *, inbox: str = "_INBOX") -> NatsClient:
     """Connects to the settings' server; the connection reconnects forever.
 
     Args:
         name: shown by the server's monitoring.
+        inbox: prefix of the subjects of answers.
 
     Raises:
         ServiceError: the server cannot be reached within ``nats_connect_seconds``.
@@ -120,6 +156,7 @@ async def connect(settings: Settings, name: str) -> NatsClient:
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=RECONNECT_SECONDS,
                 pending_size=PENDING_BYTES,
+                inbox_prefix=inbox,
                 error_cb=on_error,
                 disconnected_cb=on_disconnect,
             )

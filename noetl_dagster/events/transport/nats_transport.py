@@ -19,12 +19,12 @@ from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.transport.base import Transport
 from noetl_dagster.events.transport.handler import DirectTransport, EventHandler
 from noetl_dagster.events.transport.http import ApiClient, HttpTransport
-from noetl_dagster.events.transport.nats import EVENT_BYTES, NatsClient
-from noetl_dagster.events.transport.wire import BATCH_TYPE, encode_batch, encode_event
+from noetl_dagster.events.transport.nats import BATCH_TYPE, EVENT_BYTES, NatsClient
+from noetl_dagster.events.transport.wire import encode_batch, encode_event
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.process.tracing import trace
-from noetl_dagster.settings import EventTransport, Settings
+from noetl_dagster.settings import DEFAULT_POOL, EventTransport, Settings
 
 HEADER_BYTES = 512
 """Maximum that a message's own headers add to its payload."""
@@ -45,13 +45,17 @@ class _Message(NamedTuple):
 
 
 class NatsTransport(Transport):
-    """Publishes events under ``noetl.events.<execution id>.<event type>`` and waits for the confirmations.
+    """Publishes events under ``noetl.events.<pool>.<worker id>.<execution id>.<type>`` and waits for the confirmations.
 
-    Messages of several events have the subject ``noetl.events.<execution id>.batch``. Events above the stream's message
-    limit go over the transport ``large``, or are refused if there is none.
+    The type of messages of several events is ``batch``. Events above the stream's message limit go over the transport
+    ``large``, or are refused if there is none.
+
+    Args:
+        pool: the worker's.
     """
 
-    def __init__(self, client: NatsClient, *, large: Transport | None = None) -> None:
+    def __init__(self, client: NatsClient, *, large: Transport | None = None, pool: str = DEFAULT_POOL) -> None:
+        self._pool = pool
         self._stream = client.jetstream(publish_async_max_pending=4_000)
         self._names = client.names
         self._large = large
@@ -108,10 +112,10 @@ class NatsTransport(Transport):
     def _message(self, entries: Sequence[tuple[Event, bytes]]) -> _Message:
         event, content = entries[0]
         carried = trace.headers_about(event.execution_id, event.meta.get("command_id"))
+        type_ = event.event_type if len(entries) == 1 else BATCH_TYPE
+        subject = self._names.event_subject(self._pool, event.worker_id or "", event.execution_id, type_)
         if len(entries) == 1:
-            subject = self._names.event_subject(event.execution_id, event.event_type)
             return _Message(subject, str(event.event_id), content, carried)
-        subject = self._names.event_subject(event.execution_id, BATCH_TYPE)
         name = f"{event.event_id}+{len(entries) - 1}"
         return _Message(subject, name, encode_batch([content for _, content in entries]), carried)
 
@@ -156,4 +160,4 @@ def open_transport(settings: Settings, log: EventLog, client: NatsClient) -> Tra
         case EventTransport.HTTP:
             return HttpTransport(ApiClient(settings))
         case EventTransport.NATS:
-            return NatsTransport(client, large=HttpTransport(ApiClient(settings)))
+            return NatsTransport(client, large=HttpTransport(ApiClient(settings)), pool=settings.worker_pool)

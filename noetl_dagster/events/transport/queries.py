@@ -17,19 +17,31 @@ SELECT DISTINCT execution_id FROM noetl.event
 WHERE execution_id = ANY($1::bigint[]) AND event_type = 'playbook.initialized'
 """
 
-# Applies the consequences of events; see schema/060_pool.sql.
-SETTLE = "SELECT noetl.settle($1, $2, $3, $4, $5, $6, $7)"
+# Checks the senders of events and applies their consequences; see schema/060_pool.sql.
+SETTLE = f"SELECT runs, taken FROM noetl.settle({', '.join(f'${place}' for place in range(1, 21))})"
 
 _IF_OPEN = "(event_type <> 'command.claimed' OR execution_id NOT IN (SELECT id FROM closed))"
+_IF_TAKEN = "(NOT $1 OR event_id IN (SELECT unnest(taken) FROM settled))"
 
-# Appends events ($9 and on) after their consequences. Rows of the queue are locked first, as in claims, cancellations
-# and the reaper; before them the executions whose commands are claimed ($8), as when commands are issued. Claims of
-# cancelled executions are omitted. Returns the new ids, and the result of noetl.settle.
+# Appends events ($22 and on) after their consequences. Rows of the queue are locked first, as in claims, cancellations
+# and the reaper; before them the executions whose commands are claimed ($21), as when commands are issued. Claims of
+# cancelled executions are omitted, and events that settling does not take. Returns the new ids, and what settling does.
 TAKE = f"""
-WITH closed AS MATERIALIZED (SELECT id FROM unnest($8::bigint[]) AS id WHERE NOT noetl.is_open(id)),
-settled AS MATERIALIZED ({SETTLE} AS runs WHERE (SELECT count(*) FROM closed) >= 0),
-new AS ({insert_new(first=9, condition=f"(SELECT count(*) FROM settled) = 1 AND {_IF_OPEN}")})
-SELECT (SELECT array_agg(event_id) FROM new) AS inserted, runs FROM settled
+WITH closed AS MATERIALIZED (SELECT id FROM unnest($21::bigint[]) AS id WHERE NOT noetl.is_open(id)),
+settled AS MATERIALIZED ({SETTLE} WHERE (SELECT count(*) FROM closed) >= 0),
+new AS ({insert_new(first=22, condition=f"(SELECT count(*) FROM settled) = 1 AND {_IF_TAKEN} AND {_IF_OPEN}")})
+SELECT (SELECT array_agg(event_id) FROM new) AS inserted, runs, taken FROM settled
+"""
+
+# The claims of workers ($3) on commands, in order, for events that do not name them; 0 for none.
+CLAIMS_OF = """
+SELECT COALESCE((
+    SELECT claim_event_id FROM noetl.queue
+    WHERE queue.execution_id = given.execution_id AND queue.command_id = given.command_id
+      AND queue.worker_id = given.worker_id), 0) AS claim
+FROM unnest($1::bigint[], $2::text[], $3::text[]) WITH ORDINALITY
+    AS given (execution_id, command_id, worker_id, place)
+ORDER BY place
 """
 
 
@@ -92,8 +104,19 @@ FROM noetl.claim($1, $2, $3, $4, $5, $6::bigint[], $7::text[])
 GIVE_BACK = """
 UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL,
     available_at = now(), max_attempts = max_attempts + 1
-WHERE worker_id = $1 AND status = 'leased' AND claim_event_id = ANY($2::bigint[])
+WHERE worker_id = $1 AND status = 'leased' AND claim_event_id = ANY($2::bigint[]) AND pool = $3
 RETURNING command_id
+"""
+
+# Whether a worker of $1 in the pools $2 (null: any; none of $3, unless named) holds a command: of execution $4, the
+# command $5, of the playbook $6, where they are given.
+HOLDS = """
+SELECT EXISTS (
+    SELECT FROM noetl.queue
+    WHERE worker_id IS NOT NULL AND (worker_id = ANY($1::text[]) OR ($1 IS NULL AND worker_id <> ALL($3::text[])))
+      AND ($2::text[] IS NULL OR pool = ANY($2)) AND ($4::bigint IS NULL OR execution_id = $4)
+      AND ($5::text IS NULL OR command_id = $5)
+      AND ($6::bigint IS NULL OR COALESCE(context -> 'catalog_id', shared -> 'catalog_id') #>> '{}' = $6::text))
 """
 
 _QUEUED = """
@@ -106,21 +129,21 @@ FROM noetl.queue
 QUEUED_COMMAND = f"{_QUEUED} WHERE execution_id = $1 AND command_id = $2"
 QUEUED_EVENT = f"{_QUEUED} WHERE event_id = $1 LIMIT 1"
 
-# Workers whose claims end within $2 seconds, because no heartbeat has arrived for a long time.
+# Workers, with their pools, whose claims end within $2 seconds, because no heartbeat has arrived for a long time.
 HOLDERS = """
-SELECT DISTINCT worker_id FROM noetl.queue
+SELECT DISTINCT worker_id, pool FROM noetl.queue
 WHERE execution_id = ANY($1::bigint[]) AND status = 'leased' AND lease_until < now() + make_interval(secs => $2)
 """
 
-# Queues expired leases and those of lost workers ($2) again; also those of workers ($3) that were claimed before the
-# present process of that name started ($4).
+# Queues expired leases and those of lost workers ($2, by their pools $3) again; also those of workers ($4, $5) that
+# were claimed before the present process of that name started ($6). The last holder remains: its end counts until
+# another worker claims the command.
 RELEASE = """
-UPDATE noetl.queue SET status = 'queued', worker_id = NULL, lease_until = NULL, claim_event_id = NULL,
-    available_at = now()
+UPDATE noetl.queue SET status = 'queued', lease_until = NULL, available_at = now()
 WHERE execution_id = ANY($1::bigint[]) AND status = 'leased'
-  AND (lease_until < now() OR worker_id = ANY($2::text[]) OR EXISTS (
-      SELECT FROM unnest($3::text[], $4::bigint[]) AS life (worker_id, since)
-      WHERE life.worker_id = queue.worker_id AND queue.claim_event_id < life.since))
+  AND (lease_until < now() OR (worker_id, pool) IN (SELECT * FROM unnest($2::text[], $3::text[])) OR EXISTS (
+      SELECT FROM unnest($4::text[], $5::text[], $6::bigint[]) AS life (worker_id, pool, since)
+      WHERE life.worker_id = queue.worker_id AND life.pool = queue.pool AND queue.claim_event_id < life.since))
 RETURNING execution_id, command_id, event_id, tool_kind, attempts, max_attempts, pool
 """
 
@@ -161,14 +184,22 @@ ON CONFLICT (source, message_id) DO UPDATE SET deliveries = EXCLUDED.deliveries,
 """
 DEAD_LETTER_COUNT = "SELECT count(*) FROM noetl.dead_letter"
 
-# A worker's capacity as it reports it. Every process of the API hears it, and the first writes it.
+# A worker's capacity as it reports it. Every process of the API hears it, and the first writes it. A name that reports
+# for another pool ($5 seconds at most between its reports) is left alone; returns that pool.
 PUT_WORKER = """
-INSERT INTO noetl.runtime AS known (worker_id, kind, status, capacity, meta, heartbeat)
-VALUES ($1, 'worker', $2, $3, $4, now())
-ON CONFLICT (worker_id) DO UPDATE SET status = EXCLUDED.status, capacity = EXCLUDED.capacity,
-    meta = known.meta || EXCLUDED.meta, heartbeat = now()
-WHERE (known.status, known.capacity) IS DISTINCT FROM (EXCLUDED.status, EXCLUDED.capacity)
-   OR NOT known.meta @> EXCLUDED.meta OR known.heartbeat < now() - interval '1 second'
+WITH other AS MATERIALIZED (
+    SELECT capacity ->> 'pool' AS pool FROM noetl.runtime
+    WHERE worker_id = $1 AND capacity ->> 'pool' <> $3::jsonb ->> 'pool' AND status <> 'stopped'
+      AND heartbeat > now() - make_interval(secs => $5 * (capacity ->> 'interval')::float8)
+), put AS (
+    INSERT INTO noetl.runtime AS known (worker_id, kind, status, capacity, meta, heartbeat)
+    SELECT $1, 'worker', $2, $3, $4, now() WHERE NOT EXISTS (SELECT FROM other)
+    ON CONFLICT (worker_id) DO UPDATE SET status = EXCLUDED.status, capacity = EXCLUDED.capacity,
+        meta = known.meta || EXCLUDED.meta, heartbeat = now()
+    WHERE (known.status, known.capacity) IS DISTINCT FROM (EXCLUDED.status, EXCLUDED.capacity)
+       OR NOT known.meta @> EXCLUDED.meta OR known.heartbeat < now() - interval '1 second'
+)
+SELECT pool FROM other
 """
 WORKERS = """
 SELECT worker_id, status, capacity, meta, started_at, heartbeat,

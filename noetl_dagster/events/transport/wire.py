@@ -20,7 +20,7 @@ from pydantic_core import from_json, to_json
 from noetl_dagster.errors import EventRefusedError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.transport.base import WORKER_EVENTS
-from noetl_dagster.events.types import Event
+from noetl_dagster.events.types import COMMAND_ENDS, SHARD_ENDS, Event
 from noetl_dagster.process.redaction import SECRETS
 
 CLOCK_SKEW_SECONDS = 30.0
@@ -46,10 +46,6 @@ Id = Annotated[
 ]
 Text = Annotated[str, AfterValidator(_without_nul)]
 Name = Annotated[str, Field(max_length=512), AfterValidator(_without_nul)]
-
-
-BATCH_TYPE = "batch"
-"""Takes the place of the event type in the subject of a message with several events."""
 
 
 class RefusedEvent(NamedTuple):
@@ -192,6 +188,17 @@ def accepted(message: EventMessage, received: datetime) -> Event:
     if message.event_type not in WORKER_EVENTS:
         allowed = ", ".join(sorted(WORKER_EVENTS))
         raise EventRefusedError(f"a worker may not emit {message.event_type[:64]!r}; it may emit {allowed}")
-    if not isinstance(message.meta.get("command_id"), str):
+    meta, index = message.meta, message.payload.current_index
+    if not isinstance(meta.get("command_id"), str):
         raise EventRefusedError("meta.command_id is missing: events of workers belong to a command")
-    return message.event(received)
+    if not message.worker_id:
+        raise EventRefusedError("worker_id is missing: events of workers name their sender")
+    shard = "shard_id" in meta and not meta.get("part")
+    if message.event_type in COMMAND_ENDS and shard is not (message.event_type in SHARD_ENDS):
+        ends = "loop.shard.done or loop.shard.failed" if shard else "command.completed or command.failed"
+        raise EventRefusedError(f"command {meta['command_id'][:200]} ends with {ends}, not {message.event_type}")
+    event = message.event(received)
+    event.current_index = meta.get("iter_index")
+    if index not in (None, event.current_index):
+        raise EventRefusedError(f"payload.current_index {index} is not meta.iter_index of the command")
+    return event

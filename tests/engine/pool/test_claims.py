@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -238,11 +239,12 @@ async def test_a_crowd_of_workers_takes_each_command_once(engine: Engine, claims
             if dice.random() < 0.2:
                 await claims.release(worker, asked)
                 continue
-            grants = [grant for _, _, grant in Batch.model_validate_json(claims.answer(granted)).grants()]
-            commands = [grant.context.command(grant.execution_id, None) for grant in grants]
+            grants = [(claim, one) for _, claim, one in Batch.model_validate_json(claims.answer(granted)).grants()]
+            commands = [replace(one.context.command(one.execution_id, None), claim=claim) for claim, one in grants]
             ran.update(command.command_id for command in commands if command.execution_id != given_up)
             outcome = Outcome({"status": "ok", "data": 1})
-            await handler.handle_events([runtime.commands.ended(command, outcome) for command in commands])
+            ends = [replace(runtime.commands.ended(command, outcome), worker_id=worker) for command in commands]
+            await handler.take_events(ends)
             if not granted and all(queue.done() for queue in queues) and not limits:
                 return
 
@@ -274,7 +276,7 @@ async def test_the_same_claim_again_gets_nothing_else(engine: Engine, claims: Cl
     asked = runtime.ids.take(3)
     assert len(names(await claims.claim("w", asked))) == 3
     if lost == "released":
-        await runtime.pool.fetch(queries.RELEASE, [execution_id], ["w"], [], [])
+        await runtime.pool.fetch(queries.RELEASE, [execution_id], ["w"], ["default"], [], [], [])
     elif lost == "ended":
         outcome = Outcome({"status": "ok", "data": 1})
         ends = [runtime.commands.ended(command, outcome) for command in commands]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from noetl_dagster.engine.pool.claims import Claims
@@ -20,19 +21,20 @@ async def main(url: str, command_id: str, lease: str, name: str, folder: str) ->
     ids = Snowflake(process_node())
     handler = EventHandler(EventLog(pool, ids), seconds)
     claims = Claims(pool, seconds)
-    if not await claims.claim(name, [ids.next()], only=[command_id]):
+    claim = ids.next()
+    if not await claims.claim(name, [claim], only=[command_id]):
         (place / f"{name}.refused").touch()
         return
     (place / f"{name}.claimed").touch()
     grant = await claims.queued(command_id)
     assert grant is not None
     events = CommandEvents(ids, worker_id=name)
-    command = grant.context.command(grant.execution_id, None)
+    command = replace(grant.context.command(grant.execution_id, None), claim=claim)
     while not (place / f"{name}.finish").exists():
-        await handler.handle_events([events.heartbeat(command)])
+        await handler.take_events([events.heartbeat(command)])
         await asyncio.sleep(0.1)
     ended = events.ended(command, Outcome({"status": "ok", "data": name}))
-    won = ended.event_id in await handler.handle_events([ended])
+    won = ended.event_id in (await handler.take_events([ended])).new
     (place / f"{name}.{'won' if won else 'lost'}").touch()
 
 

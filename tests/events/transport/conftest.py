@@ -27,6 +27,28 @@ def started() -> Event:
     return Event(IDS.next(), IDS.next(), EventType.PLAYBOOK_INITIALIZED, node_name="made-up", meta={"epoch": 1})
 
 
+HOLD = """
+INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, status, worker_id, claim_event_id,
+                         attempts, context)
+SELECT execution, name, 1, 'step', 'noop', 'leased', 'w1', 1, 1, jsonb_build_object('meta', jsonb_build_object(
+    'command_id', name, 'attempt', 1, 'loop_id', '7', 'iter_index', index))
+FROM (SELECT $1::bigint AS execution, index, format('%s:step:1:%s:1', $1::bigint, index) AS name
+      FROM generate_series(0, $2::int - 1) AS index) commands
+ON CONFLICT DO NOTHING
+"""
+
+
+async def hold(pool: asyncpg.Pool, execution_id: int, count: int) -> None:
+    """Lets the worker w1 hold the first commands of an execution, whose ends :func:`ended` makes."""
+    await pool.execute(HOLD, execution_id, count)
+
+
+def meta_of(execution_id: int, index: int) -> dict[str, Any]:
+    """The part of the meta that names a command."""
+    command_id = f"{execution_id}:step:1:{index}:1"
+    return {"command_id": command_id, "attempt": 1, "loop_id": "7", "iter_index": index}
+
+
 def ended(execution_id: int, index: int, **changes: Any) -> Event:
     """A command's completion."""
     event = Event(
@@ -36,7 +58,7 @@ def ended(execution_id: int, index: int, **changes: Any) -> Event:
         node_name="step",
         status="COMPLETED",
         duration=0.25,
-        meta={"command_id": f"{execution_id}:step:1:{index}:1", "attempt": 1, "loop_id": "7"},
+        meta=meta_of(execution_id, index),
         result=to_result({"status": "ok", "data": {"index": index}}),
         current_index=index,
         worker_id="w1",
@@ -60,6 +82,7 @@ async def handler(log: EventLog) -> EventHandler:
 async def execution_id(log: EventLog) -> int:
     event = started()
     await log.append([event])
+    await hold(log.pool, event.execution_id, 200)
     return event.execution_id
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import json
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import asyncpg
@@ -14,14 +14,14 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.transport.handler import EventHandler
+from noetl_dagster.events.transport.handler import EventHandler, Intake
 from noetl_dagster.events.transport.ingest import Ingestor
 from noetl_dagster.events.transport.nats import NatsNames, connect
 from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.events.transport.wire import encode_batch, encode_event, message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.settings import Settings
-from tests.events.transport.conftest import IDS, Drain, Ids, ended
+from tests.events.transport.conftest import IDS, Drain, Ids, ended, hold
 from tests.redelivery import redelivered_after
 from tests.service.conftest import Start
 from tests.service.conftest import start as start
@@ -40,8 +40,10 @@ def no_event(execution_id: int) -> bytes:
 
 
 def refused(execution_id: int) -> bytes:
-    """Well-formed, and yet the log refuses it: no index takes a name of 9,000 characters."""
-    return orjson.dumps(message_of(ended(execution_id, 0)) | {"meta": {"command_id": os.urandom(4_500).hex()}})
+    """Well-formed, and yet the log refuses it: it holds no such number."""
+    message = message_of(ended(execution_id, 199))
+    message["payload"]["result"]["data"] = "the number"
+    return orjson.dumps(message).replace(b'"the number"', b"1" + b"0" * 30)
 
 
 def forbidden(execution_id: int) -> bytes:
@@ -52,7 +54,7 @@ Poison = Callable[[int], bytes]
 
 
 async def publish(client: NatsClient, names: NatsNames, execution_id: int, contents: list[bytes]) -> None:
-    subject = names.event_subject(execution_id, "batch")
+    subject = names.event_subject("default", "w1", execution_id, "batch")
     await client.jetstream().publish(subject, encode_batch(contents))
 
 
@@ -78,7 +80,7 @@ async def test_one_poisonous_event_harms_no_neighbour(
     await drain(ingestor)
     assert await logged(execution_id) == {event.event_id for event in good}
     [letter] = await pool.fetch(LETTERS)
-    assert orjson.loads(letter["payload"]) == orjson.loads(bad)
+    assert json.loads(letter["payload"]) == json.loads(bad)
     assert letter["message_id"].endswith(f"/{place}")
 
 
@@ -107,10 +109,12 @@ class Stumbling(EventHandler):
 
     unbearable: frozenset[int] = frozenset()
 
-    async def handle_events(self, events: Sequence[Event], *, connection: Any = None) -> set[int]:
+    async def take_events(
+        self, events: Sequence[Event], pools: Collection[str] | None = None, *, connection: Any = None
+    ) -> Intake:
         if self.unbearable & {event.event_id for event in events}:
             raise LookupError("a defect")
-        return await super().handle_events(events, connection=connection)
+        return await super().take_events(events, pools, connection=connection)
 
 
 async def test_a_defect_that_one_message_meets_harms_no_neighbour(
@@ -152,7 +156,7 @@ async def test_a_letter_of_a_lost_stream_is_kept_beside_the_new_ones(
     for content in (b"first", b"second"):
         ingestor = Ingestor(client, handler)
         await ingestor.open()
-        await client.jetstream().publish(names.event_subject(1, "batch"), content)
+        await client.jetstream().publish(names.event_subject("default", "w1", 1, "batch"), content)
         await until_letters(pool, ingestor)
         await ingestor.close()
         await client.jetstream().delete_stream(names.event_stream)
@@ -199,6 +203,7 @@ async def test_ingestors_that_are_killed_lose_and_double_nothing(
     kills: int,
 ) -> None:
     """Of two processes and two in this one, some are killed with batches in their hands; others take their places."""
+    await hold(pool, execution_id, count)
     await redelivered_after(settings, 1.0)
     processes = [start(settings, "ingest", "--batch", "100") for _ in range(2)]
     inside = [await InProcess.start(settings, log) for _ in range(2)]

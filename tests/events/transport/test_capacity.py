@@ -43,9 +43,9 @@ def test_workers_that_go_get_nothing() -> None:
     registry.heard(report("draining", 8, status="draining"))
     registry.heard(report("stopped", 8, status="stopped"))
     registry.heard(report("silent", 8, interval=1))
-    registry.workers["silent"].heard -= 10
+    registry.workers["default", "silent"].heard -= 10
     assert registry.targets(1, {"http"}) == []
-    assert registry.lost() == ["stopped", "silent"]
+    assert registry.lost() == [("stopped", "default"), ("silent", "default")]
 
 
 def test_a_worker_known_by_what_it_holds_is_lost_unless_it_reports() -> None:
@@ -53,13 +53,13 @@ def test_a_worker_known_by_what_it_holds_is_lost_unless_it_reports() -> None:
     registry.heard(report("lively", 8))
     for name in ("lively", "mute"):
         registry.expect(name, interval=1)
-    assert registry.workers["lively"].free("http") == 8
-    assert registry.workers["mute"].free("http") == 0
+    assert registry.workers["default", "lively"].free("http") == 8
+    assert registry.workers["default", "mute"].free("http") == 0
     assert registry.lost() == []
-    registry.workers["mute"].heard -= 10
-    assert registry.lost() == ["mute"]
+    registry.workers["default", "mute"].heard -= 10
+    assert registry.lost() == [("mute", "default")]
     registry.expect("mute", interval=1)
-    assert registry.lost() == ["mute"]
+    assert registry.lost() == [("mute", "default")]
 
 
 async def test_reports_reach_memory_and_the_runtime_table(
@@ -67,7 +67,7 @@ async def test_reports_reach_memory_and_the_runtime_table(
 ) -> None:
     keeper = CapacityListener(client, pool)
     await keeper.open()
-    subject = NatsNames(settings).capacity_of("w.1")
+    subject = NatsNames(settings).capacity_of("default", "w.1")
     await client.publish(subject, b"no report")
     await client.publish(subject, report("w.1", 5).model_dump_json().encode())
     capacity = "SELECT capacity FROM noetl.runtime WHERE worker_id = 'w.1'"
@@ -98,11 +98,11 @@ def test_silence_is_excused_while_nobody_can_be_heard() -> None:
     registry = CapacityRegistry()
     for name in ("patient", "gone", "stopped"):
         registry.heard(report(name, 8, interval=10, status="stopped" if name == "stopped" else "ready"))
-    registry.workers["patient"].heard -= 20
-    registry.workers["gone"].heard -= 40
+    registry.workers["default", "patient"].heard -= 20
+    registry.workers["default", "gone"].heard -= 40
     registry.excuse()
-    registry.workers["patient"].heard -= 20
-    assert registry.lost() == ["gone", "stopped"]
+    registry.workers["default", "patient"].heard -= 20
+    assert registry.lost() == [("gone", "default"), ("stopped", "default")]
 
 
 def test_as_many_workers_are_told_as_have_capacity_and_some_to_spare() -> None:

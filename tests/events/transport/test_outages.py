@@ -20,7 +20,7 @@ from noetl_dagster.events.transport.ingest import Ingestor
 from noetl_dagster.events.transport.nats import connect
 from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.settings import Settings
-from tests.events.transport.conftest import IDS, ended, started
+from tests.events.transport.conftest import IDS, ended, hold, started
 from tests.waiting import until
 
 EVENTS = 6_000
@@ -44,6 +44,7 @@ async def test_nothing_is_lost_nor_doubled(own_services: Settings, victims: list
     log = EventLog(pool, IDS)
     first = started()
     await log.append([first])
+    await hold(pool, first.execution_id, EVENTS)
     publisher, taker = await connect(settings, "publisher"), await connect(settings, "taker")
     ingestors = [Ingestor(taker, EventHandler(log, 30), batch=200) for _ in range(2)]
     for ingestor in ingestors:
