@@ -10,6 +10,7 @@ from typing import Any
 
 from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind
 from noetl_dagster.playbook.checks.templates import check_code
+from noetl_dagster.playbook.checks.unquoted import check_unquoted
 from noetl_dagster.playbook.checks.workflow import check_playbook
 from noetl_dagster.playbook.dialects.playbook import normalise
 from noetl_dagster.playbook.document import Document
@@ -48,7 +49,11 @@ def parse_playbook(
 def load_report(
     path: Path | str, *, lenient: bool = False, code: bool = False
 ) -> tuple[Playbook | None, list[Problem]]:
-    """Returns the playbook, None if it has errors, and all problems in file order; with ``code`` also of Python."""
+    """Returns the playbook, None if it has errors, and all problems in file order.
+
+    Args:
+        code: also check Python, and values in commands, SQL and paths.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -76,6 +81,7 @@ def parse_report(
             problems += check_playbook(playbook, document)
         if playbook is not None and code:
             problems += check_code(playbook, document)
+            problems += check_unquoted(playbook, document)
     problems = sorted(dict.fromkeys(problems), key=lambda problem: (problem.place.line, problem.place.column))
     broken = any(problem.severity == "error" for problem in problems)
     return (None if broken else playbook), problems

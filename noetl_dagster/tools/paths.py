@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from os.path import realpath
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -61,17 +62,17 @@ def check_path(rendered: Any, written: Any, folder: str, settings: Settings, wha
         if ".." in PurePosixPath(parts.path).parts:
             raise _leaves(what, rendered, "its key has '..'")
         return
-    path, start = Path(folder, parts.path).resolve(), before.removeprefix("file://").rpartition("/")[0]
-    if not start and Path(parts.path).is_absolute():
-        if not is_permitted(path, settings):
+    path, start = realpath(Path(folder, parts.path)), before.removeprefix("file://").rpartition("/")[0]
+    if not start and parts.path.startswith("/"):
+        if not is_permitted(Path(path), settings):
             raise ToolError(
                 f"{what}: {rendered!r} is an absolute path that a template made; write its folder before the template, "
                 f"or add the folder to {_SETTING}",
                 kind="schema",
             )
         return
-    root = Path(folder, start).resolve()
-    if not path.is_relative_to(root):
+    root = realpath(Path(folder, start))
+    if path != root and not path.startswith(root.rstrip("/") + "/"):
         raise _leaves(what, rendered, f"it is not below {root}")
 
 

@@ -379,7 +379,7 @@ QUOTED = [
 
 
 def unquoted(task: str) -> list[Problem]:
-    playbook, problems = parse_report(PLAYBOOK.replace("TASK", task), file="quoting.yaml")
+    playbook, problems = parse_report(PLAYBOOK.replace("TASK", task), file="quoting.yaml", code=True)
     assert playbook is not None, problems
     return [problem for problem in problems if problem.kind is ProblemKind.UNQUOTED_TEMPLATE]
 
@@ -426,7 +426,7 @@ def test_a_warning_names_the_line_of_the_template() -> None:
 @pytest.mark.parametrize("folder", ["playbooks", "examples"])
 def test_our_own_playbooks_quote(folder: str) -> None:
     for file in find_playbooks(Path(folder)):
-        assert not [one for one in load_report(file)[1] if one.kind is ProblemKind.UNQUOTED_TEMPLATE]
+        assert not [one for one in load_report(file, code=True)[1] if one.kind is ProblemKind.UNQUOTED_TEMPLATE]
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from typing import Any
 from noetl_dagster.errors import Place, Problem, ProblemKind
 from noetl_dagster.playbook.checks.streams import check_streams, problem_of
 from noetl_dagster.playbook.checks.templates import check_templates
-from noetl_dagster.playbook.checks.unquoted import check_unquoted
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import Region, StepGraph
 from noetl_dagster.playbook.models import LoopMode, Playbook, ShardGranularity, Step, Task
@@ -36,7 +35,6 @@ def check_playbook(playbook: Playbook, document: Document) -> list[Problem]:
         problems += _refused(spec_of_pod(playbook.pod), playbook.pod.annotations, Place(playbook.file, 1), "executor")
     problems += check_streams(playbook, graph, document)
     problems += check_templates(playbook, document)
-    problems += check_unquoted(playbook, document)
     return problems
 
 
