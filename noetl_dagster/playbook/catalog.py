@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.settings import get_settings
 
 SUFFIXES = (".yaml", ".yml")
 LATEST = "latest"
@@ -88,7 +89,8 @@ class Catalog:
         """Returns the file of a playbook.
 
         Args:
-            path: a catalog path; or a file, with or without ``.yaml``, beside the caller or in the folder.
+            path: a catalog path; or a file, with or without ``.yaml``, beside the caller or in the folder. Files are
+                below these folders, the folder of playbooks, the working folder or ``NOETL_FILE_FOLDERS``.
             caller: the playbook file that asks.
 
         Raises:
@@ -101,16 +103,26 @@ class Catalog:
         if claimed:
             files = " and ".join(map(str, claimed))
             raise PlaybookError([Problem(place, f"catalog path {path!r} is claimed by {files}; rename one")])
+        outside = ""
         beside = [] if caller is None else [Path(caller).parent]
         for folder in (*beside, self.folder):
             for suffix in ("", *SUFFIXES):
                 candidate = folder / f"{path}{suffix}"
                 if candidate.is_file():
-                    return candidate
+                    if self._is_inside(candidate, beside):
+                        return candidate
+                    outside = f"; {candidate} is outside of the permitted folders (NOETL_FILE_FOLDERS)"
         near = get_close_matches(path, list(self.paths), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.paths)) or 'none'}"
-        message = f"no playbook {path!r}, neither as catalog path below {self.folder} nor as file; {hint}"
+        message = f"no playbook {path!r}, neither as catalog path below {self.folder} nor as file; {hint}{outside}"
         raise PlaybookError([Problem(place, message, kind=ProblemKind.MISSING_PLAYBOOK)])
+
+    def _is_inside(self, file: Path, beside: Iterable[Path]) -> bool:
+        """Reports whether a path leads to a file below the permitted folders, by ``..`` or a link too."""
+        settings = get_settings()
+        folders = (*beside, self.folder, settings.playbooks_path, Path.cwd(), *settings.file_folders)
+        found = file.resolve()
+        return any(found.is_relative_to(folder.resolve()) for folder in folders)
 
     def load(self, path: str, *, caller: Path | str | None = None) -> Playbook:
         """Resolves and loads."""

@@ -17,14 +17,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.errors import CredentialError, Problem, ProblemKind, StorageQuotaError, TemplateError, ToolError
+from noetl_dagster.errors import (
+    CredentialError,
+    PlaybookError,
+    Problem,
+    ProblemKind,
+    StorageQuotaError,
+    TemplateError,
+    ToolError,
+)
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.playbook.catalog import find_playbooks
+from noetl_dagster.playbook.catalog import Catalog, find_playbooks
 from noetl_dagster.playbook.loader import load_report, parse_report
 from noetl_dagster.playbook.models import Sink, Task
 from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.playbook.templates.scope import Scope
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.access.keychain import Keychain
 from noetl_dagster.tools.base import Toolbox
@@ -184,6 +192,27 @@ async def test_scripts_are_below_permitted_folders(
     strict.settings = strict.settings.model_copy(update={"file_folders": (tmp_path,)})
     (folder / "job.py").write_text("result = 1")
     assert (await run("python", script=f"{folder}/job.py", folder="flows")).data == 1
+
+
+@pytest.mark.parametrize("path", ["../child", "{tmp}/child", "{tmp}/child.yaml", "link", "out/../../child"])
+def test_a_child_playbook_is_below_permitted_folders(
+    folder: Path, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data may name the child, and its code would run."""
+    text = "kind: Playbook\nmetadata: {name: child, path: none}\nworkflow: [{step: start, tool: {kind: noop}}]\n"
+    for file in (tmp_path / "child.yaml", folder / "inside.yaml"):
+        file.write_text(text)
+    (folder / "link.yaml").symlink_to(tmp_path / "child.yaml")
+    monkeypatch.setenv("NOETL_FILE_FOLDERS", "")
+    get_settings.cache_clear()
+    with pytest.raises(PlaybookError, match="outside of the permitted folders"):
+        Catalog(folder).resolve(path.format(tmp=tmp_path))
+    assert Catalog(folder).resolve("inside") == folder / "inside.yaml"
+    assert Catalog(folder).resolve("out/../inside").samefile(folder / "inside.yaml")
+    monkeypatch.setenv("NOETL_FILE_FOLDERS", str(tmp_path))
+    get_settings.cache_clear()
+    assert Catalog(folder).resolve(path.format(tmp=tmp_path)).samefile(tmp_path / "child.yaml")
+    get_settings.cache_clear()
 
 
 async def test_an_error_does_not_quote_a_script(run: Any, folder: Path) -> None:
