@@ -26,6 +26,7 @@ import yaml
 
 from benchmarks._two_steps import PLAYBOOK
 from noetl_dagster import embedded
+from noetl_dagster.events.transport.wire import CLIENT_HEADER
 from noetl_dagster.launcher.address import stop
 from noetl_dagster.settings import Settings
 
@@ -89,8 +90,8 @@ async def main(executions: int, default: int) -> None:
 async def _ours(settings: Settings, url: str, executions: int) -> float:
     assert settings.db_url is not None
     connection = await asyncpg.connect(settings.db_url)
-    limits = httpx.Limits(max_connections=64)
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+    limits, headers = httpx.Limits(max_connections=64), {CLIENT_HEADER: "benchmark"}
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits, headers=headers) as client:
         await _ended(connection, [await _post(client) for _ in range(3)])  # the server has come up
         waits = []
         for _ in range(ALONE):

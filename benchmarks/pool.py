@@ -27,6 +27,7 @@ from benchmarks.fanout import PLAYBOOK, TRIVIAL, database
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.events.transport.wire import CLIENT_HEADER
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings
 
@@ -120,7 +121,7 @@ def working(settings: Settings, count: int, slots: int) -> Iterator[list[psutil.
 
 
 def _ready(settings: Settings) -> int:
-    listing = httpx.get(f"{settings.server_url}/api/workers").json()["workers"]
+    listing = httpx.get(f"{settings.server_url}/api/workers", headers={CLIENT_HEADER: "benchmark"}).json()["workers"]
     return sum(one["report"]["status"] == "ready" and not one["lost"] for one in listing)
 
 

@@ -158,7 +158,25 @@ class Settings(BaseSettings):
     service_tls_key: Path | None = Field(None, description="Key of the certificate, PEM")
     service_tls_terminated: bool = Field(False, description="A proxy in front of the HTTP API does TLS")
     service_body_bytes: int = Field(8 * 1024**2, description="Largest request body of the HTTP API")
-    service_rate: float = Field(2000.0, gt=0, description="Maximum of requests per second of one client")
+    service_rate: float = Field(
+        2000.0, gt=0, description="Maximum of requests per second of one client: a known token, else an address"
+    )
+    service_header_bytes: int = Field(
+        64 * 1024, ge=1024, description="Largest address and headers of a request to the HTTP API"
+    )
+    service_headers: int = Field(100, ge=10, description="Maximum of headers of a request to the HTTP API")
+    service_header_seconds: float = Field(
+        10, gt=0, description="Time for a new connection or a begun request to send all its headers"
+    )
+    service_body_seconds: float = Field(60, gt=0, description="Further time for a request to send all its body")
+    service_connections: int = Field(
+        4096, ge=1, description="Maximum of connections of one process of the HTTP API; others get 503"
+    )
+    service_proxies: Annotated[tuple[str, ...], NoDecode, _Listed] = Field(
+        (),
+        description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For is the client's "
+        "address; empty: none",
+    )
 
     run_processes: int = Field(
         0,
@@ -200,6 +218,11 @@ class Settings(BaseSettings):
         ge=1024,
         description="Larger responses of the http tool are stored while they arrive; larger scripts and keychain "
         "tokens are refused",
+    )
+    http_deny: Annotated[tuple[str, ...], NoDecode, _Listed] = Field(
+        (),
+        description="Networks (10.0.0.0/8), addresses and host names (*.internal), separated by commas, that the http "
+        "tool, transfers, scripts and keychain entries must not reach",
     )
     chunks_ahead: int = Field(4, ge=0, description="Chunks of a step that may wait for the next step")
     inline_result_bytes: int = Field(8 * 1024, description="Results up to this size stay in the event itself")

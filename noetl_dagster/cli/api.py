@@ -22,6 +22,7 @@ from noetl_dagster.launcher.executions import WarmLauncher
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.app import create_app
+from noetl_dagster.service.connections import bounded_connections
 from noetl_dagster.service.plane import Launcher, Plane
 from noetl_dagster.settings import METRICS_FOLDER, RunLauncher, Settings
 
@@ -61,6 +62,10 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
+        http=bounded_connections(settings),
+        ws="none",
+        proxy_headers=bool(settings.service_proxies),
+        forwarded_allow_ips=",".join(settings.service_proxies),
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends, then raises the signal again
     uvicorn.Server(config).run(sockets=[listener])

@@ -12,10 +12,10 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noetl_dagster.service import catalog, commands, executions, health, workers
-from noetl_dagster.service.access import Limits
 from noetl_dagster.service.hot import HotRoutes
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.service.problems import handle_problems
+from noetl_dagster.service.requests import API, DECLARES_CLIENT, RequestChecks
 from noetl_dagster.service.tokens import tokens_of
 from noetl_dagster.settings import Settings
 
@@ -46,10 +46,18 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
     app.state.tokens = tokens
     handle_problems(app)
     for router in (commands.hot.declared, *(module.router for module in MODULES)):
-        app.include_router(router)
+        declared = [DECLARES_CLIENT] if router.prefix.startswith(API.rstrip("/")) and not tokens.required else []
+        app.include_router(router, dependencies=declared)
     # each one wraps the previous ones
     app.add_middleware(HotRoutes, service=app, router=commands.hot)
-    app.add_middleware(Limits, body_bytes=settings.service_body_bytes, rate=settings.service_rate)
+    documents = (app.openapi_url, app.docs_url, app.swagger_ui_oauth2_redirect_url, app.redoc_url)
+    app.add_middleware(
+        RequestChecks,
+        tokens=tokens,
+        body_bytes=settings.service_body_bytes,
+        rate=settings.service_rate,
+        for_readers=[path for path in documents if path is not None],
+    )
     if not tokens.required:  # a page in a browser must not reach the API under another host name
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
     app.add_middleware(Counting, service=app)

@@ -65,7 +65,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         "description": HTTPStatus(status).phrase,
         "content": {PROBLEM_JSON: {"schema": ProblemDocument.model_json_schema()}},
     }
-    for status in (400, 401, 403, 404, 409, 413, 422, 429, 503)
+    for status in (400, 401, 403, 404, 409, 413, 415, 422, 429, 503)
 }
 
 EXPECTED = (HTTPException, RequestValidationError, NoetlError, *POISON, *DATABASE_AWAY)

@@ -18,7 +18,7 @@ from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.transport.nats import NatsNames, connect, ensure_stream
 from noetl_dagster.events.transport.nats_transport import NatsTransport
-from noetl_dagster.events.transport.wire import message_of
+from noetl_dagster.events.transport.wire import CLIENT_HEADER, message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.tiers.objects import minio_store
@@ -109,7 +109,7 @@ async def test_serve_takes_events_and_ends_with_a_signal(
     url = line.removeprefix("HTTP API on ")
     assert url.startswith("http://127.0.0.1:")
     over_http = ended(execution_id, 100_000)
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS, headers={CLIENT_HEADER: "tests"}) as http:
         await until(lambda: answers(http), "the service to answer")
         response = await http.post("/api/events", json=message_of(over_http))
         assert response.json() == {"accepted": 1, "new": 1}

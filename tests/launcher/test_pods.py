@@ -24,6 +24,7 @@ from noetl_dagster.code_location.launch import job_origin, prepare
 from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG, latest_run
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Verdict
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.events.transport.wire import CLIENT_HEADER
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
@@ -355,7 +356,7 @@ def test_the_api_launches_pods(place: Place, tmp_path: Path) -> None:
         start(command, env=environment, stdout=written)
         said = re.compile(r"http://127\.0\.0\.1:\d+")
         url = until_now(lambda: said.search(output.read_text()), "serve to answer")[0]
-        with httpx.Client(base_url=url, timeout=90) as api:
+        with httpx.Client(base_url=url, timeout=90, headers={CLIENT_HEADER: "tests"}) as api:
 
             def execute(times: int) -> int:
                 workload = {"gate": str(place.gate), "times": times}
@@ -376,7 +377,7 @@ def test_the_api_launches_pods(place: Place, tmp_path: Path) -> None:
 
             waiting = execute(2)
             place.until_ran(1, run_of(waiting).run_id)
-            assert api.post(f"/api/executions/{waiting}/cancel").json()["cancelled"]
+            assert api.post(f"/api/executions/{waiting}/cancel", json={}).json()["cancelled"]
             assert place.ended(run_of(waiting).run_id).status is DagsterRunStatus.CANCELED
     for pod in place.cluster.pods.values():
         until_now(lambda pod=pod: pod.process.poll() is not None, "the pods to end")

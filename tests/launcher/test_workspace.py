@@ -25,6 +25,7 @@ from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG, attach,
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ExecutionStateError, LaunchError, NotDeployedError
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.events.transport.wire import CLIENT_HEADER
 from noetl_dagster.launcher.address import PRIORITY_TAG
 from noetl_dagster.launcher.workspace import Workspace, WorkspaceLauncher
 from noetl_dagster.playbook.loader import load_playbook
@@ -97,7 +98,9 @@ async def api(place: Place, tmp_path: Path) -> AsyncIterator[Api]:
     application = create_app(place.settings, opened)
     application.state.plane = plane
     transport = httpx.ASGITransport(app=application)
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=90) as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://127.0.0.1", timeout=90, headers={CLIENT_HEADER: "tests"}
+    ) as client:
         yield Api(place, client, plane.engine)
     place.open_gate()
     await plane.close()
@@ -141,7 +144,8 @@ def test_an_execution_whose_api_was_killed_before_its_run_was_made_is_resumed(pl
         said = re.compile(r"http://127\.0\.0\.1:\d+")
         url = until_now(lambda: said.search(output.read_text()), "serve to answer")[0]
         with no_runs_made(place.settings) as one_waits:
-            asked = threads.submit(httpx.post, f"{url}/api/executions/execute", json=body, timeout=90)
+            headers = {CLIENT_HEADER: "tests"}
+            asked = threads.submit(httpx.post, f"{url}/api/executions/execute", json=body, headers=headers, timeout=90)
             until_now(one_waits, "the API to make a run")
             os.killpg(process.pid, signal.SIGKILL)
             with pytest.raises(httpx.HTTPError):

@@ -21,9 +21,11 @@ from starlette.types import ASGIApp
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.api import choose_partition
+from noetl_dagster.events.transport.wire import CLIENT_HEADER
 from noetl_dagster.launcher.executions import ProcessLauncher
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.app import create_app
+from noetl_dagster.service.connections import bounded_connections
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.settings import Settings
 from tests.processes import killed_in_the_end
@@ -39,6 +41,9 @@ class Service:
     plane: Plane
     client: httpx.AsyncClient
 
+
+CLIENT = {CLIENT_HEADER: "tests", "content-type": "application/json"}
+"""Headers of every request to the API."""
 
 Wrap = Callable[[ASGIApp], ASGIApp]
 
@@ -80,6 +85,7 @@ async def serving(settings: Settings, wrap: Wrap | None = None, **changes: Any) 
         port=0,
         log_level="critical",
         timeout_graceful_shutdown=5,
+        http=bounded_connections(own),
     )
     listener = config.bind_socket()
     server = uvicorn.Server(config)
@@ -90,7 +96,7 @@ async def serving(settings: Settings, wrap: Wrap | None = None, **changes: Any) 
         if running.done():
             running.result()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with httpx.AsyncClient(base_url=url, timeout=90) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=90, headers=CLIENT) as client:
         yield Service(url, own.model_copy(update={"server_url": url}), opened[0], client)
     server.should_exit = True
     await running

@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from noetl_dagster.events.transport.wire import CLIENT_HEADER
 from noetl_dagster.settings import Settings
 from tests.service.conftest import Service, serving
 
@@ -51,6 +52,6 @@ def test_no_request_breaks_it(running: Service) -> None:
         @given(case=operation.as_strategy())
         @limits(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
         def check(case: schemathesis.Case) -> None:
-            case.call_and_validate(checks=CHECKS, timeout=90)
+            case.call_and_validate(checks=CHECKS, timeout=90, headers={CLIENT_HEADER: "tests"})
 
         check()

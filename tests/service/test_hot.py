@@ -82,19 +82,18 @@ async def test_a_body_in_pieces(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "content", "kind", "detail"),
+    ("path", "content", "detail"),
     [
-        ("/hot/bytes", b"{", "application/json", "body: Invalid JSON"),
-        ("/hot/bytes", b"", "application/json", "body: Invalid JSON"),
-        ("/hot/bytes", b"[]", "application/json", "body: Input should be an object"),
-        ("/hot/bytes", b"{}", "application/json", "body.id: Field required"),
-        ("/hot/bytes", b'{"id": -1}', "application/json", "body.id: Input should be greater"),
-        ("/hot/bytes", b'{"id": 1, "names": ["a", 2]}', "application/json", "body.names.1: "),
-        ("/hot/bytes", b'{"id": 1}', "text/plain", "body: JSON is needed"),
+        ("/hot/bytes", b"{", "body: Invalid JSON"),
+        ("/hot/bytes", b"", "body: Invalid JSON"),
+        ("/hot/bytes", b"[]", "body: Input should be an object"),
+        ("/hot/bytes", b"{}", "body.id: Field required"),
+        ("/hot/bytes", b'{"id": -1}', "body.id: Input should be greater"),
+        ("/hot/bytes", b'{"id": 1, "names": ["a", 2]}', "body.names.1: "),
     ],
 )
-async def test_what_is_malformed(client: httpx.AsyncClient, path: str, content: bytes, kind: str, detail: str) -> None:
-    found = await client.post(path, content=content, headers={"content-type": kind})
+async def test_what_is_malformed(client: httpx.AsyncClient, path: str, content: bytes, detail: str) -> None:
+    found = await client.post(path, content=content, headers={"content-type": "application/json"})
     assert found.status_code == 422
     assert found.headers["content-type"] == "application/problem+json"
     assert found.json()["detail"].startswith(detail)

@@ -7,9 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import SecretStr
 from starlette.responses import JSONResponse
 
-from noetl_dagster.service.access import Limits
+from noetl_dagster.service.requests import RequestChecks
+from noetl_dagster.service.tokens import parse_tokens
 
 
 @pytest.mark.parametrize(
@@ -20,7 +22,9 @@ async def test_a_client_above_its_rate(rate: float, requests: int, seconds: int)
     async def healthy(scope: Any, receive: Any, send: Any) -> None:
         await JSONResponse({})(scope, receive, send)
 
-    transport = httpx.ASGITransport(Limits(healthy, body_bytes=10, rate=rate))
+    tokens = parse_tokens(SecretStr('{"one": ["reader"], "other": ["reader"]}'))
+    checks = RequestChecks(healthy, tokens=tokens, body_bytes=10, rate=rate)
+    transport = httpx.ASGITransport(checks)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
         one, other = ({"authorization": f"Bearer {name}"} for name in ("one", "other"))
         answers = [await client.get("/", headers=one) for _ in range(requests + 1)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import asyncpg
 import httpx
 
+from noetl_dagster.events.transport.wire import CLIENT_HEADER
 from noetl_dagster.settings import EventTransport, Settings
 from tests.playbooks import text_of
 from tests.service.conftest import Start
@@ -43,6 +44,7 @@ def test_a_killed_service_starts_again_while_its_runs_go_on(settings: Settings, 
     answer = httpx.post(
         f"{url}/api/executions/execute",
         json={"path": "tests/gated", "workload": {"gate": str(tmp_path)}},
+        headers={CLIENT_HEADER: "tests"},
         timeout=90,
     )
     execution = f"{url}/api/executions/{answer.json()['execution_id']}"
@@ -51,9 +53,12 @@ def test_a_killed_service_starts_again_while_its_runs_go_on(settings: Settings, 
     first.popen.wait()
     second = start(own, "serve", "--port", url.rpartition(":")[2])
     second.until_says("HTTP API on")
-    assert httpx.get(execution, timeout=90).json()["status"] == "RUNNING"
+    assert httpx.get(execution, headers={CLIENT_HEADER: "tests"}, timeout=90).json()["status"] == "RUNNING"
     (tmp_path / "open").touch()
-    until_now(lambda: httpx.get(execution, timeout=90).json()["status"] == "COMPLETED", "the end of the run")
+    until_now(
+        lambda: httpx.get(execution, headers={CLIENT_HEADER: "tests"}, timeout=90).json()["status"] == "COMPLETED",
+        "the end of the run",
+    )
 
 
 def test_a_worker_may_be_started_before_the_schema_is_there(settings: Settings, start: Start) -> None:

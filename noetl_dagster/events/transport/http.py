@@ -14,7 +14,7 @@ import orjson
 from noetl_dagster.errors import EventRefusedError, EventTooLargeError, TransportError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.transport.base import Transport, note_refused
-from noetl_dagster.events.transport.wire import message_of
+from noetl_dagster.events.transport.wire import CLIENT_HEADER, message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.process.tracing import trace
@@ -68,7 +68,7 @@ class ApiClient:
     def __init__(self, settings: Settings) -> None:
         self._url = settings.server_url.rstrip("/")
         self._ca = settings.server_ca
-        self._headers = {"content-type": "application/json"}
+        self._headers = {"content-type": "application/json", CLIENT_HEADER: "noetl-dagster"}
         if settings.server_token is not None:
             self._headers["authorization"] = f"Bearer {settings.server_token.get_secret_value()}"
         self._session: ClientSession | None = None

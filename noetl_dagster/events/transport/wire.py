@@ -23,6 +23,9 @@ from noetl_dagster.events.transport.base import WORKER_EVENTS
 from noetl_dagster.events.types import COMMAND_ENDS, SHARD_ENDS, Event
 from noetl_dagster.process.redaction import SECRETS
 
+CLIENT_HEADER = "X-NoETL-Client"
+"""Header of requests to ``/api``, with the name of the program. Forms and redirects cannot set it."""
+
 CLOCK_SKEW_SECONDS = 30.0
 """If a worker's clock is off by more, the receiver's time is stored instead."""
 
