@@ -180,7 +180,7 @@ async def test_what_belongs_to_an_origin_stays_there(run: Any, server: str, othe
     assert (same["authorization"], same["cookie"], same["x-other"]) == ("Bearer mine", "seen=moved", "1")
     assert "authorization" not in other
     assert other["host"] in other_server
-    assert other["x-other"] == "1"
+    assert "x-other" not in other
     fresh = (await run("http", url=f"{server}/x")).data["data"]["headers"]
     assert "cookie" not in fresh  # of another call, perhaps of another execution
 
@@ -189,12 +189,12 @@ async def test_a_secret_in_a_header_of_the_playbook_stays_too(
     run: Any, box: Toolbox, server: str, other_server: str
 ) -> None:
     box.credentials.hide(Credential("api", CredentialType.SECRET, {"token": "s3cr3t-of-keychain"}))
-    there = {"url": f"{server}/moved/307", "headers": {"X-API-Key": "s3cr3t-of-keychain", "X-Other": "1"}}
+    there = {"url": f"{server}/moved/307", "headers": {"Accept": "s3cr3t-of-keychain", "Accept-Language": "de"}}
 
     other = (await run("http", params={"to": f"{other_server}/x"}, **there)).data["data"]["headers"]
 
-    assert "x-api-key" not in other
-    assert other["x-other"] == "1"
+    assert "s3cr3t" not in str(other)
+    assert other["accept-language"] == "de"
 
 
 async def test_secrets_do_not_show_as_they_travel(run: Any, server: str) -> None:

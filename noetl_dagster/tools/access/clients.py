@@ -16,10 +16,12 @@ from noetl_dagster.errors import CredentialError, ServiceError
 from noetl_dagster.events.connection import encode_json, prepare_connection
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.credentials import Credential
+from noetl_dagster.tools.access.destinations import DenyList
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession
     from nats.aio.client import Client as NatsClient
+
+    from noetl_dagster.tools.access.web import Web
 
 POSTGRES_POOL_SIZE = 8
 POSTGRES_IDLE_SECONDS = 120.0
@@ -32,7 +34,7 @@ class _Open:
 
     loop: asyncio.AbstractEventLoop
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
-    http: dict[bool, ClientSession] = field(default_factory=dict)
+    http: dict[bool, Web] = field(default_factory=dict)
     postgres: dict[str, asyncpg.Pool] = field(default_factory=dict)
     nats: dict[str, NatsClient] = field(default_factory=dict)
     statements: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -46,17 +48,18 @@ class Clients:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._denied = DenyList.parse(settings.http_deny)
         self._state: _Open | None = None
 
-    def http(self, *, verify_ssl: bool = True) -> ClientSession:
-        """Returns the shared HTTP session. Callers handle redirects and time-outs."""
-        sessions = self._open().http
-        session = sessions.get(verify_ssl)
-        if session is None or session.closed:
-            from noetl_dagster.tools.access.web import open_session
+    def http(self, *, verify_ssl: bool = True) -> Web:
+        """Returns the shared HTTP sessions. Callers handle redirects and time-outs."""
+        opened = self._open().http
+        web = opened.get(verify_ssl)
+        if web is None:
+            from noetl_dagster.tools.access.web import Web
 
-            session = sessions[verify_ssl] = open_session(verify_ssl=verify_ssl)
-        return session
+            web = opened[verify_ssl] = Web(self._denied, verify_ssl=verify_ssl)
+        return web
 
     @property
     def body_bytes(self) -> int:
@@ -136,8 +139,8 @@ class Clients:
         state, self._state = self._state, None
         if state is None or state.loop is not asyncio.get_running_loop():
             return
-        for session in state.http.values():
-            await session.close()
+        for web in state.http.values():
+            await web.close()
         for connection in state.nats.values():
             with contextlib.suppress(Exception):
                 await connection.close()

@@ -17,6 +17,8 @@ from urllib.request import getproxies, proxy_bypass
 
 from yarl import URL
 
+from noetl_dagster.tools.access.destinations import DenyList, Destinations, RefusedAddressError
+
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession, ClientTimeout
 
@@ -25,10 +27,18 @@ KEEPALIVE_SECONDS = 15.0
 HEADER_BYTES = 64 * 1024
 MAX_REDIRECTS = 20
 USER_AGENT = "noetl-dagster"
+NOTHING_DENIED = DenyList()
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _SENDABLE = re.compile(r"[!#$%&'()*+,\-./0-9:;=?@A-Z\[\]_a-z~]*")
-_OWN_TO_AN_ORIGIN = frozenset({"authorization", "cookie", "host"})
+_FOR_ANY_ORIGIN = frozenset(
+    {
+        *("accept", "accept-encoding", "accept-language", "cache-control", "if-match", "if-modified-since"),
+        *("if-none-match", "if-range", "if-unmodified-since", "range", "user-agent", "traceparent", "tracestate"),
+    }
+)
+"""Headers that describe the wanted response, which redirects to another origin keep."""
+
 _ABOUT_THE_BODY = frozenset({"content-length", "content-type", "transfer-encoding"})
 
 
@@ -61,19 +71,68 @@ class HttpRequest:
     secrets: frozenset[str] = frozenset()
 
 
-def open_session(*, verify_ssl: bool = True) -> ClientSession:
-    """Returns a session of the running event loop. It stores no cookies, so its users share connections only."""
-    from aiohttp import ClientSession, DummyCookieJar, TCPConnector
+class Web:
+    """The sessions of one event loop. They store no cookies, so their users share connections only.
 
-    connector = TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEPALIVE_SECONDS, ssl=verify_ssl)
-    return ClientSession(
-        connector=connector,
-        cookie_jar=DummyCookieJar(),
-        headers={"User-Agent": USER_AGENT},
-        skip_auto_headers=("Content-Type",),
-        max_line_size=HEADER_BYTES,
-        max_field_size=HEADER_BYTES,
-    )
+    Most requests use one session. Requests after a redirect from a public address have connections of their own, and
+    so have requests through a proxy if addresses are refused, since the proxy's own address is not the server's.
+    """
+
+    def __init__(self, denied: DenyList = NOTHING_DENIED, *, verify_ssl: bool = True) -> None:
+        self._verify_ssl = verify_ssl
+        self.anywhere = Destinations(denied)
+        self.public = Destinations(denied, public_only=True)
+        self._sessions: dict[Destinations | None, ClientSession] = {}
+
+    def session(self, destinations: Destinations | None) -> ClientSession:
+        """Returns the session whose connections reach some destinations; None: all."""
+        session = self._sessions.get(destinations)
+        if session is None or session.closed:
+            session = self._sessions[destinations] = self._opened(destinations)
+        return session
+
+    def _opened(self, destinations: Destinations | None) -> ClientSession:
+        from aiohttp import ClientSession, DummyCookieJar, TCPConnector
+
+        connector = TCPConnector(
+            limit=CONNECTIONS,
+            keepalive_timeout=KEEPALIVE_SECONDS,
+            ssl=self._verify_ssl,
+            socket_factory=None if destinations is None else destinations.connector,
+        )
+        return ClientSession(
+            connector=connector,
+            cookie_jar=DummyCookieJar(),
+            headers={"User-Agent": USER_AGENT},
+            skip_auto_headers=("Content-Type",),
+            max_line_size=HEADER_BYTES,
+            max_field_size=HEADER_BYTES,
+            response_class=_response_class(),
+        )
+
+    async def close(self) -> None:
+        """Closes all sessions."""
+        for session in self._sessions.values():
+            await session.close()
+
+
+@cache
+def _response_class() -> type[ClientResponse]:
+    from aiohttp import ClientResponse
+
+    class Response(ClientResponse):
+        """Knows the address of the server that redirects, which its connection no longer does once it is released."""
+
+        peer: str | None = None
+
+        async def start(self, connection: Any) -> ClientResponse:
+            transport = connection.transport
+            await super().start(connection)
+            if self.status in _REDIRECTS and transport is not None:
+                self.peer = str((transport.get_extra_info("peername") or ("",))[0])
+            return self
+
+    return Response
 
 
 @lru_cache(maxsize=64)
@@ -86,11 +145,12 @@ def _patience(seconds: float) -> ClientTimeout:
 
 @asynccontextmanager
 async def answered(
-    session: ClientSession, request: HttpRequest, *, seconds: float, follow: bool = False
+    web: Web, request: HttpRequest, *, seconds: float, follow: bool = False
 ) -> AsyncIterator[ClientResponse]:
     """Yields the response with its body still unread; follows redirects if ``follow`` is set.
 
-    Data for the first origin (``HttpRequest.secrets``, authorization, cookies) is not sent to another one.
+    Only the origin of the first request receives its body and headers, apart from a few that describe the wanted
+    response. A public address cannot redirect to a private one.
 
     Args:
         seconds: time limit for connecting, and for each part of the response.
@@ -98,28 +158,35 @@ async def answered(
     Raises:
         WebError: there is no response, or its body broke off while the caller read it.
     """
-    from aiohttp import ClientError, InvalidURL, NonHttpUrlClientError
+    from aiohttp import ClientConnectorError, ClientError, InvalidURL, NonHttpUrlClientError
 
     response = None
     try:
-        response = await _final(session, request, seconds, follow)
+        response = await _final(web, request, seconds, follow)
         yield response
     except TimeoutError as error:  # of aiohttp, for which it is a client error too
         raise WebError(f"{type(error).__name__}", late=True) from error
     except (InvalidURL, NonHttpUrlClientError) as error:
         raise WebError("the address is not one of http or https", retryable=False) from error
     except (ClientError, OSError) as error:
+        if isinstance(error, ClientConnectorError) and isinstance(error.os_error, RefusedAddressError):
+            raise WebError(str(error.os_error), retryable=False) from error
         raise WebError(f"{type(error).__name__}: {error}") from error
     finally:
         if response is not None:
             response.release()
 
 
-async def _final(session: ClientSession, request: HttpRequest, seconds: float, follow: bool) -> ClientResponse:
+async def _final(web: Web, request: HttpRequest, seconds: float, follow: bool) -> ClientResponse:
     from aiohttp import CookieJar
 
     jar: CookieJar | None = None  # for this chain of redirects
+    destinations = web.anywhere
     for _ in range(MAX_REDIRECTS + 1):
+        proxy = _proxy(request.url)
+        if destinations.are_bounded and (reason := destinations.refusal_of_host(request.url.host or "")):
+            raise WebError(reason, retryable=False)
+        session = web.session(None if proxy is not None and destinations.are_bounded else destinations)
         response = await session.request(
             request.method,
             request.url,
@@ -127,7 +194,7 @@ async def _final(session: ClientSession, request: HttpRequest, seconds: float, f
             data=request.body,
             cookies=None if jar is None else jar.filter_cookies(request.url),
             timeout=_patience(seconds),
-            proxy=_proxy(request.url),
+            proxy=proxy,
             allow_redirects=False,
         )
         try:
@@ -141,8 +208,16 @@ async def _final(session: ClientSession, request: HttpRequest, seconds: float, f
             jar = CookieJar(unsafe=True) if jar is None else jar  # addresses without a name too
             jar.update_cookies(response.cookies, response.url)
         response.release()
+        if not same_origin(request.url, following.url) and _is_public(web, response, proxy):
+            destinations = web.public
         request = following
     raise WebError(f"more than {MAX_REDIRECTS} redirects", retryable=False)
+
+
+def _is_public(web: Web, response: ClientResponse, proxy: str | None) -> bool:
+    """Reports whether the server of a redirect has a public address, or one that is not known."""
+    host = (response.url.host or "") if proxy is not None else getattr(response, "peer", None)
+    return not host or web.public.refusal_of_host(host) is None
 
 
 @cache
@@ -169,10 +244,18 @@ def _redirected(request: HttpRequest, response: ClientResponse) -> HttpRequest |
     if request.url.fragment and not url.fragment:
         url = url.with_fragment(request.url.fragment)
     headers, method, body = request.headers, request.method, request.body
-    if not same_origin(url, request.url):
-        headers = _without(headers, request.secrets | _OWN_TO_AN_ORIGIN)
+    is_same = same_origin(url, request.url)
+    if not is_same:
+        kept = {name: value for name, value in headers.items() if name.lower() in _FOR_ANY_ORIGIN}
+        headers = _without(kept, request.secrets)
     if method not in ("GET", "HEAD") and (status in (302, 303) or (status == 301 and method == "POST")):
         headers, method, body = _without(headers, _ABOUT_THE_BODY), "GET", None
+    if not is_same and (method not in ("GET", "HEAD") or body is not None):
+        raise WebError(
+            f"it redirects a {method} with status {status} to {public(url.with_query(None))}, another origin, which "
+            "must not receive the request; use that address if it is the right one",
+            retryable=False,
+        )
     return replace(request, method=method, url=url, headers=headers, body=body)
 
 

@@ -83,10 +83,10 @@ class HttpTool(Tool):
             rest = {"Range": f"bytes={position['offset']}-", "If-Range": str(position["version"])}
             request = replace(request, headers={**request.headers, **rest})
         place = f"{request.method} {redact(public(request.url))}"
-        session = box.clients.http(verify_ssl=_truth(config.get("verify_ssl", True)))
+        web = box.clients.http(verify_ssl=_truth(config.get("verify_ssl", True)))
         follow = _truth(config.get("follow_redirects", True))
         try:
-            async with answered(session, request, seconds=seconds, follow=follow) as response:
+            async with answered(web, request, seconds=seconds, follow=follow) as response:
                 body = ResponseBody(response)
                 rows = None
                 if response.status < 400 and takes_rows:
