@@ -12,10 +12,11 @@ from pydantic import BaseModel, Field, SecretStr
 from starlette.types import ASGIApp
 
 from noetl_dagster.events.transport.wire import Id
-from noetl_dagster.service.access import FOR_WORKERS, parse_tokens
+from noetl_dagster.service.access import FOR_WORKERS, Worker
 from noetl_dagster.service.hot import HotRouter, HotRoutes
 from noetl_dagster.service.plane import ThePlane
 from noetl_dagster.service.problems import RESPONSES, handle_problems
+from noetl_dagster.service.tokens import parse_tokens
 from tests.service.conftest import Service
 
 hot = HotRouter(prefix="/hot", needs=FOR_WORKERS, tags=["hot"], responses=RESPONSES)
@@ -31,18 +32,18 @@ class Answer(BaseModel):
 
 
 @hot.post("/given", status_code=202)
-async def given(asked: Asked, plane: ThePlane) -> Answer:
+async def given(asked: Asked, plane: ThePlane, sender: Worker) -> Answer:
     """Says what it was asked."""
     return Answer(text=f"{plane} {asked.id} {asked.names}")
 
 
 @hot.post("/bytes", returns=Answer)
-async def as_bytes(asked: Asked, plane: ThePlane) -> bytes:
+async def as_bytes(asked: Asked, plane: ThePlane, sender: Worker) -> bytes:
     return b'{"text": "as it is"}'
 
 
 @hot.post("/away")
-async def away(asked: Asked, plane: ThePlane) -> Answer:
+async def away(asked: Asked, plane: ThePlane, sender: Worker) -> Answer:
     raise ConnectionRefusedError
 
 
@@ -118,7 +119,7 @@ async def test_errors_are_problems(client: httpx.AsyncClient) -> None:
     ],
 )
 async def test_tokens_come_before_anything_else(authorization: str | None, status: int) -> None:
-    app = application('{"worker": ["worker"], "reader": ["reader"]}')
+    app = application('{"worker": ["pool:default"], "reader": ["reader"]}')
     headers = {"content-type": "application/json"} | ({"authorization": authorization} if authorization else {})
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
         for content, expected in ((b'{"id": 1}', status), (b"{", 422 if status == 200 else status)):
