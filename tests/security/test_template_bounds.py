@@ -84,6 +84,8 @@ BUILDERS = {
     "shared tuples": SHARED.replace("OP", "(a, a)") + "{{ a | string }}",
     "shared mappings": SHARED.replace("OP", "{'a': a, 'b': a}") + "{{ a }}",
     "shared by dict": SHARED.replace("OP", "dict(a=a, b=a)") + "{{ a }}",
+    "shared by dict alone": "{% set a = dict() %}" + "{% set a = dict(a=a, b=a) %}" * 40 + "{{ a }}",
+    "shared by batch alone": "{% set a = workload.rows %}" + "{% set a = a | batch(1001, a) | list %}" * 40 + "{{ a }}",
     "shared by list": SHARED.replace("OP", "[a, a] | list") + "{{ a }}",
     "shared by batch": SHARED.replace("OP", "[a, a] | batch(2) | list") + "{{ a }}",
     "shared by map": SHARED.replace("OP", "[a, a] | map('list') | list") + "{{ a }}",
@@ -106,24 +108,24 @@ BUILDERS = {
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits the time of each rendering."""
-    settings = get_settings().model_copy(update={"template_seconds": 0.5})
+    settings = get_settings().model_copy(update={"template_seconds": 0.2})
     monkeypatch.setattr(bounds, "get_settings", lambda: settings)
 
 
 @pytest.mark.parametrize("template", BUILDERS.values(), ids=BUILDERS)
 def test_what_templates_build_is_bounded(template: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(TemplateError):
         compile_value(template).render(SCOPE)
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3
 
 
 def test_rendering_has_a_time_limit() -> None:
     loop = "{% for a in range(30000) %}{% if 'no' in workload.rows %}{% endif %}{% set b = a | string %}{% endfor %}"
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(TemplateError, match="NOETL_TEMPLATE_SECONDS"):
         compile_value(loop * 20).render(SCOPE)
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 3
 
 
 NESTED = {
@@ -138,12 +140,12 @@ NESTED = {
     "else": "{{ " + "1 if a else " * 5_000 + "1 }}",
     "blocks": "{% if a %}" * 5_000 + "{% endif %}" * 5_000,
     "loops": "{% for a in b %}" * 30 + "{% endfor %}" * 30,
-    "sum": "{{ 1" + " + 1" * 5_000 + " }}",
-    "or": "{{ 1" + " or 1" * 5_000 + " }}",
-    "power": "{{ 1" + " ** 1" * 5_000 + " }}",
-    "path": "{{ a" + ".a" * 5_000 + " }}",
-    "filters": "{{ a" + "|list" * 5_000 + " }}",
-    "tests": "{{ a" + " is defined" * 5_000 + " }}",
+    "sum": "{{ 1" + " + 1" * 1_000 + " }}",
+    "or": "{{ 1" + " or 1" * 1_000 + " }}",
+    "power": "{{ 1" + " ** 1" * 1_000 + " }}",
+    "path": "{{ a" + ".a" * 1_000 + " }}",
+    "filters": "{{ a" + "|list" * 1_000 + " }}",
+    "tests": "{{ a" + " is defined" * 1_000 + " }}",
     "a long number": "{{ " + "9" * 10_000 + " }}",
 }
 
@@ -172,9 +174,9 @@ def test_validation_evaluates_nothing_without_bounds(setting: str) -> None:
         HEAD
         + f"workload: {{n: 1000000000}}\nworkflow:\n- step: start\n  loop: {{in: [1], iterator: x}}\n  tool: {{kind: noop}}\n  spec: {{{setting}}}\n"
     )
-    began = time.monotonic()
+    began = time.process_time()
     problems = parse_report(text)[1]
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
     assert any("bits" in problem.message or "NOETL_TEMPLATE_BYTES" in problem.message for problem in problems)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
+from math import isfinite
 from typing import Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -254,10 +255,10 @@ class Block:
         if value is None:
             return None
         try:
-            if isinstance(value, bool):
+            if isinstance(value, bool) or not isfinite(number := float(value)):
                 raise ValueError
-            return float(value)
-        except (TypeError, ValueError):
+            return number
+        except (TypeError, ValueError, OverflowError):
             self.error(f"{key} must be a number, found {described(value)}", key)
             return None
 
@@ -278,7 +279,11 @@ class Block:
         if found is None:
             self.error(f"{key} must be seconds or text such as '30s', found {described(value)}", key)
             return None
-        return float(found[1]) * _SECONDS[found[2]]
+        seconds = float(found[1]) * _SECONDS[found[2]]
+        if not isfinite(seconds):
+            self.error(f"{key} is too large a number of seconds, found {described(value)}", key)
+            return None
+        return seconds
 
     def choice(self, kind: type[E], *names: str, also: Mapping[str, E] | None = None) -> E | None:
         """Reads a word of an enum or of ``also``; a template is rendered over the workload."""

@@ -98,6 +98,10 @@ class Budget:
                 self.built(value)
         return value
 
+    def track(self) -> None:
+        """Counts what lists and mappings hold from now on: variables may make them share much."""
+        self._extents = {}
+
     def built(self, value: Any) -> Any:
         """Returns a list or mapping; raises TemplateError if it holds too much, counting each part as often as held."""
         if self._extents is None:

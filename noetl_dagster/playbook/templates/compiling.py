@@ -94,6 +94,7 @@ class BoundedCodeGenerator(CodeGenerator):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._costs: dict[int, int] = {}
+        self._whole: list[nodes.Node] = []
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:  # noqa: N802
         """Compiles the template."""
@@ -103,6 +104,7 @@ class BoundedCodeGenerator(CodeGenerator):
         self._repeats = (
             next(body.find_all(_REBINDING), None) is not None or sum(1 for _ in body.find_all(operators)) > _MOST_PLAIN
         )
+        self._whole = node.body
         super().visit_Template(node, frame)
 
     def _cost(self, *parts: nodes.Node) -> int:
@@ -125,6 +127,8 @@ class BoundedCodeGenerator(CodeGenerator):
         cost = self._costs.get(id(nodes))
         if cost is not None:
             self.writeline(f"context.charge({cost})")
+        elif self._repeats and nodes is self._whole:
+            self.writeline("context.track()")
         super().blockvisit(nodes, frame)
 
     def visit(self, node: nodes.Node, *arguments: Any, **named: Any) -> Any:

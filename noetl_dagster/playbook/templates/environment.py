@@ -255,7 +255,7 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
         kind = result.__class__
         if kind is int or (kind is str and len(result) <= bounds.SMALL):
             return result
-        return context.built(result) if obj is dict else context.paid(result)
+        return context.paid(result)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Returns a bounded ``format`` for that of a text."""

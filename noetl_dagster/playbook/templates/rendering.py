@@ -181,8 +181,12 @@ class _Expression(_Template):
         value = self._defined(scope)
         try:
             return self._plain(value)
+        except (NoetlError, ReferenceNeeded):
+            raise
         except RecursionError:
             raise TemplateError(f"{shown(self.source)}: its value is nested too deep") from None
+        except Exception as error:  # filters such as map work when their items are read
+            raise self._failed(error, scope) from error
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, (View, LazyMapping)) or is_lazy_sequence(value):

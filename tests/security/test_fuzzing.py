@@ -1,0 +1,34 @@
+"""A sample of the texts that ``python -m tests.playbook.fuzzing`` checks for long, and what it has found."""
+
+from __future__ import annotations
+
+import pytest
+
+from noetl_dagster.errors import TemplateError
+from noetl_dagster.playbook.loader import parse_report
+from noetl_dagster.playbook.templates.rendering import compile_value
+from tests.playbook.fuzzing import check, corpus
+from tests.playbook.playbooks import HEAD
+
+
+def test_a_sample_ends_with_playbooks_or_problems() -> None:
+    texts = corpus()
+    for seed in range(40):
+        check(seed, texts)
+
+
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan", "1e999", "9" * 390, "'" + "9" * 390 + "'"])
+@pytest.mark.parametrize("name", ["priority", "timeout"])
+def test_numbers_that_are_none_are_problems(name: str, value: str) -> None:
+    step = f"workflow:\n- step: start\n  tool: {{kind: noop}}\n  spec: {{{name}: {value}}}\n"
+    playbook, problems = parse_report(HEAD + step)
+    assert playbook is None
+    assert problems[0].place.line == HEAD.count("\n") + 4
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ [1] | map('items') }}", "{{ 1 | map('upper') }}", "{{ [1] | map('length') }}"]
+)
+def test_filters_that_work_late_are_template_errors(template: str) -> None:
+    with pytest.raises(TemplateError):
+        compile_value(template).render({})
