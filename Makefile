@@ -7,7 +7,7 @@ QUICK := $(addprefix tests/,architecture playbook events engine tools corpus)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo dev check test-quick test test-slow lint bench bench-peers docs lock services-up services-down clean
+.PHONY: help setup java demo dev check test-quick test test-slow lint bench bench-peers docs lock audit sbom services-up services-down clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -52,6 +52,12 @@ docs: setup ## write the pages that are made from the code: settings, public nam
 
 lock: setup ## pin what pyproject.toml asks for, in requirements*.lock
 	@scripts/lock
+
+audit: setup ## look the locked packages up in the database of known vulnerabilities (osv.dev)
+	@scripts/dependencies audit
+
+sbom: setup ## write bills of materials of the locked packages, CycloneDX, into dist/
+	@scripts/dependencies sbom
 
 services-up: setup ## start PostgreSQL, NATS and the object store
 	.venv/bin/noetl-dagster services up
