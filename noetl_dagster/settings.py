@@ -195,7 +195,9 @@ class Settings(BaseSettings):
 
     minio_endpoint: str | None = Field(None, description="S3 endpoint of the minio tier; empty: embedded")
     minio_access_key: str = Field("noetl", description="Access key of the minio tier")
-    minio_secret_key: SecretStr = Field(SecretStr("noetl-secret"), description="Secret key of the minio tier")
+    minio_secret_key: SecretStr = Field(
+        SecretStr(""), description="Secret key of the minio tier; empty: generated for the embedded store"
+    )
     minio_bucket: str = Field("noetl-results", description="Bucket of the minio tier, created if missing")
     minio_region: str = Field("us-east-1", description="Region sent to the minio tier")
     minio_session_token: SecretStr = Field(SecretStr(""), description="Session token of keys that expire")

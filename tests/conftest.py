@@ -110,7 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["NOETL_CONTAINER_ALLOW"] = "hostPath, serviceAccount, secret"
     os.environ["NOETL_FILE_FOLDERS"] = tempfile.gettempdir()
     get_settings.cache_clear()
-    HOME.mkdir(parents=True, exist_ok=True)
+    HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = (HOME / "in-use.lock").open("w")
     fcntl.flock(handle, fcntl.LOCK_SH)
     config.stash[IN_USE] = handle
@@ -167,8 +167,15 @@ def _own_secrets() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def services() -> Settings:
-    """Settings with the addresses of the running embedded services."""
-    return embedded.ensure(Settings(home=HOME, spark_driver_java_options=SHORT_LIVED_JVM))
+    """Settings with the addresses of the running embedded services.
+
+    The key of the object store is in the environment, as after ``services env``: compute logs and IO managers that name
+    only an endpoint take it from there.
+    """
+    found = embedded.ensure(Settings(home=HOME, spark_driver_java_options=SHORT_LIVED_JVM))
+    os.environ["NOETL_MINIO_SECRET_KEY"] = found.minio_secret_key.get_secret_value()
+    get_settings.cache_clear()
+    return found
 
 
 @pytest.fixture(scope="session")

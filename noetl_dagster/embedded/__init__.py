@@ -13,13 +13,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from noetl_dagster.embedded import supervisor
-from noetl_dagster.embedded.processes import private_folder, write_private
 from noetl_dagster.embedded.servers import ServiceName as ServiceName
 from noetl_dagster.embedded.supervisor import ServiceStatus as ServiceStatus
 from noetl_dagster.embedded.supervisor import down as down
 from noetl_dagster.embedded.supervisor import status as status
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.private_files import closed_folder, write_private
 from noetl_dagster.settings import Settings, plain_settings
 
 
@@ -32,8 +34,9 @@ def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
         only: names of the required services; default: all except the records API.
 
     Returns:
-        A copy with the missing ones of ``db_url``, ``dagster_db_url``, ``nats_url`` and ``minio_endpoint``, and with
-        ``pvc_mount_path`` if the event log is embedded; ``settings`` itself if nothing is missing or may be started.
+        A copy with the missing ones of ``db_url``, ``dagster_db_url``, ``nats_url`` and ``minio_endpoint`` with its
+        secret key, and with ``pvc_mount_path`` if the event log is embedded; ``settings`` itself if nothing is missing
+        or may be started.
 
     Raises:
         ServiceError: a service does not start; the message contains the end of its log.
@@ -46,8 +49,10 @@ def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
     home = settings.home.resolve()
     found: dict[str, object] = {**supervisor.start(settings, names)}
     if "db_url" in found and settings.db_url is None:  # on one machine, a folder serves as the shared volume
-        found["pvc_mount_path"] = private_folder(home / "pvc")
-    missing = {name: value for name, value in found.items() if getattr(settings, name, "set") is None}
+        found["pvc_mount_path"] = closed_folder(home / "pvc")
+    if "minio_secret_key" in found:
+        found["minio_secret_key"] = SecretStr(str(found["minio_secret_key"]))
+    missing = {name: value for name, value in found.items() if not getattr(settings, name, "set")}
     return settings.model_copy(update={**missing, "home": home})
 
 
@@ -77,7 +82,7 @@ def dagster_home(settings: Settings) -> Path:
     """Writes ``home/dagster/dagster.yaml`` for the settings that :func:`ensure` returned, and returns the folder."""
     if settings.dagster_db_url is None:
         raise ServiceError("Dagster has no storage: set NOETL_DAGSTER_DB_URL or NOETL_EMBEDDED=true")
-    folder = private_folder(settings.home.resolve() / "dagster")
+    folder = closed_folder(settings.home.resolve() / "dagster")
     import yaml  # only here, since every process imports this module
 
     text = yaml.safe_dump(_instance(settings, settings.dagster_db_url, folder), sort_keys=False)

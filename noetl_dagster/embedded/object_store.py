@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import json
+import ssl
+from collections.abc import Mapping
 from pathlib import Path
 
 from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand
 from noetl_dagster.embedded.servers import Ports, Service, ServiceName, program
+from noetl_dagster.private_files import closed_folder, write_private
+from noetl_dagster.settings import Settings
 
 _PARTS = ("s3", "master", "volume", "filer")
+
+_SIGNED = ("signing", "signing.read", "filer_signing", "filer_signing.read")
+"""Requests between the parts over HTTP that carry a token: writes and reads of the volume server and of the filer."""
 
 
 class ObjectStore(Service):
@@ -16,27 +25,35 @@ class ObjectStore(Service):
 
     A collection starts with one volume instead of seven, and volumes are small and not preallocated. So hundreds of
     buckets cost little more than their objects.
+
+    Only S3 is for clients, with a secret key that is generated unless the settings have one. The parts of the server
+    listen too, but take requests only from each other: they require a certificate (gRPC, and HTTP of the master) or a
+    signature (HTTP of the volume server). The filer has no HTTP.
     """
 
     name = ServiceName.OBJECT_STORE
     listeners = tuple(name for part in _PARTS for name in (part, f"{part}_grpc"))
+    secret_names = ("secret_key", "signing_key")
     start_patience = 60.0
     # SIGTERM stops the volume server at once; the filer then waits 15 s for a subscription to itself
     stop_patience = 1.5
 
+    def __init__(self, settings: Settings, recorded: Mapping[str, str]) -> None:
+        super().__init__(settings, recorded)
+        if given := settings.minio_secret_key.get_secret_value():
+            self.secrets["secret_key"] = given
+
     def prepare(self, folder: Path, ports: Ports) -> LaunchCommand:
-        """Writes the access keys."""
-        data = folder / "data"
-        data.mkdir(exist_ok=True)
-        keys = folder / "keys.json"
-        keys.touch(mode=0o600)
-        access_key, secret_key = self.settings.minio_access_key, self.settings.minio_secret_key
+        """Writes the access keys, and the certificate and signing key that the parts of the server share."""
+        data = closed_folder(folder / "data")
         identity = {
             "name": "noetl",
-            "credentials": [{"accessKey": access_key, "secretKey": secret_key.get_secret_value()}],
+            "credentials": [{"accessKey": self.settings.minio_access_key, "secretKey": self.secrets["secret_key"]}],
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
-        keys.write_text(json.dumps({"identities": [identity]}))
+        write_private(folder / "keys.json", json.dumps({"identities": [identity]}))
+        _write_certificate(folder)
+        write_private(folder / "security.toml", _security(folder, self.secrets["signing_key"]))
         listeners = [
             option
             for part in _PARTS
@@ -61,26 +78,72 @@ class ObjectStore(Service):
             "-volume.max=20000",
             "-volume.preStopSeconds=0",
             "-filer",
+            "-filer.disableHttp",
             "-s3",
-            f"-s3.config={keys}",
+            f"-s3.config={folder / 'keys.json'}",
             "-s3.port.iceberg=0",
             "-s3.port.lance=0",
         ]
+        # it reads security.toml in its working directory, which is the service's folder
         return LaunchCommand(argv, environment={"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"})
 
     def ready(self, ports: Ports) -> bool:
         """Returns True once the volume server has reported to the master: before that, S3 answers but rejects a put."""
         import httpx
 
+        folder = self.settings.home.resolve() / self.name
         try:
-            with httpx.Client(timeout=2, trust_env=False) as client:
+            trust = ssl.create_default_context(cafile=folder / _CERTIFICATE)
+            trust.load_cert_chain(folder / _CERTIFICATE, folder / _KEY)
+            with httpx.Client(timeout=2, trust_env=False, verify=trust) as client:
                 if not client.get(f"{self.url(ports)}/healthz").is_success:
                     return False
-                topology = client.get(f"http://{LOOPBACK}:{ports['master']}/dir/status").json()["Topology"]
+                topology = client.get(f"https://{LOOPBACK}:{ports['master']}/dir/status").json()["Topology"]
                 return bool(topology["Max"] > 0)
         except (httpx.HTTPError, ValueError, KeyError):
             return False
 
     def addresses(self, ports: Ports) -> dict[str, str]:
-        """Returns the endpoint."""
-        return {"minio_endpoint": self.url(ports)}
+        """Returns the endpoint and the secret key."""
+        return {"minio_endpoint": self.url(ports), "minio_secret_key": self.secrets["secret_key"]}
+
+
+_CERTIFICATE, _KEY = "certificate.pem", "key.pem"
+
+
+def _security(folder: Path, signing_key: str) -> str:
+    """Returns the contents of ``security.toml``: every part has the same certificate and signing key."""
+    sections = [f'[jwt.{name}]\nkey = "{signing_key}"\nexpires_after_seconds = 10\n' for name in _SIGNED]
+    sections.append(f"[grpc]\nca = {json.dumps(str(folder / _CERTIFICATE))}\n")
+    files = {"cert": _CERTIFICATE, "key": _KEY, "ca": _CERTIFICATE}
+    paths = "".join(f"{name} = {json.dumps(str(folder / file))}\n" for name, file in files.items())
+    sections += [f"[{name}]\n{paths}" for name in (*(f"grpc.{part}" for part in (*_PARTS, "client")), "https.master")]
+    return "\n".join(sections)
+
+
+def _write_certificate(folder: Path) -> None:
+    """Writes a new certificate, which is its own authority, and its key."""
+    from cryptography import x509  # only here, since every process imports this module
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "noetl_dagster embedded object store")])
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(LOOPBACK))])
+    today = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(today - datetime.timedelta(days=2))
+        .not_valid_after(today + datetime.timedelta(days=3650))  # each start writes another
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(address, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem, no_encryption = serialization.Encoding.PEM, serialization.NoEncryption()
+    write_private(folder / _CERTIFICATE, certificate.public_bytes(pem).decode())
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_encryption)
+    write_private(folder / _KEY, private.decode())

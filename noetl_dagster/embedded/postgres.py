@@ -16,9 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand, environment_of_servers, write_private
+from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand, environment_of_servers
 from noetl_dagster.embedded.servers import Ports, Service, ServiceName
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.private_files import write_private
 
 DATABASES = ("noetl", "dagster")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.private_files import private_file
 
 LOOPBACK = "127.0.0.1"
 
@@ -43,36 +44,6 @@ class LaunchCommand:
 def environment_of_servers() -> dict[str, str]:
     """Returns those of this process's variables that servers need. Others may contain secrets of the user."""
     return {name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("LC_")}
-
-
-def private_folder(folder: Path) -> Path:
-    """Creates a folder that only this user may enter, or makes an existing one so."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.geteuid() == 0:  # earlier versions gave it to PostgreSQL's user
-        os.chown(folder, 0, 0)
-    if status.st_mode & 0o077:
-        folder.chmod(0o700)
-    return folder
-
-
-def private_file(path: str, flags: int) -> int:
-    """Opens a file that only this user may read, as the ``opener`` of :func:`open`."""
-    return os.open(path, flags, 0o600)
-
-
-def write_private(path: Path, text: str, owner: tuple[int, int] | None = None) -> None:
-    """Replaces a file with one that only its owner, default: this user, may read.
-
-    Readers see the old file or the new one. Links that another owner of the folder may have put there are not followed.
-    """
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(private_file(str(fresh), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
-        file.write(text)
-        if owner is not None:
-            os.fchown(file.fileno(), *owner)
-    fresh.replace(path)
 
 
 def spawn(launch: LaunchCommand, log: Path, folder: Path) -> int:

@@ -13,8 +13,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
 
-from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand, write_private
+from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.private_files import write_private
 from noetl_dagster.settings import Settings
 
 Ports = Mapping[str, int]

@@ -21,6 +21,7 @@ from noetl_dagster.embedded.object_store import ObjectStore
 from noetl_dagster.embedded.postgres import Postgres
 from noetl_dagster.embedded.servers import Nats, RecordsApi, Service, ServiceName
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.private_files import closed_folder, private_file, private_folder, write_private
 from noetl_dagster.settings import Settings
 
 _SERVICES: dict[ServiceName, type[Service]] = {one.name: one for one in (Postgres, Nats, ObjectStore, RecordsApi)}
@@ -137,15 +138,15 @@ def read_state(home: Path) -> ServicesFile:
 
 
 def _write_state(home: Path, state: ServicesFile) -> None:
-    processes.write_private(home / "services.json", state.model_dump_json(indent=2))
+    write_private(home / "services.json", state.model_dump_json(indent=2))
 
 
 @contextmanager
 def _locked(home: Path) -> Iterator[None]:
     """Locks the state folder against every other process and thread."""
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.fdopen(processes.private_file(str(home / "services.lock"), os.O_WRONLY | os.O_CREAT), "w")
+        private_folder(home)
+        handle = os.fdopen(private_file(str(home / "services.lock"), os.O_WRONLY | os.O_CREAT), "w")
     except OSError as error:
         raise ServiceError(
             f"the state folder {home} cannot be used: {error}; set NOETL_HOME to another folder"
@@ -169,7 +170,7 @@ def _lives(record: ServiceRecord) -> bool:
 
 def _launch(one: Service, home: Path, state: ServicesFile) -> None:
     folder = home / one.name
-    processes.private_folder(folder)
+    closed_folder(folder)
     record = state.services.get(one.name)
     if record is not None:
         _end(one, record)  # it may be alive without answering

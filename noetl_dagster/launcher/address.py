@@ -25,6 +25,7 @@ from typing import IO, Any
 import orjson
 
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.private_files import private_folder
 
 Message = dict[str, Any]
 
@@ -189,7 +190,7 @@ class Address:
         channel = self.connect()
         if channel is not None:
             return channel
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self.folder)
         with (self.folder / f"{self.key}.starting").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             channel = self.connect()  # another process may just have started it
@@ -278,7 +279,7 @@ class RunLock:
     @classmethod
     def take(cls, folder: Path, run_id: str) -> RunLock | None:
         """Locks a run; None if a living process drives it already."""
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         file = _path(folder, run_id).open("a+")
         for _ in range(LOCK_TRIES):
             try:

@@ -18,6 +18,7 @@ from noetl_dagster.dagster_internals import (
     LocalComputeLogManager,
     redirect_to_file,
 )
+from noetl_dagster.private_files import private_folder
 
 mirrored = True
 """Whether the output of a step also goes to its process's own output, as with Dagster's own manager."""
@@ -40,10 +41,10 @@ class RunLogs(LocalComputeLogManager):
             Path(self.get_captured_local_path(log_key, extension))
             for extension in (EXTENSIONS[ComputeIOType.STDOUT], EXTENSIONS[ComputeIOType.STDERR])
         )
-        out.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(out.parent)
         with _captured(sys.stdout, out), _captured(sys.stderr, err):
             yield CapturedLogContext(log_key)
-        Path(self.get_captured_local_path(log_key, "complete")).touch()
+        Path(self.get_captured_local_path(log_key, "complete")).touch(mode=0o600)
 
     def follow(self, subscription: CapturedLogSubscription) -> None:
         """Sends what is added to the files of a key to a subscription, which may be another manager's."""
@@ -59,7 +60,7 @@ EXTENSIONS = {ComputeIOType.STDOUT: "out", ComputeIOType.STDERR: "err"}
 
 @contextmanager
 def _captured(stream: IO[str], path: Path) -> Iterator[None]:
-    path.touch()
+    path.touch(mode=0o600)
     with _copied(stream, path), redirect_to_file(stream, str(path)):
         yield
 

@@ -30,6 +30,7 @@ from noetl_dagster.dagster_internals import (
 )
 from noetl_dagster.errors import StorageError
 from noetl_dagster.launcher.compute_logs import EXTENSIONS, RunLogs
+from noetl_dagster.private_files import private_file, private_folder
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import StoreTier, settings_with
 
@@ -254,10 +255,12 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
     ) -> None:
         """Copies an object to the file on this machine that Dagster then reads."""
         path = Path(self._local.get_captured_local_path(log_key, EXTENSIONS[io_type], partial=partial))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(self._stored.read(self._key(log_key, io_type, partial)))
+        private_folder(path.parent)
+        contents = self._stored.read(self._key(log_key, io_type, partial))
+        with open(path, "wb", opener=private_file) as file:
+            file.write(contents)
         if io_type is ComputeIOType.STDERR and not partial:
-            Path(self._local.get_captured_local_path(log_key, "complete")).touch()
+            Path(self._local.get_captured_local_path(log_key, "complete")).touch(mode=0o600)
 
     def display_path_for_type(self, log_key: Sequence[str], io_type: ComputeIOType) -> str:
         """Returns the path of a file on this machine, else the URI of its object."""

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import psutil
 
+from noetl_dagster.private_files import private_folder
 from noetl_dagster.settings import Settings
 
 QUIET = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
@@ -94,7 +95,7 @@ class ClassArchive:
     def discard(self, why: str) -> None:
         """Removes an archive with which a JVM did not start, or records why there is none."""
         with suppress(OSError):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self.file.parent)
             self.note.unlink(missing_ok=True)
             self.failure.write_text(why + "\n", encoding="utf-8")
             self.file.unlink(missing_ok=True)
@@ -105,7 +106,7 @@ class ClassArchive:
 
         Removes the remains of killed processes.
         """
-        self.file.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self.file.parent)
         with self.file.with_suffix(".lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -20,6 +20,7 @@ import orjson
 
 from noetl_dagster import machine
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.private_files import private_folder
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.ahead import step_begins
 
@@ -247,7 +248,7 @@ def begin_archiving(settings: Settings) -> subprocess.Popen[bytes]:
         "NOETL_SPARK_DRIVER_JAVA_OPTIONS": settings.spark_driver_java_options,
     }
     log = settings.home.absolute() / "spark" / "classes" / "archiving.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(log.parent)
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "noetl_dagster.spark.archiving"],

@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote
 
 import psutil
 
+from noetl_dagster.private_files import private_folder
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sources.results import AT_ONCE, StoredPart, lines_of, read_ahead
 from noetl_dagster.storage import locations
@@ -70,7 +71,7 @@ class Staging:
         self._stopped = stopped or threading.Event()
         self._tell = tell
         root = staging_root(settings)
-        root.mkdir(parents=True, exist_ok=True)
+        private_folder(root)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_owner()}-", dir=root))
 
     def close(self) -> None:

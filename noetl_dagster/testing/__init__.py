@@ -22,6 +22,7 @@ from noetl_dagster.code_location.materialize import MaterializedPlaybook, materi
 from noetl_dagster.compiler.names import NOETL
 from noetl_dagster.embedded.isolation import isolated
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.private_files import private_folder
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
 
@@ -52,7 +53,7 @@ class NoetlTest:
 def noetl_services(pytestconfig: pytest.Config) -> Iterator[Settings]:
     """Returns settings with the addresses of the running servers."""
     home = Path(os.environ.get("NOETL_TEST_HOME", pytestconfig.rootpath / ".noetl-test")).resolve()
-    home.mkdir(parents=True, exist_ok=True)
+    private_folder(home)
     services = Settings(home=home)
     with (home / "in-use.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)

@@ -67,7 +67,7 @@ def test_all_is_well(cli: Cli, tmp_path: Path) -> None:
     shown = cli("doctor")
     assert shown.returncode == 0
     assert "store gcs" in shown.stdout
-    assert "noetl-secret" not in shown.stdout + done.stdout
+    assert os.environ["NOETL_MINIO_SECRET_KEY"] not in shown.stdout + done.stdout
 
 
 async def test_the_collector_of_traces(settings: Settings, closed_port: int) -> None:

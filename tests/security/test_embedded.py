@@ -5,24 +5,34 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import socket
+import ssl
 import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import asyncpg
+import httpx
 import nats
 import nats.errors
 import psycopg2
 import pytest
+from botocore.exceptions import ClientError
+from pydantic import SecretStr
 
 from noetl_dagster import embedded
-from noetl_dagster.embedded import postgres
+from noetl_dagster.embedded import ServiceName, object_store, postgres
 from noetl_dagster.embedded.postgres import administering
 from noetl_dagster.embedded.supervisor import read_state
-from noetl_dagster.settings import Settings
+from noetl_dagster.launcher.compute_logs import RunLogs
+from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.storage.store import ResultStore
 from tests.databases import superuser_url
+from tests.embedded.peers import s3_client
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root has another user run PostgreSQL")
 
@@ -55,6 +65,25 @@ NOT_ALLOWED = {
     "the superuser": "SET ROLE postgres",
     "a role for programs": "GRANT pg_execute_server_program TO noetl_client",
 }
+
+REFUSED = {
+    # part of the store, method, path: status
+    ("filer", "GET", "/buckets/"): 404,
+    ("filer", "PUT", "/buckets/any/object"): 404,
+    ("filer", "DELETE", "/buckets/any?recursive=true"): 404,
+    ("master", "GET", "/dir/assign"): 400,
+    ("master", "GET", "/dir/status"): 400,
+    ("master", "POST", "/submit"): 400,
+    ("master", "POST", "/col/delete?collection=any"): 400,
+    ("volume", "GET", "/1,01637037d6"): 401,
+    ("volume", "PUT", "/1,01637037d6"): 401,
+    ("volume", "DELETE", "/1,01637037d6"): 401,
+    ("volume", "GET", "/ui/index.html"): 401,
+    ("s3", "GET", "/"): 403,
+    ("s3", "PUT", "/any"): 403,
+    ("s3", "POST", "/?Action=CreateUser&UserName=any"): 400,
+}
+"""What the parts of the object store answer to a request without keys or a certificate."""
 
 OF_AN_EARLIER_VERSION = """
 CREATE TABLE kept (id serial PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, text text);
@@ -125,6 +154,52 @@ async def test_nats_refuses_a_client_without_the_password(services: Settings, lo
         await nats.connect(f"nats://{login}{address}", allow_reconnect=False, max_reconnect_attempts=0)
 
 
+@pytest.fixture(scope="module")
+def store_ports(services: Settings) -> dict[str, int]:
+    return read_state(services.home).services[ServiceName.OBJECT_STORE].ports
+
+
+@pytest.mark.parametrize(("part", "method", "path"), REFUSED)
+def test_object_store_refuses_requests(store_ports: dict[str, int], part: str, method: str, path: str) -> None:
+    answer = httpx.request(
+        method, f"http://127.0.0.1:{store_ports[part]}{path}", content=b"x" if method == "PUT" else None
+    )
+    assert answer.status_code == REFUSED[part, method, path]
+
+
+def test_object_store_has_no_known_key(services: Settings) -> None:
+    stranger = services.model_copy(update={"minio_secret_key": SecretStr("noetl-secret")})
+    with pytest.raises(ClientError, match="SignatureDoesNotMatch"):
+        s3_client(stranger).list_buckets()
+
+
+@pytest.mark.parametrize("part", ["s3_grpc", "master_grpc", "volume_grpc", "filer_grpc"])
+def test_object_store_takes_calls_only_with_its_certificate(
+    services: Settings, store_ports: dict[str, int], part: str, tmp_path: Path
+) -> None:
+    folder = services.home / "object_store"
+    object_store._write_certificate(tmp_path)
+    assert _greeting(store_ports[part], None, None) == b""
+    assert _greeting(store_ports[part], folder, None) == b""
+    assert _greeting(store_ports[part], folder, tmp_path) == b""
+    assert _greeting(store_ports[part], folder, folder) != b""  # so the server speaks to its own parts
+
+
+def _greeting(port: int, authority: Path | None, own: Path | None) -> bytes:
+    """What a gRPC server sends to a client that has spoken first; nothing when it ends the connection."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
+        peer: socket.socket = raw
+        if authority is not None:
+            context = ssl.create_default_context(cafile=authority / "certificate.pem")
+            context.set_alpn_protocols(["h2"])
+            if own is not None:
+                context.load_cert_chain(own / "certificate.pem", own / "key.pem")
+            peer = context.wrap_socket(raw, server_hostname="127.0.0.1")
+        peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+        return peer.recv(9)
+    return b""
+
+
 @pytest.mark.parametrize("what", NOT_ALLOWED)
 def test_postgresql_keeps_clients_from_the_machine(settings: Settings, what: str) -> None:
     with pytest.raises(psycopg2.errors.InsufficientPrivilege):
@@ -150,8 +225,7 @@ def test_lost_passwords_are_replaced(upgraded: Settings, home: Path) -> None:
 
 def test_only_the_user_reads_the_state_folder(upgraded: Settings, home: Path) -> None:
     assert stat.S_IMODE(home.parent.stat().st_mode) == 0o700  # as it was, although another user runs PostgreSQL
-    paths = [home, *(path for path in home.rglob("*") if not path.is_symlink())]
-    assert {str(path): oct(path.stat().st_mode) for path in paths if path.stat().st_mode & 0o077} == {}
+    assert _open_to_others(home, *(path for path in home.rglob("*") if not path.is_symlink())) == {}
 
 
 def test_servers_do_not_get_the_secrets_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +238,29 @@ def test_servers_do_not_get_the_secrets_of_the_environment(tmp_path: Path, monke
     embedded.down(own)
     assert len(environments) == 2
     assert "a-secret" not in "".join(environments)
+
+
+@pytest.mark.parametrize("tier", [StoreTier.DISK, StoreTier.PVC])
+async def test_only_the_user_reads_stored_results(settings: Settings, pool: asyncpg.Pool, tier: StoreTier) -> None:
+    async with ResultStore(settings, pool) as store:
+        await store.put(["a", "row"] * 5000, execution_id=3, step="load", name="rows", tier=tier)
+    root = settings.pvc_mount_path if tier is StoreTier.PVC else settings.home / "results"
+    assert root is not None
+    assert _open_to_others(*root.rglob("*")) == {}
+    assert any(path.is_file() for path in root.rglob("*"))
+
+
+def test_only_the_user_reads_compute_logs(tmp_path: Path) -> None:
+    logs = RunLogs(str(tmp_path / "logs"))
+    with logs.capture_logs(["a-run", "compute_logs", "a-step"]):
+        print("a secret")
+    paths = [tmp_path / "logs", *(tmp_path / "logs").rglob("*")]
+    assert len(paths) == 6
+    assert _open_to_others(*paths) == {}
+
+
+def _open_to_others(*paths: Path) -> dict[str, str]:
+    return {str(path): oct(path.stat().st_mode) for path in paths if path.stat().st_mode & 0o077}
 
 
 @AS_ROOT

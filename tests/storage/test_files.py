@@ -77,7 +77,7 @@ async def test_readers_see_whole_files_only(store: ResultStore, settings: Settin
     path = locations.local_path(settings, ref.physical_uri)
     assert path is not None
     assert [other.name for other in path.parent.iterdir()] == [path.name]  # no temporary file is left
-    assert path.stat().st_mode & 0o777 == 0o644
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def write_parquet(settings: Settings, rows: int) -> ResultRef:

@@ -17,6 +17,7 @@ import asyncpg
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.events.connection import CONNECTION_LOST
+from noetl_dagster.private_files import private_folder
 from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier, TierTooSmallError, TierUnavailableError
 
 _PUT_PART = "INSERT INTO noetl.result_blob (key, part, data) VALUES ($1, $2, $3)"
@@ -179,7 +180,7 @@ class DuckDbTier(Tier):
     def _fetch_now(self, query: str, values: tuple[Any, ...]) -> list[Any]:
         import duckdb
 
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self._path.parent)
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             try:

@@ -2,7 +2,8 @@
 
 A file appears under its name only when it is complete and on the disk: written to a temporary name,
 ``fsync``, renamed, and the folder ``fsync``-ed. Readers on other machines of a shared volume therefore see
-a whole file or none. No path leaves the mount, neither by ``..`` nor through a symbolic link.
+a whole file or none. No path leaves the mount, neither by ``..`` nor through a symbolic link. Only one user
+may read the files and folders, so all processes that share a volume have the same user id.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from noetl_dagster.errors import StorageError
+from noetl_dagster.private_files import private_file, private_folder
 from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier, TierUnavailableError
 
 _ONE_READ = 16 * 1024 * 1024
@@ -142,7 +144,7 @@ class FileTier(Tier):
     def _check_root(self) -> None:
         if self._make_root:
             try:
-                self._root.mkdir(parents=True, exist_ok=True)
+                private_folder(self._root)
             except OSError as error:
                 raise TierUnavailableError(f"{self._name} tier: cannot create {self._root}: {error}") from error
         elif not self._root.is_dir():
@@ -155,7 +157,7 @@ class FileTier(Tier):
         path = self._root / key
         confined(self._root, path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(path.parent)
         except OSError as error:
             raise StorageError(f"{self._name} tier: cannot create {path.parent}: {error}") from error
         return NewFile(confined(self._root, path), self._name)
@@ -192,7 +194,7 @@ class NewFile:
         self._tier = tier
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
         with self._errors():
-            self._descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            self._descriptor = private_file(str(self._temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         self._written = 0
         self._asked_for = 0
 
