@@ -31,6 +31,11 @@ SHARED = "{% set a = ['x'] %}" + "{% set a = OP %}" * 40
 BUILDERS = {
     "power": "{{ 9 ** (9 ** 9) }}",
     "power of powers": "{{ 9 ** 9 ** 9 ** 9 ** 9 }}",
+    "power in a variable": "{% set a = 9 ** (9 ** 9) %}{{ a }}",
+    "text in a variable": "{% set a = 'x' * 10 ** 10 %}{{ a }}",
+    "text in an output": "{% set a = 1 %}{{ 'x' * 10 ** 10 }}",
+    "width in a variable": "{% set a = 'x'.center(10 ** 10) %}{{ ('x' | center(10 ** 10)) ~ 'y' }}",
+    "power in a loop": "{% for a in [9 ** (9 ** 9)] %}{{ 9 ** (9 ** 9) }}{% endfor %}",
     "power of a name": "{{ 2 ** workload.n }}",
     "text": "{{ 'x' * workload.n }}",
     "text from the right": "{{ workload.n * 'x' }}",

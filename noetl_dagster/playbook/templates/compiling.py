@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import Environment, nodes
 from jinja2.compiler import CodeGenerator, Frame
+from jinja2.meta import TrackingCodeGenerator
 from jinja2.parser import Parser
 
 MOST_NESTED = 32
@@ -220,3 +221,24 @@ class BoundedCodeGenerator(CodeGenerator):
         self.write("context.built(")
         visit(node, frame)
         self.write(")")
+
+
+class _NameFinder(TrackingCodeGenerator):
+    """Jinja's analysis of names, which would compute constants on its way."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.optimizer = None
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.Const | nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
+def undeclared_names(tree: nodes.Template) -> set[str]:
+    """Returns the names that a template does not define itself."""
+    assert tree.environment is not None
+    finder = _NameFinder(tree.environment)
+    finder.visit(tree)
+    return finder.undeclared_identifiers

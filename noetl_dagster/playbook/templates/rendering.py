@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, meta, nodes
+from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, nodes
 
 from noetl_dagster.errors import NoetlError, TemplateError, UndefinedNameError
+from noetl_dagster.playbook.templates.compiling import undeclared_names
 from noetl_dagster.playbook.templates.environment import PlaybookEnvironment, ScopeContext, UnknownName
 from noetl_dagster.playbook.templates.views import (
     LazyMapping,
@@ -405,7 +406,7 @@ def _names(tree: nodes.Template) -> frozenset[str]:
             elif isinstance(value, list):
                 waiting.extend(item for item in value if isinstance(item, nodes.Node))
     # names bound inside need Jinja's own, slower analysis of what is visible where
-    return frozenset(meta.find_undeclared_variables(tree) if binds else names)
+    return frozenset(undeclared_names(tree) if binds else names)
 
 
 def _holds_views(value: Any) -> bool:
