@@ -177,6 +177,9 @@ class Settings(BaseSettings):
         description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For is the client's "
         "address; empty: none",
     )
+    service_page_bytes: int = Field(
+        8 * 1024**2, ge=64 * 1024, description="Size at which a page of events of the HTTP API ends"
+    )
 
     run_processes: int = Field(
         0,
@@ -227,7 +230,14 @@ class Settings(BaseSettings):
         "tool, transfers, scripts and keychain entries must not reach",
     )
     chunks_ahead: int = Field(4, ge=0, description="Chunks of a step that may wait for the next step")
-    inline_result_bytes: int = Field(8 * 1024, description="Results up to this size stay in the event itself")
+    inline_result_bytes: int = Field(
+        8 * 1024,
+        description="Results up to this size stay in the event itself; the same for workers, API and ingestors, which "
+        "refuse larger ones",
+    )
+    event_bytes: int = Field(
+        1024**2, ge=64 * 1024, description="Largest event of a worker: its meta, context, result and error as JSON"
+    )
     chunk_bytes: int = Field(
         8 * 1024**2,
         ge=1024,

@@ -133,15 +133,15 @@ class EventLog:
         found = await (connection or self.pool).fetch(queries.LIFECYCLE, execution_id)
         return [as_event(record) for record in found]
 
-    async def events(self, execution_id: int, *, after: int = 0) -> AsyncIterator[Event]:
-        """Yields every event of an execution in the order of their ids, reading page by page."""
+    async def events(self, execution_id: int, *, after: int = 0, page: int = PAGE) -> AsyncIterator[Event]:
+        """Yields every event of an execution in the order of their ids, reading ``page`` events at a time."""
         while True:
-            page = await self.pool.fetch(queries.EVENTS, execution_id, after, PAGE)
-            for record in page:
+            records = await self.pool.fetch(queries.EVENTS, execution_id, after, page)
+            for record in records:
                 yield as_event(record)
-            if len(page) < PAGE:
+            if len(records) < page:
                 return
-            after = page[-1]["event_id"]
+            after = records[-1]["event_id"]
 
     async def put_source(self, path: str, version: str | None, source: str, *, model: str | None = None) -> int:
         """Stores the text of a playbook and returns its catalog id; the same text is stored once.

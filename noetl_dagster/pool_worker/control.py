@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.engine.runtime import Runtime
@@ -115,10 +116,16 @@ class HttpControl:
 
     async def lifecycle(self, execution_id: int) -> list[Event]:
         """Fetches the events of an execution."""
-        response = await self._client.request("GET", f"/api/executions/{execution_id}/lifecycle")
-        if response.status == 404:
-            raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-        return [kept_event(EventMessage.model_validate(one)) for one in response.checked().json()["events"]]
+        events: list[Event] = []
+        page: dict[str, Any] = {"more": True}
+        while page["more"]:
+            after = events[-1].event_id if events else 0
+            response = await self._client.request("GET", f"/api/executions/{execution_id}/lifecycle?after={after}")
+            if response.status == 404:
+                raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
+            page = response.checked().json()
+            events += [kept_event(EventMessage.model_validate(one)) for one in page["events"]]
+        return events
 
     async def source(self, catalog_id: int) -> StoredPlaybook | None:
         """Fetches a playbook."""

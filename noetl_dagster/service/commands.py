@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
 
 from noetl_dagster.events.transport.capacity import announce_commands
-from noetl_dagster.events.transport.wire import EventMessage, Id, Name, Text, accepted
+from noetl_dagster.events.transport.wire import EventLimits, EventMessage, Id, Name, Text, accepted
 from noetl_dagster.events.types import EventType
 from noetl_dagster.service.access import FOR_WORKERS, Anyone, Worker
 from noetl_dagster.service.hot import HotRouter
@@ -148,8 +148,8 @@ async def post_events(batch: EventBatch, plane: ThePlane, sender: Worker) -> Acc
 
 
 async def _append(messages: Sequence[EventMessage], plane: Plane, sender: Principal) -> Accepted:
-    received = datetime.now(UTC)
-    events = [accepted(message, received) for message in messages]
+    received, limits = datetime.now(UTC), EventLimits.of(plane.engine.runtime.settings)
+    events = [accepted(message, received, limits) for message in messages]
     for worker_id in {event.worker_id for event in events}:
         _check(sender, worker_id)
     unknown = await plane.handler.unknown_executions({event.execution_id for event in events})

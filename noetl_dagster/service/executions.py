@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -11,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.engine.executions.overview import Overview, full_overview, newest_executions
 from noetl_dagster.errors import LaunchError, NotDeployedError
-from noetl_dagster.events.log import as_event
-from noetl_dagster.events.queries import EVENTS
+from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.transport.wire import EventMessage, Id, Name, message_of
+from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.catalog import names_version
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.tracing.trace import origin_of_request
@@ -22,6 +23,9 @@ from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, ApiProblem
 
 router = APIRouter(prefix="/api/executions", tags=["executions"], responses=RESPONSES)
+
+SLICE = 250
+"""Events that a page reads from the log at a time, since each may be large."""
 
 ExecutionId = Annotated[Id, Path(description="as it was returned when the execution started")]
 
@@ -74,9 +78,10 @@ class Cancelled(BaseModel):
 
 
 class EventPage(BaseModel):
-    """Events in the order of their ids."""
+    """Events in the order of their ids. ``more``: others follow; ask for those ``after`` the last id."""
 
     events: list[EventMessage]
+    more: bool = False
 
 
 @router.get("", dependencies=[FOR_READERS])
@@ -160,22 +165,48 @@ async def get_events(
     after: Annotated[Id, Query(description="only events with a larger id")] = 0,
     limit: Annotated[int, Query(ge=1, le=5000)] = 1000,
 ) -> dict[str, Any]:
-    """Returns events in the order of their ids."""
-    rows = await plane.engine.runtime.pool.fetch(EVENTS, execution_id, after, limit)
-    if not rows and await plane.handler.unknown_executions([execution_id]):
+    """Returns events in the order of their ids; a page also ends at ``NOETL_SERVICE_PAGE_BYTES``."""
+    log = plane.engine.runtime.log
+    page = await _page(log.events(execution_id, after=after, page=min(limit + 1, SLICE)), plane, limit)
+    if not page["events"] and await plane.handler.unknown_executions([execution_id]):
         raise ApiProblem(404, f"no execution {execution_id} in the event log")
-    return {"events": [message_of(as_event(row)) for row in rows]}
+    return page
 
 
 @router.get("/{execution_id}/lifecycle", response_model=EventPage)
-async def get_lifecycle(execution_id: ExecutionId, plane: ThePlane, sender: Anyone) -> dict[str, Any]:
-    """Returns the events that the state is folded from, for workers that hold a command of the execution."""
+async def get_lifecycle(
+    execution_id: ExecutionId,
+    plane: ThePlane,
+    sender: Anyone,
+    after: Annotated[Id, Query(description="only events with a larger id")] = 0,
+) -> dict[str, Any]:
+    """Returns the events that the state is folded from, for workers that hold a command of the execution.
+
+    A page ends at ``NOETL_SERVICE_PAGE_BYTES``.
+    """
     if not await plane.may_read(sender, execution_id):
         raise ApiProblem(404, f"this worker holds no command of an execution {execution_id}")
     events = await plane.engine.runtime.log.lifecycle(execution_id)
     if not events:
         raise ApiProblem(404, f"no execution {execution_id} in the event log")
-    return {"events": [message_of(event) for event in events]}
+    return await _page(_each(event for event in events if event.event_id > after), plane, len(events))
+
+
+async def _each(events: Iterable[Event]) -> AsyncIterator[Event]:
+    for event in events:
+        yield event
+
+
+async def _page(events: AsyncIterator[Event], plane: Plane, limit: int) -> dict[str, Any]:
+    """Returns an ``EventPage`` of up to ``limit`` events, which ends earlier when it is large."""
+    found: list[dict[str, Any]] = []
+    size, most = 0, plane.engine.runtime.settings.service_page_bytes
+    async for event in events:
+        if len(found) == limit or size >= most:
+            return {"events": found, "more": True}
+        found.append(message_of(event))
+        size += len(encode_json(found[-1]))
+    return {"events": found, "more": False}
 
 
 @router.post("/{execution_id}/cancel", dependencies=[FOR_OPERATORS])

@@ -42,6 +42,9 @@ MOST_STEPS = 200
 OTHERS = "other"
 """The label of steps without series of their own."""
 
+MOST_WORKERS, MOST_POOLS = 1_000, 200
+"""Workers and pools with series of their own, since every report may bring new ones."""
+
 # no series with the creation time of each counter
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -158,7 +161,9 @@ class CurrentMetrics(Collector):
         oldest = _gauge("noetl_queue_oldest_seconds", "Age of the command that has waited longest", "pool")
         waiting = _gauge("noetl_queue_waiting", "Commands that wait for a worker", "pool", "tool_kind")
         workers = _gauge("noetl_workers", "Workers that report", "pool")
-        used = {one.pool for one in self.queue} | {one.pool for one in self.workers}
+        reporting = sorted(self.workers, key=lambda one: (one.pool, one.worker_id))
+        named = sorted({one.pool for one in reporting})[:MOST_POOLS]  # workers choose their names
+        used = {one.pool for one in self.queue} | set(named)
         for pool in sorted({DEFAULT_POOL, *used}):
             queued = [one for one in self.queue if one.pool == pool]
             depth.add_metric([pool], sum(one.queued for one in queued))
@@ -170,7 +175,7 @@ class CurrentMetrics(Collector):
         slots = _gauge("noetl_worker_slots", "Commands that a worker may run at once", "pool", "worker_id")
         tasks = _gauge("noetl_worker_active_tasks", "Commands that a worker runs now", "pool", "worker_id")
         use = _gauge("noetl_worker_utilisation", "Share of a worker's slots in use", "pool", "worker_id")
-        for worker in self.workers:
+        for worker in reporting[:MOST_WORKERS]:
             labels = [worker.pool, worker.worker_id]
             slots.add_metric(labels, worker.slots)
             tasks.add_metric(labels, worker.active_tasks)

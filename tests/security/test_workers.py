@@ -19,12 +19,16 @@ from noetl_dagster.embedded.servers import program
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.transport.capacity import WorkerReport
 from noetl_dagster.events.transport.handler import EventHandler
+from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.ingest import Ingestor
 from noetl_dagster.events.transport.nats import NatsClient, NatsNames, connect, worker_inbox
 from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.events.transport.wire import encode_batch, encode_event, message_of
 from noetl_dagster.events.types import EventType
+from noetl_dagster.pool_worker.control import HttpControl
+from noetl_dagster.service.metrics import CurrentMetrics
 from noetl_dagster.service.tokens import parse_tokens
 from noetl_dagster.settings import Settings
 from tests.events.transport.conftest import IDS, ended, hold, started
@@ -333,3 +337,57 @@ async def test_events_of_the_former_subjects_are_taken(settings: Settings, pool:
     assert await pool.fetchval("SELECT count(*) FROM noetl.dead_letter") == 1
     await ingestor.close()
     await client.close()
+
+
+# -- sizes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ({"payload": {"result": {"status": "ok", "data": "x" * 9_300}}}, "payload.result.data has 9302 bytes"),
+        ({"meta": {"tasks": ["x" * 1024**2]}}, "NOETL_EVENT_BYTES"),
+        ({"payload": {"context": {"patches": [[["a"], "x" * 1024**2]]}}}, "NOETL_EVENT_BYTES"),
+    ],
+    ids=["inline result", "meta", "patches"],
+)
+async def test_events_have_a_size(service: Service, held: int, content: dict[str, Any], complaint: str) -> None:
+    message = message_of(ended(held, 0))
+    for part, fields in content.items():
+        message[part] = message[part] | fields
+    status, answer = await post(service, "one", "events", message)
+    assert status == 422
+    assert complaint in answer["detail"]
+    largest = message_of(ended(held, 0, result={"status": "ok", "data": "x" * (8 * 1024 - 2)}))
+    assert (await post(service, "one", "events", largest))[0] == 202
+
+
+async def test_pages_of_events_have_a_size(settings: Settings) -> None:
+    async with serving(settings, service_page_bytes=64 * 1024) as service:
+        log = service.plane.engine.runtime.log
+        first = started()
+        events = [replace(started(), execution_id=first.execution_id, event_id=IDS.next(), event_type=EventType.WARNING,
+                          meta={}, error="x" * 10_000) for _ in range(20)]  # fmt: skip
+        await log.append([first, *events])
+        for path in ("events", "lifecycle"):
+            found: list[str] = []
+            more, pages = True, 0
+            while more:
+                after = {"after": found[-1] if found else 0}
+                answer = await service.client.get(f"/api/executions/{first.execution_id}/{path}", params=after)
+                assert len(answer.content) < 80 * 1024
+                found += [event["event_id"] for event in answer.json()["events"]]
+                more, pages = answer.json()["more"], pages + 1
+            assert found == [str(event.event_id) for event in (first, *events)]
+            assert pages > 2
+        control = HttpControl(ApiClient(service.settings))
+        assert len(await control.lifecycle(first.execution_id)) == 21
+        await control.close()
+
+
+def test_workers_bring_only_so_many_series() -> None:
+    reports = [WorkerReport(worker_id=f"w{number}", pool=f"p{number}", slots=1) for number in range(2_000)]
+    now = CurrentMetrics(queue=[], dead_letters=0, lag=None, workers=reports)
+    series = {metric.name: len(metric.samples) for metric in now.collect()}
+    assert series["noetl_worker_slots"] == 1_000
+    assert series["noetl_workers"] <= 201

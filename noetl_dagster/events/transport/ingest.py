@@ -35,7 +35,7 @@ from noetl_dagster.events.transport.nats import (
     ensure_stream,
     subject_token,
 )
-from noetl_dagster.events.transport.wire import RefusedEvent, decode_message, message_of
+from noetl_dagster.events.transport.wire import EventLimits, RefusedEvent, decode_message, message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.process.retrying import RetryLimits, with_retries
@@ -222,6 +222,7 @@ class Ingestor:
         self._client = client
         self._handler = handler
         self._names = client.names
+        self._limits = EventLimits.of(client.settings)
         self._batch = batch
         self._redelivery = tuple(redelivery)
         self._observe = observe
@@ -330,7 +331,7 @@ class Ingestor:
             stored, sender = _stored(message), None
             try:
                 sender = self._names.sender(message.subject)
-                events = _sent_by(sender, decode_message(message.data, stored), message.data)
+                events = _sent_by(sender, decode_message(message.data, stored, self._limits), message.data)
             except EventRefusedError as error:
                 events = [RefusedEvent(0, message.data, str(error))]
             delivery = _Delivery(message, stored, len(events))

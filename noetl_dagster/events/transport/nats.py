@@ -107,6 +107,7 @@ class NatsClient(Client):
     """
 
     names: NatsNames
+    settings: Settings
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
@@ -134,7 +135,7 @@ async def connect(settings: Settings, name: str, *, inbox: str = "_INBOX") -> Na
         raise ServiceError("no NATS server is known; set NOETL_NATS_URL or run 'noetl-dagster services up'")
 
     client = NatsClient()
-    client.names = NatsNames(settings)
+    client.names, client.settings = NatsNames(settings), settings
     latest: Exception | None = None
 
     async def on_error(error: Exception) -> None:

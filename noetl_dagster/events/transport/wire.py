@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
+import orjson
 from pydantic import (
     AfterValidator,
     AwareDatetime,
@@ -22,6 +23,7 @@ from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.transport.base import WORKER_EVENTS
 from noetl_dagster.events.types import COMMAND_ENDS, SHARD_ENDS, Event
 from noetl_dagster.process.redaction import SECRETS
+from noetl_dagster.settings import Settings
 
 CLIENT_HEADER = "X-NoETL-Client"
 """Header of requests to ``/api``, with the name of the program. Forms and redirects cannot set it."""
@@ -49,6 +51,43 @@ Id = Annotated[
 ]
 Text = Annotated[str, AfterValidator(_without_nul)]
 Name = Annotated[str, Field(max_length=512), AfterValidator(_without_nul)]
+
+
+class EventLimits(NamedTuple):
+    """Sizes of a worker's event as JSON: of all its content, and of a result that it carries inline."""
+
+    event_bytes: int = 1024**2
+    inline_bytes: int = 8 * 1024
+
+    @classmethod
+    def of(cls, settings: Settings) -> EventLimits:
+        """Returns the limits of the settings."""
+        return cls(settings.event_bytes, settings.inline_result_bytes)
+
+    def check(self, message: EventMessage) -> None:
+        """Raises ``EventRefusedError`` for a message above a limit."""
+        payload = message.payload
+        size = _size((message.meta, payload.context, payload.result, payload.error, payload.current_item))
+        if size > self.event_bytes:
+            raise EventRefusedError(
+                f"the event has {size} bytes of JSON, above {self.event_bytes} (NOETL_EVENT_BYTES); store the result "
+                "and write less with 'set'"
+            )
+        # other encoders write some numbers longer
+        if size > self.inline_bytes and payload.result is not None and "data" in payload.result:
+            size = _size(payload.result["data"])
+            if size > self.inline_bytes + self.inline_bytes // 8:
+                raise EventRefusedError(
+                    f"payload.result.data has {size} bytes of JSON, above {self.inline_bytes} "
+                    "(NOETL_INLINE_RESULT_BYTES, the same for workers, API and ingestors); store it, send its reference"
+                )
+
+
+def _size(content: Any) -> int:
+    try:
+        return len(orjson.dumps(content))
+    except TypeError:  # an integer above 64 bits, which the log refuses
+        return len(to_json(content))
 
 
 class RefusedEvent(NamedTuple):
@@ -151,7 +190,7 @@ def encode_batch(contents: Sequence[bytes]) -> bytes:
     return b'{"events":[' + b",".join(contents) + b"]}"
 
 
-def decode_message(content: bytes, received: datetime) -> list[Event | RefusedEvent]:
+def decode_message(content: bytes, received: datetime, limits: EventLimits) -> list[Event | RefusedEvent]:
     """Returns the events of a worker's message, one or a batch. An invalid event of a batch affects no other.
 
     Raises:
@@ -162,32 +201,33 @@ def decode_message(content: bytes, received: datetime) -> list[Event | RefusedEv
     except ValueError as error:
         raise EventRefusedError(f"not an event: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("events"), list):
-        return [_event(found, received)]
+        return [_event(found, received, limits)]
     events: list[Event | RefusedEvent] = []
     for position, one in enumerate(found["events"]):
         try:
-            events.append(_event(one, received))
+            events.append(_event(one, received, limits))
         except EventRefusedError as error:
             events.append(RefusedEvent(position, to_json(one), str(error)))
     return events
 
 
-def _event(found: Any, received: datetime) -> Event:
+def _event(found: Any, received: datetime, limits: EventLimits) -> Event:
     try:
         message = EventMessage.model_validate(found)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "message"
         raise EventRefusedError(f"not an event: {where}: {first['msg']}") from None
-    return accepted(message, received)
+    return accepted(message, received, limits)
 
 
-def accepted(message: EventMessage, received: datetime) -> Event:
+def accepted(message: EventMessage, received: datetime, limits: EventLimits) -> Event:
     """Returns the event of a well-formed message.
 
     Raises:
-        EventRefusedError: a worker may not emit it.
+        EventRefusedError: a worker may not emit it, or it is too large.
     """
+    limits.check(message)
     if message.event_type not in WORKER_EVENTS:
         allowed = ", ".join(sorted(WORKER_EVENTS))
         raise EventRefusedError(f"a worker may not emit {message.event_type[:64]!r}; it may emit {allowed}")
