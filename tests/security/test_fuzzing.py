@@ -32,3 +32,13 @@ def test_numbers_that_are_none_are_problems(name: str, value: str) -> None:
 def test_filters_that_work_late_are_template_errors(template: str) -> None:
     with pytest.raises(TemplateError):
         compile_value(template).render({})
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ a", "{% if %}", "{{ " + "(" * 90 + "1" + ")" * 90 + " }}", "{{ a | nothing }}"]
+)
+def test_conditions_of_retries_that_do_not_parse_are_problems(template: str) -> None:
+    retry = f"retry: {{max_attempts: 2, retry_on: [timeout], retry_when: '{template}', stop_when: '{template}'}}"
+    playbook, problems = parse_report(HEAD + f"workflow:\n- step: start\n  tool: {{kind: noop}}\n  {retry}\n")
+    assert playbook is None
+    assert problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from noetl_dagster.errors import ERROR_KINDS
+from noetl_dagster.errors import ERROR_KINDS, ProblemKind, TemplateError
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.fields import declarations
 from noetl_dagster.playbook.models import Backoff, Collect, RetryRule, Sink
@@ -111,7 +111,12 @@ def _reasons(block: Block) -> list[str]:
 
 def _expression(block: Block, key: str) -> str:
     text = str(block[key]).strip()
-    if not compile_value(text).is_expression:
+    try:
+        is_expression = compile_value(text).is_expression
+    except TemplateError as error:
+        block.error(f"{key}: {error}", key, ProblemKind.TEMPLATE_SYNTAX)
+        return "false"
+    if not is_expression:
         block.error(f"{key} must be one template beside other conditions: {{{{ ... }}}}", key)
         return "false"
     return text[2:-2].strip(" -+")
