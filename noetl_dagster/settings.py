@@ -281,6 +281,12 @@ class Settings(BaseSettings):
 
     warm_commands: bool = Field(False, description="The run server also drives the runs of the command line")
 
+    playbook_env: Annotated[tuple[str, ...], NoDecode, _Listed] = Field(
+        (),
+        description="Environment variables that Python code, shell steps and secret://env/ may read, beside basic ones "
+        "such as PATH and HOME: names or patterns, separated by commas, for example MY_API_KEY,AWS_*; never NOETL_*",
+    )
+
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
     credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential and keychain")
     container_allow: Annotated[tuple[str, ...], NoDecode, _Listed] = Field(

@@ -20,6 +20,7 @@ from noetl_dagster import __version__
 from noetl_dagster.cli.console import fail, notes_become_records
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.process import logs
+from noetl_dagster.process.environment import hide_from_children
 from noetl_dagster.settings import LogFormat, get_settings
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -141,6 +142,7 @@ def main() -> None:
         fail("\n".join(f"NOETL_{str(one['loc'][0]).upper()}: {one['msg']}" for one in error.errors()), code=2)
     except SettingsError as error:
         fail(f"{error}; write JSON", code=2)
+    hide_from_children()
     logs.set_up(settings)
     if settings.log_format is LogFormat.JSON:
         notes_become_records()

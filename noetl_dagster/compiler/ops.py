@@ -26,6 +26,7 @@ from noetl_dagster.compiler.session import OpSession
 from noetl_dagster.compiler.specs import op_tags
 from noetl_dagster.engine.fanout.shards import Group, GroupReport
 from noetl_dagster.engine.steps.regions import run_region, run_streams
+from noetl_dagster.process.environment import settings_withheld
 from noetl_dagster.process.redaction import SECRETS
 
 RESULTS_IO = "noetl_results"
@@ -158,12 +159,13 @@ def _op(
     def compute_fn(context, inputs):  # type: ignore[no-untyped-def]
         workload = context.op_config[WORKLOAD] if context.op_config else None
         try:
-            session = OpSession.open(context, plan, region, workload)
-            if session.is_changed:
-                session.walk()
-                yield from _outputs_after_walk(session, outs)
-            else:
-                yield from compute(session, inputs)
+            with settings_withheld():
+                session = OpSession.open(context, plan, region, workload)
+                if session.is_changed:
+                    session.walk()
+                    yield from _outputs_after_walk(session, outs)
+                else:
+                    yield from compute(session, inputs)
         except Exception as error:  # Dagster stores its text and those of its causes
             SECRETS.redact_error(error)
             raise

@@ -25,6 +25,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.sharing import CANCELLED, Message, MessageSocket, RemoteItems, SharedLoop, Tally
 from noetl_dagster.errors import ExecutionStateError
 from noetl_dagster.process import logs
+from noetl_dagster.process.environment import withhold_settings
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import Settings, load_settings
 from noetl_dagster.tools.registry import tool_for
@@ -106,6 +107,7 @@ def main() -> None:
         return
     options = orjson.loads(start)
     settings = load_settings(options["settings"])
+    withhold_settings()
     logs.set_up(settings)
     for kind in options["tool_kinds"]:
         tool_for(kind)

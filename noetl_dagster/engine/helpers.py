@@ -32,6 +32,7 @@ from noetl_dagster.engine.sharing import (
     Tally,
 )
 from noetl_dagster.process import log_context
+from noetl_dagster.process.environment import own_environment
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import Settings, dump_settings
 
@@ -225,11 +226,13 @@ class _PreloadedProcess:
                 [sys.executable, "-m", PRELOADED_MODULE, str(theirs.fileno()), str(reading)],
                 pass_fds=(theirs.fileno(), reading),
                 stdin=subprocess.PIPE,
+                env=own_environment(),
             )
         os.close(reading)
         assert self._process.stdin is not None
+        known = settings.model_copy(update={"service_tokens": None, "server_token": None})
         with self._process.stdin as start:
-            start.write(orjson.dumps({"settings": dump_settings(settings), "tool_kinds": kinds}))
+            start.write(orjson.dumps({"settings": dump_settings(known), "tool_kinds": kinds}))
 
     @property
     def is_alive(self) -> bool:

@@ -26,6 +26,7 @@ import orjson
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.private_files import private_folder
+from noetl_dagster.process.environment import without_tokens
 
 Message = dict[str, Any]
 
@@ -140,7 +141,11 @@ class Address:
 
     @classmethod
     def of(cls, folder: Path, environment: Mapping[str, str], runs_at_once: int) -> Address:
-        """Returns the address of the run server for an environment and this working directory."""
+        """Returns the address of the run server for an environment and this working directory.
+
+        Runs get no tokens of the HTTP API.
+        """
+        environment = without_tokens(environment)
         known = {
             name: value
             for name, value in sorted(environment.items())
@@ -149,7 +154,7 @@ class Address:
         package = stamp_of(Path(__file__).parents[1], ".py")  # runs use what was imported
         facts = (known, str(Path.cwd()), sys.executable, runs_at_once, package)
         key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-        return cls(folder, key, dict(environment), runs_at_once)
+        return cls(folder, key, environment, runs_at_once)
 
     @property
     def log(self) -> Path:

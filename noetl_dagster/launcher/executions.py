@@ -21,6 +21,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.launcher.address import Address, Channel, Message, driver_of, execute_request, interrupt
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.environment import own_environment, without_tokens
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import Settings
 
@@ -177,7 +178,7 @@ class ProcessLauncher:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "noetl_dagster", "run", playbook.file, "--json"),
                 *("--payload", payload.name, "--execution-id", str(execution_id)),
-                env={**os.environ, **self._environment},
+                env=without_tokens({**own_environment(), **self._environment}),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=output,

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from noetl_dagster.launcher.address import Address, Channel, Message, stamp_of
 from noetl_dagster.process import logs
+from noetl_dagster.process.environment import hide_from_children
 from noetl_dagster.settings import get_settings
 
 logger = logging.getLogger(__name__)
@@ -360,6 +361,7 @@ class RunServer:
 def main() -> None:
     """``python -m noetl_dagster.launcher.server FOLDER KEY RUNS_AT_ONCE``, started by :class:`Address`."""
     folder, key, runs_at_once = sys.argv[1:]
+    hide_from_children()  # the drivers inherit it
     logs.set_up(get_settings())
     RunServer(Address(Path(folder), key, dict(os.environ), int(runs_at_once))).serve()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ async def test_a_group_that_is_only_starting_is_ended_too(turns: int, tmp_path: 
     """Cancelled after so many turns of the event loop, which is too busy to see that the process has begun."""
     child = tmp_path / "child"
     command = ["bash", "-c", "sleep 600 & echo $! > child; wait"]
-    call = asyncio.create_task(run_process(command, folder=tmp_path))
+    call = asyncio.create_task(run_process(command, folder=tmp_path, env={"PATH": os.environ["PATH"]}))
     for _ in range(turns):
         await asyncio.sleep(0)
     for _ in range(50):

@@ -9,6 +9,7 @@ import pytest
 from noetl_dagster.errors import NoetlError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
+from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.commands.jobs import job_manifest
 from noetl_dagster.tools.registry import KINDS, WORKBOOK, tool_for
@@ -46,8 +47,12 @@ async def test_playbook_goes_to_the_engine(run: Any, box: Toolbox) -> None:
     assert (await run("playbook", path="child")).data == "child"
 
 
-async def test_secrets_hand_out_handles_only(run: Any, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_secrets_hand_out_handles_only(
+    run: Any, box: Toolbox, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("API_TOKEN", "t0k3n-value")
+    box.settings = box.settings.model_copy(update={"playbook_env": ("API_*", "MISSING_*")})
+    box.credentials = Credentials(box.settings)
 
     found = await run("secrets", provider="env", secret="API_TOKEN")
     seen = (await run("http", url=server, auth=found.data["handle"])).data["data"]

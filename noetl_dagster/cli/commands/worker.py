@@ -14,6 +14,7 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.console import fail, warn_of_stores
 from noetl_dagster.cli.health import healthy
 from noetl_dagster.pool_worker.worker import PoolWorker
+from noetl_dagster.process.environment import withhold_settings
 from noetl_dagster.settings import POOL_NAME, EventTransport, settings_with
 from noetl_dagster.worker.command import own_worker_id
 
@@ -43,6 +44,7 @@ async def worker(
             worker_tool_pools=None if pools is None else _pools(pools),
         )
     )
+    withhold_settings()  # from the code of playbooks
     worker_id = worker_id or own_worker_id()
     async with healthy(settings) as health:
         await warn_of_stores(settings)

@@ -95,6 +95,7 @@ _KIND_TEST = re.compile(_TEST % ("error", "kind", "kind"))
 _EVENT_TEST = re.compile(_TEST % ("event", "name", "name"))
 _QUOTED = re.compile(r"""['"]([^'"]*)['"]""")
 _CONDITION_KEYS = frozenset(WHEN)
+_SETTING_AS_SECRET = re.compile(r"secret://env(?:ironment)?/NOETL_\w*")
 LANGUAGE_NAMES = frozenset(
     {
         *("workload", "ctx", "vars", "iter", "loop", "_index", "loop_index", "execution_id", "job", "keychain"),
@@ -116,6 +117,9 @@ def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]
     hints = hints_against(tuple(sorted(known)), "")
     for section in ("workflow", "workbook", "executor"):
         for owner, name, key, text in texts_in(root, section, SKIPPED_KEYS, seen):
+            if setting := _SETTING_AS_SECRET.search(text):
+                message = f"{key}: {setting[0]} is a setting of the platform, which playbooks cannot read"
+                yield Problem(document.place(owner, name), message)
             if "{" in text or key in _CONDITION_KEYS:
                 yield from check_text(document.place(owner, name), key, text, known, hints)
 

@@ -28,6 +28,7 @@ from cryptography.fernet import Fernet, InvalidToken
 
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.playbook.tool_kinds import SECRET_PROVIDERS, secret_provider
+from noetl_dagster.process.environment import PREFIX, is_for_playbooks, setting_variable, setting_variables
 from noetl_dagster.process.redaction import SECRETS, named_secrets
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.managers.asking import MANAGERS, SecretManagers
@@ -252,7 +253,7 @@ class Credentials:
         found = [str(name) for name in _read_file(path)] if path is not None else []
         known = {environment_name(name) for name in found} | {environment_name("key")}  # which is a setting
         prefix = environment_name("")
-        variables = (name for name in os.environ if name.startswith(prefix) and name not in known)
+        variables = (name for name in setting_variables() if name.startswith(prefix) and name not in known)
         found += sorted(name.removeprefix(prefix).lower() for name in variables)
         if self._pool is not None:
             with suppress(asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
@@ -285,7 +286,7 @@ class Credentials:
         asked, _, name = value.removeprefix(HANDLE_PREFIX).partition("/")
         provider = secret_provider(asked)
         if provider == "env":
-            secret = os.environ.get(name)
+            secret = self._variable(name)
         elif provider == "file":
             secret = _read_secret_file(self._settings.secrets_path, name)
         elif provider == "credential":
@@ -310,13 +311,22 @@ class Credentials:
         """Returns the text with every known secret value replaced by ``***``."""
         return SECRETS.redact(text)
 
+    def _variable(self, name: str) -> str | None:
+        """Returns an environment variable that playbooks may read."""
+        if is_for_playbooks(name, self._settings):
+            return os.environ.get(name)
+        if name.startswith(PREFIX):
+            raise CredentialError(f"secret {name!r} is a setting of the platform, which playbooks cannot read")
+        raise CredentialError(f"secret {name!r} is not for playbooks; to allow it, add it to NOETL_PLAYBOOK_ENV")
+
     async def _find(self, name: str) -> Credential | None:
         path = self._settings.credentials_file
         if path is not None and name in (entries := _read_file(path)):
             return _parse(name, entries[name], f"file {path}")
         variable = environment_name(name)
-        if variable in os.environ:
-            return _parse(name, os.environ[variable], f"environment variable {variable}")
+        text = setting_variable(variable)
+        if text is not None:
+            return _parse(name, text, f"environment variable {variable}")
         row = None
         if self._pool is not None:
             with suppress(asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):

@@ -28,8 +28,8 @@ class Finished:
 async def run_process(
     command: Sequence[str],
     *,
+    env: Mapping[str, str],
     folder: str | Path = ".",
-    env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> Finished:
     """Runs a command to its end.
@@ -38,18 +38,17 @@ async def run_process(
     Processes that the command left in its group end with it.
 
     Args:
-        env: variables beside those of this process; its ``NOETL_*`` are left out, since they contain credentials.
+        env: the variables of the program; it inherits none.
         pass_fds: open files that the program inherits, under the same numbers.
 
     Raises:
         OSError: the program cannot be started.
     """
-    own = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             *command,
             cwd=folder,
-            env={**own, **(env or {})},
+            env=env,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

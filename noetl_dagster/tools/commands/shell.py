@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from noetl_dagster.errors import ToolError, kind_of
+from noetl_dagster.process.environment import playbook_environment
 from noetl_dagster.tools.base import (
     JobMessages,
     Tool,
@@ -37,9 +38,9 @@ class ShellTool(Tool):
     fails), ``code`` (the text of a script) or ``script`` (a file); scripts take ``args`` and ``interpreter``
     (default: the first line ``#!``, the file's ending, the shell); ``env`` (further variables), ``cwd``
     (default: the playbook's folder, or that of playbooks if it does not exist here), ``timeout`` seconds.
-    ``NOETL_INPUT`` contains the task's input as JSON;
-    this process's variables named ``NOETL_*`` are not passed on. With ``pipes: true``, the commands' processes may call
-    ``open_dagster_pipes``, and the Dagster run gets their logs and metadata; use ``pipes: objects`` for jobs on other
+    ``NOETL_INPUT`` contains the task's input as JSON. Of this process's variables, commands see basic ones and those of
+    ``NOETL_PLAYBOOK_ENV``. With ``pipes: true``, the commands' processes may call ``open_dagster_pipes``, and the
+    Dagster run gets their logs and metadata; use ``pipes: objects`` for jobs on other
     machines.
 
     Output: ``{exit_code, stdout, stderr, truncated}``; of long output the last mebibyte.
@@ -73,8 +74,8 @@ class ShellTool(Tool):
 
     async def _run(self, call: ToolCall, box: Toolbox, variables: Mapping[str, str]) -> Finished:
         config = call.config
-        env = {str(name): str(value) for name, value in (config.get("env") or {}).items()}
-        env |= variables
+        env = playbook_environment(box.settings)
+        env |= {str(name): str(value) for name, value in (config.get("env") or {}).items()} | dict(variables)
         env["NOETL_INPUT"] = orjson.dumps(to_jsonable(call.input, "input")).decode()
         folder = working_folder(call.folder, box.settings) / str(config.get("cwd") or ".")
         script = await load_script(call, box) if "script" in config else config.get("code")

@@ -15,6 +15,8 @@ import orjson
 import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.process.environment import playbook_environment
+from noetl_dagster.settings import Settings
 from noetl_dagster.tools.base import ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
@@ -30,7 +32,9 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)i?b?", re.IGNORECASE)
 
 
-async def run_in_process(request: Mapping[str, Any], printer: Printed, chunks: ChunkedResult) -> ToolResult:
+async def run_in_process(
+    request: Mapping[str, Any], printer: Printed, chunks: ChunkedResult, settings: Settings
+) -> ToolResult:
     """Runs code in a child process and returns its value; the child is killed if the caller is cancelled.
 
     Args:
@@ -47,7 +51,11 @@ async def run_in_process(request: Mapping[str, Any], printer: Printed, chunks: C
         await asyncio.to_thread((folder / REQUEST).write_bytes, content)
         receiving = asyncio.ensure_future(_receive(ours, folder, chunks))
         try:
-            finished = await run_process([sys.executable, "-m", CHILD, name], pass_fds=[theirs.fileno()])
+            finished = await run_process(
+                [sys.executable, "-m", CHILD, name],
+                env=playbook_environment(settings),
+                pass_fds=[theirs.fileno()],
+            )
         finally:
             receiving.cancel()
             (failure,) = await asyncio.gather(receiving, return_exceptions=True)

@@ -130,7 +130,7 @@ class PythonTool(Tool):
             "seeks": run.seeks,
             "position": run.position if run.seeks else None,
         }
-        return await run_in_process(request, Printed(call.step), run.chunks)
+        return await run_in_process(request, Printed(call.step), run.chunks, run.box.settings)
 
 
 @dataclass(eq=False)

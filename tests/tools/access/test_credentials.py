@@ -119,7 +119,7 @@ async def test_handles_open_only_for_the_call(
 ) -> None:
     monkeypatch.setenv("API_TOKEN", "t0k3n-value")
     (tmp_path / "key").write_text("file-value\n")
-    credentials = Credentials(with_(settings, secrets_path=tmp_path))
+    credentials = Credentials(with_(settings, secrets_path=tmp_path, playbook_env=("API_TOKEN",)))
 
     bearer = await credentials.resolve("secret://env/API_TOKEN", CredentialType.BEARER)
     header = await credentials.resolve({"type": "header", "header": "X", "value": "secret://file/key"})

@@ -160,8 +160,9 @@ async def test_entries_use_those_before_them(
         "provider": "env",
         "map": {"password": "API_SECRET"},
     }
+    allowed = settings.model_copy(update={"playbook_env": ("API_SECRET",)})
     token = entry(server, data={"client_secret": "{{ keychain.secrets.password }}"})
-    found = await opened(Keychain(Credentials(settings, pool), clients, pool), secret, token)
+    found = await opened(Keychain(Credentials(allowed, pool), clients, pool), secret, token)
     assert found == {
         "secrets": {"password": PASSWORD},
         "api": {"access_token": "token-number-0", "expires_in": 3600, "token_type": "Bearer"},
