@@ -78,6 +78,21 @@ class EventTransport(StrEnum):
     NATS = "nats"
 
 
+class PythonIsolation(StrEnum):
+    """Where Python code of playbooks runs: in a thread of the process that carries out the command, or in its own."""
+
+    THREAD = "thread"
+    SUBPROCESS = "subprocess"
+
+
+class SandboxMode(StrEnum):
+    """Whether the kernel restricts the files of shell steps and of Python code in a subprocess."""
+
+    OFF = "off"
+    AUTO = "auto"
+    REQUIRED = "required"
+
+
 class RunLauncher(StrEnum):
     """Launchers for the executions that the HTTP API accepts."""
 
@@ -285,6 +300,36 @@ class Settings(BaseSettings):
         (),
         description="Environment variables that Python code, shell steps and secret://env/ may read, beside basic ones "
         "such as PATH and HOME: names or patterns, separated by commas, for example MY_API_KEY,AWS_*; never NOETL_*",
+    )
+
+    python_isolation: PythonIsolation = Field(
+        PythonIsolation.THREAD, description="isolation of Python code that names none: thread, or subprocess"
+    )
+    playbook_sandbox: SandboxMode = Field(
+        SandboxMode.OFF,
+        description="Shell steps and Python code in a subprocess read programs, libraries and playbooks, and write "
+        "only a temporary folder: off; auto: if the kernel has Landlock; required: fail without it, and run all Python "
+        "code in a subprocess",
+    )
+    playbook_folders: Annotated[tuple[Path, ...], NoDecode, _Listed] = Field(
+        (), description="Further folders that code in the sandbox may read and write, separated by commas"
+    )
+    playbook_user: str | None = Field(
+        None, description="User, by name or number, of shell steps and Python code in a subprocess; needs root"
+    )
+    playbook_memory_bytes: Annotated[int | None, _NoneIfEmpty] = Field(
+        None,
+        ge=64 * 1024**2,
+        description="Largest address space of one process of a shell step or of Python code in a subprocess; empty: "
+        "no limit",
+    )
+    playbook_seconds: Annotated[float | None, _NoneIfEmpty] = Field(
+        None, gt=0, description="Longest time of a shell step or of Python code in a subprocess; empty: no limit"
+    )
+    playbook_processes: Annotated[int | None, _NoneIfEmpty] = Field(
+        None,
+        ge=1,
+        description="Maximum of processes and threads of NOETL_PLAYBOOK_USER at the same time; empty: no limit",
     )
 
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")

@@ -168,9 +168,14 @@ def as_result_ref(value: Any) -> ResultRef | str | None:
 
 
 @asynccontextmanager
-async def time_limit(call: ToolCall) -> AsyncIterator[None]:
-    """Cancels the block after the call's ``timeout`` seconds, if it has one, with a retryable ``ToolError``."""
-    seconds = seconds_of(call)
+async def time_limit(call: ToolCall, most: float | None = None) -> AsyncIterator[None]:
+    """Cancels the block after the call's ``timeout`` seconds, if it has one, with a retryable ``ToolError``.
+
+    Args:
+        most: the limit of the installation, ``NOETL_PLAYBOOK_SECONDS``. The smaller limit applies.
+    """
+    own = seconds_of(call)
+    seconds = min((one for one in (own, most) if one is not None), default=None)
     if seconds is None:
         yield
         return
@@ -182,7 +187,8 @@ async def time_limit(call: ToolCall) -> AsyncIterator[None]:
         if not limit.expired():
             raise
         raise ToolError(
-            f"{call.task.kind} in step {call.step} took longer than its timeout of {seconds:g} s",
+            f"{call.task.kind} in step {call.step} took longer than "
+            + (f"its timeout of {seconds:g} s" if seconds == own else f"the {seconds:g} s of NOETL_PLAYBOOK_SECONDS"),
             kind="timeout",
             retryable=True,
         ) from None

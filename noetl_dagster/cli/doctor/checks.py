@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -36,11 +37,16 @@ from noetl_dagster.events.schema import SCHEMA_VERSION, found_schema, partition_
 from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.nats import check_stream, connect
 from noetl_dagster.playbook.catalog import find_playbooks
+from noetl_dagster.process.sandbox import landlock_version
 from noetl_dagster.process.tracing.exporter import try_collector
-from noetl_dagster.settings import EventTransport, Settings, StoreTier
+from noetl_dagster.settings import EventTransport, SandboxMode, Settings, StoreTier
 from noetl_dagster.storage.tiers import configured, probe
+from noetl_dagster.tools.commands.confinement import confinement
+from noetl_dagster.tools.commands.processes import run_process
 
 CONNECT_SECONDS = 5.0
+
+CODE_REMEDY = "check NOETL_PLAYBOOK_SANDBOX and NOETL_PLAYBOOK_USER: that user must be able to read the installation"
 DATABASE_SECONDS = 10.0
 
 DAGSTER_SECONDS = 60.0
@@ -264,10 +270,11 @@ CONNECT_PORT, MASTER_PORT, API_PORT = 15002, 7077, 443
 
 
 def program_checks(settings: Settings) -> Iterator[Check]:
-    """Yields the checks of Spark, Java and the playbooks."""
+    """Yields the checks of Spark, Java, the playbooks and the confinement of their code."""
     yield Check("Spark", partial(_spark, settings), "check NOETL_SPARK_MASTER or NOETL_SPARK_REMOTE")
     yield Check("Java", partial(_java, settings), JAVA_REMEDY)
     yield Check("playbooks", partial(_playbooks, settings), "check NOETL_PLAYBOOKS_PATH")
+    yield Check("playbook code", partial(_playbook_code, settings), CODE_REMEDY)
 
 
 async def _spark(settings: Settings) -> Finding:
@@ -309,6 +316,23 @@ async def _java(settings: Settings) -> Finding:
     if int(found[1]) < OLDEST_JAVA:
         return wrong(f"Java {found[1]} at {java} is too old", JAVA_REMEDY)
     return ok(f"Java {found[1]} at {java}")
+
+
+async def _playbook_code(settings: Settings) -> Finding:
+    if settings.playbook_sandbox is SandboxMode.OFF and settings.playbook_user is None:
+        return not_set("NOETL_PLAYBOOK_SANDBOX")
+    confined = confinement(settings, str(settings.playbooks_path))
+    with confined.private_folder("noetl-doctor-") as folder:
+        ready = [sys.executable, "-c", "import orjson"]
+        command, env = confined.start_of(ready, {"PATH": os.defpath, **confined.variables(folder)}, folder)
+        done = await run_process(command, env=env, folder=folder)
+    if done.exit_code:
+        return wrong(f"confined Python code cannot start: {done.stderr.strip()[-200:]}", CODE_REMEDY)
+    user = "" if confined.user is None else f", as user {confined.user[0]}"
+    if settings.playbook_sandbox is not SandboxMode.OFF and not confined.landlock:
+        return warning(f"this kernel has no Landlock: playbook code has no sandbox{user}", CODE_REMEDY)
+    version = f"in a sandbox (Landlock {landlock_version()})" if confined.landlock else "without a sandbox"
+    return ok(f"playbook code runs {version}{user}")
 
 
 async def _playbooks(settings: Settings) -> Finding:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import orjson
@@ -21,6 +21,7 @@ from noetl_dagster.tools.base import (
     pipes_variables,
     time_limit,
 )
+from noetl_dagster.tools.commands.confinement import confinement
 from noetl_dagster.tools.commands.processes import Finished, run_process
 from noetl_dagster.tools.paths import working_folder
 from noetl_dagster.tools.rows.jsonable import to_jsonable
@@ -54,7 +55,8 @@ class ShellTool(Tool):
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Runs the commands and returns their outcome."""
         try:
-            async with time_limit(call), pipes_variables(call, box, JobMessages.FILE) as variables:
+            most = box.settings.playbook_seconds
+            async with time_limit(call, most), pipes_variables(call, box, JobMessages.FILE) as variables:
                 finished = await self._run(call, box, variables)
         except OSError as error:
             raise ToolError(f"{call.task.kind} in step {call.step}: {error}", kind=kind_of(error)) from None
@@ -74,23 +76,36 @@ class ShellTool(Tool):
 
     async def _run(self, call: ToolCall, box: Toolbox, variables: Mapping[str, str]) -> Finished:
         config = call.config
+        confined = confinement(box.settings, call.folder)
+        if variables and confined.is_apart and config["pipes"] in (True, JobMessages.FILE):
+            raise call.error("pipes: true uses a file that confined commands cannot write; write pipes: objects")
         env = playbook_environment(box.settings)
-        env |= {str(name): str(value) for name, value in (config.get("env") or {}).items()} | dict(variables)
-        env["NOETL_INPUT"] = orjson.dumps(to_jsonable(call.input, "input")).decode()
+        own = {str(name): str(value) for name, value in (config.get("env") or {}).items()} | dict(variables)
+        own["NOETL_INPUT"] = orjson.dumps(to_jsonable(call.input, "input")).decode()
         folder = working_folder(call.folder, box.settings) / str(config.get("cwd") or ".")
         script = await load_script(call, box) if "script" in config else config.get("code")
-        if not script:
-            commands = config.get("cmds")
-            if not commands:
-                raise ToolError(f"{call.task.kind} in step {call.step} has no 'cmds'", kind="schema")
-            text = "\n".join(map(str, commands)) if isinstance(commands, list | tuple) else str(commands)
-            shell = str(config.get("shell") or SHELL)
-            return await run_process([shell, "-c", f"set -e\n{text}"], folder=folder, env=env)
-        with NamedTemporaryFile("w", prefix="noetl-script-") as file:
-            file.write(script)
-            file.flush()
-            command = [*_interpreter(script, config), file.name, *map(str, config.get("args") or ())]
+        with ExitStack() as stack:
+            private = None
+            if script or confined.is_apart:
+                private = stack.enter_context(confined.private_folder("noetl-script-"))
+            env |= confined.variables(private) | own
+            command, env = confined.start_of(_command(call, script, private), env, private)
             return await run_process(command, folder=folder, env=env)
+
+
+def _command(call: ToolCall, script: str | None, private: Path | None) -> list[str]:
+    """Returns the command of a call; a script becomes a file of the private folder."""
+    config = call.config
+    if not script or private is None:
+        commands = config.get("cmds")
+        if not commands:
+            raise ToolError(f"{call.task.kind} in step {call.step} has no 'cmds'", kind="schema")
+        text = "\n".join(map(str, commands)) if isinstance(commands, list | tuple) else str(commands)
+        shell = str(config.get("shell") or SHELL)
+        return [shell, "-c", f"set -e\n{text}"]
+    file = private / "script"
+    file.write_text(script)
+    return [*_interpreter(script, config), str(file), *map(str, config.get("args") or ())]
 
 
 def _interpreter(script: str, config: dict[str, Any]) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import resource
 import socket
 import sys
 from collections.abc import AsyncGenerator
@@ -18,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from noetl_dagster.process.sandbox import enter
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.python.code import (
     FAILURES,
@@ -111,8 +111,7 @@ async def _give_all(values: AsyncGenerator[Gathered, None], handover: Handover) 
 def main(folder: Path) -> None:
     """Runs the request in a folder and writes its result there."""
     request = orjson.loads((folder / REQUEST).read_bytes())
-    if request["memory"] is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
+    enter(request["rules"])
     handover = Handover(folder, request["channel"])
     try:
         value = answer(request, handover)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
+import stat
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
 import pyarrow as pa
@@ -20,6 +21,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.tools.base import ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
+from noetl_dagster.tools.commands.confinement import Confinement
 from noetl_dagster.tools.commands.processes import Finished, run_process
 from noetl_dagster.tools.python.child import ENOUGH, MORE, REQUEST, RESULT, STREAMED, TABLE
 from noetl_dagster.tools.python.code import CodeFailure, Printed
@@ -33,7 +35,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)i?b?", re.IGNORECASE)
 
 
 async def run_in_process(
-    request: Mapping[str, Any], printer: Printed, chunks: ChunkedResult, settings: Settings
+    request: Mapping[str, Any], printer: Printed, chunks: ChunkedResult, settings: Settings, confined: Confinement
 ) -> ToolResult:
     """Runs code in a child process and returns its value; the child is killed if the caller is cancelled.
 
@@ -46,14 +48,14 @@ async def run_in_process(
         StorageError: a chunk could not be stored.
     """
     ours, theirs = socket.socketpair()
-    with tempfile.TemporaryDirectory(prefix="noetl-python-") as name, ours, theirs:
-        folder, content = Path(name), orjson.dumps({**request, "channel": theirs.fileno()})
-        await asyncio.to_thread((folder / REQUEST).write_bytes, content)
+    with confined.private_folder("noetl-python-") as path, ours, theirs, _ChildFolder(path) as folder:
+        content = orjson.dumps({**request, "channel": theirs.fileno(), "rules": confined.rules(path)})
+        await asyncio.to_thread((path / REQUEST).write_bytes, content)
         receiving = asyncio.ensure_future(_receive(ours, folder, chunks))
         try:
             finished = await run_process(
-                [sys.executable, "-m", CHILD, name],
-                env=playbook_environment(settings),
+                [sys.executable, "-m", CHILD, str(path)],
+                env={**playbook_environment(settings), **confined.variables(path)},
                 pass_fds=[theirs.fileno()],
             )
         finally:
@@ -67,7 +69,54 @@ async def run_in_process(
         return await chunks.result() if value is STREAMED else ToolResult(data=value)
 
 
-async def _receive(channel: socket.socket, folder: Path, chunks: ChunkedResult) -> None:
+class _ChildFolder:
+    """The folder that a child process writes its results to.
+
+    The child may not let this process read or remove other files in its place, so links and paths are refused.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> _ChildFolder:
+        self._folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # the child may move it
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._folder)
+
+    def open(self, name: str) -> IO[bytes] | None:
+        """Opens a file; None if there is none. Raises ``CodeFailure`` for everything that is no file of the folder."""
+        how = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            opened = os.open(self._plain(name), how, dir_fd=self._folder)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CodeFailure("OSError", f"{name} of the subprocess cannot be read: {error.strerror}", None) from None
+        found = os.fstat(opened)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            os.close(opened)
+            raise CodeFailure("OSError", f"{name} of the subprocess is no file of its own", None)
+        return os.fdopen(opened, "rb")
+
+    def take(self, name: str) -> Any:
+        """Reads and removes a list or a table; None if there is none."""
+        if (file := self.open(name)) is None:
+            return None
+        with file:
+            value = _table(file) if Path(name).suffix == Path(TABLE).suffix else orjson.loads(file.read())
+        os.unlink(self._plain(name), dir_fd=self._folder)
+        return value
+
+    @staticmethod
+    def _plain(name: str) -> str:
+        if os.sep in name:
+            raise CodeFailure("OSError", f"{name!r} is no file of the subprocess", None)
+        return name
+
+
+async def _receive(channel: socket.socket, folder: _ChildFolder, chunks: ChunkedResult) -> None:
     """Stores the chunks that the child writes, and replies to each whether more are wanted.
 
     If one cannot be stored, the channel is closed, which ends the child.
@@ -81,23 +130,19 @@ async def _receive(channel: socket.socket, folder: Path, chunks: ChunkedResult) 
         writer.close()
 
 
-def _chunk(folder: Path, message: dict[str, Any]) -> Gathered:
-    path = folder / message["file"]
-    rows = _table(path) if path.suffix == Path(TABLE).suffix else orjson.loads(path.read_bytes())
-    path.unlink()
-    return Gathered(rows, message["position"], message["full"])
+def _chunk(folder: _ChildFolder, message: dict[str, Any]) -> Gathered:
+    return Gathered(folder.take(str(message["file"])), message["position"], message["full"])
 
 
-def _table(path: Path) -> pa.Table:
-    with pa.ipc.open_file(path) as reader:
+def _table(file: IO[bytes]) -> pa.Table:
+    with pa.ipc.open_file(file) as reader:
         return reader.read_all()
 
 
-def _answer(folder: Path, finished: Finished) -> Any:
-    if (folder / TABLE).exists():
-        return _table(folder / TABLE)
-    if (folder / RESULT).exists():
-        answer = orjson.loads((folder / RESULT).read_bytes())
+def _answer(folder: _ChildFolder, finished: Finished) -> Any:
+    if (table := folder.take(TABLE)) is not None:
+        return table
+    if (answer := folder.take(RESULT)) is not None:
         if "failure" in answer:
             raise CodeFailure(**answer["failure"])
         return answer.get("value", STREAMED)

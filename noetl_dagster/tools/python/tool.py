@@ -19,9 +19,11 @@ import orjson
 from noetl_dagster.errors import TemplateError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.settings import PythonIsolation
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, time_limit
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
+from noetl_dagster.tools.commands.confinement import confinement, isolation_of
 from noetl_dagster.tools.python.code import (
     FAILURES,
     NO_POSITION,
@@ -42,7 +44,6 @@ from noetl_dagster.tools.python.threads import CodeThreads
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.scripts import load_script
 
-SUBPROCESS = "subprocess"
 _ENDS_IN_TOJSON = re.compile(r"\|\s*tojson\s*(\([^()]*\))?\s*-?\}\}\Z")
 
 
@@ -54,7 +55,8 @@ class PythonTool(Tool):
     templates, ``input_data``, the whole input, and ``execution_id``. A ``{{ template }}`` outside of string literals is
     replaced by its value. The code gets copies, so its changes have no effect elsewhere.
     ``spec.isolation: subprocess`` runs the code in a separate process, killed at ``spec.timeout``, with
-    ``spec.memory`` (bytes, or text such as ``512m``) as the limit of its address space.
+    ``spec.memory`` (bytes, or text such as ``512m``) as the limit of its address space. ``NOETL_PYTHON_ISOLATION`` is
+    the default, and ``NOETL_PLAYBOOK_*`` limit such processes.
 
     A generator (``main`` yields, or the code itself, or ``result`` is one; async or not) yields rows: a list or table
     is several, anything else is one. They are passed on in chunks. If it reads ``position`` and yields pairs
@@ -79,12 +81,14 @@ class PythonTool(Tool):
         if not isinstance(source, str) or not source.strip():
             raise ToolError(f"python in step {call.step} has no 'code'", kind="schema")
         try:
-            async with time_limit(call):
-                return await self._run(source, call, box)
+            isolation = isolation_of(_option(call, "isolation"), box.settings)
+            most = box.settings.playbook_seconds if isolation is PythonIsolation.SUBPROCESS else None
+            async with time_limit(call, most):
+                return await self._run(source, call, box, isolation)
         except CodeFailure as failure:
             raise _tool_error(failure, call, source, box) from None
 
-    async def _run(self, source: str, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def _run(self, source: str, call: ToolCall, box: Toolbox, isolation: PythonIsolation) -> ToolResult:
         program = compile_code(source, f"{call.step}.{call.task.name}")
         rendered = await rendered_templates(program, source, call, box)
         chunks = ChunkedResult(call, box)
@@ -92,7 +96,7 @@ class PythonTool(Tool):
         if seeks and not await chunks.seek():
             return await chunks.result()
         run = _PythonRun(call, box, program, rendered, chunks, chunks.position if seeks else NO_POSITION)
-        if _option(call, "isolation") == SUBPROCESS:
+        if isolation is PythonIsolation.SUBPROCESS:
             return await self._in_subprocess(source, run)
         try:
             return await self._in_thread(run)
@@ -125,12 +129,12 @@ class PythonTool(Tool):
             "context": None if context is None else portable(context, "context"),
             "rendered": run.rendered,
             "libs": call.config.get("libs"),
-            "memory": None if memory is None else bytes_of(memory),
             "chunk_bytes": run.chunks.chunk_bytes,
             "seeks": run.seeks,
             "position": run.position if run.seeks else None,
         }
-        return await run_in_process(request, Printed(call.step), run.chunks, run.box.settings)
+        confined = confinement(run.box.settings, call.folder, None if memory is None else bytes_of(memory))
+        return await run_in_process(request, Printed(call.step), run.chunks, run.box.settings, confined)
 
 
 @dataclass(eq=False)
