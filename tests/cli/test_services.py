@@ -25,11 +25,14 @@ from noetl_dagster.storage.tiers.objects import minio_store
 from tests.cli.conftest import Cli
 from tests.cli.services import ServiceProcess
 from tests.conftest import aws_environment
-from tests.events.transport.conftest import IDS, ended, started
+from tests.events.transport.conftest import IDS, ended, hold, started
 from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS, until
 
 Start = Callable[..., ServiceProcess]
+MOST = 10_000
+"""Commands that the worker w1 holds."""
+
 ENDS = "SELECT event_id FROM noetl.event WHERE event_type = 'command.completed'"
 
 
@@ -59,6 +62,7 @@ async def client(settings: Settings) -> AsyncIterator[NatsClient]:
 async def execution_id(pool: asyncpg.Pool) -> int:
     event = started()
     await EventLog(pool, IDS).append([event])
+    await hold(pool, event.execution_id, MOST)
     return event.execution_id
 
 
@@ -91,7 +95,7 @@ async def test_ingest_ends_between_two_batches(
 ) -> None:
     service = start("ingest", "--batch", "50")
     await asyncio.to_thread(service.says, "taking worker events")
-    events = await publish(client, settings, execution_id, 10_000)
+    events = await publish(client, settings, execution_id, MOST)
     await until(lambda: logged(pool), "the first events")
     assert await asyncio.to_thread(service.terminate) == 0, service.said
     assert " events in " in service.said
@@ -108,11 +112,11 @@ async def test_serve_takes_events_and_ends_with_a_signal(
     line = await asyncio.to_thread(service.says, "HTTP API on")
     url = line.removeprefix("HTTP API on ")
     assert url.startswith("http://127.0.0.1:")
-    over_http = ended(execution_id, 100_000)
+    over_http = ended(execution_id, MOST - 1)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS, headers={CLIENT_HEADER: "tests"}) as http:
         await until(lambda: answers(http), "the service to answer")
         response = await http.post("/api/events", json=message_of(over_http))
-        assert response.json() == {"accepted": 1, "new": 1}
+        assert response.json() == {"accepted": 1, "new": 1, "refused": []}
     over_nats = await publish(client, settings, execution_id, 20)
     expected = sorted(event.event_id for event in [over_http, *over_nats])
 
