@@ -26,7 +26,7 @@ from noetl_dagster.events.transport.ingest import Ingestor
 from noetl_dagster.events.transport.nats import NatsClient, NatsNames, connect, worker_inbox
 from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.events.transport.wire import encode_batch, encode_event, message_of
-from noetl_dagster.events.types import EventType
+from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.pool_worker.control import HttpControl
 from noetl_dagster.service.metrics import CurrentMetrics
 from noetl_dagster.service.tokens import parse_tokens
@@ -125,6 +125,33 @@ async def test_the_holder_does_not_steer(service: Service, held: int, changes: d
     forged = replace(event, **{**changes, **index, "meta": event.meta | meta})
     assert (await post(service, "one", "events", message_of(forged)))[0] == status
     assert await logged(service.plane.engine.runtime.pool, held) == set()
+    assert (await post(service, "one", "events", message_of(event)))[0] == 202
+
+
+PLACE = {"playbook": "own", "name": "step", "partition": "", "since": "0"}
+FOREIGN: dict[str, Any] = {
+    "another playbook": PLACE | {"playbook": "other"},
+    "another step": PLACE | {"name": "other"},
+    "another partition": PLACE | {"partition": "2026-01-01"},
+    "as if a person had set it": PLACE | {"since": str(2**62)},
+    "not a number": PLACE | {"since": "x"},
+    "without a place": {},
+    "no mapping": [PLACE],
+}
+
+
+@pytest.mark.parametrize("place", FOREIGN.values(), ids=FOREIGN)
+async def test_a_worker_moves_the_watermark_of_its_step_alone(service: Service, held: int, place: Any) -> None:
+    log = service.plane.engine.runtime.log
+    context = {"watermark": PLACE | {"value": 1, "initial": 1, "first": True}}
+    await log.append([Event(held, IDS.next(), EventType.STEP_ENTER, node_name="step", context=context)])
+    moved = {"value": 9, "previous": 1, "number": 9}
+    for index, changes in enumerate(({}, BEAT, CHUNK)):
+        event = replace(ended(held, index), **changes)
+        event.meta["watermark"] = place | moved if isinstance(place, dict) else place
+        assert (await post(service, "one", "events", message_of(event)))[0] == 409
+    event = ended(held, 0)
+    event.meta["watermark"] = PLACE | moved
     assert (await post(service, "one", "events", message_of(event)))[0] == 202
 
 

@@ -74,8 +74,9 @@ class EventHandler:
         """
         if not events:
             return Intake(set(), set())
-        claims = await self._claims_of(events, connection)
-        new = await self._write(events, pools, claims, connection)
+        own = await self._of_own_watermarks(events, connection)
+        claims = await self._claims_of(own, connection)
+        new = await self._write(own, pools, claims, connection) if own else set()
         refused = {event.event_id for event in events} - new
         if refused:  # or the log has them already
             asked = [event for event in events if event.event_id in refused]
@@ -104,6 +105,17 @@ class EventHandler:
         row = await (connection or self.log.pool).fetchrow(queries.TAKE, *consequences, claimed, *columns)
         self._report(row["runs"])
         return set(row["inserted"] or ())
+
+    async def _of_own_watermarks(self, events: Sequence[Event], connection: Any) -> Sequence[Event]:
+        """Returns the events without those that would move a watermark other than that of their own step."""
+        moving = [event for event in events if "watermark" in event.meta]
+        if not moving:
+            return events
+        places = [(one.event_id, one.execution_id, one.node_name, _place(one.meta["watermark"])) for one in moving]
+        columns = map(list, zip(*places, strict=True))
+        rows = await (connection or self.log.pool).fetch(queries.FOREIGN_WATERMARKS, *columns)
+        foreign = {row["event_id"] for row in rows}
+        return [event for event in events if event.event_id not in foreign]
 
     async def _claims_of(self, events: Sequence[Event], connection: Any) -> list[int]:
         """Returns the claim of each event; one that names none, of a worker of an earlier version, has its worker's."""
@@ -165,6 +177,12 @@ class EventHandler:
             [event.event_type == EventType.COMMAND_HEARTBEAT for event, _ in others],
             self._lease_seconds,
         )
+
+
+def _place(watermark: Any) -> dict[str, Any]:
+    """Returns what names a watermark; null stands for what is missing, which no watermark has."""
+    known = watermark if isinstance(watermark, dict) else {}
+    return {name: known.get(name) for name in ("playbook", "name", "partition", "since")}
 
 
 _WHILE_RUNNING = frozenset({EventType.COMMAND_HEARTBEAT, EventType.CALL_PARTIAL})

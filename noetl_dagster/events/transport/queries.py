@@ -125,6 +125,16 @@ SELECT execution_id, command_id, event_id, attempts, shared || context AS contex
 FROM noetl.queue
 """
 
+# Which events ($1) name a watermark ($4) other than that with which their step began.
+FOREIGN_WATERMARKS = """
+SELECT event_id FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::jsonb[])
+    AS sent (event_id, execution_id, node_name, place)
+WHERE NOT EXISTS (
+    SELECT FROM noetl.event AS entered
+    WHERE entered.execution_id = sent.execution_id AND entered.node_name = sent.node_name
+      AND entered.event_type = 'step.enter' AND entered.context -> 'watermark' @> sent.place)
+"""
+
 # A command of the queue, by its id or by that of its command.issued event; the latter reads the whole queue.
 QUEUED_COMMAND = f"{_QUEUED} WHERE execution_id = $1 AND command_id = $2"
 QUEUED_EVENT = f"{_QUEUED} WHERE event_id = $1 LIMIT 1"
