@@ -23,12 +23,27 @@ SCOPE: dict[str, Any] = {
         "wide": "%1000000000d",
         "braces": "{:1000000000}",
         "decimal": Decimal("1E+999999999"),
+        "long": "x" * 1_000_000,
     }
 }
 DOUBLED = "{% set a = 'x' * 100 %}" + "{% set a = OP %}" * 40 + "{{ a }}"
 SHARED = "{% set a = ['x'] %}" + "{% set a = OP %}" * 40
 
+FILLED = "[1] | batch(1000, [1] | batch(1000, [1] | batch(1000, 'a') | list) | list) | list"
+
 BUILDERS = {
+    "gaps filled with lists, as text": "{{ FILLED | string | length }}".replace("FILLED", FILLED),
+    "gaps filled with lists, as JSON": "{{ FILLED | tojson | length }}".replace("FILLED", FILLED),
+    "gaps filled with lists": "{{ FILLED }}".replace("FILLED", FILLED),
+    "gaps filled with lists, in a loop": "{% for a in [1] | batch(1000, FILLED) %}{{ a }}{% endfor %}".replace("FILLED", FILLED),
+    "gaps filled with text": "{{ [1] | batch(3000, workload.long) | first | sort | length }}",
+    "gaps of slices": "{{ [1] | slice(1000, fill_with=workload.long) | list | string | length }}",
+    "a default of map": "{{ range(100000) | map(attribute='z', default=workload.long) | list | string | length }}",
+    "a default of groupby": "{{ range(9999) | groupby('z', default=workload.long) | string | length }}",
+    "fromkeys": "{{ dict.fromkeys(range(100000), workload.long) | string | length }}",
+    "links in a long word": "{{ ('.' * 300000 ~ 'x.') | urlize | length }}",
+    "wrapping a long space": "{{ (' ' * 400000) | wordwrap(1) | length }}",
+    "many small values of JSON": "{{ ('[' ~ '[],' * 4000000 ~ '1]') | fromjson | length }}",
     "power": "{{ 9 ** (9 ** 9) }}",
     "power of powers": "{{ 9 ** 9 ** 9 ** 9 ** 9 }}",
     "power in a variable": "{% set a = 9 ** (9 ** 9) %}{{ a }}",
@@ -155,6 +170,16 @@ NESTED = {
 }
 
 
+@pytest.mark.usefixtures("short")
+def test_a_loop_over_long_texts_ends_in_time() -> None:
+    began = time.process_time()
+    with pytest.raises(TemplateError, match="NOETL_TEMPLATE_SECONDS"):
+        compile_value("{% for i in range(100000) %}{% if 'yyy' in workload.long %}{% endif %}{% endfor %}").render(
+            SCOPE
+        )
+    assert time.process_time() - began < 5
+
+
 @pytest.mark.parametrize("template", NESTED.values(), ids=NESTED)
 def test_what_is_nested_too_deep_is_a_template_error(template: str) -> None:
     with pytest.raises(TemplateError):
@@ -207,6 +232,14 @@ def test_validation_evaluates_nothing_without_bounds(setting: str) -> None:
         ("{% for a, b in {'x': 1}.items() %}{{ a }}{{ b ~ '!' }}{% endfor %}", "x1!"),
         ("{{ 1 + 1.5 }}", 2.5),
         ("{{ (workload.rows | length) * 2 }}", 2000),
+        ("{{ [[1], [2, 3]] | sum(start=[]) }}", [1, 2, 3]),
+        ("{{ [{'a': [1]}, {'a': [2]}] | sum('a', start=[0]) }}", [0, 1, 2]),
+        ("{{ [1, 2.5] | sum(start=1) }} {{ [{'a': 2}] | sum(attribute='a') }}", "4.5 2"),
+        ("{{ range(100000) | batch(1) | sum(start=[]) | length }}", 100000),
+        ("{{ [{'a': ['x']}, {}] | map(attribute='a', default=['none']) | list }}", [["x"], ["none"]]),
+        ("{{ ('some words ' * 1000) | wordwrap(20) | wordcount }}", 2000),
+        ("{{ 'see https://a.example/b.' | urlize | length > 30 }}", True),
+        ("{% for i in range(300) %}{{ loop.length if loop.last }}{% endfor %}", "300"),
         ("{% for i in range(50000) %}{{ i }},{% endfor %}", "".join(f"{i}," for i in range(50000))),
     ],
 )

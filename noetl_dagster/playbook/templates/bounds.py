@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from itertools import chain, islice
 from time import monotonic
 from types import BuiltinMethodType
 from typing import Any
@@ -34,6 +35,14 @@ _LEVELS = 100
 CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 _WIDTHS = re.compile(r"\d{4,}")
 _WIDE = re.compile(r"\d{4}|\*")
+_RUNS = re.compile(r"\s+|\S+")
+
+SHARING = frozenset({"batch", "groupby", "map", "slice"})
+"""Filters that may put one value into many places: what they fill gaps with, or a default."""
+
+_SHARED = ("default", "default_value", "fill_with")
+_SHORT = 16
+_MOST_GENERATED = 100_000
 
 
 class Budget:
@@ -42,6 +51,7 @@ class Budget:
     _left = _granted = _used = 0
     _began = 0.0
     _extents: dict[int, tuple[int, int, Any]] | None = None
+    _shares = False
 
     def charge(self, size: int) -> None:
         """Charges for bytes, or for steps as if they were bytes; raises TemplateError beyond a limit."""
@@ -71,8 +81,14 @@ class Budget:
         """Charges for the items of a loop: at once if their number is known, which costs least."""
         if isinstance(items, Sized):
             self.charge(cost * len(items) + cost)
-            return items
+            return items if len(items) <= FEW else chain.from_iterable(self._timed(iter(items)))
         return self._counted(items, cost)
+
+    def _timed(self, items: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
+        """Looks at the clock while a long loop runs, whose body may search long texts."""
+        while some := tuple(islice(items, 256)):
+            self._settle()
+            yield some
 
     def _counted(self, items: Iterable[Any], cost: int) -> Iterator[Any]:
         for item in items:
@@ -81,7 +97,7 @@ class Budget:
 
     def text(self, value: Any) -> str:
         """Returns the text of a value that is put out in a loop, a macro or a block."""
-        text = str(value)
+        text = str(self.read(value))
         self.charge(len(text) + 8)
         return text
 
@@ -101,6 +117,16 @@ class Budget:
     def track(self) -> None:
         """Counts what lists and mappings hold from now on: variables may make them share much."""
         self._extents = {}
+
+    def share(self) -> None:
+        """Counts from now on also what filters read: one filter may have put a value into many places."""
+        if not self._shares:
+            self._shares = True
+            self.track()
+
+    def read(self, value: Any) -> Any:
+        """Returns a value that a filter reads; raises TemplateError if it holds too much."""
+        return self.built(value) if self._shares and value.__class__ in CONTAINERS else value
 
     def built(self, value: Any) -> Any:
         """Returns a list or mapping; raises TemplateError if it holds too much, counting each part as often as held."""
@@ -261,7 +287,32 @@ def _indented(value: Any, width: Any = 4, first: Any = False, blank: Any = False
 
 
 def _wrapped(value: Any, width: Any = 79, break_long_words: Any = True, wrapstring: Any = None, *rest: Any) -> float:
-    return length(value) * (32 + length(wrapstring) / max(1, _number(width)))
+    columns = max(1, _number(width))
+    return max(length(value) * (32 + length(wrapstring) / columns), _longest_run(value) ** 2 / columns)
+
+
+def _longest_run(value: Any) -> int:
+    """Returns the length of the longest word or space, which some functions of Python read in quadratic time."""
+    return max(map(len, _RUNS.findall(str(value))), default=0)
+
+
+def shares(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+    """Returns whether a filter of :data:`SHARING` gets a value that costs something in many places."""
+    given = map(unwrapped, (*arguments[1:], *(named[name] for name in _SHARED if name in named)))
+    return any(length(value) > (0 if value.__class__ in CONTAINERS else _SHORT) for value in given)
+
+
+def _grouped(value: Any, attribute: Any, default: Any = None, case_sensitive: Any = False) -> float:
+    size = length(default)  # it is copied for each item without the attribute
+    return (length(value) or _MOST_GENERATED) * size if isinstance(default, str) and size > _SHORT else 0
+
+
+def _linked(value: Any, *rest: Any) -> float:
+    return max(_words(value), 16 * _longest_run(value) ** 2)
+
+
+def _parsed(value: Any) -> float:
+    return 64 * _count(value, "[", "{") + 8 * _count(value, ",")
 
 
 def _batched(value: Any, linecount: Any = 1, fill_with: Any = None) -> float:
@@ -320,6 +371,9 @@ FILTER_SIZES: dict[str, Callable[..., float]] = {
     "batch": _batched,
     "center": _width,
     "format": _formatted_filter,
+    "from_json": _parsed,
+    "fromjson": _parsed,
+    "groupby": _grouped,
     "indent": _indented,
     "int": _number_of,
     "join": _joined,
@@ -331,7 +385,7 @@ FILTER_SIZES: dict[str, Callable[..., float]] = {
     "striptags": _words,
     "title": _words,
     "truncate": _truncated,
-    "urlize": _words,
+    "urlize": _linked,
     "wordcount": _words,
     "wordwrap": _wrapped,
 }

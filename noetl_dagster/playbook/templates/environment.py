@@ -16,7 +16,7 @@ from uuid import UUID
 
 import orjson
 from jinja2 import TemplateSyntaxError, Undefined, nodes, pass_context, pass_environment
-from jinja2.filters import do_first
+from jinja2.filters import do_first, make_attrgetter, sync_do_sum
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -251,6 +251,8 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
             obj = super().getattr(unwrapped(obj._undefined_obj), str(obj._undefined_name))
         if obj.__class__ is BuiltinMethodType and obj.__name__ in bounds.METHOD_SIZES:
             bounds.check_method(context, obj, args, kwargs)
+        elif getattr(obj, "__name__", "") == "fromkeys":
+            context.share()
         result = super().call(context, obj, *args, **kwargs)
         kind = result.__class__
         if kind is int or (kind is str and len(result) <= bounds.SMALL):
@@ -300,6 +302,7 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a filter: it gets the values behind views, and is charged for what it reads and builds."""
     passed = _PassArg.from_obj(function)
     estimate = bounds.FILTER_SIZES.get(name)
+    may_share = name in bounds.SHARING
 
     @pass_context
     @wraps(function)
@@ -308,6 +311,9 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             value = value._value()
         if arguments:
             arguments = tuple(map(unwrapped, arguments))
+        if may_share and bounds.shares(arguments, named):
+            context.share()
+        context.read(value)
         kind = value.__class__
         if kind is not str and kind is not int and kind is not float:
             size = len(value) if kind in bounds.CONTAINERS else bounds.length(value)
@@ -369,6 +375,21 @@ def first(environment: PlaybookEnvironment, value: Any) -> Any:
     return do_first(environment, unwrapped(value))
 
 
+@pass_context
+def summed(context: ScopeContext, value: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
+    """Adds numbers, or joins lists in linear time."""
+    if not isinstance(start, list | tuple):
+        return sync_do_sum(context.environment, value, attribute, start)
+    joined = list(start)
+    for item in value if attribute is None else map(make_attrgetter(context.environment, attribute), value):
+        part = unwrapped(item)
+        if part.__class__ is not start.__class__:
+            return start + part  # Python's own error
+        context.charge(8 * len(part))
+        joined += part
+    return start.__class__(joined)
+
+
 def _base64(value: Any) -> str:
     return base64.b64encode(value if isinstance(value, bytes) else str(value).encode()).decode()
 
@@ -381,6 +402,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "b64encode": _base64,
     "b64decode": lambda text: base64.b64decode(text).decode(),
     "first": first,
+    "sum": summed,
     "sql_literal": sql_literal,
     "sql_list": sql_list,
     "sql_identifier": sql_identifier,
