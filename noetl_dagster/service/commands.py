@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
+from starlette.convertors import IntegerConvertor, register_url_convertor
 
 from noetl_dagster.events.transport.capacity import announce_commands
 from noetl_dagster.events.transport.wire import EventLimits, EventMessage, Id, Name, Text, accepted
@@ -26,6 +27,16 @@ hot = HotRouter(prefix="/api", needs=FOR_WORKERS, tags=["workers"], responses=RE
 MOST_EVENTS = 10_000
 
 LongText = Annotated[Text, Field(max_length=2_000)]
+
+
+class IdConvertor(IntegerConvertor):
+    """An identifier in a path, ``{name:id}``; longer numbers are no identifiers, and other routes match."""
+
+    regex = "[0-9]{1,19}"
+
+
+register_url_convertor("id", IdConvertor())
+
 CommandId = Annotated[Text, Path(max_length=2_000, description="of the command, or its command.issued event")]
 
 Pool = Annotated[Name, Field(pattern=POOL_NAME, description="the worker's pool, whose commands it claims")]
@@ -107,7 +118,7 @@ async def release_commands(release: Release, plane: ThePlane, sender: Worker) ->
     return Released(queued=queued)
 
 
-@router.get("/catalog/{catalog_id:int}")
+@router.get("/catalog/{catalog_id:id}")
 async def get_source(catalog_id: Annotated[Id, Path()], plane: ThePlane, sender: Anyone) -> PlaybookSource:
     """Returns the text of a playbook that was run, which never changes; workers get those of commands they hold."""
     run = await plane.engine.runtime.log.source(catalog_id)
