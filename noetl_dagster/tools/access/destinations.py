@@ -20,6 +20,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _UNICAST = ipaddress.IPv6Network("2000::/3")
 """All public IPv6 addresses that are assigned."""
 
+_LOOPBACK = (ipaddress.IPv4Address("127.0.0.1"), ipaddress.IPv6Address("::1"))
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _COMPATIBLE = ipaddress.IPv6Network("::/96")
 _LOCAL_NAMES = (".localhost", ".localhost.localdomain")
@@ -66,8 +67,11 @@ class DenyList:
         return name in self.names or name.endswith(self.domains)
 
     def has(self, address: Address) -> bool:
-        """Reports whether the list has an address, or the IPv4 address in it."""
-        return any(form in network for form in (address, *_embedded(address)) for network in self.networks)
+        """Reports whether the list has an address, or the IPv4 address in it; ``0.0.0.0`` and ``::`` are loopback."""
+        forms = [address, *_embedded(address)]
+        if any(form.is_unspecified for form in forms):  # where Linux connects to
+            forms += _LOOPBACK
+        return any(form in network for form in forms for network in self.networks)
 
 
 def is_public(address: Address) -> bool:
