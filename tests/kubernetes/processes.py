@@ -147,6 +147,6 @@ def secrets_for(settings: Settings) -> dict[str, str]:
         "NOETL_NATS_URL": str(settings.nats_url),
         "NOETL_MINIO_ACCESS_KEY": settings.minio_access_key,
         "NOETL_MINIO_SECRET_KEY": settings.minio_secret_key.get_secret_value(),
-        "NOETL_SERVICE_TOKENS": '{"token": ["pool:default", "operator", "reader"]}',
+        "NOETL_SERVICE_TOKENS": '{"token": ["pool:default", "pool:gpu", "operator", "reader"]}',
         "NOETL_SERVER_TOKEN": "token",
     }

@@ -15,7 +15,7 @@ from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.sensors.upkeep import build_event_sensor
 from noetl_dagster.settings import Settings
-from tests.events.transport.conftest import ended, started
+from tests.events.transport.conftest import ended, hold, started
 from tests.playbooks import playbook
 from tests.waiting import until_now
 
@@ -80,6 +80,7 @@ def publish(noetl: EngineProvider, count: int) -> None:
 
     async def send() -> None:
         await runtime.log.append([first])
+        await hold(runtime.pool, first.execution_id, count)
         client = await connect(runtime.settings, "test")
         transport = NatsTransport(client)
         await asyncio.gather(*(transport.publish(events[at : at + 200]) for at in range(0, count, 200)))
