@@ -21,6 +21,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.launcher.address import Address, Channel, Message, driver_of, execute_request, interrupt
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.private_files import private_file
 from noetl_dagster.process.environment import own_environment, without_tokens
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import Settings
@@ -174,7 +175,7 @@ class ProcessLauncher:
         with tempfile.NamedTemporaryFile(prefix=f"noetl-{execution_id}-", suffix=".json", delete=False) as payload:
             payload.write(orjson.dumps(workload))
         log = Path(payload.name).with_suffix(".log")
-        with log.open("wb") as output:
+        with open(log, "xb", opener=private_file) as output:  # noqa: ASYNC230
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "noetl_dagster", "run", playbook.file, "--json"),
                 *("--payload", payload.name, "--execution-id", str(execution_id)),

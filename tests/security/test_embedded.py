@@ -14,7 +14,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import asyncpg
 import httpx
@@ -30,9 +32,14 @@ from noetl_dagster.cli.commands.settings import _shown
 from noetl_dagster.embedded import ServiceName, object_store, postgres
 from noetl_dagster.embedded.postgres import administering
 from noetl_dagster.embedded.supervisor import read_state
+from noetl_dagster.engine.engine import Engine
 from noetl_dagster.launcher.compute_logs import RunLogs
+from noetl_dagster.launcher.executions import ProcessLauncher
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.tools.rows.formats import RowFormat
+from noetl_dagster.tools.transfer.files import ChunkFile
+from noetl_dagster.tools.transfer.options import Verify
 from tests.databases import superuser_url
 from tests.embedded.peers import s3_client
 
@@ -259,6 +266,19 @@ def test_only_the_user_reads_compute_logs(tmp_path: Path) -> None:
     paths = [tmp_path / "logs", *(tmp_path / "logs").rglob("*")]
     assert len(paths) == 6
     assert _open_to_others(*paths) == {}
+
+
+async def test_only_the_user_reads_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    chunks = ChunkFile(None, RowFormat.JSONL, Verify.NONE)
+    playbook: Any = SimpleNamespace(file=str(tmp_path / "missing.yaml"))
+    launcher = ProcessLauncher(Mock(spec=Engine), {})
+    await launcher.launch(playbook, 7, {"a": "secret"})
+    await launcher.close()
+    files = list(tmp_path.iterdir())  # noqa: ASYNC240
+    assert {chunks.path} < set(files)
+    assert {file.suffix for file in files} >= {".json", ".log"}
+    assert _open_to_others(*files) == {}
 
 
 def _open_to_others(*paths: Path) -> dict[str, str]:

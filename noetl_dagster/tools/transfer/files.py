@@ -221,7 +221,7 @@ ROWS_OF_A_GROUP = 100_000  # smaller groups make Parquet large and slow; a resum
 
 
 class ChunkFile:
-    """A new file of chunks that other workers can read: in a folder, or among the temporary files.
+    """A new file of chunks: in a folder, where other workers can read it, or among the temporary files.
 
     Attributes:
         rows: number of the rows in it.
@@ -231,7 +231,8 @@ class ChunkFile:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".noetl-transfer-", dir=folder)
-        os.fchmod(handle, 0o644)
+        if folder is not None:
+            os.fchmod(handle, 0o644)
         os.close(handle)
         self.path, self.rows = Path(name), 0
         self._format, self._verify = format, verify
