@@ -92,6 +92,14 @@ def dagster_home(settings: Settings) -> Path:
     return folder
 
 
+def object_store_key(home: Path, endpoint: str) -> SecretStr | None:
+    """Returns the secret key of the embedded object store of a state folder; None if it has another endpoint."""
+    record = supervisor.read_state(home).services.get(ServiceName.OBJECT_STORE)
+    if record is None or record.url != endpoint or "secret_key" not in record.secrets:
+        return None
+    return SecretStr(record.secrets["secret_key"])
+
+
 def run_server_folder(settings: Settings) -> Path:
     """Returns the folder in which run servers listen and keep their logs and the locks of their runs."""
     return settings.home.resolve() / "runs"
@@ -108,7 +116,7 @@ def _instance(settings: Settings, url: str, folder: Path) -> dict[str, object]:
     compute_logs = _class("noetl_dagster.launcher.compute_logs", "RunLogs", logs)
     if settings.minio_endpoint is not None:
         # its keys stay in the settings, since Dagster's UI shows this file
-        logs |= {"bucket": settings.minio_bucket, "endpoint_url": settings.minio_endpoint}
+        logs |= {"bucket": settings.minio_bucket, "endpoint_url": settings.minio_endpoint, "home": str(folder.parent)}
         compute_logs = _class("noetl_dagster.launcher.stored_logs", "StoredRunLogs", logs)
     return {
         "storage": {"postgres": {"postgres_url": driver_url(url)}},

@@ -141,6 +141,8 @@ class Postgres(Service):
             cursor.execute("SET scram_iterations = 1")
             options = "LOGIN CREATEDB NOSUPERUSER NOCREATEROLE NOREPLICATION NOBYPASSRLS"
             cursor.execute(f"ALTER ROLE {ROLE} {options} PASSWORD %s", [self.secrets["client"]])
+            # DROP DATABASE ... WITH (FORCE) also ends the workers of autovacuum there
+            cursor.execute(f"GRANT pg_signal_backend TO {ROLE}")
             cursor.execute("SELECT datname, datdba = 10 FROM pg_database WHERE oid >= 16384")
             present = dict(cursor.fetchall())
             for database in DATABASES:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import Field, Noneable, StringSource
 
+from noetl_dagster import embedded
 from noetl_dagster.dagster_internals import (
     CapturedLogContext,
     CapturedLogSubscription,
@@ -32,7 +33,7 @@ from noetl_dagster.errors import StorageError
 from noetl_dagster.launcher.compute_logs import EXTENSIONS, RunLogs
 from noetl_dagster.private_files import private_file, private_folder
 from noetl_dagster.process.event_loop import run_sync
-from noetl_dagster.settings import StoreTier, settings_with
+from noetl_dagster.settings import StoreTier, get_settings, settings_with
 
 if TYPE_CHECKING:
     from noetl_dagster.storage.tiers.gcs import GcsBucket
@@ -67,6 +68,7 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
         prefix: folder in the bucket.
         tier: ``minio``, with ``NOETL_MINIO_*``, ``s3``, with the AWS environment, or ``gcs``, with Google's.
         endpoint_url: of the minio tier; None: ``NOETL_MINIO_ENDPOINT``.
+        home: state folder of an embedded object store, which has its secret key if ``NOETL_MINIO_SECRET_KEY`` is unset.
         upload_interval: seconds between uploads of the output so far, while the run prints.
     """
 
@@ -77,6 +79,7 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
         prefix: str = PREFIX,
         tier: str = StoreTier.MINIO,
         endpoint_url: str | None = None,
+        home: str | None = None,
         upload_interval: int | None = None,
         inst_data: ConfigurableClassData | None = None,
     ) -> None:
@@ -91,9 +94,11 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
         self._uploads = ThreadPoolExecutor(1, thread_name_prefix="compute-logs-up")
         self._last_upload: Future[None] | None = None
         self._subscriptions = PollingComputeLogSubscriptionManager(self)
-        given = {BUCKETS[self._tier]: bucket}
+        given: dict[str, object] = {BUCKETS[self._tier]: bucket}
         if self._tier is StoreTier.MINIO:
             given["minio_endpoint"] = endpoint_url
+            if home and endpoint_url and not get_settings().minio_secret_key.get_secret_value():
+                given["minio_secret_key"] = embedded.object_store_key(Path(home), endpoint_url)
         self._settings = settings_with(**given)
         self._bucket_name: str = getattr(self._settings, BUCKETS[self._tier]) or ""
 
@@ -106,6 +111,7 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
             "prefix": Field(StringSource, is_required=False, default_value=PREFIX),
             "tier": Field(StringSource, is_required=False, default_value=StoreTier.MINIO.value),
             "endpoint_url": Field(StringSource, is_required=False),
+            "home": Field(StringSource, is_required=False),
             "upload_interval": Field(Noneable(int), is_required=False, default_value=None),
         }
 

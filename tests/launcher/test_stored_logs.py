@@ -69,6 +69,22 @@ def client(settings: Settings) -> BaseClient:
     return made
 
 
+def test_dagsters_processes_find_the_key_of_the_embedded_store(
+    services: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("NOETL_MINIO_SECRET_KEY")
+    get_settings.cache_clear()
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "services.json").write_bytes((services.home / "services.json").read_bytes())
+    folder = embedded.dagster_home(services.model_copy(update={"home": home}))
+    with DagsterInstance.from_config(str(folder)) as instance:
+        logs = instance.compute_log_manager
+        assert isinstance(logs, StoredRunLogs)
+        assert logs._settings.minio_secret_key == services.minio_secret_key
+    get_settings.cache_clear()
+
+
 def test_another_machine_reads_what_was_printed(settings: Settings, tmp_path: Path) -> None:
     here, there = manager(settings, tmp_path / "here"), manager(settings, tmp_path / "there")
     printed(here)
