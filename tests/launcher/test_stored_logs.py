@@ -74,8 +74,8 @@ def test_dagsters_processes_find_the_key_of_the_embedded_store(
 ) -> None:
     monkeypatch.delenv("NOETL_MINIO_SECRET_KEY")
     get_settings.cache_clear()
-    home = tmp_path / "home"
-    home.mkdir(exist_ok=True)
+    home = tmp_path / "another"  # not that of the test, whose servers its end would stop
+    home.mkdir()
     (home / "services.json").write_bytes((services.home / "services.json").read_bytes())
     folder = embedded.dagster_home(services.model_copy(update={"home": home}))
     with DagsterInstance.from_config(str(folder)) as instance:
