@@ -10,13 +10,22 @@ from typing import Annotated, Any
 
 import orjson
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from noetl_dagster import machine
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """A variable of ``prometheus_client``: the folder in which several processes combine their metrics."""
 
+
+WITHHELD: dict[str, str] = {}
+"""Variables of settings that are missing in ``os.environ`` while playbook code runs; see ``process.environment``."""
 
 DEFAULT_POOL = "default"
 """The pool of steps and workers that name no pool."""
@@ -104,6 +113,21 @@ class Settings(BaseSettings):
     """Settings of one process. The embedded services fill empty addresses."""
 
     model_config = SettingsConfigDict(env_prefix="NOETL_", frozen=True, extra="ignore")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Reads the variables of this process, withheld ones included."""
+        assert isinstance(env_settings, EnvSettingsSource)
+        withheld = {name.lower(): value for name, value in WITHHELD.items()}
+        env_settings.env_vars = withheld | dict(env_settings.env_vars)
+        return init_settings, env_settings
 
     home: Path = Field(Path(".noetl"), description="State folder of the embedded services and of Dagster")
     playbooks_path: Path = Field(Path("playbooks"), description="Folder whose playbooks become jobs")

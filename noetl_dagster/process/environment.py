@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
-from noetl_dagster.settings import Settings, get_settings
+from noetl_dagster.settings import WITHHELD, Settings, get_settings
 
 PREFIX = "NOETL_"
 
@@ -35,7 +35,6 @@ class _Withheld:
     """The variables that are withheld from ``os.environ``, as long as at least one caller asks for that."""
 
     def __init__(self) -> None:
-        self.values: dict[str, str] = {}
         self._callers = 0
         self._lock = threading.Lock()
 
@@ -45,16 +44,16 @@ class _Withheld:
             self._callers += 1
             get_settings()
             for name in [name for name in os.environ if name.startswith(PREFIX)]:
-                self.values[name] = os.environ.pop(name)
+                WITHHELD[name] = os.environ.pop(name)
 
     def end(self) -> None:
         """Restores the variables if no caller is left."""
         with self._lock:
             self._callers -= 1
             if not self._callers:
-                for name, value in self.values.items():
+                for name, value in WITHHELD.items():
                     os.environ.setdefault(name, value)
-                self.values.clear()
+                WITHHELD.clear()
 
 
 _withheld = _Withheld()
@@ -94,7 +93,7 @@ def hide_from_children() -> None:
 
 def own_environment() -> dict[str, str]:
     """Returns the whole environment of this process for a child process of the platform, without tokens of the API."""
-    return without_tokens({**_withheld.values, **os.environ})
+    return without_tokens({**WITHHELD, **os.environ})
 
 
 def without_tokens(environment: Mapping[str, str]) -> dict[str, str]:
@@ -104,12 +103,12 @@ def without_tokens(environment: Mapping[str, str]) -> dict[str, str]:
 
 def setting_variable(name: str) -> str | None:
     """Returns the value of a ``NOETL_*`` variable, even while it is withheld; None if it is not set."""
-    return os.environ.get(name, _withheld.values.get(name))
+    return os.environ.get(name, WITHHELD.get(name))
 
 
 def setting_variables() -> set[str]:
     """Returns the names of the ``NOETL_*`` variables, withheld ones included."""
-    return {*_withheld.values, *(name for name in os.environ if name.startswith(PREFIX))}
+    return {*WITHHELD, *(name for name in os.environ if name.startswith(PREFIX))}
 
 
 def playbook_environment(settings: Settings) -> dict[str, str]:

@@ -106,6 +106,7 @@ async def test_the_component_in_a_new_project(tool: Tool, tmp_path: Path, pool: 
     tool("dg", "launch", "--job", "report")
     count = "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'count'"
     assert await pool.fetchval(count) == 14
+    assert not (tmp_path / "project" / ".noetl").exists()  # no process has started servers of its own
 
 
 def test_two_components_that_say_the_same_share_their_engine(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 from dagster import DagsterInstance
+from pydantic import SecretStr
 
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.launcher.address import Address
@@ -88,6 +89,8 @@ def test_a_check_names_the_line_that_reads_a_setting() -> None:
 def test_runs_get_no_tokens(variables: None, tmp_path: Path) -> None:
     with settings_withheld():
         assert "NOETL_CREDENTIAL_KEY" not in os.environ
+        own = Settings.model_validate({"minio_bucket": "lake"})  # settings that are read meanwhile are the same
+        assert own.credential_key == SecretStr(SECRETS["NOETL_CREDENTIAL_KEY"])
         for passed in (own_environment(), Address.of(tmp_path, own_environment(), 1).environment):
             assert passed["NOETL_CREDENTIAL_KEY"] == SECRETS["NOETL_CREDENTIAL_KEY"]
             assert not [name for name in passed if name.endswith(("_TOKEN", "_TOKENS")) and name.startswith("NOETL_")]
