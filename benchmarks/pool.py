@@ -179,7 +179,7 @@ def services(settings: Settings) -> dict[str, list[psutil.Process]]:
     found: dict[str, list[psutil.Process]] = {}
     for one in psutil.process_iter(["name", "cmdline"]):
         kind = names.get(one.info["name"])
-        if kind and any(word.startswith(home) for word in one.info["cmdline"] or ()):
+        if kind and any(home in word for word in one.info["cmdline"] or ()):
             found.setdefault(kind, []).append(one)
     return found
 
