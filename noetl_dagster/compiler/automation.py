@@ -36,6 +36,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.playbook.assets import ObservationSpec, key_text
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.storage.locations import matching
 from noetl_dagster.tools.access.credentials import CredentialType
@@ -153,7 +154,7 @@ async def _observe_table(runtime: Runtime, spec: ObservationSpec, table: str) ->
     try:
         row = await pool.fetchrow(TABLE, table)
     except Exception as error:
-        raise NoetlError(f"table {table} cannot be observed: {box.credentials.redact(str(error))}") from error
+        raise NoetlError(f"table {table} cannot be observed: {SECRETS.redact(str(error))}") from error
     return DataVersion(f"{row['file']}-{row['changes']}"), {
         "dagster/relation_identifier": table,
         "dagster/row_count": row["rows"],

@@ -22,6 +22,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ServiceError, ToolError, kind_of, kind_of_status
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
@@ -97,7 +98,7 @@ class NatsTool(Tool):
         except CredentialError as error:
             raise call.error(str(error), "credential", retryable=error.retryable) from None
         except (TimeoutError, ServiceError, nats.errors.Error, OSError) as error:
-            raise _failed(call, operation, error, box) from None
+            raise _failed(call, operation, error) from None
 
 
 async def _key_value(operation: NatsOperation, client: NatsClient, call: ToolCall) -> dict[str, Any]:
@@ -164,12 +165,12 @@ def _field(call: ToolCall, name: str) -> str:
     return str(value)
 
 
-def _failed(call: ToolCall, operation: NatsOperation, error: Exception, box: Toolbox) -> ToolError:
+def _failed(call: ToolCall, operation: NatsOperation, error: Exception) -> ToolError:
     missing = isinstance(error, nats.js.errors.NotFoundError)
     lost = isinstance(error, ServiceError | OSError | TimeoutError | nats.errors.ConnectionClosedError)
     text = f"nats {operation} in step {call.step}: {str(error) or type(error).__name__}"
     return ToolError(
-        box.credentials.redact(text),
+        SECRETS.redact(text),
         kind="not_found" if missing else _kind_of(error),
         retryable=lost and not missing,
         code="NOT_FOUND" if missing else None,

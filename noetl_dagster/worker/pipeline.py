@@ -19,6 +19,7 @@ from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import render_async, render_input, with_references
 from noetl_dagster.playbook.templates.scope import CompiledSet, Scope
 from noetl_dagster.playbook.templates.views import DataView, ReferenceCache, ResultView
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command, Outcome
@@ -150,7 +151,7 @@ class Pipeline:
             envelope = error_envelope(error, task.task.kind)
             retry_after = getattr(error, "retry_after", None)
         except Exception as error:
-            failed = defect(error, task.task.kind, self.command.step, self.box)
+            failed = defect(error, task.task.kind, self.command.step)
             envelope = error_envelope(failed, task.task.kind)
         milliseconds = round((time.perf_counter() - started) * 1000, 3)
         envelope["meta"] = {"attempt": attempt, "duration_ms": milliseconds}
@@ -270,7 +271,7 @@ class Pipeline:
                 patch.apply(scope.step_values)
 
 
-def defect(error: Exception, tool: str, step: str, box: Toolbox) -> ToolError:
+def defect(error: Exception, tool: str, step: str) -> ToolError:
     """Returns the failure of a task whose tool raised an unexpected exception, which a resumption would repeat.
 
     Raises:
@@ -281,7 +282,7 @@ def defect(error: Exception, tool: str, step: str, box: Toolbox) -> ToolError:
         raise error
     logger.error("%s in step %s: a defect in the tool", tool, step, exc_info=error)
     name = type(error).__name__
-    text = box.credentials.redact(f"{tool} in step {step}: {name}: {error}")
+    text = SECRETS.redact(f"{tool} in step {step}: {name}: {error}")
     return ToolError(text, kind="unknown", code=name)
 
 

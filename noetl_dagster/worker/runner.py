@@ -183,7 +183,7 @@ class CommandRunner:
         except Exception as error:
             known = error
             if not isinstance(error, TASK_ERRORS):
-                known = defect(error, f"sink {sink.tool}", command.step, self.box)
+                known = defect(error, f"sink {sink.tool}", command.step)
             failed = Outcome(error_envelope(known, sink.tool), tasks=outcome.tasks, duration=outcome.duration)
             await self.buffer.post([self._ended(call, failed)])
             return failed

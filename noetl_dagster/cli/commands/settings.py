@@ -16,6 +16,7 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.console import Json, console, print_json
 from noetl_dagster.cli.doctor import Finding, FindingState, ok, wrong
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings, get_settings
 
 COLOURS = {"ok": "green", "warning": "yellow", "wrong": "red", "not set": "dim"}
@@ -109,7 +110,7 @@ async def examine(settings: Settings) -> list[tuple[str, Finding]]:
             *program_checks(settings),
         ]
         findings = await asyncio.gather(*(check.find() for check in checks))
-    redact = credentials.redact
+    redact = SECRETS.redact
     return [
         (check.name, replace(one, what=redact(one.what), remedy=redact(one.remedy)))
         for check, one in zip(checks, findings, strict=True)

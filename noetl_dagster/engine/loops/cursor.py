@@ -173,7 +173,7 @@ class _ReleasingSource(CursorSource):
         """Claims in a transaction that commits when the block ends; yields the rows and the transaction's number."""
         call, box = await self._call(), self._runtime.box
         statements = await prepare_statements(call, box)
-        with postgres_errors(call, box):
+        with postgres_errors(call):
             pool = await open_pool(call, box)
             async with pool.acquire() as connection, connection.transaction():
                 async with asyncio.timeout(self._frame.max_seconds):

@@ -315,7 +315,7 @@ class _FrameRelease:
     async def _status_of(self, xid: int) -> str:
         """Returns the status of a transaction in the playbook's database: committed, aborted or in progress."""
         call = await self._call(None)
-        with postgres_errors(call, self.runtime.box):
+        with postgres_errors(call):
             pool = await open_pool(call, self.runtime.box)
             return str(await pool.fetchval(TRANSACTION_STATUS, xid))
 
@@ -335,7 +335,7 @@ class _FrameRelease:
             calls = [await self._call(row) for row in rows]
             if not calls:
                 return True
-            with postgres_errors(calls[0], box):
+            with postgres_errors(calls[0]):
                 pool = await open_pool(calls[0], box)
                 async with pool.acquire() as connection, connection.transaction():
                     xid = await connection.fetchval(OWN_TRANSACTION)

@@ -307,10 +307,6 @@ class Credentials:
         """Hides the secret values of a credential in every text of this process from now on."""
         SECRETS.hide(*credential.secrets())
 
-    def redact(self, text: str) -> str:
-        """Returns the text with every known secret value replaced by ``***``."""
-        return SECRETS.redact(text)
-
     def _variable(self, name: str) -> str | None:
         """Returns an environment variable that playbooks may read."""
         if is_for_playbooks(name, self._settings):

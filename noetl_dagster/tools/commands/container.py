@@ -11,6 +11,7 @@ from typing import Any
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.permissions import refusal, refused
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.base import (
     JobMessages,
     Tool,
@@ -63,7 +64,7 @@ class ContainerTool(Tool):
         namespace = str(call.config.get("namespace") or await asyncio.to_thread(own_namespace))
         script = await load_script(call, box)
         async with pipes_variables(call, box, JobMessages.OBJECTS) as variables:
-            redact = box.credentials.redact
+            redact = SECRETS.redact
             secrets = jobs.secret_variables(call, variables, lambda text: redact(text) != text)
             manifest = jobs.job_manifest(call, script, variables, secrets)
             _check_rights(call, manifest, box)
@@ -90,7 +91,7 @@ class ContainerTool(Tool):
         except ToolError:
             await asyncio.shield(job.stop())
             raise
-        log = None if log is None else box.credentials.redact(log)
+        log = None if log is None else SECRETS.redact(log)
         if condition.type == "Complete":
             ended = {"pod": pod, "exit_code": exit_code or 0, "stdout": log}
             return ToolResult(data={"job": job.name, "namespace": job.namespace, **ended})

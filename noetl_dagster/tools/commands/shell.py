@@ -12,6 +12,7 @@ import orjson
 
 from noetl_dagster.errors import ToolError, kind_of
 from noetl_dagster.process.environment import playbook_environment
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.base import (
     JobMessages,
     Tool,
@@ -60,7 +61,7 @@ class ShellTool(Tool):
                 finished = await self._run(call, box, variables)
         except OSError as error:
             raise ToolError(f"{call.task.kind} in step {call.step}: {error}", kind=kind_of(error)) from None
-        redact, code = box.credentials.redact, finished.exit_code
+        redact, code = SECRETS.redact, finished.exit_code
         if code != 0:
             outcome = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             output = redact(finished.stderr.strip() or finished.stdout.strip())[-EXCERPT:]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.tools.access.web import public
 from noetl_dagster.tools.base import Toolbox, ToolCall
@@ -92,7 +93,7 @@ class ResponseBody:
 async def read_response(body: ResponseBody, call: ToolCall, box: Toolbox) -> HttpResponse:
     """Reads a response; a body above ``NOETL_HTTP_BODY_BYTES`` goes to the result store."""
     response = body.response
-    redact = box.credentials.redact
+    redact = SECRETS.redact
     headers: dict[str, str] = {}
     for name, value in response.headers.items():
         key = name.lower()

@@ -15,6 +15,7 @@ import orjson
 from yarl import URL
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of_status
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.process.tracing import trace
 from noetl_dagster.process.tracing.spans import TRACEPARENT
 from noetl_dagster.tools.access.credentials import HTTP_TYPES, CredentialType
@@ -64,14 +65,14 @@ class HttpTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Sends the request and returns its response."""
-        config, redact = call.config, box.credentials.redact
+        config, redact = call.config, SECRETS.redact
         access = await _credential_fields(call, box)
         url = _absolute_url(config.get("url"), access, call)
         takes_rows = call.task.kind == self.kind  # a transfer reads rows in its own way
         started = time.perf_counter()
         try:
             format = _row_format(call) if takes_rows else None
-            request = _build_request(url, access, config, box)
+            request = _build_request(url, access, config)
             seconds = (seconds_of(call) if config.get("timeout") else None) or DEFAULT_SECONDS
         except (NotJsonableError, ValueError) as error:
             where = f"{_method(config)} {redact(url)}"
@@ -185,7 +186,7 @@ def _absolute_url(url: Any, access: _CredentialFields, call: ToolCall) -> str:
     return url
 
 
-def _build_request(url: str, access: _CredentialFields, config: Mapping[str, Any], box: Toolbox) -> HttpRequest:
+def _build_request(url: str, access: _CredentialFields, config: Mapping[str, Any]) -> HttpRequest:
     """Returns the request of the task's fields. Raises ``NotJsonableError``, ``ValueError`` if one cannot be sent."""
     headers = {str(name): str(value) for name, value in (config.get("headers") or {}).items()}
     headers.update(access.headers)
@@ -205,7 +206,7 @@ def _build_request(url: str, access: _CredentialFields, config: Mapping[str, Any
     target = address(url, {**params, **access.params} if access.params else params)
     if target.raw_user and any(name.lower() == "authorization" for name in headers):
         target = target.with_user(None)  # the credential takes precedence over the address
-    redact = box.credentials.redact  # a header of the playbook may contain a secret of the keychain
+    redact = SECRETS.redact  # a header of the playbook may contain a secret of the keychain
     secret = {name.lower() for name, value in headers.items() if redact(value) != value}
     secrets = frozenset(secret | {name.lower() for name in access.headers})
     return HttpRequest(_method(config), target, headers, body, secrets)

@@ -19,6 +19,7 @@ import orjson
 from noetl_dagster.errors import TemplateError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import PythonIsolation
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, time_limit
 from noetl_dagster.tools.chunks.gather import Gathered
@@ -86,7 +87,7 @@ class PythonTool(Tool):
             async with time_limit(call, most):
                 return await self._run(source, call, box, isolation)
         except CodeFailure as failure:
-            raise _tool_error(failure, call, source, box) from None
+            raise _tool_error(failure, call, source) from None
 
     async def _run(self, source: str, call: ToolCall, box: Toolbox, isolation: PythonIsolation) -> ToolResult:
         program = compile_code(source, f"{call.step}.{call.task.name}")
@@ -279,11 +280,11 @@ def _option(call: ToolCall, name: str) -> Any:
     return call.task.spec.options.get(name, call.config.get(name))
 
 
-def _tool_error(failure: CodeFailure, call: ToolCall, source: str, box: Toolbox) -> ToolError:
+def _tool_error(failure: CodeFailure, call: ToolCall, source: str) -> ToolError:
     where = code_place(call.task, source, failure.line)
     inside = f", in {failure.function}" if failure.function and failure.function != "module" else ""
     return ToolError(
-        box.credentials.redact(f"{failure.exception_type}: {failure.message} ({where}{inside})"),
+        SECRETS.redact(f"{failure.exception_type}: {failure.message} ({where}{inside})"),
         kind="python",
         retryable=failure.transient,
         details={"py": {"exception_type": failure.exception_type, "line": failure.line}},

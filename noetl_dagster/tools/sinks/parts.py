@@ -9,6 +9,7 @@ from typing import Any
 from noetl_dagster.errors import CredentialError, ToolError, kind_of
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.paths import check_path
 from noetl_dagster.tools.rows.batches import has_rows
@@ -52,14 +53,14 @@ class PartSinks:
         result = ready.args or value
         if not await has_rows(result):
             return None
-        with _errors(place, self._box):
+        with _errors(place):
             await self._parts(place).stage(place, result)
         return place
 
     async def publish(self, places: Iterable[PartPlace]) -> None:
         """Publishes parts of complete iterations; raises ``ToolError`` if one fails, which stays staged."""
         for target, parts in _by_target(places):
-            with _errors(target, self._box):
+            with _errors(target):
                 await self._parts(target).publish(target, parts)
 
     async def settle(self, places: Iterable[PartPlace], prefix: str, *, is_over: bool = True) -> None:
@@ -76,7 +77,7 @@ class PartSinks:
         places = list(places)
         known = {place.part for place in places}
         for target, complete in _by_target(places):
-            with _errors(target, self._box):
+            with _errors(target):
                 parts = self._parts(target)
                 staged = await parts.staged(target, prefix)
                 if late := [place for place in complete if place.part in staged]:
@@ -115,14 +116,14 @@ def _by_target(places: Iterable[PartPlace]) -> list[tuple[PartPlace, list[PartPl
 
 
 @contextmanager
-def _errors(place: PartPlace, box: Toolbox) -> Iterator[None]:
+def _errors(place: PartPlace) -> Iterator[None]:
     """Turns the errors of stores and file systems into ``ToolError``."""
     from obstore.exceptions import BaseError
 
     try:
         yield
     except (BaseError, OSError) as error:
-        text = box.credentials.redact(f"sink: {place.kind} {place.path}: {type(error).__name__}: {error}")
+        text = SECRETS.redact(f"sink: {place.kind} {place.path}: {type(error).__name__}: {error}")
         kind = kind_of(error)
         raise ToolError(text, kind="storage" if kind == "unknown" else kind, retryable=True) from None
     except CredentialError as error:

@@ -9,6 +9,7 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall
 
@@ -84,7 +85,7 @@ async def _connected(call: ToolCall, box: Toolbox, connect: Callable[[Credential
 
 
 @contextlib.contextmanager
-def postgres_errors(call: ToolCall, box: Toolbox) -> Iterator[None]:
+def postgres_errors(call: ToolCall) -> Iterator[None]:
     """Turns errors of asyncpg and of the connection into ``ToolError``."""
     where = f"postgres in step {call.step}"
     try:
@@ -100,7 +101,7 @@ def postgres_errors(call: ToolCall, box: Toolbox) -> Iterator[None]:
             what = "the connection to the server was lost; the transaction is undone"
         kind: ErrorKind = "db_timeout" if isinstance(error, TimeoutError) else "db_connection"
         raise ToolError(
-            box.credentials.redact(f"{where}: {what}"),
+            SECRETS.redact(f"{where}: {what}"),
             kind=kind if lost else "db",
             retryable=lost,
             details={"pg": {"sqlstate": None}},

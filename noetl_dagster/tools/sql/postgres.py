@@ -41,7 +41,7 @@ async def read_rows(
     statement: BoundStatement, call: ToolCall, box: Toolbox, size: int
 ) -> AsyncIterator[list[Mapping[str, Any]]]:
     """Yields the rows of a statement in chunks of at most ``size``, with the values of the server's own types."""
-    with postgres_errors(call, box):
+    with postgres_errors(call):
         wanted = ChunkWriter.is_wanted(call, box)
         async with open_connection(call, box, lone=wanted) as connection, connection.transaction():
             if wanted:
@@ -94,7 +94,7 @@ class PostgresTool(Tool):
                 return await self._run(call, box, statements)
 
     async def _run(self, call: ToolCall, box: Toolbox, statements: list[BoundStatement]) -> ToolResult:
-        with postgres_errors(call, box):
+        with postgres_errors(call):
             shapes = box.clients.statements(await open_pool(call, box))
             async with open_connection(call, box, lone=ChunkWriter.is_wanted(call, box)) as connection:
                 try:

@@ -224,7 +224,7 @@ async def open_postgres(
     if len(statements) != 1:
         raise call.error("source.query must be one statement that gives rows")
     isolation = "repeatable_read" if snapshot or end.order_by else None
-    with postgres_errors(own, box):
+    with postgres_errors(own):
         pool = await open_pool(own, box)
         async with (
             pool.acquire() as connection,

@@ -60,7 +60,7 @@ async def write_postgres(transfer: Transfer) -> TransferOutcome:
     """
     own = replace(transfer.call, auth=transfer.target.auth)
     box, source = transfer.box, transfer.source
-    with postgres_errors(own, box):
+    with postgres_errors(own):
         # a source that has a connection of the pool must not wait for another one, as others of its kind do
         async with open_connection(own, box, lone=isinstance(source, PostgresSource)) as connection:
             resumes = can_resume(transfer, seeks=source.seeks)
@@ -229,5 +229,5 @@ class StagedTable(StagedTarget):
     async def discard(self) -> None:
         """Drops both tables when the end of the command is in the log."""
         if self._names:
-            with postgres_errors(self._call, self._transfer.box):
+            with postgres_errors(self._call):
                 await self._pool.execute(DROP_BOTH.format(**self._names))

@@ -12,6 +12,7 @@ from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
 from noetl_dagster.errors import CredentialError
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.credentials import Credentials, CredentialType, environment_name
 
@@ -102,7 +103,7 @@ async def test_nothing_shows_secrets(settings: Settings, tmp_path: Path, monkeyp
     credential = await credentials.get("db")
 
     assert "ssw0rd" not in repr(credential)
-    assert credentials.redact("x p%40ssw0rd y p@ssw0rd") == "x *** y ***"
+    assert SECRETS.redact("x p%40ssw0rd y p@ssw0rd") == "x *** y ***"
     broken = tmp_path / "broken.yaml"
     broken.write_text("db: {type: postgres, data: {password: 'tops3cret}}")
     with pytest.raises(CredentialError) as caught:
@@ -128,6 +129,6 @@ async def test_handles_open_only_for_the_call(
     assert bearer.data["token"] == "t0k3n-value"
     assert header is not None
     assert header.data["value"] == "file-value"
-    assert credentials.redact("t0k3n-value file-value") == "*** ***"
+    assert SECRETS.redact("t0k3n-value file-value") == "*** ***"
     with pytest.raises(CredentialError, match="outside"):
         await credentials.reveal("secret://file/../key")

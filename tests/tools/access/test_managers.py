@@ -27,6 +27,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.credentials import Credentials, CredentialType
 from noetl_dagster.tools.access.managers import asking
@@ -465,7 +466,7 @@ async def test_values_are_hidden(settings: Settings, aws: str) -> None:
     credentials = Credentials(settings)
     await credentials.reveal("secret://aws/prod/db")
     await credentials.reveal("secret://aws_ssm//prod/api/key")
-    assert credentials.redact(f"{PASSWORD} parameter-value etl") == "*** *** etl"
+    assert SECRETS.redact(f"{PASSWORD} parameter-value etl") == "*** *** etl"
 
 
 async def test_in_fields_of_auth(settings: Settings, aws: str) -> None:
