@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import asyncpg
 import httpx
@@ -42,6 +41,7 @@ from noetl_dagster.tools.transfer.files import ChunkFile
 from noetl_dagster.tools.transfer.options import Verify
 from tests.databases import superuser_url
 from tests.embedded.peers import s3_client
+from tests.waiting import until
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root has another user run PostgreSQL")
 
@@ -268,17 +268,23 @@ def test_only_the_user_reads_compute_logs(tmp_path: Path) -> None:
     assert _open_to_others(*paths) == {}
 
 
-async def test_only_the_user_reads_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+async def test_only_the_user_reads_temporary_files(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     chunks = ChunkFile(None, RowFormat.JSONL, Verify.NONE)
     playbook: Any = SimpleNamespace(file=str(tmp_path / "missing.yaml"))
-    launcher = ProcessLauncher(Mock(spec=Engine), {})
+    engine = await Engine.open(settings)
+    launcher = ProcessLauncher(engine, {})
     await launcher.launch(playbook, 7, {"a": "secret"})
-    await launcher.close()
-    files = list(tmp_path.iterdir())  # noqa: ASYNC240
+    files = list(folder.iterdir())
     assert {chunks.path} < set(files)
     assert {file.suffix for file in files} >= {".json", ".log"}
     assert _open_to_others(*files) == {}
+    await until(lambda: not launcher.running, "the process to end")
+    await engine.close()
 
 
 def _open_to_others(*paths: Path) -> dict[str, str]:

@@ -45,6 +45,11 @@ ATTACKS = {
 }
 
 
+def test_reading_ends_where_there_are_too_many_values() -> None:
+    _, [problem] = parse_report(HEAD + "workload: [" + "1," * 300_000 + "1]\n")
+    assert 390_000 < problem.place.column < 400_100  # the rest has cost nothing
+
+
 @pytest.mark.parametrize(("text", "limit"), ATTACKS.values(), ids=ATTACKS)
 def test_what_stands_for_too_much_is_refused(text: str, limit: str) -> None:
     playbook, problems = parse_report(HEAD + text, file="x.yaml")
