@@ -7,14 +7,20 @@ daemon thread. Connection pools, clients and stores live on that loop, so a pool
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
+import sys
 import threading
+import time
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError as FutureCancelledError
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+NATIVE_THREADS_SECONDS = 1.0
+"""How long the end of a process waits for threads of native libraries that run Python code."""
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
@@ -79,3 +85,19 @@ def _forget_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+@atexit.register
+def _wait_for_native_threads() -> None:
+    """Lets threads of native libraries leave Python before the interpreter ends.
+
+    obstore's threads hand over results with ``call_soon_threadsafe``, which gives up the GIL while it wakes the loop.
+    The woken process may end before such a thread has the GIL again. CPython 3.11 then ends the thread with
+    ``pthread_exit``, which Rust answers with SIGABRT: a command that did its work would fail.
+    """
+    end = time.monotonic() + NATIVE_THREADS_SECONDS
+    while True:
+        time.sleep(0.001)  # gives up the GIL
+        known = {thread.ident for thread in threading.enumerate()}
+        if sys._current_frames().keys() <= known or time.monotonic() > end:
+            return

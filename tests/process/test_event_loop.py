@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -77,3 +79,18 @@ def test_a_forked_child_has_a_loop_of_its_own() -> None:
     name, pid = results.get()
     assert name == "noetl-loop"
     assert pid == process.pid
+
+
+def test_a_process_ends_after_native_threads_have_left_python() -> None:
+    """A thread that ``threading`` does not know stands for one of obstore's."""
+    program = """
+import _thread, os, time
+import noetl_dagster.process.event_loop
+def native():
+    time.sleep(0.3)  # without the GIL
+    os.write(1, b"left")
+_thread.start_new_thread(native, ())
+time.sleep(0.1)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("left", "", 0)

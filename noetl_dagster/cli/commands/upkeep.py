@@ -20,7 +20,7 @@ from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.loops.frames import release_expired
 from noetl_dagster.engine.recovery.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.events.connection import DATABASE_AWAY, open_pool
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection import INTERVAL, Projection
@@ -166,9 +166,8 @@ async def missing(
 ) -> None:
     """List results whose bytes are gone; exit code 1 if there are any."""
     settings = embedded.ensure(get_settings())
-    assert settings.db_url is not None
     found = 0
-    pool = await open_pool(settings.db_url, size=2, application="noetl missing")
+    pool = await open_settled_pool(settings, size=2, application="noetl missing")
     try:
         async with ResultStore(settings, pool) as store:
             async for ref in store.missing(execution_id):
