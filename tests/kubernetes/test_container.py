@@ -11,7 +11,7 @@ import kubernetes.config
 import pytest
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.commands import container
+from noetl_dagster.tools.commands import container, jobs
 from tests.kubernetes.cluster import Cluster
 from tests.waiting import until
 
@@ -105,6 +105,8 @@ async def test_a_container_is_placed_and_fed_as_its_task_says(run: Any, cluster:
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     assert spec["containers"][0]["imagePullPolicy"] == "IfNotPresent"
     assert (metadata["labels"]["team"], metadata["annotations"]["cost/centre"]) == ("care", "7")
+    [job] = cluster.store.list("Job")
+    assert jobs.SECRET not in job["metadata"]["annotations"], "no variable has a secret value"
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

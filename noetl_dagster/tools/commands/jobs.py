@@ -95,8 +95,8 @@ def job_manifest(
     if config.get("service_account"):
         pod["serviceAccountName"] = config["service_account"]
     if config.get("image_pull_secrets"):
-        secrets = config["image_pull_secrets"]
-        named = [secrets] if isinstance(secrets, str) else secrets
+        given = config["image_pull_secrets"]
+        named = [given] if isinstance(given, str) else given
         pod["imagePullSecrets"] = [{"name": one} if isinstance(one, str) else one for one in named]
     annotations = {name: text for name, text in _texts(config.get("annotations")).items() if name != SECRET}
     spec: dict[str, Any] = {"backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_SECONDS}
@@ -108,11 +108,7 @@ def job_manifest(
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {
-            "name": job_name(call),
-            "labels": labels,
-            "annotations": own,
-        },
+        "metadata": {"name": job_name(call), "labels": labels, "annotations": own},
         "spec": {**spec, "template": {"metadata": metadata, "spec": pod}},
     }
 
