@@ -119,8 +119,8 @@ BEGIN
         UPDATE noetl.queue SET lease_until = now() + make_interval(secs => lease)
         WHERE execution_id = ANY(other_of) AND command_id = ANY(other) AND status = 'leased'
           AND ((execution_id, command_id, worker_id) IN (
-              SELECT execution, command, worker FROM unnest(other_of, other, other_workers, beats)
-                  AS one (execution, command, worker, beat) WHERE beat)) IS TRUE;
+              SELECT execution, command, worker FROM unnest(other_ids, other_of, other, other_workers, beats)
+                  AS one (id, execution, command, worker, beat) WHERE beat AND (NOT checked OR id = ANY(taken)))) IS TRUE;
     END IF;
 END $$;
 

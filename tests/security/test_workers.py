@@ -171,6 +171,16 @@ async def test_a_batch_counts_as_far_as_its_sender_holds(service: Service, held:
     assert (answer["new"], len(answer["refused"])) == (1, 1)
 
 
+async def test_a_heartbeat_extends_the_lease_of_its_claim_alone(service: Service, held: int) -> None:
+    pool = service.plane.engine.runtime.pool
+    await pool.execute("UPDATE noetl.queue SET lease_until = now()")
+    late = replace(ended(held, 0), **BEAT, parent_event_id=5)  # of an earlier claim of the same worker
+    assert (await post(service, "one", "events", message_of(late)))[0] == 409
+    assert await pool.fetchval("SELECT count(*) FROM noetl.queue WHERE lease_until > now()") == 0
+    assert (await post(service, "one", "events", message_of(replace(ended(held, 0), **BEAT))))[0] == 202
+    assert await pool.fetchval("SELECT count(*) FROM noetl.queue WHERE lease_until > now()") == 1
+
+
 async def test_the_last_holder_ends_a_command_until_another_claims_it(service: Service, held: int) -> None:
     pool = service.plane.engine.runtime.pool
     await pool.execute("UPDATE noetl.queue SET status = 'queued', lease_until = NULL, available_at = now()")
