@@ -17,7 +17,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def closed_folder(folder: Path) -> Path:
-    """Creates a folder as :func:`private_folder`, or takes an existing one's access from all other users."""
+    """Creates a folder like :func:`private_folder`, or closes an existing one to all other users."""
     status = private_folder(folder).stat()
     if status.st_uid != os.geteuid() == 0:
         os.chown(folder, 0, 0)

@@ -12,6 +12,7 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -57,8 +58,8 @@ def warn(message: str) -> None:
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    """Prints an error on standard error and ends the program."""
-    note(message, style="red", level=logging.ERROR)
+    """Prints an error on standard error, without secrets, and ends the program."""
+    note(SECRETS.redact(message), style="red", level=logging.ERROR)
     raise SystemExit(code)
 
 

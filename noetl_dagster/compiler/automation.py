@@ -153,8 +153,9 @@ async def _observe_table(runtime: Runtime, spec: ObservationSpec, table: str) ->
     pool = runtime.pool if credential is None else await box.clients.postgres(credential)
     try:
         row = await pool.fetchrow(TABLE, table)
-    except Exception as error:
-        raise NoetlError(f"table {table} cannot be observed: {SECRETS.redact(str(error))}") from error
+    except Exception as error:  # Dagster stores its text too
+        SECRETS.redact_error(error)
+        raise NoetlError(f"table {table} cannot be observed: {error}") from error
     return DataVersion(f"{row['file']}-{row['changes']}"), {
         "dagster/relation_identifier": table,
         "dagster/row_count": row["rows"],

@@ -16,10 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand, environment_of_servers
+from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand
 from noetl_dagster.embedded.servers import Ports, Service, ServiceName
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.private_files import write_private
+from noetl_dagster.process.environment import basic_environment
 
 DATABASES = ("noetl", "dagster")
 
@@ -281,7 +282,7 @@ def _run(argv: Sequence[str], data: Path, user: pwd.struct_passwd | None, text: 
             capture_output=True,
             text=True,
             cwd=data,
-            env=environment_of_servers(),
+            env=basic_environment(),
             umask=0o077,
             user=user and user.pw_uid,
             group=user and user.pw_gid,

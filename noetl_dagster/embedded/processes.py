@@ -17,12 +17,9 @@ import psutil
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.private_files import private_file
+from noetl_dagster.process.environment import basic_environment
 
 LOOPBACK = "127.0.0.1"
-
-_PASSED_ON = frozenset(
-    ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,7 @@ class LaunchCommand:
     """The command that starts one server.
 
     Attributes:
-        environment: further variables, see :func:`environment_of_servers`.
+        environment: further variables, beside the basic ones of this process.
         user: the system user that runs it, which only root may set.
         folder: its working directory; default: the folder of the service.
     """
@@ -39,11 +36,6 @@ class LaunchCommand:
     environment: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     folder: Path | None = None
-
-
-def environment_of_servers() -> dict[str, str]:
-    """Returns those of this process's variables that servers need. Others may contain secrets of the user."""
-    return {name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("LC_")}
 
 
 def spawn(launch: LaunchCommand, log: Path, folder: Path) -> int:
@@ -58,7 +50,7 @@ def spawn(launch: LaunchCommand, log: Path, folder: Path) -> int:
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=launch.folder or folder,
-            env={**environment_of_servers(), **launch.environment},
+            env={**basic_environment(), **launch.environment},
             umask=0o077,
             user=launch.user,
             group=launch.user,

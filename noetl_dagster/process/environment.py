@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
@@ -23,7 +23,8 @@ API_TOKENS = frozenset({"NOETL_SERVICE_TOKENS", "NOETL_SERVER_TOKEN"})
 
 BASIC_VARIABLES = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "TERM"),
-    *("PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "JAVA_HOME", "SPARK_HOME"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"),
+    *("LD_LIBRARY_PATH", "JAVA_HOME", "SPARK_HOME"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
 )
 """Patterns of variables that programs need and that are no secrets."""
@@ -111,6 +112,11 @@ def setting_variables() -> set[str]:
     return {*WITHHELD, *(name for name in os.environ if name.startswith(PREFIX))}
 
 
+def basic_environment() -> dict[str, str]:
+    """Returns the variables that programs need and that are no secrets: for servers and helpers of the platform."""
+    return {name: value for name, value in os.environ.items() if _is_named(name, BASIC_VARIABLES)}
+
+
 def playbook_environment(settings: Settings) -> dict[str, str]:
     """Returns the variables that processes of playbook code get: basic ones and those of ``NOETL_PLAYBOOK_ENV``."""
     return {name: value for name, value in os.environ.items() if is_for_playbooks(name, settings)}
@@ -118,6 +124,8 @@ def playbook_environment(settings: Settings) -> dict[str, str]:
 
 def is_for_playbooks(name: str, settings: Settings) -> bool:
     """Returns whether playbook code may read a variable."""
-    if name.startswith(PREFIX):
-        return False
-    return any(fnmatchcase(name, pattern) for pattern in (*BASIC_VARIABLES, *settings.playbook_env))
+    return not name.startswith(PREFIX) and _is_named(name, (*BASIC_VARIABLES, *settings.playbook_env))
+
+
+def _is_named(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -30,8 +30,7 @@ class Requires:
         """Returns the sender; raises 401 for a missing or unknown token, and 403 for one without the scope."""
         principal = tokens.principal(token)
         if principal is None:
-            headers = {"www-authenticate": "Bearer"}
-            raise ApiProblem(401, "a bearer token of NOETL_SERVICE_TOKENS is needed", headers)
+            raise without_token()
         if principal.scopes.isdisjoint(self._allowed):
             raise ApiProblem(403, f"the token lacks the scope {self._names}")
         return principal
@@ -45,6 +44,11 @@ FOR_ALL = Depends(Requires(TokenScope.READER, TokenScope.OPERATOR, TokenScope.WO
 Worker = Annotated[Principal, FOR_WORKERS]
 Anyone = Annotated[Principal, FOR_ALL]
 """The sender of a request that workers may send; readers and operators may send it too."""
+
+
+def without_token() -> ApiProblem:
+    """Returns the problem of a request with a missing or unknown token."""
+    return ApiProblem(401, "a bearer token of NOETL_SERVICE_TOKENS is needed", {"www-authenticate": "Bearer"})
 
 
 def bearer_token(headers: Mapping[bytes, bytes]) -> str | None:

@@ -16,7 +16,7 @@ from noetl_dagster.service.hot import HotRoutes
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.service.problems import handle_problems
 from noetl_dagster.service.requests import API, DECLARES_CLIENT, RequestChecks
-from noetl_dagster.service.tokens import tokens_of
+from noetl_dagster.service.tokens import parse_tokens
 from noetl_dagster.settings import Settings
 
 LOOPBACK = ["127.0.0.1", "localhost", "[::1]", "::1"]
@@ -29,7 +29,7 @@ MODULES = (commands, catalog, executions, workers, health)
 
 def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManager[Plane]]) -> FastAPI:
     """Returns the application; ``plane`` opens the components that requests use, when it starts."""
-    tokens = tokens_of(settings)
+    tokens = parse_tokens(settings.service_tokens)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import resource
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind, ServiceError
 from noetl_dagster.events.catalog import PlaybookDraft, draft_of
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.environment import basic_environment
 from noetl_dagster.settings import Settings
 
 PROCESSES = 2
@@ -28,7 +29,6 @@ _PATIENCE = 3
 """Wall-clock time on a busy machine, as a multiple of the processor time."""
 
 _HEADER = 8
-_NEEDED = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "TMPDIR", "TZ")
 _LIMITS = ("playbook_bytes", "playbook_values", "playbook_depth", "template_bytes", "template_seconds")
 """Settings of a checking process; it gets no others, and none of the service's secrets."""
 
@@ -93,8 +93,7 @@ class PlaybookChecker:
 
     async def _started(self) -> asyncio.subprocess.Process:
         settings = self._settings
-        environment = {name: os.environ[name] for name in _NEEDED if name in os.environ}
-        environment |= {f"NOETL_{name.upper()}": str(getattr(settings, name)) for name in _LIMITS}
+        environment = basic_environment() | {f"NOETL_{name.upper()}": str(getattr(settings, name)) for name in _LIMITS}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", __name__, str(settings.check_seconds), str(settings.check_bytes)),
             stdin=asyncio.subprocess.PIPE,
@@ -144,8 +143,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _problem(given: Message) -> Problem:
-    place = Place(given["file"], given["line"], given["column"])
-    return Problem(place, given["message"], given["severity"], ProblemKind(given["kind"]))
+    return Problem(**given | {"place": Place(**given["place"]), "kind": ProblemKind(given["kind"])})
 
 
 def _answer(request: Message) -> Message:
@@ -156,19 +154,7 @@ def _answer(request: Message) -> Message:
             return {}
         return {"draft": draft_of(request["content"])._asdict()}
     except PlaybookError as error:
-        return {
-            "problems": [
-                {
-                    "file": problem.place.file,
-                    "line": problem.place.line,
-                    "column": problem.place.column,
-                    "message": problem.message,
-                    "severity": problem.severity,
-                    "kind": problem.kind,
-                }
-                for problem in error.problems
-            ]
-        }
+        return {"problems": [asdict(problem) for problem in error.problems]}
     except MemoryError:
         return {"memory": True}
 

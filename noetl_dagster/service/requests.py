@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noetl_dagster.events.transport.wire import CLIENT_HEADER
-from noetl_dagster.service.access import Requires, bearer_token
+from noetl_dagster.service.access import Requires, bearer_token, without_token
 from noetl_dagster.service.problems import ApiProblem, problem_of, problem_response
 from noetl_dagster.service.tokens import Tokens, TokenScope
 
@@ -35,9 +35,6 @@ OWN_SITE = (None, b"same-origin", b"none")
 
 _JSON = re.compile(rb"\s*application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
 _DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
-
-KNOWN = Requires(*TokenScope)
-"""Accepts every known token."""
 
 READS = Requires(TokenScope.READER, TokenScope.OPERATOR)
 
@@ -103,21 +100,16 @@ class RequestChecks:
         """Raises the problem of a request that is refused."""
         path: str = scope["path"]
         token = bearer_token(headers) if self._needs_token else None
-        unknown: ApiProblem | None = None
-        if self._needs_token:
-            try:
-                KNOWN.check(self._tokens, token)
-            except ApiProblem as problem:
-                unknown = problem
-        client = hash(token) if self._needs_token and unknown is None else address_of(scope)
+        is_known = self._tokens.principal(token) is not None
+        client = address_of(scope) if token is None or not is_known else hash(token)
         wait = self._clients.count(client, time.monotonic())
         if wait > 0:
             raise ApiProblem(429, f"more than {self._rate:g} requests a second", {"retry-after": f"{wait:.3f}"})
         changes, is_api = scope["method"] not in SAFE_METHODS, path.startswith(API)
         if changes or is_api:
             refuse_other_sites(headers)
-        if unknown is not None and path not in OPEN:
-            raise unknown
+        if not is_known and path not in OPEN:
+            raise without_token()
         if path in self._for_readers:
             READS.check(self._tokens, token)
         if is_api and not self._needs_token and not headers.get(_CLIENT):

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME, Settings
+from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME
 
 LONGEST_WORKER_ID = 256
 
@@ -75,11 +75,6 @@ class Tokens:
         if not self.required:
             return LOCAL
         return None if token is None else self.principals.get(digest(token))
-
-
-def tokens_of(settings: Settings) -> Tokens:
-    """Returns the tokens of the API; raises ``ServiceError``, whose message contains no token."""
-    return parse_tokens(settings.service_tokens)
 
 
 def parse_tokens(text: SecretStr | None) -> Tokens:

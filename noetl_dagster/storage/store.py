@@ -108,12 +108,7 @@ class ResultStore(ResultReader):
             StorageError: the value cannot be encoded, or no tier accepted it; nothing is recorded then.
         """
         item = NewResult(value, execution_id, step, name, spec, tier, select, parent_ref_id, extra or {})
-        ref = await self._place(item)
-        try:
-            await self._catalog.record([ref])
-        finally:
-            self._stored.settle(execution_id, ref.bytes_size)
-        return ref
+        return await self._record(await self._place(item))
 
     async def put_many(self, items: Sequence[NewResult]) -> list[ResultRef]:
         """Stores many results; their rows are written in one statement, in order."""
@@ -188,11 +183,7 @@ class ResultStore(ResultReader):
             sha256=await digest.hexdigest(),
             preview=codec.clip(head, most) if readable else None,
         )
-        try:
-            await self._catalog.record([ref])
-        finally:
-            self._stored.settle(execution_id, size)
-        return ref
+        return await self._record(ref)
 
     async def register_dataset(
         self,
@@ -233,11 +224,7 @@ class ResultStore(ResultReader):
             rows=rows,
             extra=facts,
         )
-        try:
-            await self._catalog.record([ref])
-        finally:
-            self._stored.settle(execution_id, bytes_size)
-        return ref
+        return await self._record(ref)
 
     async def register_part(
         self, dataset: ResultRef, file: str, *, name: str, bytes_size: int, rows: int | None = None
@@ -419,6 +406,14 @@ class ResultStore(ResultReader):
             parent_ref_id=item.parent_ref_id,
             extra={**encoded.extra, **item.extra},
         )
+
+    async def _record(self, ref: ResultRef) -> ResultRef:
+        """Records a reference whose bytes are stored and counted."""
+        try:
+            await self._catalog.record([ref])
+        finally:
+            self._stored.settle(ref.execution_id, ref.bytes_size)
+        return ref
 
     async def _encode(self, value: Any, spec: ResultSpec) -> Encoded:
         compression = Compression(spec.compression)

@@ -22,7 +22,6 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ServiceError, ToolError, kind_of, kind_of_status
-from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
@@ -170,7 +169,7 @@ def _failed(call: ToolCall, operation: NatsOperation, error: Exception) -> ToolE
     lost = isinstance(error, ServiceError | OSError | TimeoutError | nats.errors.ConnectionClosedError)
     text = f"nats {operation} in step {call.step}: {str(error) or type(error).__name__}"
     return ToolError(
-        SECRETS.redact(text),
+        text,
         kind="not_found" if missing else _kind_of(error),
         retryable=lost and not missing,
         code="NOT_FOUND" if missing else None,

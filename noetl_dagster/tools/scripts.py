@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 import obstore
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of, kind_of_status
-from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.access.clients import open_bucket
 from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall
@@ -57,7 +56,7 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
     except UnicodeDecodeError:  # its message would quote the content
         raise ToolError(f"{where} is not text in UTF-8", kind="parse") from None
     except (OSError, CredentialError, obstore.exceptions.BaseError) as error:
-        raise ToolError(SECRETS.redact(f"{where} cannot be read: {error}"), kind=kind_of(error)) from None
+        raise ToolError(f"{where} cannot be read: {error}", kind=kind_of(error)) from None
     known = "file, http, s3, gcs, inline"
     raise ToolError(f"{where}: source type {kind!r} is unknown; known: {known}", kind="schema")
 

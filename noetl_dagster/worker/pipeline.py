@@ -19,7 +19,6 @@ from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import render_async, render_input, with_references
 from noetl_dagster.playbook.templates.scope import CompiledSet, Scope
 from noetl_dagster.playbook.templates.views import DataView, ReferenceCache, ResultView
-from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command, Outcome
@@ -282,7 +281,7 @@ def defect(error: Exception, tool: str, step: str) -> ToolError:
         raise error
     logger.error("%s in step %s: a defect in the tool", tool, step, exc_info=error)
     name = type(error).__name__
-    text = SECRETS.redact(f"{tool} in step {step}: {name}: {error}")
+    text = f"{tool} in step {step}: {name}: {error}"
     return ToolError(text, kind="unknown", code=name)
 
 

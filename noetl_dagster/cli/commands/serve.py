@@ -18,7 +18,7 @@ import typer
 from noetl_dagster import embedded
 from noetl_dagster.cli.console import fail, warn_of_stores
 from noetl_dagster.cli.service_processes import ParentProcess, ServiceProcesses
-from noetl_dagster.service.tokens import tokens_of
+from noetl_dagster.service.tokens import parse_tokens
 from noetl_dagster.settings import METRICS_FOLDER, Settings, settings_with
 
 
@@ -89,7 +89,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 def check_exposure(settings: Settings) -> None:
     """Refuses to listen beyond this machine without tokens, or with tokens in clear text, and invalid tokens."""
-    host, tokens = settings.service_host, tokens_of(settings)
+    host, tokens = settings.service_host, parse_tokens(settings.service_tokens)
     with suppress(ValueError):  # another name
         if host == "localhost" or ipaddress.ip_address(host).is_loopback:
             return

@@ -211,7 +211,9 @@ class CapacityListener:
             return
         former = f"{names.capacity}.{subject_token(report.worker_id)}"
         if message.subject not in (names.capacity_of(report.pool, report.worker_id), former):
-            logger.warning("%s reports for worker %s of pool %s", message.subject, report.worker_id, report.pool)
+            logger.warning(
+                "report on %s ignored: it names worker %s of pool %s", message.subject, report.worker_id, report.pool
+            )
             return
         self.registry.heard(report)
         if self._pool is not None:

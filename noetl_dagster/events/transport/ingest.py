@@ -166,7 +166,8 @@ class IngestReport:
 
     def __str__(self) -> str:
         text = f"{self.events} events in {self.batches} batches ({self.seconds:.2f} s)"
-        for count, what in ((self.duplicates, "known already"), (self.refused, "of commands of others"),
+        for count, what in ((self.duplicates, "known already"),
+                            (self.refused, "from workers that do not hold the commands"),
                             (self.delayed, "to be tried again"),
                             (self.dead_letters, "stored in noetl.dead_letter")):  # fmt: skip
             text += f", {count} {what}" if count else ""

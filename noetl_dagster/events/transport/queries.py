@@ -108,8 +108,8 @@ WHERE worker_id = $1 AND status = 'leased' AND claim_event_id = ANY($2::bigint[]
 RETURNING command_id
 """
 
-# Whether a worker of $1 in the pools $2 (null: any; none of $3, unless named) holds a command: of execution $4, the
-# command $5, of the playbook $6, where they are given.
+# Whether one of the workers $1 (null: any but those of $3) in one of the pools $2 (null: any) holds a command. Where
+# they are given, it must be of the execution $4, have the id $5, and be of the playbook $6.
 HOLDS = """
 SELECT EXISTS (
     SELECT FROM noetl.queue
@@ -194,8 +194,8 @@ ON CONFLICT (source, message_id) DO UPDATE SET deliveries = EXCLUDED.deliveries,
 """
 DEAD_LETTER_COUNT = "SELECT count(*) FROM noetl.dead_letter"
 
-# A worker's capacity as it reports it. Every process of the API hears it, and the first writes it. A name that reports
-# for another pool ($5 seconds at most between its reports) is left alone; returns that pool.
+# A worker's capacity as it reports it. Every process of the API hears it, and the first writes it. If a worker of that
+# name reports for another pool, and has missed fewer than $5 reports, nothing is written; returns that pool.
 PUT_WORKER = """
 WITH other AS MATERIALIZED (
     SELECT capacity ->> 'pool' AS pool FROM noetl.runtime

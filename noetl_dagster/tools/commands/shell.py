@@ -66,7 +66,7 @@ class ShellTool(Tool):
             outcome = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             output = redact(finished.stderr.strip() or finished.stdout.strip())[-EXCERPT:]
             text = f"shell in step {call.step} {outcome}{': ' if output else ''}{output}"
-            raise ToolError(redact(text), kind="unknown", code=code)
+            raise ToolError(text, kind="unknown", code=code)
         data = {
             "exit_code": code,
             "stdout": redact(finished.stdout),

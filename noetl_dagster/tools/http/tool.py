@@ -65,7 +65,7 @@ class HttpTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Sends the request and returns its response."""
-        config, redact = call.config, SECRETS.redact
+        config = call.config
         access = await _credential_fields(call, box)
         url = _absolute_url(config.get("url"), access, call)
         takes_rows = call.task.kind == self.kind  # a transfer reads rows in its own way
@@ -75,15 +75,14 @@ class HttpTool(Tool):
             request = _build_request(url, access, config)
             seconds = (seconds_of(call) if config.get("timeout") else None) or DEFAULT_SECONDS
         except (NotJsonableError, ValueError) as error:
-            where = f"{_method(config)} {redact(url)}"
-            raise _http_error(f"{where} cannot be sent: {redact(str(error))}") from None
+            raise _http_error(f"{_method(config)} {url} cannot be sent: {error}") from None
         chunks = ChunkedResult(call, box)
         if takes_rows and (format is not None or chunks.wanted) and not await chunks.seek():
             return await chunks.result({})
         if (position := chunks.position) is not None:  # the rest of the body, or all of it if it has changed
             rest = {"Range": f"bytes={position['offset']}-", "If-Range": str(position["version"])}
             request = replace(request, headers={**request.headers, **rest})
-        place = f"{request.method} {redact(public(request.url))}"
+        place = f"{request.method} {public(request.url)}"
         web = box.clients.http(verify_ssl=_truth(config.get("verify_ssl", True)))
         follow = _truth(config.get("follow_redirects", True))
         try:
@@ -98,9 +97,9 @@ class HttpTool(Tool):
         except WebError as error:
             outcome = f"timed out ({error})" if error.late else f"failed: {error}"
             kind: ErrorKind = "timeout" if error.late else "connection" if error.retryable else "client_error"
-            raise _http_error(redact(f"{place} {outcome}"), kind, retryable=error.retryable) from None
+            raise _http_error(f"{place} {outcome}", kind, retryable=error.retryable) from None
         except ValueError as error:
-            raise _http_error(f"{place} cannot be sent: {redact(str(error))}") from None
+            raise _http_error(f"{place} cannot be sent: {error}") from None
         elapsed = time.perf_counter() - started
         details = {"http": {"status": answer.status, "headers": answer.headers}}
         if answer.status >= 400:

@@ -19,7 +19,6 @@ import orjson
 from noetl_dagster.errors import TemplateError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
-from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import PythonIsolation
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, time_limit
 from noetl_dagster.tools.chunks.gather import Gathered
@@ -284,7 +283,7 @@ def _tool_error(failure: CodeFailure, call: ToolCall, source: str) -> ToolError:
     where = code_place(call.task, source, failure.line)
     inside = f", in {failure.function}" if failure.function and failure.function != "module" else ""
     return ToolError(
-        SECRETS.redact(f"{failure.exception_type}: {failure.message} ({where}{inside})"),
+        f"{failure.exception_type}: {failure.message} ({where}{inside})",
         kind="python",
         retryable=failure.transient,
         details={"py": {"exception_type": failure.exception_type, "line": failure.line}},

@@ -9,7 +9,6 @@ from typing import Any
 from noetl_dagster.errors import CredentialError, ToolError, kind_of
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
-from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.paths import check_path
 from noetl_dagster.tools.rows.batches import has_rows
@@ -123,7 +122,7 @@ def _errors(place: PartPlace) -> Iterator[None]:
     try:
         yield
     except (BaseError, OSError) as error:
-        text = SECRETS.redact(f"sink: {place.kind} {place.path}: {type(error).__name__}: {error}")
+        text = f"sink: {place.kind} {place.path}: {type(error).__name__}: {error}"
         kind = kind_of(error)
         raise ToolError(text, kind="storage" if kind == "unknown" else kind, retryable=True) from None
     except CredentialError as error:

@@ -15,7 +15,6 @@ import asyncpg
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
-from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import postgres_arguments
 from noetl_dagster.tools.access.credentials import Credential, CredentialType
@@ -87,7 +86,7 @@ async def write_sink(
     except asyncpg.PostgresError as error:
         raise postgres_error("sink", error) from None
     except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
-        text = SECRETS.redact(f"sink: {type(error).__name__}: {error}")
+        text = f"sink: {type(error).__name__}: {error}"
         raise ToolError(text, kind="db_connection", retryable=True) from None
     return shared
 

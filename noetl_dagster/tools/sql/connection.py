@@ -9,7 +9,6 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError
-from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall
 
@@ -101,7 +100,7 @@ def postgres_errors(call: ToolCall) -> Iterator[None]:
             what = "the connection to the server was lost; the transaction is undone"
         kind: ErrorKind = "db_timeout" if isinstance(error, TimeoutError) else "db_connection"
         raise ToolError(
-            SECRETS.redact(f"{where}: {what}"),
+            f"{where}: {what}",
             kind=kind if lost else "db",
             retryable=lost,
             details={"pg": {"sqlstate": None}},

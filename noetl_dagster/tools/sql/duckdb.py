@@ -13,7 +13,6 @@ import duckdb
 from noetl_dagster.errors import ErrorKind, NoetlError, ToolError, kind_of
 from noetl_dagster.machine import memory_limit
 from noetl_dagster.playbook.templates.environment import sql_literal
-from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_of
@@ -88,7 +87,7 @@ class DuckdbTool(Tool):
                 at = ("rows", f"command_{len(statements) - 1}.rows")
                 return ToolResult(ref=await writer.finish(found, at))
         except (duckdb.Error, NotJsonableError, OSError) as error:
-            text = SECRETS.redact(f"{type(error).__name__}: {error}")
+            text = f"{type(error).__name__}: {error}"
             held = is_held(error)
             kind = "db_connection" if held else kind_of_duckdb(error)
             raise call.error(text, kind, retryable=held, code=type(error).__name__) from None

@@ -12,7 +12,6 @@ import duckdb
 import obstore
 
 from noetl_dagster.errors import StorageError, ToolError
-from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, as_result_ref
 from noetl_dagster.tools.rows.files import Row
 from noetl_dagster.tools.sql.duckdb import kind_of_duckdb
@@ -72,7 +71,7 @@ class TransferTool(Tool):
                 outcome = await _write(transfer)
         except (duckdb.Error, obstore.exceptions.BaseError, StorageError, OSError, ValueError) as error:
             kind = "parse" if isinstance(error, ValueError) else kind_of_duckdb(error)
-            text = SECRETS.redact(f"{type(error).__name__}: {error}")
+            text = f"{type(error).__name__}: {error}"
             raise call.error(text, kind) from None
         verified: dict[str, Any] = {"by": options.verify.value}
         if options.verify is not Verify.NONE:
