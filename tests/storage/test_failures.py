@@ -18,6 +18,7 @@ from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import placement
 from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.storage.tiers import kv
 
 MB = 1024 * 1024
 WHERE = {"execution_id": 3, "step": "load", "name": "rows"}
@@ -103,6 +104,19 @@ async def test_no_tier_left_names_what_was_wrong_with_each(settings: Settings, p
     for part in ("minio tier", "kv tier", "disk tier"):
         assert part in str(caught.value)
     assert await pool.fetchval("SELECT count(*) FROM noetl.result_ref") == 0
+
+
+async def test_a_value_is_read_although_its_answer_was_lost(
+    settings: Settings, pool: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while a NATS server is killed and comes back."""
+    monkeypatch.setattr(kv, "ANSWER_SECONDS", 0.5)
+    async with ResultStore(settings, pool) as store:
+        ref = await store.put("kept", **WHERE, tier=StoreTier.KV)
+        tier = store._placement.tier(StoreTier.KV)
+        assert isinstance(tier, kv.KvTier)
+        tier._client._transport._io_writer.transport.abort()
+        assert await store.get(ref) == "kept"
 
 
 async def test_a_volume_that_is_not_mounted_is_told(settings: Settings, pool: asyncpg.Pool) -> None:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import nats
 from nats.errors import Error as NatsError
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError, NoKeysError
 
+from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.tiers.base import Bytes, Tier, TierTooSmallError, TierUnavailableError
+
+ANSWER_SECONDS = 5.0
+"""How long a request waits for its answer."""
+
+_PATIENCE = RetryLimits((TierUnavailableError,), seconds=10.0)
+"""For reads, which no other tier can answer; as long as the clients of object stores try."""
 
 _HEADERS = 4096
 """Bytes of a NATS message left for its headers and subject."""
@@ -57,6 +65,11 @@ class KvTier(Tier):
 
     async def get(self, uri: str) -> Bytes:
         """Returns the bytes of an object."""
+        if not self._url:
+            raise self._not_set()
+        return await with_retries(partial(self._read, uri), _PATIENCE)
+
+    async def _read(self, uri: str) -> Bytes:
         bucket = await self._open()
         with self._errors(f"read {uri}"):
             try:
@@ -94,7 +107,7 @@ class KvTier(Tier):
                 return self._bucket
             await self.close()
             if not self._url:
-                raise TierUnavailableError("kv tier: no NATS server; set NOETL_NATS_URL")
+                raise self._not_set()
             with self._errors("connect"):
                 self._client = await nats.connect(
                     self._url,
@@ -104,12 +117,16 @@ class KvTier(Tier):
                     error_cb=_ignore,
                     name="noetl-results",
                 )
-                stream = self._client.jetstream(timeout=5)
+                stream = self._client.jetstream(timeout=ANSWER_SECONDS)
                 try:
                     self._bucket = await stream.key_value(self._bucket_name)
                 except BucketNotFoundError:
                     self._bucket = await stream.create_key_value(bucket=self._bucket_name, history=1)
             return self._bucket
+
+    @staticmethod
+    def _not_set() -> TierUnavailableError:
+        return TierUnavailableError("kv tier: no NATS server; set NOETL_NATS_URL")
 
     @contextmanager
     def _errors(self, action: str) -> Iterator[None]:
