@@ -19,6 +19,7 @@ from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import placement
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.storage.tiers import kv
+from noetl_dagster.storage.tiers.base import TierUnavailableError
 
 MB = 1024 * 1024
 WHERE = {"execution_id": 3, "step": "load", "name": "rows"}
@@ -117,6 +118,13 @@ async def test_a_value_is_read_although_its_answer_was_lost(
         assert isinstance(tier, kv.KvTier)
         tier._client._transport._io_writer.transport.abort()
         assert await store.get(ref) == "kept"
+
+
+async def test_a_read_without_a_server_fails_at_once(settings: Settings) -> None:
+    tier = kv.KvTier(settings.model_copy(update={"nats_url": None}))
+    async with asyncio.timeout(5):  # half of what a read waits for a server
+        with pytest.raises(TierUnavailableError, match="set NOETL_NATS_URL"):
+            await tier.get(tier.uri("a"))
 
 
 async def test_a_volume_that_is_not_mounted_is_told(settings: Settings, pool: asyncpg.Pool) -> None:

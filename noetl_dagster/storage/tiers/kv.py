@@ -19,11 +19,16 @@ from noetl_dagster.storage.tiers.base import Bytes, Tier, TierTooSmallError, Tie
 ANSWER_SECONDS = 5.0
 """How long a request waits for its answer."""
 
-_PATIENCE = RetryLimits((TierUnavailableError,), seconds=10.0)
-"""For reads, which no other tier can answer; as long as the clients of object stores try."""
-
 _HEADERS = 4096
 """Bytes of a NATS message left for its headers and subject."""
+
+
+class _NoServerError(TierUnavailableError):
+    """No NATS server is configured."""
+
+
+_PATIENCE = RetryLimits((TierUnavailableError,), final=(_NoServerError,), seconds=10.0)
+"""For reads, which no other tier can answer; as long as the clients of object stores try."""
 
 
 class KvTier(Tier):
@@ -65,8 +70,6 @@ class KvTier(Tier):
 
     async def get(self, uri: str) -> Bytes:
         """Returns the bytes of an object."""
-        if not self._url:
-            raise self._not_set()
         return await with_retries(partial(self._read, uri), _PATIENCE)
 
     async def _read(self, uri: str) -> Bytes:
@@ -107,7 +110,7 @@ class KvTier(Tier):
                 return self._bucket
             await self.close()
             if not self._url:
-                raise self._not_set()
+                raise _NoServerError("kv tier: no NATS server; set NOETL_NATS_URL")
             with self._errors("connect"):
                 self._client = await nats.connect(
                     self._url,
@@ -123,10 +126,6 @@ class KvTier(Tier):
                 except BucketNotFoundError:
                     self._bucket = await stream.create_key_value(bucket=self._bucket_name, history=1)
             return self._bucket
-
-    @staticmethod
-    def _not_set() -> TierUnavailableError:
-        return TierUnavailableError("kv tier: no NATS server; set NOETL_NATS_URL")
 
     @contextmanager
     def _errors(self, action: str) -> Iterator[None]:
