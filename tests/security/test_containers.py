@@ -16,8 +16,8 @@ from noetl_dagster.errors import PlaybookError, Problem, ProblemKind, ToolError
 from noetl_dagster.playbook.loader import parse_report
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.permissions import refused
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import POD_RIGHTS, Settings, get_settings
-from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.commands import container, jobs
 from noetl_dagster.tools.registry import tool_for
@@ -158,10 +158,8 @@ async def test_an_annotation_does_not_name_a_secret_as_the_jobs_own(run: Any, al
     assert not cluster.store.list("Job")
 
 
-async def test_secret_variables_are_in_a_secret_that_the_job_owns(
-    run: Any, allowed: Any, box: Toolbox, cluster: Cluster
-) -> None:
-    box.credentials.hide(Credential("api", CredentialType.BEARER, {"token": TOKEN}))
+async def test_secret_variables_are_in_a_secret_that_the_job_owns(run: Any, allowed: Any, cluster: Cluster) -> None:
+    SECRETS.hide(TOKEN)
     env = {"PLAIN": "shown", "TOKEN": TOKEN, "URL": f"https://u:{TOKEN}@api"}
     running = asyncio.create_task(
         run("container", image="busybox", command="echo $PLAIN ${#TOKEN} ${#URL}; sleep 1000", env=env)
@@ -184,7 +182,7 @@ async def test_a_secret_that_a_killed_process_did_not_make_is_made(
     allowed: Any, box: Toolbox, cluster: Cluster
 ) -> None:
     """The process died between the job and its Secret; a token was renewed since."""
-    box.credentials.hide(Credential("api", CredentialType.BEARER, {"token": TOKEN}))
+    SECRETS.hide(TOKEN)
 
     def call(token: str) -> ToolCall:
         config = {"image": "busybox", "command": "echo $TOKEN | wc -c", "env": {"TOKEN": token}}

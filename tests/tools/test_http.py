@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from noetl_dagster.errors import ReferenceNotAvailableError, ToolError
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.result_ref import ResultRef
-from noetl_dagster.tools.access.credentials import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.http.tool import retry_after_seconds
 
@@ -185,10 +185,8 @@ async def test_what_belongs_to_an_origin_stays_there(run: Any, server: str, othe
     assert "cookie" not in fresh  # of another call, perhaps of another execution
 
 
-async def test_a_secret_in_a_header_of_the_playbook_stays_too(
-    run: Any, box: Toolbox, server: str, other_server: str
-) -> None:
-    box.credentials.hide(Credential("api", CredentialType.SECRET, {"token": "s3cr3t-of-keychain"}))
+async def test_a_secret_in_a_header_of_the_playbook_stays_too(run: Any, server: str, other_server: str) -> None:
+    SECRETS.hide("s3cr3t-of-keychain")
     there = {"url": f"{server}/moved/307", "headers": {"Accept": "s3cr3t-of-keychain", "Accept-Language": "de"}}
 
     other = (await run("http", params={"to": f"{other_server}/x"}, **there)).data["data"]["headers"]

@@ -303,10 +303,6 @@ class Credentials:
         SECRETS.hide(str(secret))
         return str(secret)
 
-    def hide(self, credential: Credential) -> None:
-        """Hides the secret values of a credential in every text of this process from now on."""
-        SECRETS.hide(*credential.secrets())
-
     def _variable(self, name: str) -> str | None:
         """Returns an environment variable that playbooks may read."""
         if is_for_playbooks(name, self._settings):
@@ -339,7 +335,7 @@ class Credentials:
         fields = given if isinstance(given, Mapping) else auth
         revealed = {key: await self.reveal(value) for key, value in fields.items() if key != "type"}
         credential = Credential("inline", kind, revealed)
-        self.hide(credential)
+        SECRETS.hide(*credential.secrets())
         return credential
 
     def _embedded(self, name: str, types: tuple[CredentialType, ...]) -> Credential | None:
