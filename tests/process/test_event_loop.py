@@ -86,11 +86,14 @@ def test_a_process_ends_after_native_threads_have_left_python() -> None:
     program = """
 import _thread, os, time
 import noetl_dagster.process.event_loop
+begun = _thread.allocate_lock()
+begun.acquire()
 def native():
-    time.sleep(0.3)  # without the GIL
+    begun.release()
+    time.sleep(0.2)  # without the GIL
     os.write(1, b"left")
 _thread.start_new_thread(native, ())
-time.sleep(0.1)
+begun.acquire()
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("left", "", 0)
