@@ -30,11 +30,20 @@ MAPPING: Schema = {"type": ["object", "null"]}
 TEXTS: Schema = {"type": "array", "items": TEXT}
 ONE_OR_MORE: Schema = {"anyOf": [TEXT, TEXTS]}
 _TYPES: dict[Any, Schema] = {Seconds: SECONDS, Any: ANY, str: TEXT, int: NUMBER, float: NUMBER, bool: FLAG}
+BACKOFF: Schema = {
+    "anyOf": [
+        {"enum": [*models.Backoff, "constant", "fixed"]},
+        {"type": "number"},
+        {"type": "string", "pattern": r"\d|\{"},
+    ],
+    "description": "how the delay grows; a number of seconds, or '500ms', is a constant delay",
+}
 ASSET_KEY: Schema = {**ONE_OR_MORE, "description": "'warehouse/patients' or [warehouse, patients]"}
 
 
 def language_schema() -> Schema:
     """Returns the JSON Schema (2020-12) of a playbook file."""
+    spec = _spec()["properties"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "NoETL playbook",
@@ -48,6 +57,7 @@ def language_schema() -> Schema:
                 "keychain": {"type": ["array", "object", "null"]},
                 "workbook": {"type": ["array", "object", "null"]},
                 "executor": opened(references("spec")),
+                "spec": closed({name: spec[name] for name in tool_kinds.DEFAULTS}),
                 "dagster": _dagster(),
                 "tracing": {"anyOf": [{"type": ["boolean", "null"]}, opened(fields_of(models.Tracing))]},
             },
@@ -242,7 +252,8 @@ def _spec() -> Schema:
     return opened(
         {
             "timeout": {"anyOf": [SECONDS, MAPPING]},
-            **references("policy"),
+            **references("policy", "retry"),
+            "on_error": {"anyOf": [words(models.Directive), _action()]},
             "result": opened({"store": {"anyOf": [words(StoreTier), MAPPING]}, "ttl": SECONDS, "name": TEXT}),
             "loop_mode": words(models.LoopMode, *models.LOOP_MODES),
             "fanout": closed(fields_of(models.FanoutSpec)),
@@ -289,8 +300,12 @@ def _pod() -> Schema:
     return closed(fields | spelled(("env_from", "envFrom"), env_from))
 
 
+def _action() -> Schema:
+    return closed({**fields_of(models.PolicyAction, backoff=BACKOFF), **SET_BLOCKS})
+
+
 def _policy() -> Schema:
-    action = closed({**fields_of(models.PolicyAction), **SET_BLOCKS})
+    action = _action()
     rule = closed({**spelled(tool_kinds.WHEN, CONDITION), "then": action, **DESCRIPTION}, required=("then",))
     otherwise = closed({"else": {"anyOf": [closed({"then": action}), action]}}, required=("else",))
     rules = {"type": "array", "items": {"anyOf": [rule, otherwise]}}
@@ -335,7 +350,7 @@ def _loop() -> Schema:
 
 def _retry() -> Schema:
     collect = opened(fields_of(models.Collect))
-    limits = fields_of(models.RetryRule, when=CONDITION, collect=collect, **references("sink"))
+    limits = fields_of(models.RetryRule, when=CONDITION, backoff=BACKOFF, collect=collect, **references("sink"))
     then = opened({name: schema for name, schema in limits.items() if name != "when"})
     rule = opened({"when": CONDITION, "then": then})
     statuses = {"type": ["array", "integer"]}

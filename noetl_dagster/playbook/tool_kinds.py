@@ -12,6 +12,8 @@ Spellings = tuple[str, ...]
 API_VERSION = "noetl.io/v2"
 KIND = "Playbook"
 METADATA_KEYS = ("name", "path", "version", "description", "tags", "owners", "schedule", "partitions")
+DEFAULTS = ("policy", "timeout", "retry", "on_error")
+"""Keys of the root's ``spec``, which apply to all steps."""
 
 INPUT = ("input", "args")
 OUTPUT = ("output", "outcome")
@@ -230,8 +232,9 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     ),
     "noop": ToolKind(_fields("result"), takes_anything=True),
     "playbook": ToolKind(
-        _fields("return_step version", ("path", "playbook", "playbook_path"), TIMEOUT),
+        _fields("return_step version", ("path", "playbook", "playbook_path", "task"), TIMEOUT),
         needs=("path",),
+        name_fills="path",
         without_effect=("wait",),
         keeps_to_driver=True,
     ),

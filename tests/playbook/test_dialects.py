@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.playbook.loader import parse_playbook, parse_report
 from noetl_dagster.playbook.models import (
     Backoff,
     CollectStrategy,
@@ -419,6 +419,84 @@ def test_spec_is_layered_from_the_executor_to_the_task() -> None:
     assert step.spec.timeout == 20
 
 
+def test_a_spec_of_the_playbook_is_the_outermost_layer() -> None:
+    playbook = load(
+        """
+        - step: start
+          tool: {kind: noop}
+        - step: near
+          spec: {timeout: 3}
+          tool: {kind: noop, spec: {on_error: fail}}
+        """,
+        root="""
+        spec: {timeout: 1, retry: 5, on_error: continue}
+        executor: {spec: {timeout: 2}}
+        """,
+    )
+    start, near = playbook.steps
+    assert (start.spec.timeout, start.tasks[0].spec.timeout, near.tasks[0].spec.timeout) == (2, 2, 3)
+    assert [rule.then.do for step in playbook.steps for rule in step.tasks[0].spec.policy] == ["continue", "fail"]
+    assert [rule.max_attempts for rule in start.tasks[0].retry] == [5]
+    assert not near.tasks[0].retry, "it says itself what follows an error"
+    assert start.tasks[0].spec.options == {}
+
+
+@pytest.mark.parametrize(
+    ("task", "attempts"),
+    [
+        ("{kind: noop}", 4),
+        ("{kind: noop, retry: 2}", 2),
+        ("{kind: noop}\n  retry: 3", 3),
+        ("{kind: noop, spec: {policy: {rules: [{when: false, then: {do: retry}}]}}}", None),
+        ("[{name: a, kind: noop, retry: 2}, {name: b, kind: noop}]", None),
+    ],
+)
+@pytest.mark.parametrize("root", ["spec: {retry: 4}\n", "executor: {spec: {retry: {max_attempts: 4}}}\n"])
+def test_retry_of_a_spec_is_for_steps_that_say_nothing_themselves(task: str, attempts: int | None, root: str) -> None:
+    last = step_of(f"- step: start\n  tool: {task}", root=root).tasks[-1]
+    assert [rule.max_attempts for rule in last.retry] == ([] if attempts is None else [attempts])
+
+
+def test_an_else_rule_decides_before_on_error_of_an_outer_spec() -> None:
+    rules = "policy: {rules: [{when: true, then: {do: break}}, {else: {then: {do: fail}}}]}"
+    for spec, expected in (
+        (f"{{{rules}}}", ["break", "fail"]),
+        (f"{{{rules}, on_error: {{do: retry}}}}", ["break", "retry", "fail"]),
+    ):
+        step = step_of(f"- step: a\n  tool: {{kind: noop, spec: {spec}}}", root="spec: {on_error: continue}\n")
+        assert [rule.then.do for rule in step.tasks[0].spec.policy] == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "delay", "backoff"),
+    [
+        ("backoff: 5", 5, Backoff.NONE),
+        ("backoff: '0.5'", 0.5, Backoff.NONE),
+        ("backoff: 500ms", 0.5, Backoff.NONE),
+        ('backoff: "{{ workload.pause }}"', 7, Backoff.NONE),
+        ('backoff: "{{ workload.word }}", delay: 2', 2, Backoff.LINEAR),
+        ("backoff: exponential, delay: 3", 3, Backoff.EXPONENTIAL),
+        ("delay_seconds: 3", 3, Backoff.NONE),
+    ],
+)
+def test_a_number_as_backoff_is_a_constant_delay(written: str, delay: float, backoff: Backoff) -> None:
+    playbook = load(
+        f"""
+        - step: start
+          tool:
+            kind: noop
+            spec: {{policy: [{{when: true, then: {{do: retry, {written}}}}}]}}
+            retry: [{{when: true, then: {{max_attempts: 2, {written}}}}}]
+        - step: flat
+          tool: {{kind: noop, retry: {{max_attempts: 2, retry_on: [http], {written}}}}}
+        """,
+        root="workload: {pause: 7, word: linear}\n",
+    )
+    task, flat = (step.tasks[0] for step in playbook.steps)
+    for found in (task.spec.policy[0].then, task.retry[0], flat.retry[0]):
+        assert (found.delay, found.backoff) == (delay, backoff)
+
+
 def test_admission_rules_become_one_template() -> None:
     step = step_of(
         """
@@ -523,6 +601,23 @@ def test_metadata_is_forgiving() -> None:
         ("x", "y"),
         ("z",),
     )
+
+
+def test_a_playbook_without_a_path_has_its_name_as_path() -> None:
+    text = (
+        "apiVersion: noetl.io/v2\nkind: Playbook\nmetadata: {name: daily}\nworkflow: [{step: a, tool: {kind: noop}}]\n"
+    )
+    playbook, problems = parse_report(text, file="flows/other.yaml")
+    assert playbook is not None
+    assert playbook.metadata.path == "daily"
+    assert [str(problem) for problem in problems] == [
+        "flows/other.yaml:3:11: warning: playbook, metadata: 'path' is missing; the playbook's path is its name, 'daily'"
+    ]
+
+
+@pytest.mark.parametrize("word", ["path", "playbook", "task", "name"])
+def test_words_for_the_path_of_a_child_playbook(word: str) -> None:
+    assert task_of(f"{{kind: playbook, {word}: a/b}}").config["path"] == "a/b"
 
 
 def test_keychain_as_list_or_mapping() -> None:

@@ -315,6 +315,18 @@ BROKEN_STEPS = {
         FEEDING + f"- step: take\n  {OK_TOOL}\n  spec: {{allow_partial: true}}\n",
         "allow_partial has no effect on a step that takes chunks; write loop: {spec: {allow_partial: ...}}",
     ),
+    "two delays": (
+        "- step: start\n  tool: {kind: noop, retry: {max_attempts: 2, backoff: 5, delay: 2}}\n",
+        "sample.yaml:6:58: step 'start', retry rule 1: 'backoff: 5' and 'delay' both say how long to wait; keep one",
+    ),
+    "unknown word of on_error": (
+        "- step: start\n  tool: {kind: noop, spec: {on_error: ignore}}\n",
+        "sample.yaml:6:41: step 'start', spec, on_error: do is 'ignore'; use one of continue, retry, jump, break, fail",
+    ),
+    "on_error without a target": (
+        "- step: start\n  tool: {kind: noop, spec: {on_error: jump}}\n",
+        "jump needs 'to', the name of a task of this step",
+    ),
     "retry without then": (
         "- step: start\n  tool: {kind: noop}\n  retry: [{when: true}]\n",
         "'then' is missing; a retry rule is {when, then: {max_attempts, ...}}",
@@ -348,6 +360,18 @@ BROKEN_ROOTS = {
     "unknown root key": (
         HEAD + f"worklod: {{}}\nworkflow: [{{step: a, {OK_TOOL}}}]\n",
         "x.yaml:4:1: playbook: unknown key 'worklod'; did you mean 'workload'?",
+    ),
+    "spec of the playbook with a key of steps": (
+        HEAD + f"spec: {{dispatch: workers}}\nworkflow: [{{step: a, {OK_TOOL}}}]\n",
+        "x.yaml:4:8: playbook, spec: unknown key 'dispatch'; write it in executor: {spec: {...}}",
+    ),
+    "spec of the playbook is a list": (
+        HEAD + f"spec: []\nworkflow: [{{step: a, {OK_TOOL}}}]\n",
+        "playbook: spec must be a mapping such as {timeout: 5m, on_error: continue}, found a list",
+    ),
+    "faulty default of all steps": (
+        HEAD + f"spec: {{on_error: {{do: wait}}}}\nworkflow: [{{step: a, {OK_TOOL}}}]\n",
+        "x.yaml:4:23: playbook, spec, on_error: do is 'wait'; use one of continue",
     ),
     "root vars": (HEAD + f"vars: {{}}\nworkflow: [{{step: a, {OK_TOOL}}}]\n", "unknown key 'vars'"),
     "empty file": ("", "the file is empty"),

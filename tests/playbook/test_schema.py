@@ -69,7 +69,7 @@ def test_shipped_playbooks_load_and_use_known_keys(path: Path) -> None:
     ],
 )
 def test_what_a_tool_needs_may_stand_where_the_loader_takes_it(tool: dict[str, Any], is_complete: bool) -> None:
-    head = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}}
+    head = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a", "path": "a"}}
     document = {**head, "workflow": [{"step": "start", "tool": tool}]}
     assert jsonschema.Draft202012Validator(SCHEMA).is_valid(document) is is_complete
     problems = parse_report(json.dumps(document))[1]

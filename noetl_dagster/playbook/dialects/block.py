@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from math import isfinite
 from typing import Any, TypeVar, get_origin
@@ -12,8 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from noetl_dagster.errors import Place, Problem, ProblemKind, TemplateError
 from noetl_dagster.playbook.document import Document
-from noetl_dagster.playbook.fields import Declaration, Model, Seconds, declarations
-from noetl_dagster.playbook.models import Input
+from noetl_dagster.playbook.fields import Declaration, Model, Seconds, declarations, spellings_of
+from noetl_dagster.playbook.models import Input, PolicyAction
 from noetl_dagster.playbook.pods import Pod
 from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.playbook.wording import described, is_template, suggestion
@@ -38,7 +39,8 @@ class ReadContext:
             step was entered.
         templates: settings of the present step that are templates, by the place that they stand in.
         metadata: what templates in Dagster's words may use.
-        executor_spec: the outermost layer of every spec.
+        all_steps: the outermost layer of every spec.
+        outer: of the keys in it, where they stand: the playbook's ``spec`` or ``executor.spec``.
         worker_pool: the pool of workers of steps that name none.
         run_pod: what the pod of a run is like; the outermost layer of every step's pod.
         settled: whether a setting was a template of the workload.
@@ -53,7 +55,8 @@ class ReadContext:
         self.given: Mapping[str, Any] = {}
         self.templates: dict[str, str] = {}
         self.metadata: dict[str, Any] = {}
-        self.executor_spec: dict[str, Any] = {}
+        self.all_steps: dict[str, Any] = {}
+        self.outer: Mapping[str, str] = {}
         self.worker_pool: str | None = None
         self.run_pod: Pod | None = None
         self.settled = False
@@ -85,8 +88,8 @@ class Block:
     """One mapping, named for messages (``step 'fetch'``). Keys are taken; :meth:`close` reports the rest.
 
     Attributes:
-        executors: keys that only ``executor.spec`` says, of a spec that is laid over it. What is wrong with such a
-            value is wrong there, once.
+        outer: of keys that only the playbook's ``spec`` or ``executor.spec`` says, where they stand. What is wrong
+            with such a value is wrong there, once.
     """
 
     def __init__(self, reading: ReadContext, values: dict[str, Any], what: str, place: Place) -> None:
@@ -95,7 +98,7 @@ class Block:
         self.values = values
         self.what = what
         self.place = place
-        self.executors: frozenset[str] = frozenset()
+        self.outer: Mapping[str, str] = {}
         self._taken: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
@@ -130,10 +133,12 @@ class Block:
 
     def _report(self, message: str, key: str | None, severity: str, kind: ProblemKind) -> None:
         place = self.place if key is None else self.place_of(key)
-        what = "executor, spec" if key in self.executors else self.what
-        problem = Problem(place, f"{what}: {message}", severity, kind)
+        problem = Problem(place, f"{self._owner(key)}: {message}", severity, kind)
         if problem not in self.document.problems:  # as of a value that several steps have from one place
             self.document.problems.append(problem)
+
+    def _owner(self, key: str | None) -> str:
+        return self.outer.get(key or "", self.what)
 
     def report_key(self, key: str, message: str, kind: ProblemKind, severity: str = "error") -> None:
         """Reports a problem at the key itself."""
@@ -211,7 +216,7 @@ class Block:
         if value is not None and not isinstance(value, dict) and expected is not None:
             self.error(f"{expected}, found {described(value)}", key)
             return None
-        return None if value is None else self.reading.block(value, f"{self.what}, {key}", self.place_of(key))
+        return None if value is None else self.reading.block(value, f"{self._owner(key)}, {key}", self.place_of(key))
 
     def nested(self, model: type[M], *names: str) -> M | None:
         """Reads a nested mapping into a model, None when missing."""
@@ -235,6 +240,24 @@ class Block:
             block = self.reading.block(entry, f"{what} {index + 1}", place)
             if block is not None:
                 yield block
+
+    def with_constant_delay(self) -> Block:
+        """Returns the block with a ``backoff`` of ``5`` or ``500ms`` as its ``delay``, which does not grow then."""
+        value = self.values.get("backoff")
+        if isinstance(value, str) and is_template(value):
+            with suppress(TemplateError):  # reported where the word is read
+                value = self._rendered(value)
+        if isinstance(value, (bool, dict, list)) or _DURATION.match(str(value)) is None:
+            return self
+        delay = self.present(*spellings_of(PolicyAction, "delay"))
+        if delay is not None:
+            self.conflict(f"'backoff: {value}' and {delay!r} both say how long to wait; keep one", "backoff")
+        others = [(self.values, name, name) for name in self.values if name != "backoff"]
+        values = self.document.gathered([(self.values, "backoff", "delay"), *others])
+        values["delay"] = value if delay is None else self.values.get("delay")
+        block = Block(self.reading, values, self.what, self.place)
+        block._taken = self._taken
+        return block
 
     def flag(self, *names: str, default: bool = False) -> bool:
         """Reads a boolean, which may be written as text."""

@@ -15,7 +15,7 @@ from noetl_dagster.playbook.dialects.dagster import read_dagster
 from noetl_dagster.playbook.dialects.pod import read_pod
 from noetl_dagster.playbook.dialects.retry import read_sink
 from noetl_dagster.playbook.dialects.routing import streaming_arcs
-from noetl_dagster.playbook.dialects.spec import STEP_SPEC, check_step_spec
+from noetl_dagster.playbook.dialects.spec import STEP_SPEC, check_step_spec, layered
 from noetl_dagster.playbook.dialects.step import read_step
 from noetl_dagster.playbook.dialects.tool import read_task, read_tasks
 from noetl_dagster.playbook.document import Document
@@ -23,6 +23,7 @@ from noetl_dagster.playbook.fields import spellings_of
 from noetl_dagster.playbook.models import Assertion, Metadata, Playbook, Step, Task, Tracing
 from noetl_dagster.playbook.tool_kinds import (
     API_VERSION,
+    DEFAULTS,
     DESCRIPTION,
     DOCUMENTARY,
     KIND,
@@ -32,7 +33,7 @@ from noetl_dagster.playbook.tool_kinds import (
 from noetl_dagster.playbook.wording import described
 
 ROOT_KEYS = (
-    *("apiVersion", "kind", "metadata", "workload", "workflow", "keychain", "workbook", "executor"),
+    *("apiVersion", "kind", "metadata", "workload", "workflow", "keychain", "workbook", "executor", "spec"),
     *("dagster", "tracing"),
 )
 _REMEDIES = {
@@ -71,11 +72,7 @@ def normalise(
     defaults = root.mapping("workload")
     reading.workload = {**defaults, **workload}
     executor = root.mapping("executor")
-    if isinstance(executor.get("spec"), dict):
-        reading.executor_spec = executor["spec"]
-        place = document.place(executor, "spec")
-        # steps inherit nothing else of ``kubernetes``
-        reading.run_pod = read_pod(Block(reading, executor["spec"], "executor, spec", place))
+    _specs_of_all_steps(root, executor)
     if only is None:
         _check_executor(root, executor)
     metadata = _metadata(root, document.file)
@@ -141,6 +138,24 @@ def _check_header(root: Block) -> None:
             root.error(f"{key} is {value!r}, expected {expected}", key)
 
 
+def _specs_of_all_steps(root: Block, executor: dict[str, Any]) -> None:
+    """Reads the outermost layers of every spec: ``spec``, and over it ``executor.spec``."""
+    reading, document = root.reading, root.document
+    defaults = root.child("spec", expected="spec must be a mapping such as {timeout: 5m, on_error: continue}")
+    if defaults is not None:
+        reading.all_steps = defaults.values
+        reading.outer = dict.fromkeys(defaults.values, defaults.what)
+        defaults.drop(*DEFAULTS)
+        remedies = dict.fromkeys(STEP_SPEC, "write it in executor: {spec: {...}}")
+        defaults.close(DEFAULTS, remedies=remedies)
+    own = executor.get("spec")
+    if isinstance(own, dict):
+        reading.outer = {**reading.outer, **dict.fromkeys(own, "executor, spec")}
+        reading.all_steps = layered(document, reading.all_steps, own)
+        # steps inherit nothing else of ``kubernetes``
+        reading.run_pod = read_pod(Block(reading, own, "executor, spec", document.place(executor, "spec")))
+
+
 def _check_executor(root: Block, executor: dict[str, Any]) -> None:
     """Warns of keys of ``spec`` that are written beside it, and of unknown keys in it."""
     place = root.document.place(root.values, "executor")
@@ -155,12 +170,13 @@ def _check_executor(root: Block, executor: dict[str, Any]) -> None:
 def _leave_out_foreign_pool(root: Block, dagster: DagsterSpec | None) -> Place | None:
     """Moves a pool that is none of Dagster's from the executor's spec to the workers' pool; returns its place."""
     reading = root.reading
-    pool = reading.executor_spec.get("pool")
+    pool = reading.all_steps.get("pool")
     if pool is None or (dagster is not None and pool in dagster.pools):
         return None
-    place = root.document.key_place(reading.executor_spec, "pool")
+    place = root.document.key_place(reading.all_steps, "pool")
     reading.worker_pool = str(pool)
-    reading.executor_spec = {key: value for key, value in reading.executor_spec.items() if key != "pool"}
+    others = ((reading.all_steps, key, key) for key in reading.all_steps if key != "pool")
+    reading.all_steps = root.document.gathered(others)
     return place
 
 
@@ -174,6 +190,9 @@ def _metadata(root: Block, file: str) -> Metadata | None:
         return Metadata(name=stem, path=stem)
     name = block.text("name")
     path = block.text("path")
+    if path is None and name is not None:
+        message = f"'path' is missing; the playbook's path is its name, {name!r}"
+        block.warn(message, kind=ProblemKind.MISSING_FIELD)
     metadata = block.build(
         Metadata,
         name=name or (PurePath(path).name if path else stem),

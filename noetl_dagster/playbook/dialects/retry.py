@@ -123,6 +123,7 @@ def _expression(block: Block, key: str) -> str:
 
 
 def _limits(then: Block, when: str | bool) -> RetryRule | None:
+    then = then.with_constant_delay()
     multiplier = then.number("backoff_multiplier")
     then.drop("jitter")  # there always is some
     collect = then.child("collect")

@@ -26,6 +26,7 @@ _ARC_REMEDIES = {
     "then": "an arc names its target: {step: name, when: ...}",
     "else": "an arc without 'when' is the default",
 }
+_ON_ERROR = "{{ error is defined }}"
 _RULE_KEYS = ("when", "then", "else")
 _RESERVED = (
     *("mode", "on_unmatched", "before", "after", "finally", "admit", "lifecycle"),
@@ -136,7 +137,21 @@ def _else_rule(block: Block, when: str | bool | None) -> PolicyRule | None:
     return None if then is None else PolicyRule(when=None, then=then)
 
 
+def read_on_error(spec: Block) -> tuple[PolicyRule, ...]:
+    """Reads ``on_error``: what follows an error that no rule decides about, ``continue`` or ``{do: retry, ...}``."""
+    action: Block | None
+    if isinstance(spec.values.get("on_error"), str):
+        values = spec.document.gathered([(spec.values, "on_error", "do")])
+        action = Block(spec.reading, values, f"{spec.what}, on_error", spec.place_of("on_error"))
+        spec.drop("on_error")
+    else:
+        action = spec.child("on_error", expected="on_error must be a word such as continue, or {do: retry, ...}")
+    then = None if action is None else _action(action)
+    return () if then is None else (PolicyRule(when=_ON_ERROR, then=then),)
+
+
 def _action(block: Block) -> PolicyAction | None:
+    block = block.with_constant_delay()
     block.drop(*DESCRIPTION, "reason", "message")
     action = block.read(PolicyAction, set=read_set(block))
     if action is not None and action.do is Directive.JUMP:

@@ -7,7 +7,7 @@ from typing import Any
 
 from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.pod import read_pod
-from noetl_dagster.playbook.dialects.routing import read_rules
+from noetl_dagster.playbook.dialects.routing import read_on_error, read_rules
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.models import FanoutSpec, PolicyRule, ResultSpec, StepSpec, TaskSpec
 from noetl_dagster.playbook.tool_kinds import LOOP_SETTINGS, MAX_IN_FLIGHT, OUTPUT, TIMEOUT
@@ -17,9 +17,9 @@ from noetl_dagster.settings import StoreTier
 SIZE_THRESHOLD = "size_threshold"
 STEP_SPEC = (
     *("loop_mode", "fanout", "policy", "timeout", "dispatch", "max_attempts", "priority", "weight", "pool"),
-    *("kubernetes", "strict_ctx", "allow_partial", "fail_fast", "result"),
+    *("kubernetes", "strict_ctx", "allow_partial", "fail_fast", "result", "retry", "on_error"),
 )
-_STEP_ONLY = {*STEP_SPEC, *LOOP_SETTINGS, *MAX_IN_FLIGHT, "admit"} - {"policy", "timeout", "result"}
+_STEP_ONLY = {*STEP_SPEC, *LOOP_SETTINGS, *MAX_IN_FLIGHT, "admit"} - {"policy", "timeout", "result", "on_error"}
 """Keys of a step's, a loop's or the executor's spec that say nothing to its tasks."""
 
 _KEEPING = frozenset({"output_select", "store", "select", "name", "ttl"})
@@ -27,10 +27,10 @@ _INDEX = re.compile(r"\[(-?\d+)\]")
 
 
 def layered_block(own: Block, what: str, *outer: dict[str, Any]) -> Block:
-    """Returns a block of own values over those of outer specs, the executor's outermost."""
+    """Returns a block of own values over those of outer specs, that of all steps outermost."""
     inner = {key for layer in (*outer[1:], own.values) for key in layer}
     block = Block(own.reading, layered(own.document, *outer, own.values), what, own.place)
-    block.executors = frozenset(key for layer in outer[:1] for key in layer if key not in inner)
+    block.outer = {key: where for key, where in own.reading.outer.items() if key not in inner}
     return block
 
 
@@ -63,27 +63,34 @@ def read_task_spec(own: Block | None, outer: tuple[dict[str, Any], ...], fallbac
         fallback: the task itself, named in messages about inherited values.
     """
     given = own or Block(fallback.reading, {}, fallback.what, fallback.place)
-    rules = read_rules(given)
+    layers = (*outer, given.values)
+    rules, level = read_rules(given), len(outer)
     if rules is None:
-        rules = _inherited_rules(outer, fallback)
+        rules, level = _inherited_rules(outer, fallback)
     spec = layered_block(given, f"{fallback.what}, spec", *outer)
     spec.drop("policy")
+    on_error = read_on_error(spec)
+    if on_error:
+        # an else rule decides about all that an outer level says
+        last = rules[-1:] if rules and rules[-1].when is None else ()
+        if not last or any("on_error" in layer for layer in layers[level:]):
+            rules = (*rules[: len(rules) - len(last)], *on_error, *last)
     timeout = read_timeout(spec)
     block = spec.child("result", expected="result must be a mapping, for example {store: minio}")
     result = None if block is None else _keeping(block)
     options = spec.take_rest()
-    read = spec.build(TaskSpec, timeout=timeout, policy=rules or (), result=result, options=options)
+    read = spec.build(TaskSpec, timeout=timeout, policy=rules, result=result, options=options)
     return read or TaskSpec()
 
 
-def _inherited_rules(outer: tuple[dict[str, Any], ...], owner: Block) -> tuple[PolicyRule, ...] | None:
-    """Rules of the innermost outer spec that has any."""
-    for spec in reversed(outer):
+def _inherited_rules(outer: tuple[dict[str, Any], ...], owner: Block) -> tuple[tuple[PolicyRule, ...], int]:
+    """Returns the rules of the innermost outer spec that has any, and the index of that spec."""
+    for level, spec in reversed([*enumerate(outer)]):
         policy = spec.get("policy")
         if isinstance(policy, list) or (isinstance(policy, dict) and "rules" in policy):
             place = owner.document.place(spec, "policy")
-            return read_rules(Block(owner.reading, spec, f"{owner.what}, inherited spec", place))
-    return None
+            return read_rules(Block(owner.reading, spec, f"{owner.what}, inherited spec", place)) or (), level
+    return (), 0
 
 
 def read_timeout(spec: Block, *names: str) -> float | None:

@@ -19,6 +19,7 @@ from noetl_dagster.playbook.dialects.spec import (
     outer_task_spec,
     read_keeping,
     read_step_spec,
+    read_task_spec,
 )
 from noetl_dagster.playbook.dialects.tool import UNKNOWN, read_task, read_tasks
 from noetl_dagster.playbook.models import LoopMode, ResultSpec, StateSpec, Step, Task
@@ -75,7 +76,7 @@ def read_step(block: Block) -> Step | None:
     block.what = f"step {name!r}"
     block.reading.templates = {}
     own_spec = block.child("spec") or Block(block.reading, {}, f"{block.what}, spec", block.place)
-    spec = layered_block(own_spec, own_spec.what, block.reading.executor_spec)
+    spec = layered_block(own_spec, own_spec.what, block.reading.all_steps)
     loop_block = block.child("loop")
     if name in block.reading.fed:
         loop = FED if loop_block is None else read_fed_loop(loop_block)
@@ -86,7 +87,7 @@ def read_step(block: Block) -> Step | None:
         if "loop" not in block and own_mode == LoopMode.FANOUT:
             block.missing("loop_mode: fanout needs a 'loop' with 'in' and 'iterator'")
     loop_spec = None if loop_block is None else loop_block.values.get("spec")
-    specs = (block.reading.executor_spec, own_spec.values, loop_spec if isinstance(loop_spec, dict) else {})
+    specs = (block.reading.all_steps, own_spec.values, loop_spec if isinstance(loop_spec, dict) else {})
     outer = tuple(outer_task_spec(block.document, one) for one in specs)
     output, kept = read_keeping(block, ResultSpec())
     step = block.build(
@@ -99,7 +100,7 @@ def read_step(block: Block) -> Step | None:
         routing=read_next(block),
         spec=read_step_spec(spec, own_spec),
         loop=loop,
-        tasks=_with_settings_of_step(block, _tasks(block, outer), kept),
+        tasks=_with_settings_of_step(block, _tasks(block, outer), kept, spec, outer),
         is_asset=block.values.get("asset") is not False,
         asset=read_asset(block),
         checks=read_checks(block),
@@ -137,9 +138,17 @@ def _tasks(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, ...]:
     return () if task is None else (task,)
 
 
-def _with_settings_of_step(block: Block, tasks: tuple[Task, ...], kept: ResultSpec) -> tuple[Task, ...]:
-    """Moves ``retry``, ``sink`` and storage settings of a step to its last task, whose result is the step's."""
-    retry, sink = read_retry(block), read_sink(block)
+def _with_settings_of_step(
+    block: Block, tasks: tuple[Task, ...], kept: ResultSpec, layered: Block, outer: tuple[dict[str, Any], ...]
+) -> tuple[Task, ...]:
+    """Moves ``retry``, ``sink`` and storage settings of a step to its last task, whose result is the step's.
+
+    A ``retry`` of a spec is a default: it is for steps that do not say themselves what follows an error.
+    """
+    retry, sink, default = read_retry(block), read_sink(block), read_retry(layered)
+    if default and not retry and not any(task.retry for task in tasks):
+        inherited = read_task_spec(None, outer, block).policy
+        retry = default if all(task.spec.policy == inherited for task in tasks) else ()
     if not tasks or not (retry or sink or kept != ResultSpec()):
         return tasks
     last = tasks[-1]
