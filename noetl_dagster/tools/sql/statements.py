@@ -47,7 +47,12 @@ _PART = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_BRACKETS = re.compile(r"[\[\]()]")
+_OPERAND = re.compile(r"""[\w$)\]'"]\Z""")
+"""The end of a value: a colon right after it, in brackets, is that of a slice."""
+
 _NESTING = re.compile(r"/\*|\*/")
+_CASE_OR_END = re.compile(r"\b(?:CASE|END)\b", re.IGNORECASE)
 _SQL_BODY = re.compile(r"\bBEGIN\s+ATOMIC\b", re.IGNORECASE)
 
 _OWN_TRANSACTION = re.compile(
@@ -123,26 +128,46 @@ def split_statements(sql: str) -> tuple[str, ...]:
     """
     statements: list[str] = []
     current: list[str] = []
-    words: list[str] = []  # the statement without comments and quoted parts
+    words: list[str] = []  # the statement without comments and quoted parts, since its last semicolon
+    is_empty, opened = True, 0
+
+    def end_part() -> None:
+        nonlocal is_empty, opened
+        plain = "".join(words)
+        is_empty = is_empty and not plain.strip()
+        opened = _open_bodies(plain, opened)
+        words.clear()
+
+    def end_statement() -> None:
+        nonlocal is_empty
+        if not is_empty:
+            statements.append("".join(current).strip())
+        current.clear()
+        is_empty = True
+
     for part, text in scan(sql):
-        if part is Part.END and not _inside_sql_body("".join(words)):
-            if "".join(words).strip():
-                statements.append("".join(current).strip())
-            current, words = [], []
-            continue
+        if part is Part.END:
+            end_part()
+            if not opened:
+                end_statement()
+                continue
         current.append(text)
         words.append(" " if part is Part.COMMENT else "?" if part is Part.QUOTED else text)
-    if "".join(words).strip():
-        statements.append("".join(current).strip())
+    end_part()
+    end_statement()
     return tuple(statements)
 
 
-def _inside_sql_body(statement: str) -> bool:
-    body = _SQL_BODY.search(statement)
-    if body is None:
-        return False
-    words = re.findall(r"\b(?:CASE|END)\b", statement[body.end() :].upper())
-    return words.count("END") <= words.count("CASE")
+def _open_bodies(plain: str, opened: int) -> int:
+    """Returns how many ``BEGIN ATOMIC`` and ``CASE`` are open after a text of which ``opened`` were open before it."""
+    if not opened:
+        body = _SQL_BODY.search(plain)
+        if body is None:
+            return 0
+        plain, opened = plain[body.end() :], 1
+    for word in _CASE_OR_END.findall(plain):
+        opened += 1 if word.upper() == "CASE" else -1
+    return max(opened, 0)
 
 
 @lru_cache(maxsize=128)
@@ -155,8 +180,8 @@ def needs_own_transaction(statement: str) -> bool:
 def bind(statement: str, params: Mapping[str, Any] | Sequence[Any]) -> BoundStatement:
     """Replaces ``:name`` (mapping) or ``$n`` (list) by ``$1..$n`` of this statement alone.
 
-    A ``:name`` that is no key of the mapping stays as it is, so that array slices ``a[1:n]`` work. A ``$n`` beyond the
-    list is a ``KeyError`` with that argument.
+    A ``:name`` that is no key of the mapping stays as it is, and so does the end of a slice, as in ``a[1:n]``: there,
+    ``a[1: :n]`` is a parameter. A ``$n`` beyond the list is a ``KeyError`` with that argument.
     """
     if not params:
         return BoundStatement(statement)
@@ -175,13 +200,26 @@ def _placed(statement: str, known: frozenset[str] | None) -> tuple[str, tuple[st
     wanted = Part.NUMBERED if known is None else Part.NAMED
     places: dict[str, int] = {}
     pieces: list[str] = []
+    opened: list[str] = []
     for part, text in scan(statement):
+        if part is Part.TEXT:
+            _follow(text, opened)
         name = text[1:]
-        if part is wanted and (known is None or name in known):
+        is_slice = part is Part.NAMED and opened[-1:] == ["["] and _OPERAND.search(pieces[-1]) is not None
+        if part is wanted and (known is None or name in known) and not is_slice:
             pieces.append(f"${places.setdefault(name, len(places) + 1)}")
         else:
             pieces.append(text)
     return "".join(pieces), tuple(places)
+
+
+def _follow(text: str, opened: list[str]) -> None:
+    """Keeps the brackets that are open after a text."""
+    for bracket in _BRACKETS.findall(text):
+        if bracket in "[(":
+            opened.append(bracket)
+        elif opened:
+            opened.pop()
 
 
 _PLACE = re.compile(r"%(?:%|s(?![A-Za-z0-9_])|\(([A-Za-z_][A-Za-z0-9_]*)\)s(?![A-Za-z0-9_]))")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.templates.environment import sql_identifier, sql_list, sql_literal
+from noetl_dagster.tools.sql import statements
 from noetl_dagster.tools.sql.statements import (
     BoundStatement,
     bind,
@@ -23,7 +24,7 @@ FUNCTION = "create function f() returns int begin atomic select case when true t
 
 
 @pytest.mark.parametrize(
-    ("script", "statements"),
+    ("script", "expected"),
     [
         ("select 1; select 2;", ("select 1", "select 2")),
         ("select ';' ; ;; -- only; a comment\n", ("select ';'",)),
@@ -41,8 +42,8 @@ FUNCTION = "create function f() returns int begin atomic select case when true t
         ("", ()),
     ],
 )
-def test_split_statements(script: str, statements: tuple[str, ...]) -> None:
-    assert split_statements(script) == statements
+def test_split_statements(script: str, expected: tuple[str, ...]) -> None:
+    assert split_statements(script) == expected
 
 
 @given(st.lists(st.sampled_from(["'a;'", "$$;$$", "--;\n", "/*;*/", '";"', "x", "E'\\';'", ":n", " "]), max_size=12))
@@ -54,6 +55,42 @@ def test_named_parameters_are_numbered_by_first_use() -> None:
     bound = bind("select :b::int, :a, ':a', :b, x[1:n] -- :a", {"a": 1, "b": 2})
 
     assert bound == BoundStatement("select $1::int, $2, ':a', $1, x[1:n] -- :a", (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("a[x:n]", "a[x:n]"),
+        ("a[1:n]", "a[1:n]"),
+        ("a[b[1]:n]", "a[b[1]:n]"),
+        ("a[f(x):n]", "a[f(x):n]"),
+        ('a["x":n]', 'a["x":n]'),
+        ("a[f(x, :n):n]", "a[f(x, $1):n]"),
+        ("a[x: :n]", "a[x: $1]"),
+        ("a[:n]", "a[$1]"),
+        ("array[x, :n]", "array[x, $1]"),
+        ("array[x+:n]", "array[x+$1]"),
+        ("array[not :n]", "array[not $1]"),
+        ("a[1], f(:n)", "a[1], f($1)"),
+        ("a[x:n] + :n", "a[x:n] + $1"),
+    ],
+)
+def test_the_end_of_a_slice_is_no_parameter(text: str, bound: str) -> None:
+    assert bind(text, {"n": 5}) == BoundStatement(bound, (5,) if "$1" in bound else ())
+
+
+def test_a_body_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    original = statements._open_bodies
+
+    def recorded(plain: str, opened: int) -> int:
+        read.append(plain)
+        return original(plain, opened)
+
+    monkeypatch.setattr(statements, "_open_bodies", recorded)
+    script = f"create function f() returns int begin atomic {'select 1; ' * 1000} end; select 2"
+    assert len(split_statements(script)) == 2
+    assert sum(map(len, read)) <= len(script)
 
 
 def test_numbered_parameters_are_renumbered_for_each_statement() -> None:
