@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from noetl_dagster.cli.console import fail, warn
 from noetl_dagster.errors import ServiceError, VersionError
-from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.connection import DATABASE_ERRORS
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.service.metrics import Metrics
 from noetl_dagster.settings import Settings
@@ -151,7 +151,7 @@ class Health(Collector):
                     self._connection = await asyncpg.connect(self._settings.db_url)
                 if not await self._connection.fetchval(_SCHEMA):
                     return "the event log has no schema; run 'noetl-dagster provision'"
-        except (*DATABASE_AWAY, TimeoutError) as error:
+        except (*DATABASE_ERRORS, TimeoutError) as error:
             if self._connection is not None:
                 self._connection.terminate()
                 self._connection = None

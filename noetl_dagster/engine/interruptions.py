@@ -133,6 +133,8 @@ class InterruptionWatch:
                 await self._look([guarded.execution_id for guarded in self._guarded])
             except DATABASE_AWAY as error:
                 logger.warning("cannot look for cancellations just now: %s", error)
+            except Exception:  # a defect must not end the polling
+                logger.exception("cannot look for cancellations")
 
     async def _look(self, execution_ids: list[int]) -> None:
         for row in await self._pool.fetch(INTERRUPTIONS, execution_ids):

@@ -8,24 +8,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import asyncpg
-
-from noetl_dagster.events.connection import CONNECTION_LOST
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.transport.base import Transport
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 
-RETRYABLE = (
-    *CONNECTION_LOST,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.DeadlockDetectedError,  # two writers that offered the same commands in different order
-    asyncpg.SerializationError,
-)
-"""Transient failures that the events do not cause: the same batch is tried again."""
-
-_PATIENCE = RetryLimits(RETRYABLE, seconds=30.0, longest_pause=2.0)
+_PATIENCE = RetryLimits(DATABASE_AWAY, seconds=30.0, longest_pause=2.0)
 
 
 EventWriter = EventLog | Transport
@@ -146,7 +135,7 @@ class EventBuffer:
         try:
             inserted = await self._append(events) if events else set()
         except Exception as error:
-            if len(batch) == 1 or isinstance(error, RETRYABLE):
+            if len(batch) == 1 or isinstance(error, DATABASE_AWAY):
                 self._settle_failed(batch, error)
             else:
                 for entry in batch:
@@ -186,7 +175,7 @@ class EventBuffer:
                 inserted = await self._log.append(events)
                 # The commit may have succeeded although its answer was lost: those events are new, too.
                 return inserted | await self._log.present(events) if broken else inserted
-            except RETRYABLE:
+            except DATABASE_AWAY:
                 broken = True
                 raise
 

@@ -24,8 +24,20 @@ CONNECTION_LOST = (
 )
 """Exceptions of a call whose connection breaks; the last one if the server goes during a statement."""
 
-DATABASE_AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""Exceptions of a call while the server restarts or is unreachable."""
+DATABASE_AWAY = (
+    *CONNECTION_LOST,
+    asyncpg.OperatorInterventionError,  # shutdowns, restarts, backends that an administrator ends
+    asyncpg.InsufficientResourcesError,  # connections, memory, disk
+    asyncpg.PostgresSystemError,
+    asyncpg.ReadOnlySQLTransactionError,  # a standby, until it takes over
+    asyncpg.TransactionRollbackError,  # deadlocks, serialisation failures
+    asyncpg.LockNotAvailableError,
+    asyncpg.InvalidCachedStatementError,  # once, after a migration
+)
+"""Exceptions of a call that may succeed later without a change: those of the server's state, not of the statement."""
+
+DATABASE_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""All exceptions of a call, for work that is given up if it fails."""
 
 _STARTING = RetryLimits(
     (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError),

@@ -18,7 +18,7 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.events import projection_queries as queries
-from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.connection import DATABASE_AWAY, DATABASE_ERRORS
 from noetl_dagster.events.projection_row import Done, ProjectedExecution
 from noetl_dagster.process import log_context
 from noetl_dagster.process.event_loop import cancel_and_wait
@@ -157,7 +157,7 @@ class BackgroundProjection:
             return
         await cancel_and_wait(self._task)
         self._task = None
-        with suppress(*DATABASE_AWAY):
+        with suppress(*DATABASE_ERRORS):
             await self._projection.catch_up()
 
     async def _run(self) -> None:
@@ -170,6 +170,9 @@ class BackgroundProjection:
                 behind = await self._projection.lag_seconds() > 0
             except DATABASE_AWAY as error:
                 logger.warning("the projection cannot continue now: %s", error)
+            except Exception:  # readers apply the events that it has not
+                logger.exception("the projection of this process ends")
+                return
             await asyncio.sleep(INTERVAL)
             if self._users:
                 until = loop.time() + self._linger

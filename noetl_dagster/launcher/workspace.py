@@ -23,7 +23,7 @@ from noetl_dagster.compiler.runs import execution_tags, latest_run
 from noetl_dagster.dagster_internals import WorkspaceFileTarget, WorkspaceProcessContext
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import LaunchError, NoetlError, NotDeployedError
-from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.connection import DATABASE_ERRORS
 from noetl_dagster.launcher.address import PRIORITY_TAG
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.models import Playbook
@@ -208,7 +208,7 @@ class WorkspaceLauncher:
         except Exception as error:
             raise LaunchError(f"{type(error).__name__}: {error}") from error
         finally:
-            with suppress(*DATABASE_AWAY):  # then the outage releases it; the run was handed over
+            with suppress(*DATABASE_ERRORS):  # then the outage releases it; the run was handed over
                 await self._engine.liveness.release(execution_id)
 
     async def cancelled(self, playbook: str, execution_id: int) -> None:

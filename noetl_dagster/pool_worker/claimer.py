@@ -9,6 +9,8 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import asyncpg
+
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.ids import Snowflake
@@ -181,6 +183,8 @@ class Claimer:
                 logger.warning("commands cannot be claimed now: %s", error)
                 self._woken.set()
                 await asyncio.sleep(RETRY_SECONDS)
+            except asyncpg.PostgresError:  # of the statement
+                raise
             except Exception:  # an unexpected answer must not end a worker that looks alive
                 logger.exception("the answer to a claim cannot be read; its commands are released")
                 self._woken.set()

@@ -12,8 +12,7 @@ from typing import Any
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError
-from noetl_dagster.events.buffer import RETRYABLE
-from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
 from noetl_dagster.events.log import EventLog, StoredPlaybook
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.transport.capacity import WorkerReport, put_worker
@@ -30,7 +29,7 @@ RELEASE_SECONDS = 5.0
 
 MOST_CACHED = 64
 
-_PATIENCE = RetryLimits(RETRYABLE, seconds=300.0)
+_PATIENCE = RetryLimits(DATABASE_AWAY, seconds=300.0)
 
 
 @dataclass(frozen=True, slots=True)

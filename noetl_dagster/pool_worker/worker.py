@@ -17,7 +17,7 @@ from noetl_dagster.engine.interruptions import InterruptionWatch
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, NoetlError, ServiceError
-from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.connection import DATABASE_AWAY, DATABASE_ERRORS
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.transport.base import Transport
 from noetl_dagster.events.transport.capacity import WorkerReport, announce_commands, publish_report
@@ -132,7 +132,11 @@ class PoolWorker:
         return None
 
     async def run(self, stop: asyncio.Event, begun: Callable[[], None] = lambda: None) -> None:
-        """Works until ``stop`` is set; then lets running commands end. Calls ``begun`` when it begins to claim."""
+        """Works until ``stop`` is set; then lets running commands end. Calls ``begun`` when it begins to claim.
+
+        Raises:
+            Exception: the defect that ended one of its tasks, once running commands have ended.
+        """
         await self._watch.open()
         if not await self._register(stop):
             return
@@ -143,11 +147,16 @@ class PoolWorker:
         tasks = self._tasks = [asyncio.create_task(self._keep_reporting())]
         tasks += [asyncio.create_task(self._serve()) for _ in range(self._slots)]
         begun()
+        stopping = asyncio.create_task(stop.wait())
         try:
-            await stop.wait()
+            parts = (*tasks, *self._claims.tasks)
+            await asyncio.wait((stopping, *parts), return_when=asyncio.FIRST_COMPLETED)
+            ended = [part for part in parts if part.done() and not part.cancelled()]
             await self._drain()
+            for part in ended:
+                part.result()
         finally:
-            await cancel_and_wait(*tasks)
+            await cancel_and_wait(stopping, *tasks)
 
     async def _register(self, stop: asyncio.Event) -> bool:
         """Registers; returns False if it is stopped before the control plane has answered."""
@@ -171,7 +180,7 @@ class PoolWorker:
     async def close(self) -> None:
         """Sends remaining events and closes every connection."""
         self._status = "stopped"
-        with contextlib.suppress(nats.errors.Error, *DATABASE_AWAY):
+        with contextlib.suppress(nats.errors.Error, *DATABASE_ERRORS):
             await self._control.report(self.report())
             await self._send_report()
             await self.client.flush(timeout=2)

@@ -10,7 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
-from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.connection import DATABASE_ERRORS
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.transport.queries import DEAD_LETTER_COUNT, QUEUE_DEPTH
 from noetl_dagster.service.access import FOR_READERS
@@ -42,7 +42,7 @@ async def ready(plane: ThePlane) -> HealthStatus:
         async with asyncio.timeout(ANSWER_SECONDS):
             await plane.engine.runtime.pool.fetchval("SELECT 1")
             await plane.client.flush(timeout=2)
-    except (*DATABASE_AWAY, nats.errors.Error) as error:
+    except (*DATABASE_ERRORS, nats.errors.Error) as error:
         raise ApiProblem(503, f"not ready: {type(error).__name__}") from None
     return HealthStatus()
 

@@ -12,7 +12,7 @@ import asyncpg
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.buffer import EventBuffer
-from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.connection import DATABASE_AWAY, DATABASE_ERRORS
 from noetl_dagster.events.queries import COMMAND_OVER
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.process.redaction import SECRETS
@@ -139,7 +139,7 @@ class ExternalCleanup:
     async def _has_ended(self, execution_id: int, command_id: str) -> bool:
         try:
             return bool(await self._pool.fetchval(COMMAND_OVER, execution_id, command_id))
-        except DATABASE_AWAY as error:
+        except DATABASE_ERRORS as error:
             logger.warning("cannot look for the end of command %s: %s", command_id, error)
             return False
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.pool_worker.worker import PoolWorker
 from noetl_dagster.settings import EventTransport, Settings
 from tests.playbooks import playbook
 from tests.pool import working
@@ -106,3 +108,15 @@ async def test_more_slots_than_a_claim_may_name(settings: Settings) -> None:
         async with working(own, "wide", worker_slots=1_200):
             await warm(engine)
         await engine.close()
+
+
+async def test_a_worker_whose_claims_the_log_refuses_ends(settings: Settings) -> None:
+    engine = await Engine.open(settings)
+    worker = await PoolWorker.open(settings, "w")
+    await engine.runtime.pool.execute("ALTER FUNCTION noetl.claim RENAME TO claim_of_another_version")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with pytest.raises(asyncpg.UndefinedFunctionError):
+            await worker.run(asyncio.Event())
+    await engine.runtime.pool.execute("ALTER FUNCTION noetl.claim_of_another_version RENAME TO claim")
+    await worker.close()
+    await engine.close()

@@ -16,7 +16,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.checks import settle_sink
 from noetl_dagster.engine.steps.regions import TokenQueue, streams_are_over
 from noetl_dagster.errors import ExecutionStateError, NoetlError, WorkloadError
-from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.connection import DATABASE_ERRORS
 from noetl_dagster.events.envelopes import to_result
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import CLOSE_GATE, HAS_SINK_PARTS, RUNNING_CHILDREN, UNENDED
@@ -229,7 +229,7 @@ class Lifecycle:
             return
         try:
             trace = (await self._runtime.assemble(cancelled.state)).trace
-        except (NoetlError, *DATABASE_AWAY) as error:
+        except (NoetlError, *DATABASE_ERRORS) as error:
             logger.warning("execution %s: its trace has no end: %s", execution_id, error)
             return
         if trace is not None:
@@ -242,7 +242,7 @@ class Lifecycle:
         try:
             async with asyncio.timeout(GIVE_BACK_SECONDS):
                 await release_expired(self._runtime, execution_id)
-        except (NoetlError, *DATABASE_AWAY) as error:
+        except (NoetlError, *DATABASE_ERRORS) as error:
             logger.warning("execution %s: %s; the reaper tries again", execution_id, str(error) or "it took too long")
 
     async def _publish(self, execution_id: int) -> None:
@@ -251,14 +251,14 @@ class Lifecycle:
             if not await self._runtime.pool.fetchval(HAS_SINK_PARTS, execution_id):
                 return
             execution = await self._runtime.load(execution_id)
-        except (NoetlError, *DATABASE_AWAY) as error:
+        except (NoetlError, *DATABASE_ERRORS) as error:
             logger.warning("execution %s: its sinks are left as they are: %s", execution_id, error)
             return
         for step, visit in execution.state.visits.items():
             if execution.state.end_of(step, visit) is None:
                 try:
                     await settle_sink(self._runtime, execution.visit(step, visit))
-                except (NoetlError, *DATABASE_AWAY) as error:
+                except (NoetlError, *DATABASE_ERRORS) as error:
                     logger.warning("execution %s: step %s: %s", execution_id, step, error)
 
     @asynccontextmanager

@@ -22,7 +22,7 @@ import asyncpg
 from noetl_dagster.engine.loops.loop_run import LoopRun
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
-from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.connection import DATABASE_ERRORS
 from noetl_dagster.events.envelopes import Envelope, error_envelope, from_result
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import FrameProcess, Task
@@ -149,7 +149,7 @@ class Frames:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._pause)
-            with contextlib.suppress(*DATABASE_AWAY):
+            with contextlib.suppress(*DATABASE_ERRORS):
                 await self._runtime.pool.execute(BEAT, self._loop_run.execution.id, self._loop_run.loop_id, self._lease)
 
 

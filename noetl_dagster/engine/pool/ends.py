@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -24,12 +24,16 @@ logger = logging.getLogger(__name__)
 
 PATIENCE = RetryLimits(DATABASE_AWAY)
 
+PAUSE_SECONDS = 1.0
+"""Pause after an unexpected error."""
+
 
 class CommandEnds:
     """Futures of commands, settled as soon as the log has their ends.
 
     One connection listens. Notifications are lost while it is broken, so after each (re)connection it looks up every
-    awaited command in the log; it never polls otherwise.
+    awaited command in the log; it never polls otherwise. If the log refuses the look for another reason than an
+    outage, whoever waits gets that error.
     """
 
     def __init__(self, pool: asyncpg.Pool, url: str) -> None:
@@ -48,7 +52,7 @@ class CommandEnds:
 
     async def open(self) -> None:
         """Starts to listen, and returns when it does."""
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._settle())]
+        self._tasks = [asyncio.create_task(self._keep(work)) for work in (self._listen, self._settle)]
         await self._listening.wait()
 
     async def close(self) -> None:
@@ -67,6 +71,19 @@ class CommandEnds:
         self._ended.update(name for name in command_ids if name in self._waiting)
         if self._ended:
             self._to_check.set()
+
+    async def _keep(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Works without end; an unexpected error goes to all who wait."""
+        while True:
+            try:
+                await work()
+            except Exception as error:
+                logger.exception("the ends of commands cannot be read")
+                self._listening.set()
+                for _, future in [*self._waiting.values()]:
+                    if not future.done():
+                        future.set_exception(error)
+                await asyncio.sleep(PAUSE_SECONDS)
 
     async def _listen(self) -> None:
         while True:

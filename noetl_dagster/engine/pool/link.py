@@ -18,7 +18,7 @@ from typing import Any
 from noetl_dagster.engine.pool.ends import CommandEnds
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
-from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
+from noetl_dagster.events.connection import DATABASE_AWAY, DATABASE_ERRORS, encode_json
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.capacity import CapacityListener, announce_commands
@@ -105,7 +105,7 @@ class Link:
         try:
             outcome = await done
         except asyncio.CancelledError:
-            with contextlib.suppress(*DATABASE_AWAY):
+            with contextlib.suppress(*DATABASE_ERRORS):
                 await self._runtime.pool.execute(queries.WITHDRAW, execution_id, call.command.command_id)
             raise
         if call.values is not None:

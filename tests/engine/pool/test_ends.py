@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import asyncpg
 import pytest
 
 from noetl_dagster.engine.engine import Engine
@@ -44,3 +45,24 @@ async def test_an_end_that_cannot_be_read_fails_its_command_alone(
     await ends.close()
     assert outcomes[0].envelope["error"]["code"] == "END_UNREADABLE"
     assert (outcomes[1].failed, outcomes[1].envelope["data"]) == (False, 1)
+
+
+async def test_a_look_that_the_log_refuses_ends_who_waits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, url = engine.runtime, engine.runtime.settings.db_url
+    assert url is not None
+    execution = await engine.lifecycle.create(playbook(TEXT))
+    ends = CommandEnds(runtime.pool, url)
+    await ends.open()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with monkeypatch.context() as faulty:
+            faulty.setattr("noetl_dagster.engine.pool.ends.COMMAND_ENDS", "SELECT nothing, $1::bigint[], $2::text[]")
+            refused = ends.expect(execution.id, "a")
+            ends.check(["a"])
+            with pytest.raises(asyncpg.UndefinedColumnError):
+                await refused
+        command = Command(execution.id, "work")
+        done = ends.expect(execution.id, command.command_id)
+        await runtime.log.append([runtime.commands.ended(command, Outcome({"status": "ok", "data": 1}))])
+        ends.check([command.command_id])
+        assert (await done).envelope["data"] == 1, "it goes on"
+    await ends.close()
