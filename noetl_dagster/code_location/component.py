@@ -75,6 +75,7 @@ class PlaybooksComponent(Component, Resolvable, Model):
     path: str = Field("playbooks", description="Folder of the playbooks: absolute, or below the component's own folder")
     include: list[str] = Field(default_factory=list, description="Patterns of files below it; none: every playbook")
     exclude: list[str] = Field(default_factory=list, description="Patterns of files to leave out")
+    lenient: bool = Field(False, description="Unsupported tool kinds and unknown keys are warnings of executions")
     noetl: dict[str, Any] = Field(
         default_factory=dict,
         description="Settings, by the fields of NoetlResource; {env: NAME} stands for a variable. "
@@ -111,6 +112,7 @@ class PlaybooksComponent(Component, Resolvable, Model):
             Path(context.path, self.path),
             include=self.include,
             exclude=self.exclude,
+            lenient=self.lenient,
             resources=resources,
             translation=self.translation,
             control=self.control,

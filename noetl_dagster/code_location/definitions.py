@@ -56,6 +56,7 @@ def load_playbooks(
     control: bool = True,
     spark: bool = False,
     beside: Sequence[AssetsDefinition] = (),
+    lenient: bool = False,
 ) -> Definitions:
     """Loads the playbooks of a folder as Definitions: their jobs, assets, checks, schedules and sensors.
 
@@ -73,6 +74,8 @@ def load_playbooks(
             playbooks: recovery of executions whose process died, automation, observation, the slots of pools.
         beside: assets in Python that read assets of playbooks and are read by playbooks. If they form a circle, the
             last playbook in it is left out.
+        lenient: unsupported tool kinds and unknown keys are no errors: executions show them as warnings, and ignore the
+            keys.
         spark: with the resource ``pyspark`` even if no playbook needs it.
 
     Returns:
@@ -101,7 +104,9 @@ def load_playbooks(
         raise DagsterInvalidDefinitionError(
             f"load_playbooks: the resource 'noetl' is a NoetlResource, not a {type(noetl).__name__}"
         )
-    jobs, broken = load_folder(folder, include=include, exclude=exclude, translation=translation, beside=beside)
+    jobs, broken = load_folder(
+        folder, include=include, exclude=exclude, translation=translation, beside=beside, lenient=lenient
+    )
     playbooks = definitions_of_jobs(jobs, noetl, spark=spark, resources=given)
     if not jobs and not broken:
         logger.warning("there are no playbooks in %s that include and exclude leave", folder.absolute())

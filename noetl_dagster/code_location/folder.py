@@ -53,6 +53,7 @@ def load_folder(
     exclude: Sequence[str] = (),
     translation: Translation | None = None,
     beside: Sequence[AssetsDefinition] = (),
+    lenient: bool = False,
 ) -> tuple[list[PlaybookJob], list[BrokenPlaybook]]:
     """Returns the playbooks of a folder, and those that were left out.
 
@@ -61,12 +62,13 @@ def load_folder(
 
     Args:
         beside: assets in Python, which may be a part of such a circle.
+        lenient: unsupported tool kinds and unknown keys are warnings of its executions.
     """
     broken: list[BrokenPlaybook] = []
     playbooks: list[Playbook] = []
     for path in find_playbooks(folder, include, exclude):
         try:
-            playbooks.append(load_playbook(path))
+            playbooks.append(load_playbook(path, lenient=lenient))
         except PlaybookError as error:
             broken.append(BrokenPlaybook(path, str(error)))
     specs: dict[str, Specs] = {}

@@ -109,6 +109,9 @@ class OpSession:
             engine.helpers.set_processes(execution.id, processes)
         if runs_in_one_process(context):
             prepare_spark(engine.runtime, execution)
+        if workload is not None:  # the first op, which is one
+            for warning in execution.playbook.main_warnings:
+                context.log.warning(warning)
         return cls(context, engine, execution, plan, region)
 
     @property

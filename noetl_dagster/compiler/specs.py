@@ -31,6 +31,7 @@ from noetl_dagster.playbook.assets import AutomationKind, AutomationSpec
 from noetl_dagster.playbook.models import Playbook, Step
 from noetl_dagster.playbook.permissions import refusal, refused, spec_of_pod
 from noetl_dagster.playbook.pods import Pod
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 from noetl_dagster.settings import get_settings
 
 KIND_PREFIX = "dagster/kind/"
@@ -45,7 +46,7 @@ def asset_spec(playbook: Playbook, step: Step) -> AssetSpec:
 
     The step's own owners and group take precedence over those of the playbook.
     """
-    kinds = step.asset.kinds or tuple(sorted({task.kind for task in step.tasks}))
+    kinds = step.asset.kinds or tuple(sorted({task.kind for task in step.tasks} & TOOL_KINDS.keys()))
     freshness = playbook.dagster.freshness
     return AssetSpec(
         AssetKey(playbook.asset_key(step.name)),

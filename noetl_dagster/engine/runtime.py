@@ -93,7 +93,7 @@ class Runtime:
         self.streams = ChunkStreams(buffer, commands, pool)
         cleanup = ExternalCleanup(buffer, pool)
         self.runner = CommandRunner(box, self.result_writer, buffer, commands, self.heartbeats, cleanup, self.streams)
-        self._programs: dict[tuple[int, frozenset[tuple[str, str]]], PlaybookProgram] = {}
+        self._programs: dict[tuple[int, frozenset[tuple[str, str]], bool], PlaybookProgram] = {}
 
     @classmethod
     async def open(
@@ -178,7 +178,7 @@ class Runtime:
     async def program(self, state: ExecutionState, source: Source | None = None) -> PlaybookProgram:
         """Returns the compiled playbook that an execution was started with, also if its file has changed."""
         assert state.catalog_id is not None
-        key = (state.catalog_id, frozenset(state.renamed.items()))
+        key = (state.catalog_id, frozenset(state.renamed.items()), state.lenient)
         program = self._programs.get(key)
         if program is None:
             found = await (source or self.log.source)(state.catalog_id)
@@ -190,7 +190,7 @@ class Runtime:
             program = self._programs[key] = PlaybookProgram(playbook, StepGraph(playbook))
         own = program.playbook
         if own.settled:
-            given: Any = {"file": own.file, "workload": state.workload, "renamed": state.renamed}
+            given = {**_given(state), "workload": state.workload}
             playbook = await asyncio.to_thread(parse_playbook, own.source, **given)
             return PlaybookProgram(playbook, StepGraph(playbook))
         return program
@@ -198,8 +198,13 @@ class Runtime:
 
 def _stored_playbook(found: StoredPlaybook, state: ExecutionState) -> Playbook:
     """Loads the stored model; reads the text only if there is no model that this version understands."""
-    file = state.file or "<catalog>"
+    given = _given(state)
     if found.model is not None:
         with suppress(ValidationError):
-            return Playbook.from_stored(found.model, found.content, file=file, renamed=state.renamed)
-    return parse_playbook(found.content, file=file, renamed=state.renamed)
+            return Playbook.from_stored(found.model, found.content, **given)
+    return parse_playbook(found.content, **given)
+
+
+def _given(state: ExecutionState) -> dict[str, Any]:
+    """Returns what an execution's playbook has from its start, and not from its text."""
+    return {"file": state.file or "<catalog>", "renamed": state.renamed, "lenient": state.lenient}

@@ -173,10 +173,10 @@ class Children:
         """Returns the registered playbook of ``path@version``, or of the path with a registered ``version``."""
         registered = self._runtime.registered
         if names_version(path):
-            return await registered.load(path)
+            return await registered.load(path, lenient=call.lenient)
         wanted = f"{path}@{call.config.get('version')}"
         if names_version(wanted) and await registered.find(wanted) is not None:
-            return await registered.load(wanted)
+            return await registered.load(wanted, lenient=call.lenient)
         return None
 
     async def _of_folders(self, path: str, call: ToolCall) -> Playbook:
@@ -185,10 +185,10 @@ class Children:
         looked: list[Problem] = []
         for folder in dict.fromkeys((own, settings.playbooks_path, *_above(own))):
             try:
-                return Catalog(folder).load(path)
+                return Catalog(folder).load(path, lenient=call.lenient)
             except PlaybookError as error:
                 looked += error.problems
-        found = await self._runtime.registered.that_ran(path.strip("/"))
+        found = await self._runtime.registered.that_ran(path.strip("/"), lenient=call.lenient)
         if found is None:
             raise PlaybookError(looked)
         return found

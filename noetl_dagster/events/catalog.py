@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
@@ -20,6 +20,9 @@ from noetl_dagster.playbook.catalog import names_version, split_version
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import parse_playbook, parse_report, required
 from noetl_dagster.playbook.models import Playbook
+
+_LENIENT = "lenient"
+"""Key of a row's ``meta`` beside the playbook's metadata: it was registered leniently."""
 
 
 class PlaybookVersion(BaseModel):
@@ -57,12 +60,13 @@ class RegisteredPlaybooks:
         self._ids = ids
 
     async def register(self, draft: PlaybookDraft) -> Registration:
-        """Makes a text the latest version of its path, unless it already is."""
+        """Makes a text the latest version of its path, unless it already is, with the same choice of ``lenient``."""
         digest = hashlib.sha256(draft.content.encode()).hexdigest()
         async with self._pool.acquire() as connection, connection.transaction():
             await connection.execute(queries.CATALOG_LOCK, draft.path)
             latest = await connection.fetchrow(queries.CATALOG_VERSION, draft.path, None, 1)
-            if latest is not None and latest["sha256"] == digest:
+            chosen = (digest, _is_lenient(draft.meta))
+            if latest is not None and (latest["sha256"], _is_lenient(latest["meta"])) == chosen:
                 return Registration(_version(latest), new=False)
             number = latest["version"] + 1 if latest is not None else 1
             values = (draft.path, number, draft.content, draft.payload, draft.meta, draft.model, digest)
@@ -75,8 +79,11 @@ class RegisteredPlaybooks:
         row = await self._pool.fetchrow(queries.CATALOG_VERSION, path, version, 1)
         return _version(row) if row is not None else None
 
-    async def load(self, reference: str) -> Playbook:
+    async def load(self, reference: str, *, lenient: bool = False) -> Playbook:
         """Returns the playbook of a version; messages about it name it as ``path@version``.
+
+        Args:
+            lenient: load it leniently even if it was not registered so.
 
         Raises:
             PlaybookError: no such version is registered; the message names those that are.
@@ -86,18 +93,19 @@ class RegisteredPlaybooks:
         if row is None:
             missing = ProblemKind.MISSING_PLAYBOOK
             raise PlaybookError([Problem(Place(reference, 1), await self._missing(reference), kind=missing)])
-        file = _version(row).reference
+        file, lenient = _version(row).reference, lenient or _is_lenient(row["meta"])
         if row["model"] is not None:
             with suppress(ValidationError):  # another version of this package has registered it
-                return Playbook.from_stored(row["model"], row["content"], file=file, renamed={})
-        return await asyncio.to_thread(parse_playbook, row["content"], file=file)
+                return Playbook.from_stored(row["model"], row["content"], file=file, renamed={}, lenient=lenient)
+        return await asyncio.to_thread(parse_playbook, row["content"], file=file, lenient=lenient)
 
-    async def that_ran(self, path: str) -> Playbook | None:
+    async def that_ran(self, path: str, *, lenient: bool = False) -> Playbook | None:
         """Returns the latest version of a path; if none is registered, the newest text that ran under it."""
         row = await self._pool.fetchrow(queries.CATALOG_VERSION, path, None, 0)
         if row is None:
             return None
-        return parse_playbook(row["content"], file=f"{path}@{row['version']}" if row["version"] else path)
+        file = f"{path}@{row['version']}" if row["version"] else path
+        return parse_playbook(row["content"], file=file, lenient=lenient or _is_lenient(row["meta"]))
 
     async def versions(self, path: str, limit: int, *, after: int = 0) -> list[PlaybookVersion]:
         """Returns the versions of a path with a number above ``after``, the newest first."""
@@ -128,21 +136,29 @@ class PlaybookDraft(NamedTuple):
     payload: dict[str, Any]
     meta: dict[str, Any]
     model: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
-def draft_of(content: str, *, file: str = "<playbook>") -> PlaybookDraft:
+def draft_of(content: str, *, file: str = "<playbook>", lenient: bool = False) -> PlaybookDraft:
     """Checks a text, named ``file`` in messages, as ``noetl-dagster check`` does.
 
     Raises:
         PlaybookError: it is invalid; the error lists every problem.
     """
-    playbook = required(*parse_report(content, file=file, code=True))
+    playbook = required(*parse_report(content, file=file, code=True, lenient=lenient))
     path = playbook.metadata.path.strip("/")
     if names_version(path):
         place = Place(file, 1)
         raise PlaybookError([Problem(place, f"metadata.path {path!r} ends like a version; take another")])
     payload = Document(content, file).root
-    return PlaybookDraft(path, content, payload, payload.get("metadata") or {}, playbook.stored)
+    meta = {key: value for key, value in (payload.get("metadata") or {}).items() if key != _LENIENT}
+    if lenient:
+        meta[_LENIENT] = True
+    return PlaybookDraft(path, content, payload, meta, playbook.stored, playbook.warnings)
+
+
+def _is_lenient(meta: Mapping[str, Any]) -> bool:
+    return bool(meta.get(_LENIENT))
 
 
 def _version(row: Any) -> PlaybookVersion:

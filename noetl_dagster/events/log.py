@@ -143,14 +143,18 @@ class EventLog:
                 return
             after = records[-1]["event_id"]
 
-    async def put_source(self, path: str, version: str | None, source: str, *, model: str | None = None) -> int:
+    async def put_source(
+        self, path: str, version: str | None, source: str, *, model: str | None = None, lenient: bool = False
+    ) -> int:
         """Stores the text of a playbook and returns its catalog id; the same text is stored once.
 
         Args:
             model: its canonical model as JSON, from which executions continue without reading the text again.
+            lenient: it was loaded leniently.
         """
         digest = hashlib.sha256(source.encode()).hexdigest()
-        values = (path, digest, source, {} if version is None else {"version": version}, model)
+        meta = ({} if version is None else {"version": version}) | ({"lenient": True} if lenient else {})
+        values = (path, digest, source, meta, model)
         return int(await self.pool.fetchval(queries.CATALOG_PUT, self.ids.next(), *values))
 
     async def source(self, catalog_id: int) -> StoredPlaybook | None:

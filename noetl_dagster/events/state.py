@@ -109,6 +109,7 @@ class ExecutionState:
     """The state of an execution according to the log.
 
     Attributes:
+        lenient: its playbook was loaded leniently.
         outer_iteration: ``iter`` of the parent, if a loop of the parent runs this child playbook.
         epoch: counts starts and resumptions, from 1.
         run_id: the Dagster run that drives this epoch, None without Dagster.
@@ -145,6 +146,7 @@ class ExecutionState:
     loops: dict[tuple[str, int], list[LoopRun]] = field(default_factory=dict)
     partition: dict[str, Any] | None = None
     renamed: dict[str, str] = field(default_factory=dict)
+    lenient: bool = False
     reads: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     settings: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     watermarks: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
@@ -189,6 +191,7 @@ class ExecutionState:
         self.workload = context.get("workload", {})
         self.partition = context.get("partition")
         self.renamed = context.get("renamed", {})
+        self.lenient = context.get("lenient", False)
         self.outer_iteration = event.meta.get("parent_iter")
         self.file = context.get("file", "")
         self.epoch = int(event.meta.get("epoch", 1))

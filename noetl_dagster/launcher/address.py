@@ -109,7 +109,13 @@ def priority_of(tags: Mapping[str, str]) -> int:
 
 
 def execute_request(
-    file: str, execution_id: int, workload: dict[str, Any], *, priority: int = 0, resumed: bool = False
+    file: str,
+    execution_id: int,
+    workload: dict[str, Any],
+    *,
+    lenient: bool,
+    priority: int = 0,
+    resumed: bool = False,
 ) -> Message:
     """Returns the request to drive an execution that is in the log; a resumed one had a run before."""
     return {
@@ -117,6 +123,7 @@ def execute_request(
         "id": str(execution_id),
         "run_id": str(uuid.uuid4()),
         "file": file,
+        "lenient": lenient,
         "workload": workload,
         "priority": priority,
         "resumed": resumed,

@@ -68,7 +68,7 @@ class Driver:
         self._noetl = EngineProvider()
         self._stack = ExitStack()
         self._instances: dict[str, DagsterInstance] = {}
-        self._prepared: dict[str, PreparedJob] = {}
+        self._prepared: dict[tuple[str, bool], PreparedJob] = {}
         self._lock: RunLock | None = None
         self._environment = dict(os.environ)
         self._working_directory = Path.cwd()
@@ -155,7 +155,7 @@ class Driver:
     def _launch(self, message: Message) -> Message:
         """Drives an execution that is in the log and has no run yet."""
         try:
-            prepared = self._prepare(message["file"])
+            prepared = self._prepare(message["file"], lenient=message["lenient"])
             tags = {LAUNCHER_TAG: self._address.key}
             if message["priority"]:
                 tags[PRIORITY_TAG] = str(message["priority"])
@@ -209,15 +209,16 @@ class Driver:
             keep_connections(instance)
         return instance
 
-    def _prepare(self, file: str) -> PreparedJob:
+    def _prepare(self, file: str, *, lenient: bool) -> PreparedJob:
         """Returns the job of a playbook, compiled once for each version of its file; a registered one has no file."""
         if names_version(file) and not Path(file).is_file():
-            playbook = run_sync(self._noetl.engine().runtime.registered.load(file))
+            playbook = run_sync(self._noetl.engine().runtime.registered.load(file, lenient=lenient))
         else:
-            playbook = load_playbook(file)
-        prepared = self._prepared.get(file)
+            playbook = load_playbook(file, lenient=lenient)
+        key = (file, playbook.lenient)
+        prepared = self._prepared.get(key)
         if prepared is None or prepared.plan.playbook.source != playbook.source or playbook.settled:
-            prepared = self._prepared[file] = prepare(playbook, self._noetl)
+            prepared = self._prepared[key] = prepare(playbook, self._noetl)
         return prepared
 
     def _reset(self) -> None:

@@ -62,7 +62,8 @@ class WarmLauncher:
 
     async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0) -> None:
         """Hands an execution to the run server."""
-        message = execute_request(playbook.file, execution_id, workload, priority=priority)
+        lenient = playbook.lenient
+        message = execute_request(playbook.file, execution_id, workload, lenient=lenient, priority=priority)
         # while it waits, this process holds it: recovery leaves it alone
         await self._engine.liveness.hold(execution_id)
         self._pending[str(execution_id)] = message, playbook
@@ -178,6 +179,7 @@ class ProcessLauncher:
         with open(log, "xb", opener=private_file) as output:  # noqa: ASYNC230
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "noetl_dagster", "run", playbook.file, "--json"),
+                *(["--lenient"] if playbook.lenient else []),
                 *("--payload", payload.name, "--execution-id", str(execution_id)),
                 env=without_tokens({**own_environment(), **self._environment}),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -233,7 +235,8 @@ def drive(
         ServiceError: there is no run server, or it is busy; nothing was started.
     """
     folder = embedded.run_server_folder(settings)
-    request = execute_request(playbook.file, execution_id, workload, resumed=resumed)
+    lenient = playbook.lenient
+    request = execute_request(playbook.file, execution_id, workload, lenient=lenient, resumed=resumed)
     run_id = request["run_id"]
     sent = False
     with closing(Address.of(folder, os.environ, settings.driven_at_once).open()) as channel:

@@ -124,9 +124,9 @@ class Catalog:
         found = file.resolve()
         return any(found.is_relative_to(folder.resolve()) for folder in folders)
 
-    def load(self, path: str, *, caller: Path | str | None = None) -> Playbook:
+    def load(self, path: str, *, caller: Path | str | None = None, lenient: bool = False) -> Playbook:
         """Resolves and loads."""
-        return load_playbook(self.resolve(path, caller=caller))
+        return load_playbook(self.resolve(path, caller=caller), lenient=lenient)
 
 
 def _catalog_path(file: Path) -> str | None:

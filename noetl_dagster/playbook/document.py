@@ -24,6 +24,9 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TEXT_TAGS = frozenset({"tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"})
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _BINARY_TAG = "tag:yaml.org,2002:binary"
+NOT_UNDERSTOOD = frozenset({ProblemKind.UNKNOWN_FIELD, ProblemKind.UNSUPPORTED_KIND})
+"""Problems of keys and tool kinds that other engines may know."""
+
 _LONGEST_NUMBER = 400
 """Characters of a number, date or other scalar that is not text. Converting long ones takes quadratic time."""
 
@@ -154,12 +157,10 @@ class Document:
         severity: str = "error",
         kind: ProblemKind = ProblemKind.INVALID_VALUE,
     ) -> None:
-        """Adds a problem."""
+        """Adds a problem. Anything that is not understood is a warning when reading leniently."""
+        if self.lenient and kind in NOT_UNDERSTOOD:
+            severity = "warning"
         self.problems.append(Problem(place, message, severity, kind))
-
-    def report_unsupported(self, place: Place, message: str, kind: ProblemKind) -> None:
-        """Reports a tool kind or field that other engines may know: an error, or a warning when reading leniently."""
-        self.report(place, message, "warning" if self.lenient else "error", kind)
 
     def _value(self, node: Node, depth: int) -> Any:
         self._values += 1

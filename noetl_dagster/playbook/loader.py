@@ -13,7 +13,7 @@ from noetl_dagster.playbook.checks.templates import check_code
 from noetl_dagster.playbook.checks.unquoted import check_unquoted
 from noetl_dagster.playbook.checks.workflow import check_playbook
 from noetl_dagster.playbook.dialects.playbook import normalise
-from noetl_dagster.playbook.document import Document
+from noetl_dagster.playbook.document import NOT_UNDERSTOOD, Document
 from noetl_dagster.playbook.graph import with_ends_as_assets
 from noetl_dagster.playbook.models import Playbook
 
@@ -22,7 +22,8 @@ def load_playbook(path: Path | str, *, lenient: bool = False) -> Playbook:
     """Loads a playbook file, or raises a PlaybookError with every error found, in file order.
 
     Args:
-        lenient: unsupported tool kinds and unknown fields of tools are reported as warnings.
+        lenient: unsupported tool kinds and unknown keys are warnings: a key is ignored, and a step whose kind is not
+            supported fails when it is reached.
     """
     return required(*load_report(path, lenient=lenient))
 
@@ -83,8 +84,13 @@ def parse_report(
             problems += check_code(playbook, document)
             problems += check_unquoted(playbook, document)
     problems = sorted(dict.fromkeys(problems), key=lambda problem: (problem.place.line, problem.place.column))
-    broken = any(problem.severity == "error" for problem in problems)
-    return (None if broken else playbook), problems
+    if playbook is None or any(problem.severity == "error" for problem in problems):
+        return None, problems
+    if lenient:
+        ignored = (problem for problem in problems if problem.kind in NOT_UNDERSTOOD)
+        warnings = tuple(f"line {problem.place.line}: {problem.message}" for problem in ignored)
+        playbook = playbook.model_copy(update={"lenient": True, "warnings": warnings})
+    return playbook, problems
 
 
 def with_settings(playbook: Playbook, step: str, settings: Mapping[str, Any], workload: Mapping[str, Any]) -> Playbook:
@@ -97,7 +103,7 @@ def with_settings(playbook: Playbook, step: str, settings: Mapping[str, Any], wo
     Raises:
         PlaybookError: one of them is none of what may stand there.
     """
-    document = Document(playbook.source, playbook.file)
+    document = Document(playbook.source, playbook.file, lenient=playbook.lenient)
     read = normalise(document, playbook.source, workload=workload, settings=settings, only=step)
     read = required(read, document.problems)
     [given], known = read.steps, playbook.step(step)

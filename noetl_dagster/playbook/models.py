@@ -463,12 +463,20 @@ class Tracing(Model):
     service_name: str | None = Field(None, description="service.name of its spans")
 
 
+MOST_WARNINGS = 10
+"""Warnings of its playbook that an execution records."""
+
+_WARNING_CHARACTERS = 1000
+
+
 class Playbook(Model):
     """One playbook.
 
     Attributes:
         settled: settings are templates of the workload; a playbook read with another workload has others.
         renamed: assets, its own and those it reads, that the code location gives another key.
+        lenient: it was loaded leniently, and so are its children.
+        warnings: what was not understood, and is ignored; only of one that was loaded leniently.
         source: its text, kept so that an execution never depends on the file.
     """
 
@@ -483,28 +491,41 @@ class Playbook(Model):
     tracing: Tracing = Tracing()
     settled: bool = False
     renamed: dict[str, str] = Field(default_factory=dict)
+    lenient: bool = False
+    warnings: tuple[str, ...] = ()
     source: str = ""
     file: str = "<playbook>"
 
     @cached_property
     def stored(self) -> str | None:
         """The model as JSON, without its text; None if it holds values that JSON cannot express."""
-        values = self.model_dump(exclude={"source", "file", "renamed"}, exclude_defaults=True, context={})
+        values = self.model_dump(exclude={"source", "file", "renamed", "lenient"}, exclude_defaults=True, context={})
         try:
             return json.dumps(values, allow_nan=False)
         except (TypeError, ValueError):
             return None
 
     @classmethod
-    def from_stored(cls, stored: str, source: str, *, file: str, renamed: Mapping[str, str]) -> Playbook:
+    def from_stored(
+        cls, stored: str, source: str, *, file: str, renamed: Mapping[str, str], lenient: bool = False
+    ) -> Playbook:
         """Loads what :attr:`stored` has written; a ValidationError tells that another version wrote it."""
-        values = {**json.loads(stored), "source": source, "file": file, "renamed": dict(renamed)}
+        given = {"source": source, "file": file, "renamed": dict(renamed), "lenient": lenient}
+        values = {**json.loads(stored), **given}
         return cls.model_validate(values, context={"file": file})
 
     @property
     def name(self) -> str:
         """Returns the playbook's name."""
         return self.metadata.name
+
+    @property
+    def main_warnings(self) -> list[str]:
+        """The first warnings, shortened, and the number of the others: an execution shows few, and has its own."""
+        most = _WARNING_CHARACTERS
+        first = [text if len(text) <= most else f"{text[:most]}..." for text in self.warnings[:MOST_WARNINGS]]
+        more = len(self.warnings) - len(first)
+        return [*first, f"and {more} more; 'noetl-dagster check --lenient' lists them"] if more else first
 
     @property
     def entry(self) -> Step:

@@ -16,6 +16,8 @@ from noetl_dagster.service.problems import RESPONSES, ApiProblem
 
 router = APIRouter(prefix="/api/catalog", tags=["catalog"], responses=RESPONSES)
 
+LENIENT = "unsupported tool kinds and unknown keys are warnings, which executions show; the keys are ignored"
+
 CatalogPath = Annotated[Name, Path(description="catalog path; with @2 or @latest one version, with content")]
 
 
@@ -25,13 +27,15 @@ class Register(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     content: Annotated[Text, Field(min_length=1)]
+    lenient: bool = Field(False, description=LENIENT)
 
 
 class RegisteredPlaybook(BaseModel):
-    """``new`` is false if the content is already the latest version."""
+    """``new`` is false if the content is already the latest version; ``warnings`` list what it ignores if lenient."""
 
     new: bool
     version: PlaybookVersion
+    warnings: list[str] = []
 
 
 class Latest(BaseModel):
@@ -54,11 +58,12 @@ async def register(request: Register, plane: ThePlane, response: Response) -> Re
     An invalid one is refused with every problem, as ``line:column: message``. It is checked in a process of its own,
     with limits of time and memory.
     """
-    draft = await plane.checker.draft(request.content)
+    draft = await plane.checker.draft(request.content, lenient=request.lenient)
     version, new = await plane.engine.runtime.registered.register(draft)
     if not new:
         response.status_code = 200
-    return RegisteredPlaybook(new=new, version=version.model_copy(update={"content": None}))
+    bare = version.model_copy(update={"content": None})
+    return RegisteredPlaybook(new=new, version=bare, warnings=list(draft.warnings))
 
 
 @router.get("", dependencies=[FOR_READERS])

@@ -43,13 +43,13 @@ class PlaybookChecker:
         self._slots = asyncio.Semaphore(PROCESSES)
         self._idle: list[asyncio.subprocess.Process] = []
 
-    async def draft(self, content: str) -> PlaybookDraft:
+    async def draft(self, content: str, *, lenient: bool = False) -> PlaybookDraft:
         """Returns a text ready for registration, as :func:`draft_of` does.
 
         Raises:
             PlaybookError: the text is invalid, or exceeds a limit.
         """
-        answer = await self._ask({"content": content}, "<playbook>")
+        answer = await self._ask({"content": content, "lenient": lenient}, "<playbook>")
         return PlaybookDraft(**answer["draft"])
 
     async def check(self, playbook: Playbook, workload: Mapping[str, Any]) -> None:
@@ -60,8 +60,8 @@ class PlaybookChecker:
         """
         if playbook.settled:
             effective = {**playbook.workload, **workload}
-            request = {"content": playbook.source, "file": playbook.file, "workload": effective}
-            await self._ask(request, playbook.file)
+            request = {"content": playbook.source, "file": playbook.file, "lenient": playbook.lenient}
+            await self._ask({**request, "workload": effective}, playbook.file)
 
     async def close(self) -> None:
         """Ends the processes."""
@@ -150,9 +150,9 @@ def _answer(request: Message) -> Message:
     """Checks one playbook, in the checking process."""
     try:
         if "workload" in request:
-            parse_playbook(request["content"], file=request["file"], workload=request["workload"])
+            parse_playbook(request.pop("content"), **request)
             return {}
-        return {"draft": draft_of(request["content"])._asdict()}
+        return {"draft": draft_of(**request)._asdict()}
     except PlaybookError as error:
         return {"problems": [asdict(problem) for problem in error.problems]}
     except MemoryError:

@@ -19,6 +19,7 @@ from noetl_dagster.playbook.catalog import names_version
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.tracing.trace import origin_of_request
 from noetl_dagster.service.access import FOR_OPERATORS, FOR_READERS, Anyone
+from noetl_dagster.service.catalog import LENIENT
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, ApiProblem
 
@@ -55,6 +56,7 @@ class Execute(BaseModel):
     path: Annotated[Name, Field(min_length=1, description="catalog path; of a registered one also path@2")]
     workload: dict[str, Any] = Field(default_factory=dict)
     partition: Name | None = Field(None, description="of a playbook with partitions, a key as in Dagster")
+    lenient: bool = Field(False, description=LENIENT)
     priority: int = Field(0, description="if runs have to wait, those with a larger number start first")
 
 
@@ -114,7 +116,7 @@ async def execute(
     The execution is in the log before the answer: it can be followed and cancelled at once, and if its process
     does not start, the recovery sensor starts it.
     """
-    playbook = await _playbook(plane, request.path.strip("/"))
+    playbook = await _playbook(plane, request.path.strip("/"), lenient=request.lenient)
     lifecycle = plane.engine.lifecycle
     await plane.launcher.check(playbook)
     partition = None
@@ -138,13 +140,13 @@ async def execute(
     return Started(execution_id=str(execution.id))
 
 
-async def _playbook(plane: Plane, path: str) -> Playbook:
+async def _playbook(plane: Plane, path: str, *, lenient: bool) -> Playbook:
     """Returns the playbook of a catalog path; file names are refused, since they lead outside of the folder."""
     if not names_version(path) and path in plane.catalog.paths:
-        return await asyncio.to_thread(plane.catalog.load, path)
+        return await asyncio.to_thread(plane.catalog.load, path, lenient=lenient)
     registered = plane.engine.runtime.registered
     if await registered.find(path) is not None:
-        return await registered.load(path)
+        return await registered.load(path, lenient=lenient)
     raise ApiProblem(
         404,
         f"no playbook with the catalog path {path!r} (metadata.path) is registered (POST /api/catalog), nor in the "

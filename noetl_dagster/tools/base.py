@@ -34,6 +34,7 @@ class ToolCall:
         auth: the rendered credential name, mapping, or None.
         scope: the names visible to the task, for tools that pass them on (python's ``context``).
         folder: folder of the playbook file; relative ``script.uri`` and paths start there.
+        lenient: the playbook was loaded leniently, so child playbooks are.
         attempt: of a task's policy or of its ``retry``, for templates.
         number: of the call among those of its task in its command, from 1; a command that begins again counts anew.
         owner: the command on whose behalf it is made if that is another one, as the partition's for an item.
@@ -48,6 +49,7 @@ class ToolCall:
     auth: Any = None
     scope: Mapping[str, Any] = field(default_factory=dict)
     folder: str = "."
+    lenient: bool = False
     command_id: str = ""
     attempt: int = 1
     number: int = 1

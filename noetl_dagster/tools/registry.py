@@ -42,14 +42,16 @@ def tool_for(kind: str) -> Tool:
     """Returns the tool of a kind; one object per process.
 
     Raises:
-        NoetlError: for an unknown kind, and for ``workbook``, which the pipeline resolves to another task.
+        ToolError: for a kind that is not supported: the playbook was loaded leniently.
+        NoetlError: for ``workbook``, which the pipeline resolves to another task.
     """
     if kind == WORKBOOK:
         raise NoetlError("tool kind 'workbook' stands for a task of the playbook's workbook; run that task")
     try:
         module_name, class_name = _TOOLS[kind]
     except KeyError:
-        raise NoetlError(f"unknown tool kind {kind!r}; known kinds: {', '.join(sorted(KINDS))}") from None
+        message = f"tool kind {kind!r} is not supported; supported: {', '.join(sorted(KINDS))}"
+        raise ToolError(message, kind="schema") from None
     module = import_module(f"noetl_dagster.tools.{module_name}")
     tool: Tool = getattr(module, class_name)()
     return tool

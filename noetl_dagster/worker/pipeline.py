@@ -157,7 +157,7 @@ class Pipeline:
         return envelope, retry_after
 
     async def _call_tool(self, task: TaskProgram, attempt: int) -> Envelope:
-        spec, command = task.task.spec, self.command
+        spec, command, tool = task.task.spec, self.command, tool_for(task.task.kind)
         given = {**self.scope.input, **await self._input(task)}
         check_input(task.task, given)
         scope = self.scope.with_input(given) if given else self.scope
@@ -174,6 +174,7 @@ class Pipeline:
             auth=await render_async(task.auth, scope, self.box.results.get),
             scope=scope,
             folder=self.visit.execution.folder,
+            lenient=self.visit.execution.playbook.lenient,
             command_id=command.command_id,
             attempt=attempt,
             number=self._tasks[task.name]["runs"] + 1 if task.name in self._tasks else 1,
@@ -182,7 +183,7 @@ class Pipeline:
         )
         try:
             async with _UNLIMITED if limit is None else limit:
-                result = await tool_for(task.task.kind).run(call, self.box)
+                result = await tool.run(call, self.box)
         except TimeoutError:
             if limit is None or not limit.expired():
                 raise

@@ -79,3 +79,48 @@ def test_a_folder_is_registered_without_what_is_broken(cli: Cli, tmp_path: Path)
     assert f"{folder / 'broken.yaml'}:" in done.stderr
     assert "have the same metadata.path 'tests/twin'" in done.stderr
     assert cli("register", str(tmp_path / "nothing")).returncode == 2
+
+
+LENIENT = text_of(
+    "foreign",
+    """
+    workflow:
+      - step: start
+        tool: {kind: python, cods: a = 1, code: "import pathlib; result = pathlib.Path('mended').exists()"}
+        next: [{step: far, when: "{{ not result }}"}]
+      - step: far
+        tool: {kind: quantum, command: "{{ nowhere }}"}
+    """,
+)
+WARNINGS = [
+    "line 7: step 'start': python has no field 'cods'; did you mean 'code'?",
+    "line 10: step 'far': tool kind 'quantum' is not supported; supported: ",
+]
+
+
+def assert_shown(warnings: list[str]) -> None:
+    assert [found.startswith(text) for found, text in zip(warnings, WARNINGS, strict=True)] == [True, True]
+
+
+def test_a_lenient_playbook_stays_lenient(cli: Cli, environment: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "foreign.yaml"
+    file.write_text(LENIENT)
+    for command in ("run", "register"):
+        strict = cli(command, str(file))
+        assert strict.returncode == 1
+        assert "python has no field 'cods'" in strict.stderr
+
+    run = cli("run", str(file), "--lenient", "--json")
+    found = json.loads(run.stdout)
+    assert found["status"] == "FAILED"
+    assert "tool kind 'quantum' is not supported; supported: artifact" in found["error"]
+    assert_shown(found["warnings"])
+    registered = json.loads(cli("register", str(file), "--lenient", "--json").stdout)
+    assert_shown(registered["registered"][0]["warnings"])
+    file.unlink()
+    environment["NOETL_WARM_COMMANDS"] = "true"
+    (tmp_path / "mended").touch()
+    again = json.loads(cli("run", "tests/foreign", "--json").stdout)
+    assert (again["status"], again["version"]) == ("COMPLETED", 1)
+    assert_shown(again["warnings"])
+    assert f"warning: {WARNINGS[0]}" in cli("status", again["execution_id"]).stdout.replace("\n", " ")

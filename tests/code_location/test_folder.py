@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dagster import AssetKey, DagsterInstance, Definitions, build_sensor_context
 
-from noetl_dagster.code_location.definitions import build_definitions
+from noetl_dagster.code_location.definitions import build_definitions, load_playbooks
 from noetl_dagster.settings import Settings
 from tests.playbooks import text_of
 
@@ -56,6 +56,12 @@ def test_a_broken_playbook_is_a_failing_check(folder: Path) -> None:
         assert "unknown step 'nowhere'" in str(event.description)
         again = sensor.evaluate_tick(build_sensor_context(instance=instance, cursor=result.cursor))
         assert not again.asset_events, "told once, until something changes"
+
+
+def test_a_lenient_folder_has_playbooks_that_are_not_understood(folder: Path) -> None:
+    write(folder, foreign="workflow:\n  - {step: start, tool: {kind: quantum}}\n")
+    assert jobs_of(load_playbooks(folder)) == set()
+    assert jobs_of(load_playbooks(folder, lenient=True)) == {"foreign"}
 
 
 def test_broken_playbooks_of_one_name_in_folders_of_one_name(folder: Path) -> None:

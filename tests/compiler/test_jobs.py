@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,7 @@ from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.resources.engines import EngineProvider
 from tests.definitions import definitions_of
-from tests.playbooks import playbook
+from tests.playbooks import playbook, text_of
 
 from .conftest import DagsterRunResult
 
@@ -120,6 +121,27 @@ def test_an_unhandled_failure_fails_the_run_and_names_the_step(launch: Launch) -
     failure = next(event for event in run.result.all_events if event.is_step_failure)
     assert failure.step_key == "sample_playbook.bad"
     assert "sample.yaml" in str(failure.event_specific_data)
+
+
+def test_the_run_of_a_lenient_playbook_shows_its_warnings(
+    noetl: EngineProvider, dagster_instance: DagsterInstance
+) -> None:
+    steps = """
+        workflow:
+          - {step: start, tool: {kind: noop}, colour: red, next: [odd]}
+          - {step: odd, tool: {kind: "quantum!{{ x }}"}}
+        """
+    lenient = parse_playbook(text_of("sample", steps), lenient=True)
+    job = definitions_of([lenient], noetl).resolve_job_def("sample")
+
+    result = job.execute_in_process(instance=dagster_instance, raise_on_error=False)
+
+    assert not result.success
+    logged = [one.user_message for one in dagster_instance.all_logs(result.run_id) if one.level == logging.WARNING]
+    assert len(logged) == 2
+    assert logged[0].startswith("line 6: step 'start': unknown key 'colour'")
+    failure = next(event for event in result.all_events if event.is_step_failure)
+    assert "tool kind 'quantum!{{ x }}' is not supported" in str(failure.event_specific_data)
 
 
 def test_playbooks_with_steps_of_the_same_name_live_together(noetl: EngineProvider) -> None:

@@ -8,8 +8,11 @@ import pytest
 
 from noetl_dagster.compiler.partitions import PlaybookPartitions
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.overview import overview
 from noetl_dagster.events.catalog import draft_of
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.settings import Settings
 from tests.engine.conftest import Run
 from tests.playbooks import text_of
 
@@ -83,3 +86,41 @@ async def test_a_child_of_no_partition(engine: Engine, run: Run, tmp_path: Path)
     error = state.latest["call"].envelope["error"]
     assert error["kind"] == "schema"
     assert "step call: child playbook 'tests/child': playbook child has partitions: choose one" in error["message"]
+
+
+async def test_children_of_a_lenient_playbook_are_lenient(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "foreign.yaml").write_text(child(1).replace("kind: python", "kind: python, cods: b"))
+    text = text_of("sample", calling(f"path: '{tmp_path / 'foreign.yaml'}'"))
+
+    strict = await engine.run(parse_playbook(text))
+    lenient = await engine.run(parse_playbook(text, lenient=True))
+
+    assert "has no field 'cods'" in (strict.error or "")
+    assert lenient.status is ExecutionStatus.COMPLETED, lenient.error
+    [of_child] = await engine.runtime.pool.fetch(
+        "SELECT execution_id, error FROM noetl.event WHERE event_type = 'warning'"
+    )
+    assert of_child["error"].startswith("line 7: step 'start': python has no field 'cods'")
+    assert of_child["execution_id"] != lenient.execution_id
+
+
+async def test_a_lenient_execution_is_resumed_without_its_stored_model(
+    engine: Engine, settings: Settings, tmp_path: Path
+) -> None:
+    code = f"import pathlib; result = pathlib.Path('{tmp_path / 'mended'}').read_text()"
+    text = text_of("sample", f'workflow: [{{step: start, colour: red, tool: {{kind: python, code: "{code}"}}}}]\n')
+    failed = await engine.run(parse_playbook(text, lenient=True))
+    assert failed.status is ExecutionStatus.FAILED
+    (tmp_path / "mended").write_text("1")
+    await engine.runtime.pool.execute("UPDATE noetl.catalog SET model = NULL")  # as of values that JSON lacks
+
+    other = await Engine.open(settings)
+    try:
+        execution = await other.lifecycle.resume(failed.execution_id)
+        await other.walker.run(execution)
+    finally:
+        await other.close()
+
+    assert execution.state.status is ExecutionStatus.COMPLETED, execution.state.error
+    found = await overview(engine.runtime, failed.execution_id)
+    assert [warning.partition(";")[0] for warning in found.warnings] == ["line 4: step 'start': unknown key 'colour'"]

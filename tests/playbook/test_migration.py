@@ -226,10 +226,18 @@ def test_ends_of_lines_stay() -> None:
 
 
 def test_a_playbook_with_errors_stays_as_it_is() -> None:
-    text = with_steps("- step: a\n  args: {b: 1}\n  tool: {kind: noop}\n  nexxt: b\n")
+    text = with_steps("- step: a\n  args: {b: 1}\n  tool: {kind: noop}\n  next: b\n")
     migration = migrate(text, "sample.yaml")
     assert migration.text == text
-    assert "unknown key 'nexxt'" in migration.problems[0].message
+    assert "unknown step 'b'" in migration.problems[0].message
+
+
+def test_keys_that_are_not_understood_stay_and_are_reported() -> None:
+    text = with_steps("- step: a\n  args: {b: 1}\n  tool: {kind: noop}\n  nexxt: b\n")
+    migration = migrate(text, "sample.yaml")
+    assert migration.text == text.replace("args", "input")
+    [problem] = migration.problems
+    assert (problem.severity, "unknown key 'nexxt'" in problem.message) == ("warning", True)
 
 
 def test_what_is_not_supported_here_is_rewritten_all_the_same() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.playbook.loader import load_playbook, load_report, parse_playbook, parse_report
-from noetl_dagster.playbook.models import ARC_WORDS
+from noetl_dagster.playbook.models import ARC_WORDS, Playbook
 from tests.playbook.playbooks import HEAD, errors_of, problems_of, warnings_of, with_steps
 
 OK_TOOL = "tool: {kind: noop}"
@@ -414,12 +414,40 @@ def test_all_problems_are_reported_at_once_in_file_order() -> None:
     assert len(found) == 4
 
 
-def test_lenient_loading_warns_about_unsupported_kinds() -> None:
-    text = with_steps("- step: start\n  tool: {kind: snowflake, command: SELECT 1}\n")
-    assert parse_playbook(text, lenient=True).steps[0].tasks[0].kind == "snowflake"
-    playbook, problems = parse_report(text, lenient=True)
+NOT_UNDERSTOOD = {
+    "a kind": ("- step: start\n  tool: {kind: quantum, command: SELECT 1}\n", "tool kind 'quantum' is not supported"),
+    "a field of a tool": ("- step: start\n  tool: {kind: python, code: a = 1, cods: b}\n", "has no field 'cods'"),
+    "a key of a step": (f"- step: start\n  {OK_TOOL}\n  colour: red\n", "unknown key 'colour'"),
+    "a key of an arc": (
+        f"- step: start\n  {OK_TOOL}\n  next: [{{step: a, whne: x}}]\n- {{step: a, {OK_TOOL}}}\n",
+        "unknown key 'whne'; did you mean 'when'?",
+    ),
+    "a key of a loop": (
+        f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iterator: i, slowly: true}}\n",
+        "unknown key 'slowly'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("steps", "message"), NOT_UNDERSTOOD.values(), ids=NOT_UNDERSTOOD)
+def test_lenient_loading_warns_about_what_is_not_understood(steps: str, message: str) -> None:
+    text = with_steps(steps)
+    assert any(message in error for error in errors_of(steps))
+    playbook, [problem] = parse_report(text, lenient=True)
+    assert (problem.severity, message in problem.message) == ("warning", True)
     assert playbook is not None
-    assert [problem.severity for problem in problems] == ["warning"]
+    assert (playbook.lenient, playbook.warnings) == (True, (f"line {problem.place.line}: {problem.message}",))
+    assert playbook.stored is not None
+    again = Playbook.from_stored(playbook.stored, text, file=playbook.file, renamed={}, lenient=True)
+    assert again == playbook
+
+
+def test_an_execution_shows_the_first_warnings() -> None:
+    keys = "".join(f", k{number}: 1" for number in range(14))
+    playbook = parse_playbook(with_steps(f"- step: start\n  tool: {{kind: python, code: a = 1{keys}}}\n"), lenient=True)
+    assert len(playbook.warnings) == 14
+    assert playbook.main_warnings[:10] == list(playbook.warnings[:10])
+    assert playbook.main_warnings[10:] == ["and 4 more; 'noetl-dagster check --lenient' lists them"]
 
 
 @pytest.mark.parametrize("word", ARC_WORDS)

@@ -148,12 +148,15 @@ def damaged(draw: st.DrawFn) -> Any:
 @settings(max_examples=400, deadline=None)
 @given(damaged())
 def test_damaged_playbooks_never_break_the_loader(tree: Any) -> None:
-    playbook, problems = parse_report(yaml.safe_dump(tree), file="x.yaml")
-    assert (playbook is None) == any(problem.severity == "error" for problem in problems)
-    assert all(problem.place.file == "x.yaml" and problem.place.line >= 1 for problem in problems)
-    if playbook is not None:
-        assert playbook.stored is not None
-        assert Playbook.from_stored(playbook.stored, playbook.source, file="x.yaml", renamed={}) == playbook
+    text = yaml.safe_dump(tree)
+    for lenient in (False, True):
+        playbook, problems = parse_report(text, file="x.yaml", lenient=lenient)
+        assert (playbook is None) == any(problem.severity == "error" for problem in problems)
+        assert all(problem.place.file == "x.yaml" and problem.place.line >= 1 for problem in problems)
+        if playbook is not None:
+            assert playbook.stored is not None
+            given: Any = {"file": "x.yaml", "renamed": {}, "lenient": lenient}
+            assert Playbook.from_stored(playbook.stored, playbook.source, **given) == playbook
 
 
 @settings(max_examples=200, deadline=None)

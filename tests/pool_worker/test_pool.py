@@ -12,8 +12,9 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool import link
 from noetl_dagster.engine.steps.watermarks import watermarks
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import EventTransport, Settings
-from tests.playbooks import playbook
+from tests.playbooks import playbook, text_of
 from tests.pool import working
 from tests.pool_worker.conftest import control_plane
 from tests.waiting import PATIENCE_SECONDS, until
@@ -265,3 +266,24 @@ async def test_watermarks_of_workers(transport: EventTransport, settings: Settin
     assert found == {"load": 3, "each": 3}
     said = "SELECT count(*) FROM noetl.event WHERE event_type = 'command.completed' AND meta ? 'watermark'"
     assert await pool.fetchval(said) == 2
+
+
+async def test_workers_read_a_lenient_playbook_leniently(settings: Settings, pool: asyncpg.Pool[Any]) -> None:
+    text = """
+    workload: {most: 2}
+    workflow:
+      - step: start
+        colour: red
+        spec: {dispatch: workers}
+        loop: {in: [1, 2, 3], iterator: one, mode: parallel, max_in_flight: "{{ most }}"}
+        tool: {kind: python, cods: b, input: {one: "{{ one }}"}, code: "result = one"}
+    """
+    async with control_plane(settings, EventTransport.HTTP) as plane, working(plane, "w1"):
+        engine = await Engine.open(plane)
+        execution = await engine.lifecycle.create(parse_playbook(text_of("sample", text), lenient=True))
+        await pool.execute("UPDATE noetl.catalog SET model = NULL")  # as of another version of this package
+        await engine.walker.run(execution)
+        await engine.close()
+    assert execution.state.status is ExecutionStatus.COMPLETED, execution.state.error
+    done = "SELECT count(*) FROM noetl.event WHERE event_type = 'command.completed' AND worker_id = 'w1'"
+    assert await pool.fetchval(done) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from pydantic import SecretStr
 
@@ -94,3 +95,25 @@ async def test_operators_register_and_readers_look(settings: Settings) -> None:
 
         assert [await status("POST", token) for token in "rwo"] == [403, 403, 201]
         assert [await status("GET", token) for token in "rwo"] == [200, 403, 200]
+
+
+async def test_a_lenient_registration_is_kept_and_executions_show_its_warnings(
+    settings: Settings, tmp_path: Path
+) -> None:
+    content = text("one", "a").replace("kind: python", "kind: python, cods: b")
+    (tmp_path / "two.yaml").write_text(content.replace("one", "two"))
+    async with serving(settings, playbooks_path=tmp_path) as service:
+        client = service.client
+        strict = await client.post("/api/catalog", json={"content": content})
+        assert (strict.status_code, "has no field 'cods'" in strict.text) == (422, True)
+        lenient = await client.post("/api/catalog", json={"content": content, "lenient": True})
+        [warning] = lenient.json()["warnings"]
+        assert warning == "line 7: step 'start': python has no field 'cods'; did you mean 'code'?"
+        assert lenient.json()["version"]["meta"]["lenient"] is True
+        refused = await client.post("/api/executions/execute", json={"path": "tests/two"})
+        assert (refused.status_code, "has no field 'cods'" in refused.text) == (422, True)
+        for request in ({"path": "tests/one"}, {"path": "tests/two", "lenient": True}):
+            launched = await client.post("/api/executions/execute", json=request)
+            assert launched.status_code == 202, launched.text
+            found = await ended_execution(client, launched.json()["execution_id"])
+            assert (found["status"], found["warnings"]) == ("COMPLETED", [warning]), found

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from noetl_dagster import __version__
-from noetl_dagster.cli.commands.check import playbook_files
+from noetl_dagster.cli.commands.check import Lenient, playbook_files
 from noetl_dagster.cli.console import Json, fail, note, print_json, warn
 from noetl_dagster.code_location.scaffold import new_playbook, new_project, new_step, with_step
 from noetl_dagster.errors import PlaybookError
@@ -77,10 +77,11 @@ def _write(file: Path, text: str) -> None:
         fresh.unlink(missing_ok=True)
 
 
-def register(paths: Paths, as_json: Json = False) -> None:
+def register(paths: Paths, lenient: Lenient = False, as_json: Json = False) -> None:
     """Register playbooks as versions, which then run without their files.
 
-    Content that differs from the latest version of its path becomes the next version. Invalid playbooks are refused
+    Content that differs from the latest version of its path becomes the next version. A version that was registered
+    with --lenient runs so. Invalid playbooks are refused
     with their problems and exit code 1; the others are registered nevertheless.
     """
     # the engine takes long to import, and the other commands do not need it
@@ -93,25 +94,28 @@ def register(paths: Paths, as_json: Json = False) -> None:
         if not found:
             fail(f"{path}: no playbooks in it (YAML with 'kind: Playbook')", code=2)
         files += found
-    drafts, refused = _drafts(files)
+    drafts, refused = _drafts(files, lenient=lenient)
     done = []
     if drafts:
         with open_session(quickly=True) as session:
             registered = session.engine.runtime.registered
             for file, draft in drafts.items():
-                done.append((file, run_sync(registered.register(draft))))
+                done.append((file, draft, run_sync(registered.register(draft))))
     if as_json:
         rows = [
             {
                 "file": str(file),
                 "new": one.new,
+                "warnings": draft.warnings,
                 **one.version.model_dump(mode="json", exclude={"content", "meta"}),
             }
-            for file, one in done
+            for file, draft, one in done
         ]
         print_json({"registered": rows, "refused": refused})
     else:
-        for file, one in done:
+        for file, draft, one in done:
+            for warning in draft.warnings:
+                warn(f"{file}: warning: {warning}")
             state = "registered" if one.new else "is the latest already"
             typer.echo(f"{one.version.reference}  {state}  {file}")
     for problem in refused:
@@ -119,13 +123,13 @@ def register(paths: Paths, as_json: Json = False) -> None:
     raise typer.Exit(1 if refused else 0)
 
 
-def _drafts(files: list[Path]) -> tuple[dict[Path, PlaybookDraft], list[str]]:
+def _drafts(files: list[Path], *, lenient: bool) -> tuple[dict[Path, PlaybookDraft], list[str]]:
     """Returns the valid playbooks by file, and the problems of the others."""
     drafts: dict[Path, PlaybookDraft] = {}
     refused: list[str] = []
     for file in dict.fromkeys(files):
         try:
-            drafts[file] = draft_of(file.read_text(encoding="utf-8-sig"), file=str(file))
+            drafts[file] = draft_of(file.read_text(encoding="utf-8-sig"), file=str(file), lenient=lenient)
         except PlaybookError as error:
             refused.append(str(error))
         except (OSError, UnicodeDecodeError) as error:

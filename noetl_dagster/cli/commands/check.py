@@ -21,6 +21,10 @@ from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.playbook.loader import load_report
 from noetl_dagster.playbook.schema import language_schema
 
+Lenient = Annotated[
+    bool, typer.Option("--lenient", help="report unsupported tool kinds and unknown keys as warnings; keys are ignored")
+]
+
 Findings = Mapping[str, Sequence[Problem]]
 """The problems of each file that was checked."""
 
@@ -123,9 +127,7 @@ def _json(document: Any) -> str:
 
 def check(
     paths: Annotated[list[Path], typer.Argument(help="playbook files, or folders of them")],
-    lenient: Annotated[
-        bool, typer.Option(help="report unsupported tool kinds and unknown fields of tools as warnings")
-    ] = False,
+    lenient: Lenient = False,
     format: Annotated[
         ReportFormat,
         typer.Option(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from noetl_dagster.cli.commands.check import Lenient
 from noetl_dagster.cli.commands.executions import ExecutionId, show
 from noetl_dagster.cli.console import Json, fail, note, print_json, warn
 from noetl_dagster.cli.progress import showing
@@ -36,15 +37,16 @@ def run(
         str | None,
         typer.Option(help="of a playbook with partitions: 2026-01-31, or 'day|place' of two dimensions"),
     ] = None,
+    lenient: Lenient = False,
     as_json: Json = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="print Dagster's own log too")] = False,
     execution_id: Annotated[int | None, typer.Option(hidden=True, help="given by the HTTP API")] = None,
 ) -> None:
     """Run a playbook as its Dagster job; exit code 0 if it completes, else 1."""
-    from_file = _of_file(Path(playbook))
+    from_file = _of_file(Path(playbook), lenient=lenient)
     workload = {**_payload(payload), **_parse_sets(sets or [])}
     with open_session() as session:
-        loaded = from_file or run_sync(session.engine.runtime.registered.load(playbook))
+        loaded = from_file or run_sync(session.engine.runtime.registered.load(playbook, lenient=lenient))
         for problem in check_code(loaded):
             warn(str(replace(problem, severity="warning")))
         _warn_of_unknown_keys(loaded, workload)
@@ -142,13 +144,13 @@ def _drive_here(
     return f"{launched.run_id}: {launched.error}" if launched.error else None
 
 
-def _of_file(path: Path) -> Playbook | None:
+def _of_file(path: Path, *, lenient: bool) -> Playbook | None:
     """Loads the playbook of a file; None if the argument names a registered one."""
     if not path.is_file():
         if path.suffix in SUFFIXES:
             fail(f"{path}: no such file", code=2)
         return None
-    found, problems = load_report(path)
+    found, problems = load_report(path, lenient=lenient)
     loaded = required(found, problems)
     for problem in problems:
         warn(str(problem))

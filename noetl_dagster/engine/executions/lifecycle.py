@@ -92,9 +92,10 @@ class Lifecycle:
             )
         if playbook.settled:
             # in a thread, since its templates may take seconds
-            await asyncio.to_thread(parse_playbook, playbook.source, file=playbook.file, workload=effective)
+            given: Any = {"file": playbook.file, "lenient": playbook.lenient, "workload": effective}
+            await asyncio.to_thread(parse_playbook, playbook.source, **given)
         catalog_id = await runtime.log.put_source(
-            metadata.path, metadata.version, playbook.source, model=playbook.stored
+            metadata.path, metadata.version, playbook.source, model=playbook.stored, lenient=playbook.lenient
         )
         state = ExecutionState(new_id, playbook.name, catalog_id, parent[0] if parent else None, epoch=1)
         started = self._event(state, EventType.PLAYBOOK_INITIALIZED, "RUNNING")
@@ -106,11 +107,15 @@ class Lifecycle:
             started.context["partition"] = partition.model_dump(mode="json", exclude_none=True)
         if playbook.renamed:
             started.context["renamed"] = playbook.renamed
+        if playbook.lenient:
+            started.context["lenient"] = True
         entry = self._event(state, EventType.WORKFLOW_INITIALIZED, "RUNNING")
         entry.meta["entry"] = playbook.entry.name
+        warnings = [self._event(state, EventType.WARNING, "WARNING", text) for text in playbook.main_warnings]
         async with runtime.pool.acquire() as connection, connection.transaction():
             if await runtime.log.append_once(started, connection=connection):
-                await runtime.log.append_once(entry, connection=connection)
+                for event in (entry, *warnings):
+                    await runtime.log.append_once(event, connection=connection)
         return await runtime.load(new_id)
 
     async def resume(

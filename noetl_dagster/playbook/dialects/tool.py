@@ -178,7 +178,7 @@ def _kind(block: Block) -> str | None:
         message = f"{block.what}: tool kind {kind!r} is not supported; supported: {known}"
         hint = did_you_mean(kind, SUPPORTED_KINDS)
         message = f"{message}; {hint}" if hint else message
-        block.document.report_unsupported(block.place_of("kind"), message, ProblemKind.UNSUPPORTED_KIND)
+        block.document.report(block.place_of("kind"), message, kind=ProblemKind.UNSUPPORTED_KIND)
     return kind
 
 
@@ -250,9 +250,7 @@ def _check_rest(block: Block, kind: str, known: ToolKind) -> None:
             block.report_key(key, message, ProblemKind.FIELD_WITHOUT_EFFECT, "warning")
             continue
         remedy = _REMEDIES.get(key) or suggestion(key, names, f"fields of {kind}")
-        place = block.document.key_place(block.values, key)
-        message = f"{block.what}: {kind} has no field {key!r}; {remedy}"
-        block.document.report_unsupported(place, message, ProblemKind.UNKNOWN_FIELD)
+        block.report_key(key, f"{kind} has no field {key!r}; {remedy}", ProblemKind.UNKNOWN_FIELD)
 
 
 def _unfold_script(block: Block, config: dict[str, Any], kind: str) -> None:

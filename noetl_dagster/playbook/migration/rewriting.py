@@ -17,6 +17,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from noetl_dagster.errors import Place, Problem, ProblemKind
+from noetl_dagster.playbook.document import NOT_UNDERSTOOD
 from noetl_dagster.playbook.loader import parse_report
 from noetl_dagster.playbook.migration.words import Words
 from noetl_dagster.playbook.models import Playbook
@@ -41,18 +42,20 @@ def migrate(text: str, file: str) -> Migration:
     """Rewrites a playbook.
 
     A playbook with errors is left as it is: what it means is not known. The same goes where a comment would be lost.
+    Keys and tool kinds that are not understood stay.
     """
     playbook, found = parse_report(text, file=file, lenient=True)
     if playbook is None:
         errors = (problem for problem in found if problem.severity == "error")
         return Migration(text, tuple(errors))
+    ignored = tuple(problem for problem in found if problem.kind in NOT_UNDERSTOOD)
     ending = "\r\n" if "\r\n" in text else "\n"
     plain = text.replace("\r\n", "\n")
     try:
         before = _written(_composed(plain), plain)  # as the writer lays the text out
         root, words = _composed(plain), Words(file)
         words.rewrite(root)
-        after, problems = _written(root, plain), tuple(words.problems)
+        after, problems = _written(root, plain), (*ignored, *words.problems)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = Place(file, 1 if mark is None else mark.line + 1)
@@ -179,7 +182,8 @@ def _difference(playbook: Playbook, before: str, after: str, file: str) -> str |
 
 
 def _meaning(playbook: Playbook) -> Any:
-    return playbook.model_dump(exclude={"source", "file"}, context={"without_places": True})
+    meaning = playbook.model_dump(exclude={"source", "file", "warnings"}, context={"without_places": True})
+    return {**meaning, "keys that are not understood": len(playbook.warnings)}
 
 
 def _changed(before: Any, after: Any) -> str | None:
