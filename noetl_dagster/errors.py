@@ -95,6 +95,7 @@ class ProblemKind(StrEnum):
     TOOL_AS_ERROR_KIND = "tool-as-error-kind"
     UNQUOTED_TEMPLATE = "unquoted-template"
     RIGHT_NOT_ALLOWED = "right-not-allowed"
+    MISSING_EXTRA = "missing-extra"
 
 
 @dataclass(frozen=True, slots=True)

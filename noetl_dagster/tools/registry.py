@@ -9,6 +9,8 @@ from functools import cache
 from importlib import import_module
 
 from noetl_dagster.errors import NoetlError, ToolError
+from noetl_dagster.extras import has_extra, needs_extra
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS, unsupported_kind
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 
 _TOOLS = {
@@ -42,7 +44,8 @@ def tool_for(kind: str) -> Tool:
     """Returns the tool of a kind; one object per process.
 
     Raises:
-        ToolError: for a kind that is not supported: the playbook was loaded leniently.
+        ToolError: of kind ``schema``, the kind is not supported: the playbook was loaded leniently; of kind
+            ``policy``, the extra that it needs is not installed.
         NoetlError: for ``workbook``, which the pipeline resolves to another task.
     """
     if kind == WORKBOOK:
@@ -50,8 +53,10 @@ def tool_for(kind: str) -> Tool:
     try:
         module_name, class_name = _TOOLS[kind]
     except KeyError:
-        message = f"tool kind {kind!r} is not supported; supported: {', '.join(sorted(KINDS))}"
-        raise ToolError(message, kind="schema") from None
+        raise ToolError(unsupported_kind(kind), kind="schema") from None
+    extra = TOOL_KINDS[kind].extra
+    if extra and not has_extra(extra):
+        raise ToolError(needs_extra(f"kind {kind}", extra), kind="policy")
     module = import_module(f"noetl_dagster.tools.{module_name}")
     tool: Tool = getattr(module, class_name)()
     return tool

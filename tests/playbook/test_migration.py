@@ -241,7 +241,7 @@ def test_keys_that_are_not_understood_stay_and_are_reported() -> None:
 
 
 def test_what_is_not_supported_here_is_rewritten_all_the_same() -> None:
-    text = with_steps("- step: a\n  args: {b: 1}\n  tool: {kind: snowflake, endpoint: u}\n")
+    text = with_steps("- step: a\n  args: {b: 1}\n  tool: {kind: oracle, endpoint: u}\n")
     assert migrate(text, "sample.yaml").text == text.replace("args", "input")
 
 

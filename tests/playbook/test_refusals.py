@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from noetl_dagster.errors import PlaybookError
+from noetl_dagster import extras
+from noetl_dagster.errors import PlaybookError, ProblemKind
 from noetl_dagster.playbook.loader import load_playbook, load_report, parse_playbook, parse_report
 from noetl_dagster.playbook.models import ARC_WORDS, Playbook
 from tests.playbook.playbooks import HEAD, errors_of, problems_of, warnings_of, with_steps
@@ -74,8 +75,14 @@ BROKEN_STEPS = {
     ),
     "empty tool list": ("- step: start\n  tool: []\n", "tool is an empty list"),
     "unsupported kind": (
-        "- step: start\n  tool: {kind: snowflake, command: SELECT 1}\n",
-        "sample.yaml:6:18: step 'start': tool kind 'snowflake' is not supported; supported: artifact, container",
+        "- step: start\n  tool: {kind: oracle, command: SELECT 1}\n",
+        "sample.yaml:6:18: step 'start': tool kind 'oracle' is not supported; supported: artifact, container",
+    ),
+    "agents": ("- step: start\n  tool: {kind: agent, framework: adk}\n", "call the model's API with kind http"),
+    "servers of the Model Context Protocol": (
+        "- step: start\n  tool: {kind: mcp, server: files, method: tools/list}\n",
+        "sample.yaml:6:18: step 'start': tool kind 'mcp' is not supported: a server of the Model Context Protocol is called "
+        "with kind http",
     ),
     "mistyped kind": ("- step: start\n  tool: {kind: pyton, code: x}\n", "did you mean 'python'?"),
     "inline script without code": (
@@ -448,6 +455,16 @@ def test_an_execution_shows_the_first_warnings() -> None:
     assert len(playbook.warnings) == 14
     assert playbook.main_warnings[:10] == list(playbook.warnings[:10])
     assert playbook.main_warnings[10:] == ["and 4 more; 'noetl-dagster check --lenient' lists them"]
+
+
+def test_kinds_whose_extra_is_missing_load_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = "- step: start\n  tool: {kind: container, image: busybox}\n"
+    assert problems_of(steps) == []
+    monkeypatch.setattr(extras, "EXTRAS", {"k8s": "no_such_package.client"})
+    [problem] = problems_of(steps)
+    text = "kind container needs the extra k8s: pip install 'noetl-dagster[k8s]'; it is not installed here"
+    assert text in problem.message
+    assert (problem.severity, problem.kind) == ("warning", ProblemKind.MISSING_EXTRA)
 
 
 @pytest.mark.parametrize("word", ARC_WORDS)

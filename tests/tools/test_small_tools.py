@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from typing import Any
 
 import pytest
 
+from noetl_dagster import extras
 from noetl_dagster.errors import NoetlError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
@@ -13,6 +15,7 @@ from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.commands.jobs import job_manifest
 from noetl_dagster.tools.registry import KINDS, WORKBOOK, tool_for
+from tests.conftest import PROJECT
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS - {WORKBOOK}))
@@ -25,10 +28,28 @@ def test_the_language_knows_the_same_kinds() -> None:
 
 
 def test_unknown_kinds_list_those_that_are() -> None:
-    with pytest.raises(NoetlError, match="known kinds: artifact"):
-        tool_for("snowflake")
+    with pytest.raises(NoetlError, match="supported: artifact"):
+        tool_for("oracle")
+    with pytest.raises(NoetlError, match=r"tool kind 'mcp' is not supported: .* kind http"):
+        tool_for("mcp")
     with pytest.raises(NoetlError, match="workbook"):
         tool_for(WORKBOOK)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, known in TOOL_KINDS.items() if known.extra])
+def test_a_kind_whose_extra_is_missing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = TOOL_KINDS[kind].extra
+    monkeypatch.setattr(extras, "EXTRAS", {extra: "no_such_package.client"})
+    with pytest.raises(ToolError) as caught:
+        tool_for.__wrapped__(kind)
+    assert str(caught.value) == f"kind {kind} needs the extra {extra}: pip install 'noetl-dagster[{extra}]'"
+    assert caught.value.kind == "policy"
+
+
+def test_every_extra_of_a_kind_exists() -> None:
+    offered = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {known.extra for known in TOOL_KINDS.values() if known.extra} <= extras.EXTRAS.keys() <= offered.keys()
+    assert all(map(extras.has_extra, extras.EXTRAS))
 
 
 async def test_noop(run: Any) -> None:

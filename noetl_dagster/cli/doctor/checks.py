@@ -36,6 +36,7 @@ from noetl_dagster.events.connection import check_certificates
 from noetl_dagster.events.schema import SCHEMA_VERSION, found_schema, partition_name, partitions
 from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.nats import check_stream, connect
+from noetl_dagster.extras import needs_extra
 from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.process.sandbox import landlock_version
 from noetl_dagster.process.tracing.exporter import try_collector
@@ -129,7 +130,7 @@ async def _traces(settings: Settings) -> Finding:
     try:
         answer = await in_background(partial(try_collector, settings.tracing_endpoint, CONNECT_SECONDS))
     except ImportError:
-        return wrong("OpenTelemetry is missing", "install noetl-dagster[tracing]")
+        return wrong("OpenTelemetry is missing", needs_extra("tracing", "tracing"))
     if answer is None:
         return ok(f"{where} takes traces")
     try:
@@ -153,7 +154,7 @@ def _cluster() -> Finding:
     try:
         from kubernetes import client, config
     except ImportError:
-        return wrong("the Kubernetes client is missing", "install noetl-dagster[k8s]")
+        return wrong("the Kubernetes client is missing", needs_extra("Kubernetes", "k8s"))
     configuration = client.Configuration()
     configuration.retries = 0
     try:
@@ -283,7 +284,7 @@ async def _spark(settings: Settings) -> Finding:
     try:
         own = f"pyspark {version('pyspark')}"
     except PackageNotFoundError:
-        return not_set("pyspark is not installed; steps of kind spark need noetl-dagster[spark]")
+        return not_set("pyspark is not installed; steps of kind spark need it; reinstall noetl-dagster")
     check_address(settings)
     address = settings.spark_address
     if settings.spark_remote is not None:

@@ -30,6 +30,7 @@ from noetl_dagster.compiler.executors.threaded import ThreadedExecutor
 from noetl_dagster.compiler.names import NOETL, POD_TAG
 from noetl_dagster.compiler.runs import execution_id_of, tag_suffix
 from noetl_dagster.dagster_internals import process_config
+from noetl_dagster.extras import needs_extra
 from noetl_dagster.resources.engines import EngineProvider
 
 PROCESSES = "processes"
@@ -72,9 +73,7 @@ def _k8s_job_executor(config: Mapping[str, Any]) -> tuple[ExecutorDefinition, di
     try:
         from dagster_k8s import k8s_job_executor
     except ImportError as error:
-        raise DagsterInvariantViolationError(
-            "execution: config: kubernetes needs dagster-k8s; install noetl-dagster[k8s]"
-        ) from error
+        raise DagsterInvariantViolationError(needs_extra("execution: config: kubernetes", "k8s")) from error
     schema = k8s_job_executor.config_schema.as_field().config_type
     read = process_config(schema, dict(config))
     if not read.success:

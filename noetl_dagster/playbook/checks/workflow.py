@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from noetl_dagster.errors import Place, Problem, ProblemKind
+from noetl_dagster.extras import has_extra, needs_extra
 from noetl_dagster.playbook.checks.streams import check_streams, problem_of
 from noetl_dagster.playbook.checks.templates import check_templates
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import Region, StepGraph
 from noetl_dagster.playbook.models import LoopMode, Playbook, ShardGranularity, Step, Task
 from noetl_dagster.playbook.permissions import refusal, refused, spec_of_pod, spec_of_task
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 from noetl_dagster.playbook.wording import Hints, hints_against, is_template, suggestion
 from noetl_dagster.settings import POOL_NAME, get_settings
 
@@ -117,6 +119,11 @@ def _check_tasks(playbook: Playbook, step: Step) -> Iterator[Problem]:
         if wanted is not None and wanted not in playbook.workbook:
             message = f"no workbook task {wanted!r}; workbook: {', '.join(playbook.workbook) or 'none'}"
             yield problem_of(playbook, step, message, kind=ProblemKind.UNKNOWN_TASK, place=task.place)
+    for task in _tasks(playbook, step):
+        kind = TOOL_KINDS.get(task.kind)
+        if kind is not None and kind.extra and not has_extra(kind.extra):  # the machine that runs it may have it
+            message = f"{needs_extra(f'kind {task.kind}', kind.extra)}; it is not installed here"
+            yield problem_of(playbook, step, message, "warning", ProblemKind.MISSING_EXTRA, place=task.place)
     if step.wants_workers and _writes_files(playbook, step):
         message = "its sink writes files; it runs in the driver, not in workers"
         remedy = "write to a bucket or to postgres to have workers run it"

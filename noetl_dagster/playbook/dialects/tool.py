@@ -21,8 +21,9 @@ from noetl_dagster.playbook.tool_kinds import (
     TIMEOUT,
     TOOL_KINDS,
     ToolKind,
+    unsupported_kind,
 )
-from noetl_dagster.playbook.wording import described, did_you_mean, suggestion
+from noetl_dagster.playbook.wording import described, suggestion
 
 Specs = tuple[dict[str, Any], ...]
 PREVIOUS = "previous"
@@ -171,13 +172,10 @@ def _without(block: Block, key: str, movable: Set[str]) -> Block:
 
 def _kind(block: Block) -> str | None:
     kind = block.text("kind")
-    known = ", ".join(SUPPORTED_KINDS)
     if kind is None:
-        block.missing(f"a tool needs 'kind', one of {known}")
+        block.missing(f"a tool needs 'kind', one of {', '.join(SUPPORTED_KINDS)}")
     elif kind not in SUPPORTED_KINDS:
-        message = f"{block.what}: tool kind {kind!r} is not supported; supported: {known}"
-        hint = did_you_mean(kind, SUPPORTED_KINDS)
-        message = f"{message}; {hint}" if hint else message
+        message = f"{block.what}: {unsupported_kind(kind)}"
         block.document.report(block.place_of("kind"), message, kind=ProblemKind.UNSUPPORTED_KIND)
     return kind
 

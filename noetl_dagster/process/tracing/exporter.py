@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
+from noetl_dagster.extras import needs_extra
 from noetl_dagster.process.tracing.spans import Span
 
 logger = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ class Exporter:
                 from noetl_dagster.process.tracing.otlp import open_sender
             return open_sender(_url(self.endpoint), keep=None if self._trusted else _PLAIN_HEADERS)
         except ImportError as error:
-            why = f"{error.name} is not installed; pip install 'noetl-dagster[tracing]'"
+            why = f"{error.name} is not installed; {needs_extra('tracing', 'tracing')}"
         except Exception as error:  # an invalid OTEL_EXPORTER_OTLP_* variable
             why = f"{error!r}; look at OTEL_EXPORTER_OTLP_*"
         self._disabled = True

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, BinaryIO, TypeVar, cast
 
 from noetl_dagster.errors import StorageError
+from noetl_dagster.extras import needs_extra
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier, TierUnavailableError
 
@@ -34,7 +35,7 @@ def _client(endpoint: str | None, process: int) -> Any:
         from google.auth.credentials import AnonymousCredentials
         from google.cloud import storage
     except ImportError as error:
-        raise StorageError("gcs tier: google-cloud-storage is missing; install noetl-dagster[gcs]") from error
+        raise StorageError(needs_extra("tier gcs", "gcs")) from error
     if endpoint:
         return storage.Client(
             project="noetl",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from noetl_dagster.errors import ToolError, kind_of_status
+from noetl_dagster.extras import needs_extra
 from noetl_dagster.process.redaction import SECRETS
 
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -30,8 +31,7 @@ def connect(asker: str) -> tuple[Any, Any]:
     try:
         from kubernetes import client, config
     except ImportError:
-        message = f"{asker}: no Kubernetes client is installed; install noetl-dagster[k8s]"
-        raise ToolError(message, kind="unknown") from None
+        raise ToolError(needs_extra(asker, "k8s"), kind="policy") from None
     try:
         config.load_config()  # a kubeconfig, else the pod's own service account
     except config.ConfigException:

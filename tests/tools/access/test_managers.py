@@ -449,8 +449,8 @@ async def test_a_manager_that_never_answers_is_given_up(
 @pytest.mark.parametrize(
     ("handle", "package", "remedy"),
     [
-        ("secret://google/db", "google.cloud", r"install noetl-dagster\[google\]"),
-        ("secret://kubernetes/etl/db", "kubernetes", r"install noetl-dagster\[k8s\]"),
+        ("secret://google/db", "google.cloud", r"install 'noetl-dagster\[google\]'"),
+        ("secret://kubernetes/etl/db", "kubernetes", r"install 'noetl-dagster\[k8s\]'"),
         ("secret://aws/db", "dagster_aws.secretsmanager", "install dagster-aws"),
     ],
 )

@@ -13,6 +13,7 @@ from importlib import import_module
 import orjson
 
 from noetl_dagster.errors import CredentialError
+from noetl_dagster.extras import needs_extra
 from noetl_dagster.settings import Settings
 
 KEPT_SECONDS = 60.0  # for which a secret is cached; changes take effect after this time
@@ -24,14 +25,13 @@ KEY = "#"  # separates a secret's name from the name of its field
 Secret = str | Mapping[str, str]
 """A text, or texts by their keys."""
 
-_AWS = "dagster-aws; install dagster-aws"
 _MANAGERS = {
-    "aws": ("aws", "secret", _AWS),
-    "aws_ssm": ("aws", "parameter", _AWS),
-    "google": ("google", "secret", "google-cloud-secret-manager; install noetl-dagster[google]"),
-    "kubernetes": ("kubernetes", "secret", "the Kubernetes client; install noetl-dagster[k8s]"),
+    "aws": ("aws", "secret", ""),
+    "aws_ssm": ("aws", "parameter", ""),
+    "google": ("google", "secret", "google"),
+    "kubernetes": ("kubernetes", "secret", "k8s"),
 }
-"""Module and function of each provider, and the package that it needs. Modules are imported on first use."""
+"""Module and function of each provider, and the extra that it needs. Modules are imported on first use."""
 
 MANAGERS = frozenset(_MANAGERS)
 
@@ -98,7 +98,7 @@ class SecretManagers:
         return asked
 
     def _answer(self, provider: str, path: str, asked: _Asked) -> None:
-        module, function, needed = _MANAGERS[provider]
+        module, function, extra = _MANAGERS[provider]
         where = _where(provider, path)
         kept = REFUSED_SECONDS
         try:
@@ -106,7 +106,9 @@ class SecretManagers:
             found: Secret | Exception = fetch(path, where, self._settings)
             kept = KEPT_SECONDS
         except ImportError:
-            found = CredentialError(f"{where} needs {needed}")
+            found = CredentialError(
+                needs_extra(where, extra) if extra else f"{where} needs dagster-aws: pip install dagster-aws"
+            )
         except Exception as error:
             found = error
         asked.until = time.monotonic() + kept
