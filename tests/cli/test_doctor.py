@@ -17,6 +17,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
 from noetl_dagster import embedded
@@ -26,6 +27,7 @@ from noetl_dagster.cli.doctor.checks import server_checks
 from noetl_dagster.embedded.servers import program
 from noetl_dagster.events.schema import SCHEMA_VERSION
 from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.tools.access.credentials import Credentials
 from tests.process.tracing.collector import collecting
 from tests.service.conftest import serving
 from tests.waiting import until
@@ -247,6 +249,43 @@ async def test_each_credential_is_tried(settings: Settings, tmp_path: Path, clos
     assert "carrier pigeon" in report["credential odd"].what
     assert "names no server to try" in report["credential token"].what
     assert SECRET not in str(report)
+
+
+async def test_a_key_that_does_not_decrypt_the_stored_credentials(settings: Settings, pool: asyncpg.Pool[Any]) -> None:
+    def key() -> SecretStr:
+        return SecretStr(Fernet.generate_key().decode())
+
+    missing = await found(settings, credential_key=None)
+    assert missing["credential key"].state is FindingState.NOT_SET
+    malformed = await found(settings, credential_key=SecretStr(SECRET))
+    assert "is not a Fernet key" in malformed["credential key"].what
+    right = settings.model_copy(update={"credential_key": key()})
+    await Credentials(settings.model_copy(update={"credential_key": key()}), pool).store(
+        "old", "bearer", {"token": "t"}
+    )
+    for name in ("crm", "lake"):
+        await Credentials(right, pool).store(name, "bearer", {"token": SECRET})
+
+    some = (await found(right))["credential key"]
+    assert (some.state, some.what) == (
+        FindingState.WRONG,
+        "cannot decrypt old, of 3 in the database: stored with another key",
+    )
+    await pool.execute("DELETE FROM noetl.credential WHERE name = 'old'")
+    assert (await found(right))["credential key"] == ok("decrypts the 2 credentials of the database")
+    for wrong, what in (
+        (key(), "cannot decrypt crm, lake, of 2 in the database: stored with another key"),
+        (None, "NOETL_CREDENTIAL_KEY is not set, and the database holds crm, lake"),
+        (SecretStr(SECRET), "is not a Fernet key (32 bytes, URL-safe base64), and the database holds crm, lake"),
+    ):
+        report = await found(settings, credential_key=wrong)
+        assert report["credential key"].state is FindingState.WRONG
+        assert report["credential key"].what.endswith(what)
+        assert "store them again" in report["credential key"].remedy
+        for name in ("crm", "lake"):
+            assert report[f"credential {name}"].state is FindingState.WRONG
+            assert "key" in report[f"credential {name}"].remedy
+        assert SECRET not in str(report)
 
 
 @pytest.mark.parametrize("text", ["just: [a", "- a list"], ids=["no YAML", "no mapping"])

@@ -12,6 +12,7 @@ import obstore
 
 from noetl_dagster.cli.doctor import Check, Finding, connects, not_set, ok, warning, wrong
 from noetl_dagster.errors import CredentialError
+from noetl_dagster.playbook.wording import listed
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import Clients, open_bucket, postgres_arguments
 from noetl_dagster.tools.access.credentials import HTTP_TYPES, Credentials, CredentialType
@@ -48,13 +49,16 @@ async def credential_checks(settings: Settings, credentials: Credentials) -> lis
     """Returns a check of each credential, and one of their sources."""
     path = settings.credentials_file
 
-    async def listed() -> Finding:
+    async def sources() -> Finding:
         names = await credentials.names()
         if path is None and not names:
             return not_set("NOETL_CREDENTIALS_FILE, and no credential elsewhere")
         return ok(f"{len(names)} known" + (f", file {path} is readable" if path is not None else ""))
 
-    checks = [Check("credentials", listed, "check NOETL_CREDENTIALS_FILE")]
+    checks = [
+        Check("credentials", sources, "check NOETL_CREDENTIALS_FILE"),
+        Check("credential key", partial(_key, credentials), "check NOETL_CREDENTIAL_KEY"),
+    ]
     with suppress(CredentialError, OSError, asyncpg.PostgresError):  # which the check above reports
         for name in await credentials.names():
             run = partial(_credential, name, settings, credentials)
@@ -62,8 +66,35 @@ async def credential_checks(settings: Settings, credentials: Credentials) -> lis
     return checks
 
 
+async def _key(credentials: Credentials) -> Finding:
+    """Decrypts what the table holds, also where a file or a variable has a credential of the same name."""
+    encryption, sealed = credentials.encryption, await credentials.sealed()
+    if (problem := encryption.key_problem) is not None:
+        if sealed:
+            remedy = "set it to the key with which they were stored, or store them again"
+            return wrong(f"{problem}, and the database holds {listed(tuple(sealed))}", remedy)
+        remedy = "correct it, or remove it: no credential is stored"
+        return wrong(problem, remedy) if encryption.has_key else not_set("NOETL_CREDENTIAL_KEY")
+    lost = []
+    for name, data in sealed.items():
+        try:
+            encryption.unseal(name, data)
+        except CredentialError:
+            lost.append(name)
+    if lost:
+        return wrong(
+            f"cannot decrypt {listed(tuple(lost))}, of {len(sealed)} in the database: stored with another key",
+            "set NOETL_CREDENTIAL_KEY to that key, or store them again",
+        )
+    return ok(f"decrypts the {len(sealed)} credentials of the database")
+
+
 async def _credential(name: str, settings: Settings, credentials: Credentials) -> Finding:
-    found = await credentials.get(name)
+    try:
+        found = await credentials.get(name)
+    except CredentialError as error:
+        what, _, remedy = str(error).partition("; ")
+        return wrong(what, remedy or "correct the credential")
     match found.type:
         case CredentialType.POSTGRES:
             connection = await asyncpg.connect(**postgres_arguments(found), timeout=CONNECT_SECONDS)

@@ -38,6 +38,7 @@ HANDLE_PREFIX = "secret://"
 
 SELECT_CREDENTIAL = "SELECT type, data FROM noetl.credential WHERE name = $1"
 SELECT_NAMES = "SELECT name FROM noetl.credential ORDER BY name"
+SELECT_SEALED = "SELECT name, data FROM noetl.credential ORDER BY name"
 UPSERT_CREDENTIAL = """
 INSERT INTO noetl.credential (name, type, data) VALUES ($1, $2, $3)
 ON CONFLICT (name) DO UPDATE SET type = EXCLUDED.type, data = EXCLUDED.data, updated_at = now()
@@ -138,7 +139,10 @@ class Encryption:
 
     def seal(self, name: str, data: Mapping[str, Any]) -> bytes:
         """Returns a credential's data encrypted. Raises ``CredentialError`` without a valid key."""
-        return self._fernet(name).encrypt(orjson.dumps(dict(data)))
+        remedy = (
+            'make one with python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
+        )
+        return self._fernet(name, remedy).encrypt(orjson.dumps(dict(data)))
 
     def unseal(self, name: str, sealed: bytes) -> dict[str, Any]:
         """Returns the decrypted data of :meth:`seal`.
@@ -147,7 +151,8 @@ class Encryption:
             CredentialError: the data was encrypted with another key, or there is none.
         """
         try:
-            data: dict[str, Any] = orjson.loads(self._fernet(name).decrypt(bytes(sealed)))
+            fernet = self._fernet(name, "set it to the key with which the credential was stored in the database")
+            data: dict[str, Any] = orjson.loads(fernet.decrypt(bytes(sealed)))
         except InvalidToken:
             raise CredentialError(
                 f"credential {name!r} in the database was encrypted with another key; "
@@ -159,17 +164,21 @@ class Encryption:
         """Returns a keyed digest that distinguishes texts; without the key guesses cannot be verified."""
         return hmac.new((self._key or "").encode(), text, hashlib.sha256).hexdigest()[:32]
 
-    def _fernet(self, name: str) -> Fernet:
+    @property
+    def key_problem(self) -> str | None:
+        """Returns what is wrong with the key itself, None if nothing is."""
+        if self._key is None:
+            return "NOETL_CREDENTIAL_KEY is not set"
         try:
-            if self._key is not None:
-                return Fernet(self._key)
+            Fernet(self._key)
         except ValueError:
-            pass
-        state = "is not set" if self._key is None else "is not a Fernet key (32 bytes, URL-safe base64)"
-        raise CredentialError(
-            f"credential {name!r}: NOETL_CREDENTIAL_KEY {state}; make one with "
-            'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
-        )
+            return "NOETL_CREDENTIAL_KEY is not a Fernet key (32 bytes, URL-safe base64)"
+        return None
+
+    def _fernet(self, name: str, remedy: str) -> Fernet:
+        if self._key is None or self.key_problem is not None:
+            raise CredentialError(f"credential {name!r}: {self.key_problem}; {remedy}")
+        return Fernet(self._key)
 
 
 class Credentials:
@@ -259,6 +268,14 @@ class Credentials:
             with suppress(asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
                 found += [row["name"] for row in await self._pool.fetch(SELECT_NAMES)]
         return list(dict.fromkeys(found))
+
+    async def sealed(self) -> dict[str, bytes]:
+        """Returns the encrypted data of the table's credentials, by name."""
+        if self._pool is None:
+            return {}
+        with suppress(asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+            return {row["name"]: row["data"] for row in await self._pool.fetch(SELECT_SEALED)}
+        return {}
 
     async def store(self, name: str, type: CredentialType | str, data: Mapping[str, Any]) -> None:
         """Writes a credential to ``noetl.credential``, encrypted, and replaces an older one of that name.
