@@ -142,12 +142,14 @@ class ChunkStreams:
     @contextmanager
     def running(self, command: Command, task: str) -> Iterator[None]:
         """Lets a command's calls of a task publish chunks until the block ends, unless its result is a chunk itself."""
+        own = None
         if command.index is None:
-            self._running[command.command_id] = _PublishingCommand(command, task)
+            own = self._running[command.command_id] = _PublishingCommand(command, task)
         try:
             yield
         finally:
-            self._running.pop(command.command_id, None)
+            if own is not None and self._running.get(command.command_id) is own:  # not that of a later claim
+                del self._running[command.command_id]
 
     # -- for tools -------------------------------------------------------------------------------------
 

@@ -61,13 +61,14 @@ class Heartbeats:
         """Writes heartbeats until the block ends."""
         loop = asyncio.get_running_loop()
         key = command.command_id
-        self._running[key] = _RunningCommand(command, loop.time() + self._interval)
+        own = self._running[key] = _RunningCommand(command, loop.time() + self._interval)
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._beat())
         try:
             yield
         finally:
-            self._running.pop(key, None)
+            if self._running.get(key) is own:  # not that of a later claim of the same command
+                del self._running[key]
 
     def tell(self, call: ToolCall, message: str) -> None:
         """Stores a call's progress for the next heartbeat of its command."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 from nats.aio.msg import Msg
@@ -16,6 +17,7 @@ from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.transport.capacity import WorkerReport, publish_report
 from noetl_dagster.events.transport.nats import NatsNames, connect
 from noetl_dagster.settings import EventTransport, Settings
+from noetl_dagster.worker.command import CommandEvents, Outcome
 from noetl_dagster.worker.context import Batch
 from tests.playbooks import playbook
 from tests.pool import working
@@ -84,6 +86,45 @@ async def test_commands_that_wait_outlive_their_announcement(engine: Engine, set
     await until(all_wait, "the commands to wait, announced to nobody")
     async with working(settings, "w1"):
         succeeded(await asyncio.wait_for(running, PATIENCE_SECONDS))
+
+
+async def test_commands_whose_rows_somebody_deletes_are_queued_again(engine: Engine, settings: Settings) -> None:
+    """Neither one that ends just now, nor with the claim that was deleted."""
+    running = asyncio.create_task(engine.run(playbook(LOOP)))
+    runtime = engine.runtime
+    pool, commands = runtime.pool, CommandEvents(runtime.ids, "ghost")
+
+    async def waiting(count: int) -> list[str]:
+        names = sorted(row["command_id"] for row in await pool.fetch(WAITING))
+        return names if len(names) == count else []
+
+    names = await until(lambda: waiting(5), "the commands to wait")
+    ghost = Claims(pool, lease_seconds=3600)
+    granted = await ghost.claim("ghost", runtime.ids.take(2), only=names[:2])
+    held = [
+        replace(grant.context.command(grant.execution_id, None), claim=event_id)
+        for _, event_id, grant in Batch.model_validate_json(ghost.answer(granted)).grants()
+    ]
+    ends = [commands.ended(command, Outcome({"status": "ok", "data": "of the ghost"})) for command in held]
+    ending, late = sorted(ends, key=lambda end: names.index(end.meta["command_id"]))
+    async with pool.acquire() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        assert (await runtime.handler.take_events([ending], connection=connection)).new == {ending.event_id}
+        await pool.execute("DELETE FROM noetl.queue WHERE command_id = ANY($1::text[])", names[1:3])
+        assert await until(lambda: waiting(4), "the commands to wait again") == names[1:]
+        await transaction.commit()
+    assert (await runtime.handler.take_events([late])).refused == {late.event_id}
+    async with working(settings, "w1"):
+        state = await asyncio.wait_for(running, PATIENCE_SECONDS)
+    succeeded(state)
+    results = [item["data"] for item in state.latest["start"].envelope["results"]]
+    assert results == ["of the ghost", 4, 9, 16, 25]
+    events = [event async for event in runtime.log.events(state.execution_id)]
+    [warning] = [event.error for event in events if event.event_type == "warning"]
+    assert warning is not None and "lost the rows of 2 commands" in warning
+    assert await pool.fetchval(CLAIMS, state.execution_id) == 6
+    assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
 
 
 async def test_what_a_dead_worker_had_of_a_dead_op_is_offered_to_others(engine: Engine, settings: Settings) -> None:

@@ -2,7 +2,7 @@
 
 Only the queue row counts; a message over NATS merely notifies workers of waiting commands. Those with known capacity
 are notified first, by their own subjects, and any worker of the pool may claim: each row is claimed once. If a message
-is lost or its worker has gone, the sweep repeats it to all.
+is lost or its worker has gone, the sweep repeats it to all. If a row is gone, the sweep queues the command again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +25,13 @@ from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.capacity import CapacityListener, announce_commands
 from noetl_dagster.events.transport.ingest import Ingestor
 from noetl_dagster.events.transport.nats import NatsClient
+from noetl_dagster.events.types import EventType
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import EventTransport
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES, Outcome
 from noetl_dagster.worker.context import CommandContext, Shared, own_context
+from noetl_dagster.worker.execution import Visit
 from noetl_dagster.worker.runner import Call
 
 logger = logging.getLogger(__name__)
@@ -64,6 +67,7 @@ class Link:
         self._client = client
         self._capacity = CapacityListener(client)
         self._requests: asyncio.Queue[_Request] = asyncio.Queue()
+        self._queued: dict[str, _Request] = {}  # by command, until its end
         self._tasks: list[asyncio.Task[None]] = []
         self._ingestor: Ingestor | None = None
         self._ingesting: asyncio.Task[None] | None = None
@@ -100,6 +104,7 @@ class Link:
         execution_id, step, _ = call.visit.key
         context = await self._own_context(call)
         done = self._ends.expect(execution_id, call.command.command_id)
+        done.add_done_callback(lambda _: self._queued.pop(call.command.command_id, None))
         self._pools[execution_id, step] = call.visit.program.step.worker_pool
         self._requests.put_nowait(_Request(call, context, done))
         try:
@@ -148,8 +153,10 @@ class Link:
                 for request in batch:
                     if not request.done.done():
                         request.done.set_exception(error)
+            self._queued |= {one.call.command.command_id: one for one in batch if not one.done.done()}
 
-    async def _enqueue(self, batch: list[_Request]) -> None:
+    async def _enqueue(self, batch: list[_Request]) -> set[str]:
+        """Puts requests into the queue, and announces them; returns the commands that are new there."""
         await self._runtime.buffer.flush()  # command.issued comes first
         shares: dict[Shared, int] = {}
         kinds: dict[str, list[str]] = {}
@@ -181,6 +188,7 @@ class Link:
         for pool, waiting in kinds.items():
             targets = self._capacity.registry.targets(len(waiting), set(waiting), pool)
             await announce_commands(self._client, len(waiting), pool, targets)
+        return names
 
     async def _sweep(self) -> None:
         interval = min(SWEEP_SECONDS, self._runtime.settings.worker_heartbeat_seconds)
@@ -195,11 +203,41 @@ class Link:
             if not executions:
                 continue
             try:
+                await self._replace_rows()
                 await self._requeue(list(executions))
             except DATABASE_AWAY as error:
                 logger.warning("cannot check the commands of workers now: %r", error)
             except Exception:  # a defect must not end the sweep
                 logger.exception("cannot check the commands of workers now")
+
+    async def _replace_rows(self) -> None:
+        """Queues commands again that have not ended although their rows are gone: somebody has deleted these.
+
+        A row that leaves with the end of its command is there until the end is in the log, so it is not replaced. The
+        claim of a deleted row is gone with it: no event of its worker counts any more, so that its chunks have no gap.
+        """
+        held = {name: request.call.command.execution_id for name, request in self._queued.items()}
+        gone = await self._runtime.pool.fetch(queries.WITHOUT_ROW, list(held.values()), list(held))
+        lost = [request for row in gone if (request := self._queued.get(row["command_id"])) is not None]
+        for start in range(0, len(lost), SLICE):
+            batch = lost[start : start + SLICE]
+            new = await self._enqueue(batch)
+            visits = [one.call.visit for one in batch if one.call.command.command_id in new]
+            for key, count in Counter(visit.key for visit in visits).items():
+                await self._warn(next(visit for visit in visits if visit.key == key), count)
+
+    async def _warn(self, visit: Visit, count: int) -> None:
+        """Records that commands of a visit have been queued again."""
+        state = visit.execution.state
+        message = (
+            f"step {visit.step}: noetl.queue lost the rows of {count} commands that have not ended; they are queued "
+            "again, and those that a worker had begun run a second time; find out who deletes rows of noetl.queue"
+        )
+        logger.warning("execution %s: %s", state.execution_id, message)
+        meta = {"visit": visit.number, "epoch": state.epoch}
+        event = self._runtime.event(state, EventType.WARNING, visit.step, "step", "WARNING", meta)
+        event.error = message
+        await self._runtime.buffer.post([event])
 
     async def _requeue(self, executions: list[int]) -> None:
         """Offers the commands of lost workers, and those whose announcement was lost, to all workers."""

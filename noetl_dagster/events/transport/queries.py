@@ -157,6 +157,13 @@ WHERE execution_id = ANY($1::bigint[]) AND status = 'leased'
 RETURNING execution_id, command_id, event_id, tool_kind, attempts, max_attempts, pool
 """
 
+# Which commands ($2) of executions ($1) the queue does not have; each looked up by index.
+WITHOUT_ROW = """
+SELECT command_id FROM unnest($1::bigint[], $2::text[]) AS mine (execution_id, command_id)
+WHERE (SELECT queue.event_id FROM noetl.queue
+       WHERE queue.execution_id = mine.execution_id AND queue.command_id = mine.command_id) IS NULL
+"""
+
 # Whether a command of the executions waits for a worker of a pool.
 SOME_WAIT = """
 SELECT EXISTS (

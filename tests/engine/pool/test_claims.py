@@ -23,6 +23,7 @@ from noetl_dagster.pool_worker.claimer import Claimer
 from noetl_dagster.pool_worker.control import DirectControl, Executions
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.context import Batch, Shared, own_context
+from noetl_dagster.worker.running import Heartbeats
 from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS, until
 from tests.whole import held_up
@@ -127,6 +128,26 @@ async def test_the_same_claim_again_has_the_same_answer(engine: Engine, claims: 
     assert names(first) == names(again) == names(await claims.claim("w", asked))
     assert len(names(first)) == 10
     assert await engine.runtime.pool.fetchval(QUEUED) == 20
+
+
+async def test_the_heartbeats_of_a_second_claim_outlive_the_first(engine: Engine) -> None:
+    """A worker may claim a command again, whose claim it has lost, before it has ended the first run."""
+    runtime = engine.runtime
+    [command] = await enqueue(engine, await execution_of(engine), 1)
+    first, second = (replace(command, claim=claim) for claim in runtime.ids.take(2))
+    beats = Heartbeats(runtime.buffer, runtime.commands, 0.01)
+    runs = [beats.beating(first), beats.beating(second)]
+    for run in runs:
+        run.__enter__()
+    runs[0].__exit__(None, None, None)
+
+    async def has_beaten() -> bool:
+        query = "SELECT count(*) FROM noetl.event WHERE event_type = 'command.heartbeat' AND parent_event_id = $1"
+        return bool(await runtime.pool.fetchval(query, second.claim))
+
+    await until(has_beaten, "a heartbeat of the second claim")
+    runs[1].__exit__(None, None, None)
+    await beats.close()
 
 
 async def test_claims_that_are_handed_back_go_to_others_and_count_for_nothing(engine: Engine, claims: Claims) -> None:
