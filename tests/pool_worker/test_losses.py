@@ -122,7 +122,8 @@ async def test_commands_whose_rows_somebody_deletes_are_queued_again(engine: Eng
     assert results == ["of the ghost", 4, 9, 16, 25]
     events = [event async for event in runtime.log.events(state.execution_id)]
     [warning] = [event.error for event in events if event.event_type == "warning"]
-    assert warning is not None and "lost the rows of 2 commands" in warning
+    assert warning is not None
+    assert "lost the rows of 2 commands" in warning
     assert await pool.fetchval(CLAIMS, state.execution_id) == 6
     assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
 
