@@ -106,20 +106,73 @@ FROM noetl.event WHERE {_OF_ASSET}
 
 # A watermark is valid once the rows up to it are stored for good: at once if it moved with a sink; if the rows went to
 # later steps, when the execution has completed, and within that execution even before.
-_COUNTS = """(NOT meta -> 'watermark' ? 'pending' OR EXISTS (
+# A claim is no value.
+_COUNTS = """(NOT meta -> 'watermark' ? 'claim' AND (NOT meta -> 'watermark' ? 'pending' OR EXISTS (
     SELECT FROM noetl.event done
-    WHERE done.execution_id = event.execution_id AND done.event_type = 'playbook.completed'){own})"""
+    WHERE done.execution_id = event.execution_id AND done.event_type = 'playbook.completed'){own}))"""
 _FURTHEST = """
     (meta #>> '{watermark,since}')::bigint DESC, meta #> '{watermark,number}' DESC NULLS LAST,
     (meta #>> '{watermark,text}') COLLATE "C" DESC NULLS LAST"""
 _WATERMARK = "execution_id, event_id, node_name, created_at, meta -> 'watermark' AS watermark"
 
 # How far a playbook has loaded under a name, in a partition ('' for none), including this execution's own progress.
+_OF_PLACE = """meta ? 'watermark' AND meta #>> '{watermark,playbook}' = $1 AND meta #>> '{watermark,name}' = $2
+  AND meta #>> '{watermark,partition}' = $3"""
 WATERMARK = f"""
 SELECT {_WATERMARK} FROM noetl.event
-WHERE meta ? 'watermark' AND meta #>> '{{watermark,playbook}}' = $1 AND meta #>> '{{watermark,name}}' = $2
-  AND meta #>> '{{watermark,partition}}' = $3 AND {_COUNTS.format(own=" OR execution_id = $4")}
+WHERE {_OF_PLACE} AND {_COUNTS.format(own=" OR execution_id = $4")}
 ORDER BY {_FURTHEST} LIMIT 1
+"""
+
+# How far other executions than $4 have loaded.
+WATERMARK_OF_OTHERS = f"""
+SELECT {_WATERMARK} FROM noetl.event
+WHERE {_OF_PLACE} AND execution_id <> $4 AND {_COUNTS.format(own="")}
+ORDER BY {_FURTHEST} LIMIT 1
+"""
+
+# While a transaction decides who claims a watermark, no other one does, and none commits rows up to it.
+_PLACE_KEYS = "hashtext('noetl.watermark'), hashtext(concat_ws('/', $1::text, $2::text, $3::text))"
+WATERMARK_LOCK = f"SELECT pg_advisory_xact_lock({_PLACE_KEYS})"
+WATERMARK_LOCK_SHARED = f"SELECT pg_advisory_xact_lock_shared({_PLACE_KEYS})"
+
+# The execution that claimed a watermark last. Claims have negative values of since: the latest is the first of all.
+WATERMARK_CLAIMANT = f"""
+SELECT execution_id FROM noetl.event
+WHERE {_OF_PLACE} AND (meta #>> '{{watermark,since}}')::bigint < 0
+ORDER BY (meta #>> '{{watermark,since}}')::bigint LIMIT 1
+"""
+
+# The claims of an execution ($4) on a watermark.
+WATERMARK_CLAIMS = f"""
+SELECT node_name, (meta ->> 'visit')::int AS visit FROM noetl.event
+WHERE {_OF_PLACE} AND (meta #>> '{{watermark,since}}')::bigint < 0 AND execution_id = $4
+"""
+
+# For which executions the steps of an execution wait that could not claim a watermark.
+WAITS = """
+SELECT DISTINCT ON (node_name, meta ->> 'visit') (meta ->> 'waits_for')::bigint AS execution_id
+FROM noetl.event AS waiting
+WHERE execution_id = $1 AND event_type = 'warning' AND meta ? 'waits_for' AND NOT EXISTS (
+    SELECT FROM noetl.event AS claimed
+    WHERE claimed.execution_id = $1 AND claimed.event_type = 'state.claimed' AND claimed.node_name = waiting.node_name
+      AND claimed.meta ->> 'visit' = waiting.meta ->> 'visit' AND claimed.event_id > waiting.event_id)
+ORDER BY node_name, meta ->> 'visit', event_id DESC
+"""
+
+# Whether a visit of a step has results that stay when it begins again.
+HAS_RESULTS = """
+SELECT EXISTS (
+    SELECT FROM noetl.event WHERE execution_id = $1 AND node_name = $2 AND (meta ->> 'visit')::int = $3
+      AND event_type IN ('command.completed', 'loop.shard.done', 'call.partial'))
+"""
+
+# How often recovery has resumed an execution, and for how many seconds it has had no event.
+IDLE = """
+SELECT (SELECT count(*) FROM noetl.event
+        WHERE execution_id = $1 AND event_type = 'execution.resumed' AND meta ? 'recovery') AS recoveries,
+       (SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 FROM noetl.event
+        WHERE execution_id = $1 ORDER BY event_id DESC LIMIT 1) AS seconds
 """
 
 # How far a playbook has loaded under each name and in each partition.

@@ -42,6 +42,7 @@ class EventType(StrEnum):
     LOOP_FANIN_COMPLETED = "loop.fanin.completed"
 
     STATE_SET = "state.set"
+    STATE_CLAIMED = "state.claimed"
 
     RETRY_SEQUENCE_COMPLETED = "retry_sequence_completed"
     WARNING = "warning"

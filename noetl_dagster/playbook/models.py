@@ -379,12 +379,24 @@ class StepSpec(Model):
     pod: Pod | None = Field(None, description="the step's op gets a pod of its own, which is like this")
 
 
+class ConcurrentRuns(StrEnum):
+    """The treatment of an execution that enters a step while another one loads up to the same watermark."""
+
+    WAIT = "wait"
+    FAIL = "fail"
+    ALLOW = "allow"
+
+
 class StateSpec(Model):
     """The watermark of a step, kept from one execution to the next."""
 
     key: str = Field(description="column of the result's rows whose greatest value counts, or a template")
     initial: Any = Field(None, description="the value before the first run; may be a template")
     name: str | None = Field(None, description="steps of one name share the value; default: the step's name")
+    concurrent: ConcurrentRuns = Field(
+        ConcurrentRuns.WAIT,
+        description="while another execution loads up to the same value: wait, fail, or load as well",
+    )
 
 
 class Step(Model):

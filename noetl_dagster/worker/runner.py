@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.events.envelopes import error_envelope, event_context
+from noetl_dagster.events.queries import WATERMARK_CLAIMANT, WATERMARK_LOCK_SHARED
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import render_async
@@ -178,7 +179,7 @@ class CommandRunner:
                     sink, value, names, name=name, own=identity, folder=call.visit.execution.folder
                 )
             else:
-                complete = self._completion(command, outcome)
+                complete = self._completion(call, outcome)
                 completed = await write_sink(self.box, sink, value, names, identity=identity, complete=complete)
         except Exception as error:
             known = error
@@ -227,13 +228,16 @@ class CommandRunner:
         moves = watermark is not None and program.moves_with_command
         return {"reached": reached, "watermark": watermark} if moves else {"reached": reached}
 
-    def _completion(self, command: Command, outcome: Outcome) -> Complete | None:
+    def _completion(self, call: Call, outcome: Outcome) -> Complete | None:
         """Returns the function that writes the completion on the sink's connection, if events go to the log."""
-        log = self.buffer.log
+        log, command = self.buffer.log, call.command
         if not log.transactional:
             return None
+        kept = call.visit.execution.state.watermarks.get((command.step, command.visit))
 
         async def complete(connection: Any) -> None:
+            if kept is not None and kept.get("claimed"):
+                await _check_claim(connection, command, kept)
             # the execution may have been cancelled after the claim of the command
             ended = self.events.ended(command, outcome)
             if not await log.append([ended], connection=connection, gated=True):
@@ -255,6 +259,20 @@ class CommandRunner:
         if rows is None or (rows.kind is RefKind.OBJECT and rows.bytes_size <= chunk_bytes):
             return await results.get(ref)
         return StoredResult(lambda: results.batches(rows), lambda: results.get(ref))
+
+
+async def _check_claim(connection: Any, command: Command, kept: Mapping[str, Any]) -> None:
+    """Raises ``ToolError`` if another execution has claimed the watermark; none can until the transaction ends."""
+    place = [kept[field] for field in ("playbook", "name", "partition")]
+    await connection.execute(WATERMARK_LOCK_SHARED, *place)
+    claimant = await connection.fetchval(WATERMARK_CLAIMANT, *place)
+    if claimant != command.execution_id:
+        raise ToolError(
+            f"step {command.step}: execution {claimant} has claimed the watermark {kept['name']!r} while this one was "
+            "out of reach; nothing is written. Resume this execution: it waits for the other one",
+            kind="claim",
+            code="WATERMARK_LOST",
+        )
 
 
 def _listed(ref: ResultRef) -> ResultRef | None:

@@ -15,6 +15,10 @@ LOAD = "- step: load\n  tool: {kind: noop}\n  state: "
     [
         ("{key: updated_at, initial: 1970-01-01}", StateSpec(key="updated_at", initial="1970-01-01")),
         ("{key: a.b-c, initial: 0, name: n}", StateSpec(key="a.b-c", initial=0, name="n")),
+        *(
+            (f"{{key: n, initial: 0, concurrent: {word}}}", StateSpec(key="n", initial=0, concurrent=mode))
+            for word, mode in (("Wait", "wait"), ("fail", "fail"), ("allow", "allow"), ("null", "wait"))
+        ),
         ('{key: "{{ output.next }}", initial: null}', StateSpec(key="{{ output.next }}")),
     ],
 )
@@ -30,6 +34,7 @@ def test_what_is_written(text: str, spec: StateSpec) -> None:
         ("{key: n}", "step 'load', state needs 'initial'"),
         ("{key: n, initial: [1]}", "initial is one number or text, or a template, found a list"),
         ("{key: max(n), initial: 0}", "key is the text 'max(n)'; name a column of the result's rows"),
+        ("{key: n, initial: 0, concurrent: skip}", "concurrent is 'skip'; use one of wait, fail, allow"),
         ("{key: n, initial: 0, inital: 1}", "unknown key 'inital'; did you mean 'initial'?"),
     ],
 )

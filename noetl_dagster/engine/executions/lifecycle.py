@@ -15,6 +15,7 @@ from noetl_dagster.engine.loops.frames import EXPIRE, release_expired
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.checks import settle_sink
 from noetl_dagster.engine.steps.regions import TokenQueue, streams_are_over
+from noetl_dagster.engine.steps.watermarks import lost_race
 from noetl_dagster.errors import ExecutionStateError, NoetlError, WorkloadError
 from noetl_dagster.events.connection import DATABASE_ERRORS
 from noetl_dagster.events.envelopes import to_result
@@ -162,12 +163,22 @@ class Lifecycle:
             return state.status
         if failures:
             return await self.fail(execution, failures[0].failure)
+        await self._warn_of_lost_races(execution)
         last = max(state.latest.values(), key=lambda end: end.event_id, default=None)
         done = self._event(state, EventType.PLAYBOOK_COMPLETED, "COMPLETED")
         if last is not None:
             done.result = to_result(last.envelope)
             done.meta["last_step"] = last.step
         return await self._stop(execution, done)
+
+    async def _warn_of_lost_races(self, execution: Execution) -> None:
+        """Warns of watermarks that move with the end of this execution, and that another one has moved meanwhile."""
+        for end in execution.state.ends.values():
+            if end.watermark is not None and end.watermark.get("pending"):
+                visit = execution.visit(end.step, end.visit)
+                if warning := await lost_race(self._runtime, visit, end.watermark):
+                    event = self._event(execution.state, EventType.WARNING, "WARNING", warning)
+                    await self._runtime.buffer.append([event])
 
     async def fail(self, execution: Execution, message: str) -> ExecutionStatus:
         """Ends the epoch with a failure."""

@@ -50,7 +50,7 @@ class VisitDrivers:
 
     def __init__(self, runtime: Runtime, liveness: Liveness) -> None:
         self._runtime = runtime
-        self._liveness = liveness
+        self.liveness = liveness
 
     @asynccontextmanager
     async def turn(self, visit: Visit, entered: Event) -> AsyncIterator[int | None]:
@@ -106,7 +106,7 @@ class VisitDrivers:
             return False
         if row["worker_id"] == own_worker_id():
             return row["event_id"] in _alive
-        return await self._liveness.is_driven_by(visit.execution.id, row["worker_id"])
+        return await self.liveness.is_driven_by(visit.execution.id, row["worker_id"])
 
 
 def _place(visit: Visit) -> tuple[int, str, str, str]:

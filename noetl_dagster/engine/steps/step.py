@@ -16,7 +16,8 @@ from noetl_dagster.engine.loops.stream import ChunkSource
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.checks import evaluate, settle_sink
 from noetl_dagster.engine.steps.entry import VisitDrivers, reads_of, settings_of
-from noetl_dagster.engine.steps.watermarks import entered_watermark, moved_watermark
+from noetl_dagster.engine.steps.watermark_claims import WatermarkClaims
+from noetl_dagster.engine.steps.watermarks import entered_watermark, lost_race, moved_watermark
 from noetl_dagster.errors import AssetNotFoundError, NoetlError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, to_result
 from noetl_dagster.events.state import PASSED, CheckOutcome, StepEnd, assign
@@ -111,6 +112,7 @@ class Steps:
     def __init__(self, runtime: Runtime, turns: VisitDrivers) -> None:
         self.runtime = runtime
         self._turns = turns
+        self._claims = WatermarkClaims(runtime, turns.liveness)
 
     async def run(
         self, execution: Execution, step: str, visit: int = 1, *, entered: Callable[[], None] | None = None
@@ -160,7 +162,7 @@ class Steps:
         try:
             if reads := await reads_of(self.runtime, visit):
                 context["reads"] = reads
-            if watermark := await entered_watermark(self.runtime, visit, entered):
+            if watermark := await entered_watermark(self.runtime, self._claims, visit, entered):
                 context["watermark"] = watermark
             if settings := await settings_of(self.runtime, visit, entered):
                 context["settings"] = settings
@@ -312,7 +314,12 @@ class Steps:
         if failed:
             await self._warn(visit, f"step {visit.step}: its watermark stays, since {failed} iterations failed")
             return None
-        return await moved_watermark(self.runtime, visit)
+        watermark = await moved_watermark(self.runtime, visit)
+        if watermark is None or "pending" in watermark:  # it moves when the execution completes
+            return watermark
+        if warning := await lost_race(self.runtime, visit, watermark):
+            await self._warn(visit, warning)
+        return watermark
 
     async def _checked(self, ending: _Ending, scope: Scope) -> list[CheckOutcome]:
         """Evaluates the step's checks; a blocking one that does not pass fails the step."""

@@ -13,11 +13,21 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.engine.steps.watermark_claims import Place, WatermarkClaims
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.queries import NEXT_NODE, REACHED, WATERMARK, WATERMARKS, WATERMARKS_BETWEEN
+from noetl_dagster.events.queries import (
+    HAS_RESULTS,
+    NEXT_NODE,
+    REACHED,
+    WATERMARK,
+    WATERMARK_OF_OTHERS,
+    WATERMARKS,
+    WATERMARKS_BETWEEN,
+)
 from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.playbook.models import ConcurrentRuns
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.tools.rows.watermarks import Value, greatest, moved, order_of
@@ -61,17 +71,27 @@ class Watermark:
         )
 
 
-async def entered_watermark(runtime: Runtime, visit: Visit, entered: Event) -> dict[str, Any] | None:
+async def entered_watermark(
+    runtime: Runtime, claims: WatermarkClaims, visit: Visit, entered: Event
+) -> dict[str, Any] | None:
     """Returns a visit's watermark for its ``step.enter``, or None if the step keeps none.
+
+    Waits until no other execution has the watermark, unless the step lets them load side by side.
 
     Raises:
         TemplateError: ``initial`` or ``name`` cannot be rendered.
-        ToolError: ``initial`` is no number, time or text.
+        ToolError: ``initial`` is no number, time or text; or another execution has the watermark, and the step says
+            ``concurrent: fail``.
     """
     execution, step, spec = visit.execution, visit.step, visit.program.step.state
     known = execution.state.watermarks.get((step, visit.number))
-    if known is not None or spec is None:
+    if spec is None or (known is not None and spec.concurrent is ConcurrentRuns.ALLOW):
         return known
+    if known is not None:
+        claimed = await claims.claim(visit, Place.of(known), spec.concurrent)
+        # results of an earlier epoch stay, and belong to the value with which it began
+        if not claimed.anew or await runtime.pool.fetchval(HAS_RESULTS, *visit.key):
+            return known
     scope = visit.scope(ReferenceCache(), entered)
     fields = {"initial": spec.initial, "name": spec.name}
     try:
@@ -79,18 +99,22 @@ async def entered_watermark(runtime: Runtime, visit: Visit, entered: Event) -> d
     except TemplateError as error:
         raise TemplateError(f"step {step}: state cannot be settled: {error}") from None
     partition = "" if execution.state.partition is None else execution.state.partition["key"]
-    place = (execution.playbook.metadata.path, str(rendered["name"] or step), partition)
+    place = Place(execution.playbook.metadata.path, str(rendered["name"] or step), partition)
+    held = False
+    if spec.concurrent is not ConcurrentRuns.ALLOW:
+        held = (await claims.claim(visit, place, spec.concurrent)).held
     await runtime.buffer.flush()
     row = await runtime.pool.fetchrow(WATERMARK, *place, execution.id)
     kept = {} if row is None else row["watermark"]
     initial = greatest([rendered["initial"]], step)
     value = kept.get("value")
     return {
-        **dict(zip(("playbook", "name", "partition"), place, strict=True)),
+        **place._asdict(),
         "since": kept.get("since", "0"),
         "value": initial if value is None else value,
         "initial": initial,
         "first": value is None,
+        **({"claimed": True} if held else {}),
     }
 
 
@@ -110,6 +134,29 @@ async def moved_watermark(runtime: Runtime, visit: Visit) -> dict[str, Any] | No
     if watermark is not None and visit.program.sink is None:  # its rows are for later steps
         watermark["pending"] = True
     return watermark
+
+
+async def lost_race(runtime: Runtime, visit: Visit, watermark: dict[str, Any]) -> str | None:
+    """Returns a warning if another execution has moved a visit's watermark since it was entered.
+
+    Args:
+        watermark: as the visit moves it.
+    """
+    kept = visit.execution.state.watermarks.get((visit.step, visit.number))
+    if kept is None:
+        return None
+    row = await runtime.pool.fetchrow(WATERMARK_OF_OTHERS, *Place.of(kept), visit.execution.id)
+    if row is None or row["watermark"].get("since", "0") != kept["since"]:
+        return None
+    other, began = Watermark.of(row), kept["value"]
+    if other.value is None or greatest([began, other.value], visit.step) == began:
+        return None
+    stands = greatest([other.value, watermark["value"]], visit.step)
+    return (
+        f"step {visit.step}: execution {other.execution_id} has moved the watermark {other.name!r} to {other.value!r} "
+        f"since this one began at {began!r}; it stands at {stands!r}. Both have loaded the rows between; have the sink "
+        "upsert, or write state.concurrent: wait"
+    )
 
 
 async def watermarks(pool: asyncpg.Pool[Any], playbook: str) -> list[Watermark]:

@@ -47,7 +47,7 @@ _EXAMPLE = 'state: {key: updated_at, initial: "1970-01-01T00:00:00Z"}'
 
 
 def read_state(block: Block) -> StateSpec | None:
-    """Reads ``{key, initial, name}``; returns None if the step keeps no watermark."""
+    """Reads ``{key, initial, name, concurrent}``; returns None if the step keeps no watermark."""
     child = block.child("state", expected=f"state must be a mapping such as {_EXAMPLE}")
     if child is None:
         return None

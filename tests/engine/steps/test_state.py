@@ -158,16 +158,20 @@ async def test_rows_for_later_steps_count_when_the_execution_completes(
     assert await stands(pool) == {"load": day(3)}
 
 
-async def test_a_resumed_execution_goes_on_from_where_it_began(
+ALLOW = STATE.replace("}", ", concurrent: allow}")
+
+
+async def test_a_resumed_execution_goes_on_from_where_it_began_if_others_may_load_too(
     engine: Engine, run: Run, pool: asyncpg.Pool[Any]
 ) -> None:
+    text = LOAD.replace(STATE, ALLOW)
     await pool.execute("ALTER TABLE target ADD CONSTRAINT small CHECK (n < 4)")
-    await run(LOAD)
+    await run(text)
     await add(pool, 4)
-    failed = await run(LOAD)
+    failed = await run(text)
     assert failed.status == "FAILED"
     await pool.execute("ALTER TABLE target DROP CONSTRAINT small")
-    await run(LOAD)
+    await run(text)
     assert await loaded(pool) == [1, 2, 3, 4]
     await add(pool, 5)
     resumed = await engine.resume(failed.execution_id)
@@ -201,7 +205,7 @@ workflow:
 
 async def test_a_slower_execution_does_not_turn_it_back(engine: Engine, run: Run, pool: asyncpg.Pool[Any]) -> None:
     """The slower one has read its rows before the faster one began, and writes them after that has ended."""
-    slow = LOAD.replace(
+    slow = LOAD.replace(STATE, ALLOW).replace(
         SINK,
         'sink: {tool: postgres, auth: pg, command: "SELECT pg_advisory_xact_lock(7); INSERT INTO target SELECT * '
         'FROM jsonb_to_recordset((:rows)::jsonb) AS r (n int, changed timestamptz)", '
@@ -214,7 +218,7 @@ async def test_a_slower_execution_does_not_turn_it_back(engine: Engine, run: Run
             assert not slower.done(), slower.result().error
             await asyncio.sleep(0.02)
         await add(pool, 4)
-        await run(LOAD)
+        await run(LOAD.replace(STATE, ALLOW))
         await holder.execute("SELECT pg_advisory_unlock(7)")
         ended = await slower
     assert ended.status == "COMPLETED"
