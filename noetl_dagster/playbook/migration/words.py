@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import wraps
-from typing import Any, Concatenate
+from typing import Concatenate
 
 from pydantic import BaseModel
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from noetl_dagster.errors import Place, Problem, ProblemKind
 from noetl_dagster.playbook import models, tool_kinds
@@ -95,13 +95,6 @@ def sequence(items: Iterable[Node], like: Node, *, flow: bool | None) -> Sequenc
     return SequenceNode("tag:yaml.org,2002:seq", list(items), like.start_mark, like.end_mark, flow_style=bool(flow))
 
 
-def move_comment(source: Node, target: Node) -> None:
-    """Gives the comment of a node that goes to one that stays and has none."""
-    comment: Any = getattr(source, "comment", None)
-    if comment and not getattr(target, "comment", None):
-        target.comment, source.comment = comment, None
-
-
 def _once(
     rewrite: Callable[Concatenate[Words, Entries, ...], None],
 ) -> Callable[Concatenate[Words, Node | None, ...], None]:
@@ -122,6 +115,7 @@ class Words:
     def __init__(self, file: str) -> None:
         self._file = file
         self._seen: set[int] = set()
+        self._unlabelled_nodes: dict[int, Node] = {}
         self.problems: list[Problem] = []
 
     def rewrite(self, root: Node) -> None:
@@ -186,6 +180,8 @@ class Words:
 
     def _unlabelled(self, node: Node) -> Node:
         """Rewrites ``{label: {kind, ...}}`` as ``{name: label, kind, ...}``; several labels give a list."""
+        if (known := self._unlabelled_nodes.get(id(node))) is not None:  # an alias repeats it
+            return known
         labelled = entries(node)
         if labelled is None or labelled.kind is not None or not list(labelled):
             return node
@@ -202,12 +198,11 @@ class Words:
             kind = _kind_of(task)
             if "name" in task and kind.name_fills is not None:
                 task.rename("name", kind.name_fills)
-            name = scalar("name", label_node)
-            move_comment(label_node, name)
-            move_comment(inner, label_node)
-            task.add((name, label_node), 0)
+            task.add((scalar("name", label_node), label_node), 0)
             named.append(inner)
-        return named[0] if len(named) == 1 else sequence(named, node, flow=labelled.node.flow_style)
+        found = named[0] if len(named) == 1 else sequence(named, node, flow=labelled.node.flow_style)
+        self._unlabelled_nodes[id(node)] = found
+        return found
 
     def _can_be_named(self, task: Entries) -> bool:
         """Reports whether the task has room for its label: its own ``name`` may say what it works on."""
@@ -330,9 +325,7 @@ class Words:
         if len(arcs.value) > 1 and not any(conditional):
             mode = (scalar("mode", arcs), scalar("inclusive", arcs))
             pairs.insert(0, (scalar("spec", arcs), mapping([mode], arcs, flow=True)))
-        router = mapping(pairs, arcs, flow=arcs.flow_style)
-        move_comment(arcs, router)
-        return router
+        return mapping(pairs, arcs, flow=arcs.flow_style)
 
     @_once
     def _arc(self, arc: Entries) -> None:
@@ -407,7 +400,6 @@ class Words:
             assert block is not None
             if not block.node.flow_style:
                 kept.node.flow_style = False
-            move_comment(block.node, kept.node)
             for name in list(block):
                 kept.add(block.take(name))
             owner.take(key)
