@@ -14,12 +14,11 @@ from noetl_dagster.errors import ErrorKind, NoetlError, ToolError, kind_of
 from noetl_dagster.machine import memory_limit
 from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage import codec
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_of
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.paths import check_path
-from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
-from noetl_dagster.tools.sql.postgres import HELD
+from noetl_dagster.tools.rows.jsonable import NotJsonableError
+from noetl_dagster.tools.sql.fetching import FetchedRows, interruptible, result_of_cursor
 from noetl_dagster.tools.sql.running import prepare_statements, promoted, wants_table
 from noetl_dagster.tools.sql.statements import BoundStatement
 from noetl_dagster.tools.sql.views import (
@@ -32,7 +31,6 @@ from noetl_dagster.tools.sql.views import (
 
 IN_MEMORY = ":memory:"
 
-FETCHED = 2048  # rows at a time
 AHEAD_BYTES = 64 * 1024  # of rows that DuckDB produces before they are fetched, as it counts them
 FREED_BYTES = 16 * 1024**2
 """DuckDB returns freed memory of this size to the system: the buffer in which it reads a file of lines."""
@@ -74,12 +72,12 @@ class DuckdbTool(Tool):
             async with await ChunkWriter.open(call, box, size=count_of(call, "chunk_size")) as writer:
                 if writer.is_whole:
                     return ToolResult(ref=await writer.finish({}))
-                rows = _DuckdbRows(writer, call, box)
+                rows = FetchedRows(writer, call, box)
                 connection = await asyncio.to_thread(duckdb.connect, path)
                 try:
                     _limit_memory(connection, box.settings, folder)
                     job = asyncio.to_thread(_run, connection, box.settings, statements, views, rows, wants_table(call))
-                    found = await _interruptible(job, connection)
+                    found = await interruptible(job, connection.interrupt)
                 finally:
                     await asyncio.to_thread(connection.close)
                 if not rows.in_chunks:
@@ -91,32 +89,6 @@ class DuckdbTool(Tool):
             held = is_held(error)
             kind = "db_connection" if held else kind_of_duckdb(error)
             raise call.error(text, kind, retryable=held, code=type(error).__name__) from None
-
-
-class _DuckdbRows:
-    """The rows of the last statement, fetched in a thread: held while they are few, else stored in chunks."""
-
-    def __init__(self, writer: ChunkWriter, call: ToolCall, box: Toolbox) -> None:
-        self.in_chunks = ChunkWriter.is_wanted(call, box)
-        self._writer = writer
-        self._loop = asyncio.get_running_loop()
-        self._held: list[dict[str, Any]] = []
-        self._size = 0
-        self._most = HELD * box.settings.chunk_bytes
-
-    def take(self, cursor: Any, columns: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
-        """Returns all rows of a cursor and their number; no rows if they are stored in chunks."""
-        while found := cursor.fetchmany(FETCHED):
-            rows = _mappings(found, columns)
-            if not self.in_chunks:
-                self._held += rows
-                self._size += codec.byte_length(rows)
-                self.in_chunks = self._size > self._most
-                rows = self._held
-            if self.in_chunks:
-                self._held = []
-                asyncio.run_coroutine_threadsafe(self._writer.add(rows), self._loop).result()
-        return self._held, self._writer.rows if self.in_chunks else len(self._held)
 
 
 def _limit_memory(connection: duckdb.DuckDBPyConnection, settings: Settings, folder: Path) -> None:
@@ -151,17 +123,6 @@ def is_held(error: BaseException) -> bool:
     return isinstance(error, duckdb.IOException) and "lock" in str(error).lower()
 
 
-async def _interruptible(job: Any, connection: duckdb.DuckDBPyConnection) -> Any:
-    """Awaits a thread; on cancellation interrupts DuckDB and waits until the connection is free."""
-    task = asyncio.ensure_future(job)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        connection.interrupt()
-        await asyncio.gather(task, return_exceptions=True)
-        raise
-
-
 async def _views(call: ToolCall, box: Toolbox, folder: Path) -> dict[str, RowsSource]:
     """Returns the inputs that are readable as tables, by name."""
     found: dict[str, RowsSource] = {}
@@ -180,7 +141,7 @@ def _run(
     settings: Settings,
     statements: Sequence[BoundStatement],
     views: Mapping[str, Any],
-    rows: _DuckdbRows,
+    rows: FetchedRows,
     as_table: bool,
 ) -> Any:
     mount_object_storage(connection, settings)
@@ -203,20 +164,11 @@ def _run(
     return promoted(results)
 
 
-def _result(cursor: Any, text: str, last: _DuckdbRows | None) -> dict[str, Any]:
+def _result(cursor: Any, text: str, last: FetchedRows | None) -> dict[str, Any]:
     columns = [column[0] for column in cursor.description or ()]
     is_query = text.lstrip("( \n\t").lower().startswith(("select", "with", "from", "values", "table"))
     if not columns or (columns in (["Count"], ["Success"]) and not is_query):
         rows = cursor.fetchall() if columns else []
         count = int(rows[0][0]) if columns == ["Count"] and rows else 0
         return {"status": "ok", "row_count": count}
-    if last is not None:
-        mapped, count = last.take(cursor, columns)
-    else:
-        mapped = _mappings(cursor.fetchall(), columns)
-        count = len(mapped)
-    return {"status": "ok", "rows": mapped, "row_count": count, "columns": columns}
-
-
-def _mappings(rows: Sequence[Any], columns: Sequence[str]) -> list[dict[str, Any]]:
-    return [dict(zip(columns, map(to_jsonable, row), strict=True)) for row in rows]
+    return result_of_cursor(cursor, columns, last)

@@ -15,6 +15,7 @@ from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.rows.values import parameter
 from noetl_dagster.tools.sql.connection import NEVER_IDLE, open_connection, open_pool, postgres_errors
+from noetl_dagster.tools.sql.fetching import HELD
 from noetl_dagster.tools.sql.running import (
     ENOUGH,
     Shape,
@@ -130,7 +131,6 @@ class PostgresTool(Tool):
 SAMPLE = 16  # rows whose size is measured to estimate that of a batch
 MOST = 2048  # rows that are fetched at a time
 BATCH_BYTES = 256 * 1024  # JSON that is fetched at a time, about
-HELD = 1 / 16  # part of a chunk up to which a result is a value instead of chunks
 HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL"
 
 

@@ -1,0 +1,73 @@
+"""Rows that a thread fetches from a cursor of DB-API: held while they are few, else stored in chunks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from noetl_dagster.storage import codec
+from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.chunks.writer import ChunkWriter
+from noetl_dagster.tools.rows.jsonable import to_jsonable
+
+T = TypeVar("T")
+
+FETCHED = 2048  # rows at a time
+HELD = 1 / 16  # part of a chunk up to which a result is a value instead of chunks
+
+
+class FetchedRows:
+    """The rows of the last statement of a call.
+
+    Attributes:
+        in_chunks: they are stored in chunks.
+    """
+
+    def __init__(self, writer: ChunkWriter, call: ToolCall, box: Toolbox) -> None:
+        self.in_chunks = ChunkWriter.is_wanted(call, box)
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._held: list[dict[str, Any]] = []
+        self._size = 0
+        self._most = HELD * box.settings.chunk_bytes
+
+    def take(self, cursor: Any, columns: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
+        """Returns all rows of a cursor and their number; no rows if they are stored in chunks."""
+        while found := cursor.fetchmany(FETCHED):
+            rows = mappings(found, columns)
+            if not self.in_chunks:
+                self._held += rows
+                self._size += codec.byte_length(rows)
+                self.in_chunks = self._size > self._most
+                rows = self._held
+            if self.in_chunks:
+                self._held = []
+                asyncio.run_coroutine_threadsafe(self._writer.add(rows), self._loop).result()
+        return self._held, self._writer.rows if self.in_chunks else len(self._held)
+
+
+def result_of_cursor(cursor: Any, columns: Sequence[str], last: FetchedRows | None) -> dict[str, Any]:
+    """Returns the result of a statement that returns rows; ``last`` takes those of the last one."""
+    if last is not None:
+        rows, count = last.take(cursor, columns)
+    else:
+        rows = mappings(cursor.fetchall(), columns)
+        count = len(rows)
+    return {"status": "ok", "rows": rows, "row_count": count, "columns": list(columns)}
+
+
+def mappings(rows: Sequence[Any], columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns rows as mappings of JSON values."""
+    return [dict(zip(columns, map(to_jsonable, row), strict=True)) for row in rows]
+
+
+async def interruptible(job: Coroutine[Any, Any, T], interrupt: Callable[[], object]) -> T:
+    """Awaits a thread; on cancellation interrupts its statement and waits until the connection is free."""
+    task = asyncio.ensure_future(job)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.to_thread(interrupt)
+        await asyncio.gather(task, return_exceptions=True)
+        raise
