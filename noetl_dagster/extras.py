@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 EXTRAS: Mapping[str, str] = {
     "k8s": "kubernetes",
+    "mysql": "pymysql",
 }
 """Each extra that a tool kind needs (``ToolKind.extra``), with a module that shows whether it is installed."""
 

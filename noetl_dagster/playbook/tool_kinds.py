@@ -126,6 +126,7 @@ class ToolKind:
 
 
 CHUNK_SIZE = ("chunk_size", "batch_size", "fetch_size")
+DATABASE_FILE = ("database", "db", "db_path", "database_path")
 AS_WORDS = ("rows", "table", "arrow", "parquet")
 """The forms in which SQL tools return rows."""
 
@@ -203,7 +204,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
             "script extensions as",
             CHUNK_SIZE,
             SQL_FIELD,
-            ("database", "db", "db_path", "database_path"),
+            DATABASE_FILE,
             PARAMS,
         ),
         needs=("command", "script"),
@@ -226,6 +227,13 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         needs=("url",),
         words={"format": TEXT_FORMATS},
         without_effect=("stream", "response_type", "response_format"),
+    ),
+    "mysql": ToolKind(
+        _fields("script as", CHUNK_SIZE, SQL_FIELD, PARAMS, TIMEOUT),
+        needs=("command", "script"),
+        words={"as": AS_WORDS},
+        without_effect=("pool", "db_schema", "fetch", "autocommit", "transaction"),
+        extra="mysql",
     ),
     "nats": ToolKind(
         _fields(
@@ -267,6 +275,13 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
             ("command", "sql", "query"),
         ),
         takes_references=True,
+        keeps_to_driver=True,
+    ),
+    "sqlite": ToolKind(
+        _fields("script as", CHUNK_SIZE, SQL_FIELD, DATABASE_FILE, PARAMS, TIMEOUT),
+        needs=("command", "script"),
+        words={"as": AS_WORDS},
+        without_effect=("read_only",),
         keeps_to_driver=True,
     ),
     "transfer": ToolKind(

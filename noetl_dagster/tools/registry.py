@@ -18,6 +18,7 @@ _TOOLS = {
     "container": ("commands.container", "ContainerTool"),
     "duckdb": ("sql.duckdb", "DuckdbTool"),
     "http": ("http.tool", "HttpTool"),
+    "mysql": ("sql.databases.tool", "DatabaseTool"),
     "nats": ("nats", "NatsTool"),
     "noop": ("registry", "NoopTool"),
     "playbook": ("registry", "PlaybookTool"),
@@ -29,6 +30,7 @@ _TOOLS = {
     "secrets": ("secrets", "SecretsTool"),
     "shell": ("commands.shell", "ShellTool"),
     "spark": ("spark.tool", "SparkTool"),
+    "sqlite": ("sql.databases.tool", "DatabaseTool"),
     "transfer": ("transfer.tool", "TransferTool"),
 }
 

@@ -49,6 +49,7 @@ class CredentialType(StrEnum):
     """The kinds of credentials."""
 
     POSTGRES = "postgres"
+    MYSQL = "mysql"
     HTTP = "http"
     BEARER = "bearer"
     BASIC = "basic"
@@ -65,6 +66,7 @@ HTTP_TYPES = frozenset({CredentialType.HTTP, CredentialType.BEARER, CredentialTy
 _ALIASES = {
     "postgresql": "postgres",
     "pg": "postgres",
+    "mariadb": "mysql",
     "httpbearer": "bearer",
     "token": "bearer",
     "httpbasic": "basic",
@@ -76,6 +78,9 @@ _ALIASES = {
 _SCHEMES = {
     "postgres": CredentialType.POSTGRES,
     "postgresql": CredentialType.POSTGRES,
+    "mysql": CredentialType.MYSQL,
+    "mysql+pymysql": CredentialType.MYSQL,
+    "mariadb": CredentialType.MYSQL,
     "http": CredentialType.HTTP,
     "https": CredentialType.HTTP,
     "nats": CredentialType.NATS,
@@ -404,7 +409,7 @@ def _parse(name: str, value: Any, source: str) -> Credential:
             value = orjson.loads(text)
         except orjson.JSONDecodeError:
             raise CredentialError(
-                f"credential {name!r} in {source} is neither JSON nor a URL (postgresql, http, https, nats)"
+                f"credential {name!r} in {source} is neither JSON nor a URL (postgresql, mysql, http, https, nats)"
             ) from None
     if not isinstance(value, Mapping) or "type" not in value:
         raise CredentialError(f"credential {name!r} in {source} needs 'type' and 'data'")

@@ -1,19 +1,22 @@
-"""Rows that a thread fetches from a cursor of DB-API: held while they are few, else stored in chunks."""
+"""Rows of statements: fetched by a thread from a cursor of DB-API, held while they are few, else stored in chunks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar, cast
 
 from noetl_dagster.storage import codec
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 
 T = TypeVar("T")
 
 FETCHED = 2048  # rows at a time
+INTERRUPT_SECONDS = 1.0  # between interrupts of a statement
+TABLE_ROWS = 50_000  # of a chunk of a table by default
 HELD = 1 / 16  # part of a chunk up to which a result is a value instead of chunks
 
 
@@ -62,12 +65,42 @@ def mappings(rows: Sequence[Any], columns: Sequence[str]) -> list[dict[str, Any]
     return [dict(zip(columns, map(to_jsonable, row), strict=True)) for row in rows]
 
 
+async def store_table(
+    call: ToolCall, box: Toolbox, statements: Sequence[Any], rows: Callable[[], AsyncIterator[Sequence[Any]]]
+) -> ToolResult:
+    """Stores the rows of the one statement as Parquet, chunk by chunk, while ``rows`` reads them."""
+    from noetl_dagster.tools.rows.files import arrow_table  # imports Arrow, which only tables need
+
+    if len(statements) != 1:
+        raise call.error(
+            f"a table is made of the rows of one statement, 'command' has {len(statements)}; write as: rows"
+        )
+    async with time_limit(call), await ChunkWriter.open(call, box) as writer:
+        if writer.is_whole:
+            return ToolResult(ref=await writer.finish())
+        schema = None
+        async with aclosing(cast(Any, rows())) as chunks:
+            async for some in chunks:
+                table = await asyncio.to_thread(arrow_table, some, schema)
+                schema = table.schema
+                await writer.put(table)
+                box.progress(call, f"{writer.rows} rows read")
+        if schema is None:
+            await writer.put(arrow_table([]))
+        return ToolResult(ref=await writer.finish())
+
+
 async def interruptible(job: Coroutine[Any, Any, T], interrupt: Callable[[], object]) -> T:
-    """Awaits a thread; on cancellation interrupts its statement and waits until the connection is free."""
+    """Awaits a thread; on cancellation interrupts its statement and waits until the connection is free.
+
+    It interrupts again and again: the thread may have been between two statements.
+    """
     task = asyncio.ensure_future(job)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.to_thread(interrupt)
+        while not task.done():
+            await asyncio.to_thread(interrupt)
+            await asyncio.wait([task], timeout=INTERRUPT_SECONDS)
         await asyncio.gather(task, return_exceptions=True)
         raise

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import asyncpg
 
@@ -15,7 +14,7 @@ from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.rows.values import parameter
 from noetl_dagster.tools.sql.connection import NEVER_IDLE, open_connection, open_pool, postgres_errors
-from noetl_dagster.tools.sql.fetching import HELD
+from noetl_dagster.tools.sql.fetching import HELD, TABLE_ROWS, store_table
 from noetl_dagster.tools.sql.running import (
     ENOUGH,
     Shape,
@@ -53,9 +52,6 @@ async def read_rows(
             cursor = await prepared.cursor(*values)
             while records := await cursor.fetch(size):
                 yield [dict(record) for record in records]
-
-
-TABLE_ROWS = 50_000  # of a chunk of a table by default
 
 
 class PostgresTool(Tool):
@@ -106,26 +102,8 @@ class PostgresTool(Tool):
 
     async def _table(self, call: ToolCall, box: Toolbox, statements: list[BoundStatement]) -> ToolResult:
         """Stores the rows of the one statement as Parquet, chunk by chunk, read through a cursor."""
-        from noetl_dagster.tools.rows.files import arrow_table  # imports Arrow, which only tables need
-
-        if len(statements) != 1:
-            raise call.error(
-                f"a table is made of the rows of one statement, 'command' has {len(statements)}; write as: rows"
-            )
         size = count_of(call, "chunk_size") or TABLE_ROWS
-        async with time_limit(call), await ChunkWriter.open(call, box) as writer:
-            if writer.is_whole:
-                return ToolResult(ref=await writer.finish())
-            schema = None
-            async with aclosing(cast(Any, read_rows(statements[0], call, box, size))) as chunks:
-                async for rows in chunks:
-                    table = await asyncio.to_thread(arrow_table, rows, schema)
-                    schema = table.schema
-                    await writer.put(table)
-                    box.progress(call, f"{writer.rows} rows read")
-            if schema is None:
-                await writer.put(arrow_table([]))
-            return ToolResult(ref=await writer.finish())
+        return await store_table(call, box, statements, partial(read_rows, statements[0], call, box, size))
 
 
 SAMPLE = 16  # rows whose size is measured to estimate that of a batch

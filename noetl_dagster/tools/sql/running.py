@@ -23,6 +23,9 @@ from noetl_dagster.tools.sql.statements import (
     without_percent,
 )
 
+Params = Mapping[str, Any] | Sequence[Any]
+"""The parameters of a call: by name, or by number."""
+
 SHAPES_KEPT = 512
 
 ENCODED_THE_SAME = frozenset({"float4", "float8", "timestamp", "timestamptz", "date", "time"})
@@ -162,20 +165,31 @@ def _affected(message: str | None) -> int:
     return int(tail) if tail.isdigit() else 0
 
 
-async def prepare_statements(call: ToolCall, box: Toolbox) -> list[BoundStatement]:
-    """Reads, splits and binds the call's statements; raises ``ToolError`` without any, or if a ``$n`` has no value."""
-    params: Mapping[str, Any] | Sequence[Any] = call.config.get("params") or call.input
+async def texts_of(call: ToolCall, box: Toolbox) -> tuple[list[str], Params]:
+    """Returns the SQL of a call, of its script or its command, and its parameters."""
+    params: Params = call.config.get("params") or call.input
     script = await load_script(call, box)
     command = script if script is not None else call.config.get("command")
     commands = command if isinstance(command, list | tuple) else [] if command is None else [command]
-    texts = without_percent([str(item) for item in commands], params)
-    statements = [statement for text in texts for statement in split_statements(text)]
-    if not statements:
-        raise ToolError(f"{call.task.kind} in step {call.step} has no SQL in 'command'", kind="schema")
+    return [str(item) for item in commands], params
+
+
+def bound(call: ToolCall, params: Params, bind_all: Callable[[], list[BoundStatement]]) -> list[BoundStatement]:
+    """Returns the bound statements of a call; raises ``ToolError`` without any, or if a parameter has no value."""
     try:
-        return [bind(statement, params) for statement in statements]
+        statements = bind_all()
     except KeyError as error:
         raise call.error(f"no value for {error.args[0]}; 'params' has {len(params)} values") from None
+    if not statements:
+        raise ToolError(f"{call.task.kind} in step {call.step} has no SQL in 'command'", kind="schema")
+    return statements
+
+
+async def prepare_statements(call: ToolCall, box: Toolbox) -> list[BoundStatement]:
+    """Reads, splits and binds the call's statements; raises ``ToolError`` as :func:`bound`."""
+    texts, params = await texts_of(call, box)
+    split = [statement for text in without_percent(texts, params) for statement in split_statements(text)]
+    return bound(call, params, lambda: [bind(statement, params) for statement in split])
 
 
 def wants_table(call: ToolCall, default: str = "rows") -> bool:

@@ -1,0 +1,163 @@
+"""The contract of a database behind DB-API, and how its calls run: in a thread, interrupted when they are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+from noetl_dagster.errors import ErrorKind, ToolError
+from noetl_dagster.tools.sql.fetching import interruptible
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The meaning of a driver's error. ``code`` is the database's own; None if it has none."""
+
+    kind: ErrorKind
+    code: str | None = None
+    retryable: bool = False
+
+
+class Database(ABC):
+    """A database of one kind at one place.
+
+    Attributes:
+        dialect: its name in sqlglot.
+        placeholder: of a parameter.
+        mark: the quote of identifiers.
+        errors: exceptions of the driver.
+    """
+
+    dialect: ClassVar[str]
+    placeholder: ClassVar[str]
+    mark: ClassVar[str] = '"'
+    errors: ClassVar[tuple[type[Exception], ...]]
+
+    @abstractmethod
+    def connect(self) -> Any:
+        """Returns a connection of DB-API, outside of a transaction."""
+
+    @abstractmethod
+    def begin(self, connection: Any, *, reads: bool) -> None:
+        """Begins a transaction; ``reads``: it changes nothing."""
+
+    @abstractmethod
+    def interrupt(self, connection: Any) -> None:
+        """Stops the statement that another thread runs."""
+
+    @abstractmethod
+    def failure(self, error: BaseException) -> Failure:
+        """Returns the meaning of an error of the driver."""
+
+    def cursor(self, connection: Any) -> Any:
+        """Returns a cursor that fetches rows as they are needed."""
+        return connection.cursor()
+
+    def close(self, connection: Any) -> None:
+        """Closes a connection; what is not committed is undone."""
+        connection.close()
+
+    def value(self, value: Any) -> Any:
+        """Returns a parameter as the driver takes it."""
+        return value
+
+    def quoted(self, name: str) -> str:
+        """Returns a name, which may have a schema before a dot, as quoted identifiers."""
+        return ".".join(self.mark + part.replace(self.mark, 2 * self.mark) + self.mark for part in name.split("."))
+
+    def execute(self, connection: Any, text: str, values: Sequence[Any] = ()) -> Any:
+        """Runs a statement; returns its cursor."""
+        cursor = self.cursor(connection)
+        cursor.execute(text, tuple(map(self.value, values)) if values else None)
+        return cursor
+
+    @contextmanager
+    def transaction(self, connection: Any, *, reads: bool = False) -> Iterator[None]:
+        """Commits at the end of the block; an exception undoes it."""
+        self.begin(connection, reads=reads)
+        try:
+            yield
+        except BaseException:
+            self.undo(connection)
+            raise
+        connection.commit()
+
+    def undo(self, connection: Any) -> None:
+        """Rolls back after an error, also of a connection that is lost."""
+        with self.ignored():
+            connection.rollback()
+
+    @contextmanager
+    def ignored(self) -> Iterator[None]:
+        """Ignores errors of the driver, after another one."""
+        try:
+            yield
+        except OSError:
+            pass
+        except self.errors:
+            pass
+
+    @contextmanager
+    def failures(self, where: str) -> Iterator[None]:
+        """Turns errors of the driver into ``ToolError``."""
+        try:
+            yield
+        except self.errors as error:
+            failure = self.failure(error)
+            raise ToolError(
+                f"{where}: {self.text(error)}", kind=failure.kind, code=failure.code, retryable=failure.retryable
+            ) from None
+        except OSError as error:
+            raise ToolError(f"{where}: {type(error).__name__}: {error}", kind="db_connection", retryable=True) from None
+
+    def text(self, error: BaseException) -> str:
+        """Returns the message of an error."""
+        return f"{type(error).__name__}: {error}"
+
+
+@dataclass(slots=True)
+class Session:
+    """An open connection, whose statements run in threads, one at a time."""
+
+    database: Database
+    connection: Any
+
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Runs work in a thread; a cancellation interrupts its statement, and waits for its end."""
+        job = asyncio.to_thread(work, *arguments)
+        return await interruptible(job, partial(self.database.interrupt, self.connection))
+
+
+@asynccontextmanager
+async def open_session(database: Database, where: str) -> AsyncIterator[Session]:
+    """Opens a connection; raises ``ToolError`` for the driver's errors, also of the block.
+
+    Args:
+        where: the tool and step, for errors.
+    """
+    with database.failures(where):
+        connecting = asyncio.ensure_future(asyncio.to_thread(database.connect))
+        try:
+            connection = await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            connecting.add_done_callback(partial(_close_late, database))
+            raise
+        try:
+            yield Session(database, connection)
+        finally:
+            with database.ignored():
+                await asyncio.to_thread(database.close, connection)
+
+
+def _close_late(database: Database, connecting: asyncio.Future[Any]) -> None:
+    """Closes a connection that was opened for a call that is cancelled."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        with database.ignored():
+            database.close(connecting.result())

@@ -1,0 +1,183 @@
+"""MySQL and MariaDB, through PyMySQL."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import orjson
+import pymysql
+from pymysql.constants import FIELD_TYPE
+from pymysql.converters import conversions
+from pymysql.cursors import SSCursor
+
+from noetl_dagster.errors import CredentialError, ErrorKind
+from noetl_dagster.tools.access.credentials import Credential
+from noetl_dagster.tools.rows.jsonable import to_jsonable
+from noetl_dagster.tools.sql.databases.base import Database, Failure
+
+CONNECT_SECONDS = 10.0
+PORT = 3306
+
+_KINDS: Mapping[ErrorKind, frozenset[int]] = {
+    "auth": frozenset({1044, 1045, 1142, 1143, 1227, 1370, 1698, 3118, 3955}),
+    "db_constraint": frozenset(
+        {1022, 1048, 1062, 1169, 1216, 1217, 1264, 1364, 1406, 1451, 1452, 1557, 1586, 1690, 1761, 1762, 3819, 4025}
+    ),
+    "db_deadlock": frozenset({1213, 1614}),
+    "db_timeout": frozenset({1205, 1317, 1907, 1969, 3024, 3572}),
+    "db_connection": frozenset({1040, 1042, 1043, 1049, 1053, 1129, 1130, 1152, 1158, 1159, 1160, 1161, 1203, 1226}),
+}
+"""The kinds of errors by the numbers of server errors; those from 2000 on are of the client, and any other ``db``."""
+
+_RETRYABLE = frozenset({1040, 1042, 1053, 1152, 1158, 1159, 1160, 1161, 1203, 1205, 1213, 1614, 2003, 2006, 2013, 2055})
+
+# JSON is a value; a time of day is text, as in the other kinds
+_DECODERS = conversions | {FIELD_TYPE.JSON: orjson.loads, FIELD_TYPE.TIME: str}
+
+
+class MysqlDatabase(Database):
+    """A database of a server.
+
+    Args:
+        arguments: of ``pymysql.connect``; see :func:`mysql_arguments`.
+    """
+
+    dialect = "mysql"
+    placeholder = "%s"
+    mark = "`"
+    errors = (pymysql.err.Error, pymysql.err.Warning)
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._arguments = arguments
+
+    def connect(self) -> Any:
+        """Connects; the server commits each statement until a transaction begins."""
+        return pymysql.connect(
+            **self._arguments,
+            charset="utf8mb4",
+            autocommit=True,
+            conv=_DECODERS,
+            connect_timeout=CONNECT_SECONDS,
+            cursorclass=SSCursor,
+            local_infile=False,
+        )
+
+    def begin(self, connection: Any, *, reads: bool) -> None:
+        """Begins a transaction of the server's isolation level."""
+        connection.begin()
+
+    def interrupt(self, connection: Any) -> None:
+        """Ends the connection at the server, through a second one; if there is none, from this side."""
+        try:
+            with contextlib.closing(self.connect()) as other:
+                other.query(f"KILL {connection.thread_id()}")
+        except (*self.errors, OSError):
+            with contextlib.suppress(OSError, AttributeError):
+                connection._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self, connection: Any) -> None:
+        """Closes a connection, also one whose rows are not all read."""
+        result = getattr(connection, "_result", None)
+        if result is not None:
+            result.unbuffered_active = False  # else the cursor would read all remaining rows first
+        connection.close()
+
+    def value(self, value: Any) -> Any:
+        """Returns JSON for lists and mappings, and an instant with its offset, which the driver would drop."""
+        if isinstance(value, list | tuple | dict | Mapping):
+            return orjson.dumps(to_jsonable(value, "a parameter")).decode()
+        if isinstance(value, dt.datetime) and value.tzinfo is not None:
+            return value.isoformat()
+        if value is None or isinstance(value, str | int | float | bytes | dt.date | dt.time | dt.timedelta):
+            return value
+        return to_jsonable(value, "a parameter")
+
+    def failure(self, error: BaseException) -> Failure:
+        """Returns the meaning of an error by its number."""
+        number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        default: ErrorKind = "db_connection" if 2000 <= number < 3000 else "db"
+        kind = next((kind for kind, numbers in _KINDS.items() if number in numbers), default)
+        return Failure(kind, str(number) if number else None, number in _RETRYABLE)
+
+    def text(self, error: BaseException) -> str:
+        """Returns the server's message with its number."""
+        number, *rest = error.args or (type(error).__name__,)
+        return f"{' '.join(map(str, rest))} ({number})" if rest else str(number)
+
+
+def mysql_arguments(credential: Credential) -> dict[str, Any]:
+    """Returns the arguments of ``pymysql.connect`` for a mysql credential: ``url``, or host, port, user and others.
+
+    ``sslmode``: ``disable``, ``prefer`` (the default), ``require`` (encrypted, any certificate), ``verify-ca`` or
+    ``verify-full``, with the authorities of ``ssl_ca`` or of the system.
+
+    Raises:
+        CredentialError: it has neither ``url`` nor ``host``, or an unknown ``sslmode``.
+    """
+    fields = dict(credential.data)
+    url = credential.get("url", "dsn", "connection_string", "uri")
+    if url is not None:
+        parts = urlsplit(str(url))
+        try:
+            port = parts.port
+        except ValueError:
+            raise CredentialError(f"credential {credential.name!r} of type mysql: its url has no valid port") from None
+        fields |= {
+            "host": parts.hostname,
+            "port": port,
+            "user": None if parts.username is None else unquote(parts.username),
+            "password": None if parts.password is None else unquote(parts.password),
+            "database": unquote(parts.path.lstrip("/")) or None,
+            **{name.replace("-", "_"): text for name, text in parse_qsl(parts.query)},
+        }
+    given = Credential(credential.name, credential.type, {name: item for name, item in fields.items() if item})
+    where = f"credential {credential.name!r} of type mysql"
+    host, unix_socket = given.get("host", "hostname", "db_host"), given.get("unix_socket", "socket")
+    if host is None and unix_socket is None:
+        raise CredentialError(f"{where} has neither 'url' nor 'host'")
+    found = {
+        "host": host,
+        "unix_socket": unix_socket,
+        "port": int(given.get("port", "db_port", default=PORT)),
+        "user": given.get("user", "username", "db_user"),
+        "password": given.get("password", "db_password"),
+        "database": given.get("database", "dbname", "db_name", "schema"),
+    }
+    return {name: item for name, item in found.items() if item is not None} | _encryption(given, where)
+
+
+def _encryption(credential: Credential, where: str) -> dict[str, Any]:
+    words = {"disabled": "disable", "preferred": "prefer", "required": "require", "true": "require", "false": "disable"}
+    given = str(credential.get("sslmode", "ssl_mode", "ssl", default="prefer")).lower().replace("_", "-")
+    mode = {"verify-identity": "verify-full"}.get(given, words.get(given, given))
+    authorities = credential.get("ssl_ca", "sslrootcert")
+    if mode == "prefer" and authorities is not None:
+        mode = "verify-full"
+    match mode:
+        case "disable":
+            return {"ssl_disabled": True}
+        case "prefer":
+            return {}
+        case "require" | "verify-ca" | "verify-full":
+            pass
+        case _:
+            known = "disable, prefer, require, verify-ca, verify-full"
+            raise CredentialError(f"{where}: sslmode {given!r} is unknown; write {known}")
+    try:
+        context = ssl.create_default_context(cafile=authorities)
+        if mode != "verify-full":
+            context.check_hostname = False
+        if mode == "require":
+            context.verify_mode = ssl.CERT_NONE
+        certificate = credential.get("ssl_cert", "sslcert")
+        if certificate is not None:
+            context.load_cert_chain(certificate, credential.get("ssl_key", "sslkey"))
+    except (OSError, ValueError) as error:
+        raise CredentialError(f"{where}: its certificates cannot be read: {error}") from None
+    return {"ssl": context}

@@ -1,0 +1,82 @@
+"""SQLite, in this process: the standard library's driver."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from noetl_dagster.errors import ErrorKind
+from noetl_dagster.tools.rows.jsonable import to_jsonable
+from noetl_dagster.tools.sql.databases.base import Database, Failure
+
+IN_MEMORY = ":memory:"
+BUSY_SECONDS = 10.0
+"""How long a statement waits for the lock of another connection. It cannot be interrupted meanwhile."""
+
+_KINDS: tuple[tuple[str, ErrorKind, bool], ...] = (
+    ("SQLITE_CONSTRAINT", "db_constraint", False),
+    ("SQLITE_MISMATCH", "db_constraint", False),
+    ("SQLITE_BUSY", "db_timeout", True),
+    ("SQLITE_LOCKED", "db_timeout", True),
+    ("SQLITE_INTERRUPT", "db_timeout", False),
+    ("SQLITE_CANTOPEN", "db_connection", False),
+    ("SQLITE_NOTADB", "db_connection", False),
+    ("SQLITE_AUTH", "auth", False),
+    ("SQLITE_PERM", "auth", False),
+    ("SQLITE_READONLY", "auth", False),
+    ("SQLITE_IOERR", "storage", True),
+    ("SQLITE_CORRUPT", "storage", False),
+    ("SQLITE_FULL", "storage_quota", False),
+)
+"""The kinds of errors by the beginning of their names; any other is of kind ``db``."""
+
+
+class SqliteDatabase(Database):
+    """A database in a file, which is made if it is missing, or in memory for one call."""
+
+    dialect = "sqlite"
+    placeholder = "?"
+    errors = (sqlite3.Error, sqlite3.Warning, OverflowError)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def connect(self) -> Any:
+        """Opens the file, and checks foreign keys."""
+        if self._path != IN_MEMORY:
+            Path(self._path).parent.mkdir(parents=True, exist_ok=True)
+        # transactions begin where the call begins them; a connection goes from thread to thread, never to two at once
+        connection = sqlite3.connect(self._path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+    def begin(self, connection: Any, *, reads: bool) -> None:
+        """Begins a transaction, which locks the file for other writers if it changes anything."""
+        # a transaction that reads first and then writes would fail at once if another one has written between
+        connection.execute("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    def execute(self, connection: Any, text: str, values: Any = ()) -> Any:
+        """Runs a statement; returns its cursor."""
+        return connection.execute(text, tuple(map(self.value, values)))
+
+    def interrupt(self, connection: Any) -> None:
+        """Interrupts the statement that another thread runs."""
+        connection.interrupt()
+
+    def value(self, value: Any) -> Any:
+        """Returns text for dates and decimals, and JSON for lists and mappings, which SQLite has no types for."""
+        if value is None or isinstance(value, str | float | bytes):
+            return value
+        plain = to_jsonable(value, "a parameter")
+        return orjson.dumps(plain).decode() if isinstance(plain, list | dict) else plain
+
+    def failure(self, error: BaseException) -> Failure:
+        """Returns the meaning of an error by its name."""
+        name = str(getattr(error, "sqlite_errorname", "") or "")
+        for start, kind, retryable in _KINDS:
+            if name.startswith(start):
+                return Failure(kind, name, retryable)
+        return Failure("schema" if isinstance(error, OverflowError) else "db", name or None)

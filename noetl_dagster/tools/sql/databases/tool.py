@@ -1,0 +1,144 @@
+"""``kind: sqlite`` and ``kind: mysql``: SQL with bound parameters, one transaction a call."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, cast
+
+from noetl_dagster.errors import CredentialError
+from noetl_dagster.tools.access.credentials import CredentialType
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_of, time_limit
+from noetl_dagster.tools.chunks.writer import ChunkWriter
+from noetl_dagster.tools.paths import check_path, written_in
+from noetl_dagster.tools.rows.jsonable import NotJsonableError
+from noetl_dagster.tools.sql.databases.base import Database, Session, open_session
+from noetl_dagster.tools.sql.databases.binding import bind, needs_own_transaction, only_reads
+from noetl_dagster.tools.sql.fetching import TABLE_ROWS, FetchedRows, result_of_cursor, store_table
+from noetl_dagster.tools.sql.running import bound, promoted, texts_of, wants_table
+from noetl_dagster.tools.sql.statements import BoundStatement
+
+
+class DatabaseTool(Tool):
+    """Runs SQL in a database behind DB-API; ``task.kind`` selects it.
+
+    Input: ``command`` (one or more statements, or a list of them) or ``script``; ``params`` as for postgres, and
+    ``?`` for the next of a list; ``timeout`` seconds; of sqlite ``database``, a file, of the others ``auth``.
+
+    Output: as of postgres. Many rows are stored in chunks of at most ``chunk_size`` rows while they are read. With
+    ``as: table`` the rows of the one statement are a Parquet table by reference.
+
+    All statements run in one transaction, unless one controls transactions itself, or cannot run in one.
+    """
+
+    kind = "database"
+
+    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Runs the call's statements."""
+        written = written_in(call.task.config, "database")
+        database = await find_database(
+            call.task.kind, call, box, auth=_auth(call), path=call.config.get("database"), written=written
+        )
+        texts, params = await texts_of(call, box)
+        statements = bound(call, params, lambda: bind(texts, params, database.dialect, database.placeholder))
+        where = f"{call.task.kind} in step {call.step}"
+        if wants_table(call):
+            return await self._table(call, box, database, statements, where)
+        async with time_limit(call), await ChunkWriter.open(call, box, size=count_of(call, "chunk_size")) as writer:
+            if writer.is_whole:
+                return ToolResult(ref=await writer.finish({}))
+            rows = FetchedRows(writer, call, box)
+            writer.holds_back = not all(only_reads(one.text) for one in statements)
+            async with open_session(database, where) as session:
+                try:
+                    found = await session.run(_run, session, statements, rows)
+                except NotJsonableError as error:
+                    raise call.error(str(error), "transform") from None
+            if not rows.in_chunks:
+                return ToolResult(data=found)
+            at = ("rows", f"command_{len(statements) - 1}.rows")
+            return ToolResult(ref=await writer.finish(found, at))
+
+    async def _table(
+        self, call: ToolCall, box: Toolbox, database: Database, statements: Sequence[BoundStatement], where: str
+    ) -> ToolResult:
+        size = count_of(call, "chunk_size") or TABLE_ROWS
+
+        async def rows() -> AsyncIterator[list[dict[str, Any]]]:
+            async with (
+                open_session(database, where) as session,
+                aclosing(cast(Any, read_rows(session, statements[0], size))) as chunks,
+            ):
+                async for some in chunks:
+                    yield some
+
+        return await store_table(call, box, statements, rows)
+
+
+def _auth(call: ToolCall) -> Any:
+    return call.auth if call.auth is not None else call.config.get("credential")
+
+
+async def find_database(
+    kind: str, call: ToolCall, box: Toolbox, *, auth: Any, path: Any, written: Any, what: str = "database"
+) -> Database:
+    """Returns the database of a kind.
+
+    Args:
+        path: of sqlite: its file, relative to the playbook's folder; empty: in memory.
+        written: the same in the playbook, with its templates.
+        what: the field, for errors.
+
+    Raises:
+        ToolError: the credential is missing, or a template leads the path out of its folder.
+    """
+    if kind == "sqlite":
+        from noetl_dagster.tools.sql.databases.sqlite import IN_MEMORY, SqliteDatabase
+
+        path = str(path or IN_MEMORY)
+        where = f"{call.task.kind} in step {call.step}, {what}"
+        check_path(path, IN_MEMORY if written is None else written, call.folder, box.settings, where)
+        return SqliteDatabase(path if path == IN_MEMORY else str(Path(call.folder, path)))
+    from noetl_dagster.tools.sql.databases.mysql import MysqlDatabase, mysql_arguments
+
+    try:
+        credential = await box.credentials.resolve(auth, CredentialType.MYSQL)
+        if credential is None:
+            raise CredentialError("no credential is named; write auth: <name of a mysql credential>")
+        return MysqlDatabase(mysql_arguments(credential))
+    except CredentialError as error:
+        raise call.error(str(error), "credential", retryable=error.retryable) from None
+
+
+def _run(session: Session, statements: Sequence[BoundStatement], rows: FetchedRows) -> dict[str, Any]:
+    database, connection = session.database, session.connection
+    texts = [statement.text for statement in statements]
+    if any(map(needs_own_transaction, texts)):
+        return _results(session, statements, rows)
+    with database.transaction(connection, reads=all(map(only_reads, texts))):
+        return _results(session, statements, rows)
+
+
+def _results(session: Session, statements: Sequence[BoundStatement], rows: FetchedRows) -> dict[str, Any]:
+    results = []
+    for index, statement in enumerate(statements):
+        cursor = session.database.execute(session.connection, statement.text, statement.values)
+        columns = [column[0] for column in cursor.description or ()]
+        if columns:
+            last = rows if index == len(statements) - 1 else None
+            results.append(result_of_cursor(cursor, columns, last))
+        else:
+            results.append({"status": "ok", "row_count": max(0, cursor.rowcount)})
+    return promoted(results)
+
+
+async def read_rows(session: Session, statement: BoundStatement, size: int) -> AsyncIterator[list[dict[str, Any]]]:
+    """Yields the rows of a statement, ``size`` at a time, with the values of the driver."""
+    database, connection = session.database, session.connection
+    await session.run(lambda: database.begin(connection, reads=only_reads(statement.text)))
+    cursor = await session.run(database.execute, connection, statement.text, statement.values)
+    columns = [column[0] for column in cursor.description or ()]
+    while columns and (found := await session.run(cursor.fetchmany, size)):
+        yield [dict(zip(columns, row, strict=True)) for row in found]
+    await session.run(connection.commit)
