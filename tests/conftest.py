@@ -179,6 +179,15 @@ def services() -> Settings:
 
 
 @pytest.fixture(scope="session")
+def mysql() -> Iterator[Any]:
+    """A MySQL server, see :mod:`tests.mysql`."""
+    from tests.mysql import mysql_server  # imports sqlglot
+
+    with mysql_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def administrator(services: Settings) -> Iterator[psycopg2.extensions.cursor]:
     """A superuser's cursor on the server's own database.
 

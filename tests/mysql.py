@@ -205,9 +205,11 @@ class _SqliteSession(BaseSession):
             self._opened = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
         if word == "START":
             sql = "BEGIN"
-        elif word in ("COMMIT", "ROLLBACK"):
+        elif word in ("COMMIT", "ROLLBACK", "SAVEPOINT"):
             if not self._opened.in_transaction:
                 return [], []
+        elif sql.startswith("INSERT IGNORE"):
+            sql = sql.replace("IGNORE", "OR IGNORE", 1)
         else:
             sql = _UPSERT.sub("", sql.replace("INSERT INTO", "REPLACE INTO", 1)) if _UPSERT.search(sql) else sql
             [sql] = sqlglot.transpile(sql.replace(" FOR UPDATE SKIP LOCKED", ""), read="mysql", write="sqlite")

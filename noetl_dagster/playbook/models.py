@@ -17,7 +17,7 @@ from pydantic import Field
 from noetl_dagster.playbook.assets import AssetSpec, CheckSpec, DagsterSpec, Key, SourceSpec, key_text
 from noetl_dagster.playbook.fields import Model, Seconds, Spelled, StoredPlace
 from noetl_dagster.playbook.pods import Pod
-from noetl_dagster.playbook.tool_kinds import AUTH, HTTP_BODY, MAX_IN_FLIGHT, SQL_FIELD, URL
+from noetl_dagster.playbook.tool_kinds import AUTH, DATABASE_FILE, HTTP_BODY, MAX_IN_FLIGHT, SQL_FIELD, URL
 from noetl_dagster.settings import DEFAULT_POOL, StoreTier
 
 
@@ -136,7 +136,7 @@ class Sink(Model):
 
     tool: str = "postgres"
     table: str | None = None
-    database: str | None = Field(None, description="of duckdb: its file")
+    database: str | None = Field(None, description="of duckdb and sqlite: its file")
     path: Annotated[str | None, Spelled("uri")] = Field(
         None, description="of files and buckets: a folder of parts, or one file"
     )
@@ -155,7 +155,7 @@ class Sink(Model):
     @property
     def is_local(self) -> bool:
         """Reports whether staged files are on the machine of the process that wrote them."""
-        return self.tool in ("duckdb", "file") or (self.path or "").startswith("file:")
+        return self.tool in ("duckdb", "sqlite", "file") or (self.path or "").startswith("file:")
 
 
 ATTEMPTS = 3
@@ -263,6 +263,7 @@ class CursorSpec(Model):
 
     kind: str = "postgres"
     auth: Annotated[Any, Spelled(*AUTH[1:])] = None
+    database: Annotated[str | None, Spelled(*DATABASE_FILE[1:])] = Field(None, description="of sqlite: its file")
     claim: Annotated[str, Spelled(*SQL_FIELD)] = Field(description="SQL that claims work and returns rows")
     release: str | None = Field(None, description="SQL that releases a claimed row; its columns are names")
 

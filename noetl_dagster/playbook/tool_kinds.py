@@ -127,6 +127,9 @@ class ToolKind:
 
 CHUNK_SIZE = ("chunk_size", "batch_size", "fetch_size")
 DATABASE_FILE = ("database", "db", "db_path", "database_path")
+CURSOR_KINDS = ("postgres", "mysql", "sqlite")
+"""The kinds from which a cursor loop claims rows."""
+
 AS_WORDS = ("rows", "table", "arrow", "parquet")
 """The forms in which SQL tools return rows."""
 
@@ -134,7 +137,8 @@ TEXT_FORMATS = ("jsonl", "ndjson", "csv", "json")
 ROW_FORMATS = ("parquet", *TEXT_FORMATS)
 
 PLACE_KINDS: Mapping[str, str] = {
-    **{kind: kind for kind in ("postgres", "duckdb", "object", "http", "result")},
+    **{kind: kind for kind in ("postgres", "mysql", "sqlite", "duckdb", "object", "http", "result")},
+    "mariadb": "mysql",
     **dict.fromkeys(("s3", "minio", "gcs", "gs", "file"), "object"),
     "ref": "result",
 }

@@ -152,7 +152,7 @@ class StepProgram:
             return True
         if self.step.streams_to:  # whose chunks are numbered in one process
             return True
-        if self.sink is not None and self.sink.tool == "duckdb":  # whose file one process writes at a time
+        if self.sink is not None and self.sink.tool in ("duckdb", "sqlite"):  # one process writes at a time
             return True
         kinds = (TOOL_KINDS.get(task.task.kind) for task in self.tasks)
         return any(kind is None or kind.keeps_to_driver for kind in kinds)

@@ -349,7 +349,7 @@ LITERAL_MISTAKES = {
     "{kind: transfer, source: {table: a}, target: {kind: duckdb, table: b}, mode: upsert}": (
         "upsert into duckdb needs 'key'"
     ),
-    "{kind: transfer, source: {table: a}, target: {path: x.parquet}, on_drift: add}": "on_drift: add is for tables",
+    "{kind: transfer, source: {table: a}, target: {path: x.parquet}, on_drift: add}": "on_drift: add is for tables of postgres and duckdb",
     "{kind: transfer, source: {table: a}, target: {kind: duckdb, table: b}, resumable: true}": (
         "resumable: true is for postgres targets, and folders"
     ),

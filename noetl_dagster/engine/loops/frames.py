@@ -173,8 +173,11 @@ async def cursor_call(
     return ToolCall(
         execution_id=visit.execution.id,
         step=visit.step,
-        task=Task(name=name, kind=cursor.kind),
-        config={"command": await render_async(compile_value(sql), named, fetch)},
+        task=Task(name=name, kind=cursor.kind, config={"database": cursor.database}),
+        config={
+            "command": await render_async(compile_value(sql), named, fetch),
+            "database": await render_async(compile_value(cursor.database), scope, fetch),
+        },
         input=given,
         auth=await render_async(compile_value(cursor.auth), scope, fetch),
         scope=scope,

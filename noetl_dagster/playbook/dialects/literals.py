@@ -105,14 +105,16 @@ def _check_written(block: Block, target: Block, kind: str) -> None:
         holder.error(f"mode: {mode} is not for one file, which is replaced as a whole{remedy}", "mode")
     elif folder and mode == "upsert":
         holder.error("mode: upsert is for tables; of a folder write append or replace", "mode")
-    elif kind == "duckdb" and mode == "upsert" and not any(keys):
-        holder.error("upsert into duckdb needs 'key': its unique columns", "mode", ProblemKind.MISSING_FIELD)
+    elif kind in ("duckdb", "mysql", "sqlite") and mode == "upsert" and not any(keys):
+        holder.error(f"upsert into {kind} needs 'key': its unique columns", "mode", ProblemKind.MISSING_FIELD)
     if _word(block, "verify") == "checksum" and kind == "http":
         message = "verify: checksum reads the target back, which http cannot; write verify: rows"
         block.error(message, "verify")
+    elif _word(block, "verify") == "checksum" and kind in ("mysql", "sqlite"):
+        block.error(f"verify: checksum cannot compare the types of {kind}; write verify: rows", "verify")
     if _word(block, "on_drift") == "add" and kind not in ("postgres", "duckdb"):
-        block.error("on_drift: add is for tables; write error or ignore", "on_drift")
-    if _word(block, "resumable") == "true" and (file or kind in ("duckdb", "http")):
+        block.error("on_drift: add is for tables of postgres and duckdb; write error or ignore", "on_drift")
+    if _word(block, "resumable") == "true" and (file or kind in ("duckdb", "http", "mysql", "sqlite")):
         message = "resumable: true is for postgres targets, and folders (target.path: s3://lake/rows/)"
         block.error(f"{message}; leave it out", "resumable")
 

@@ -12,6 +12,8 @@ from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.dialects.spec import read_fanout
 from noetl_dagster.playbook.models import LOOP_MODES, CursorSpec, FrameSpec, Loop, LoopMode
 from noetl_dagster.playbook.tool_kinds import (
+    CURSOR_KINDS,
+    DATABASE_FILE,
     DESCRIPTION,
     LOOP_IN,
     LOOP_ITERATOR,
@@ -148,14 +150,27 @@ def _cursor(block: Block) -> CursorSpec | None:
     cursor = block.child("cursor")
     if cursor is None:
         return None
-    if cursor.values.get("kind") not in (None, "postgres"):
-        cursor.error(f"cursor kind {cursor['kind']!r} is not supported; use postgres", "kind")
+    _check_cursor(cursor)
     fields = cursor.fields(CursorSpec)
     cursor.close(CursorSpec.model_fields, severity=CursorSpec.unknown_keys)
     if fields["claim"] is None:
         cursor.missing("a cursor needs 'claim', SQL that claims work and returns rows")
         return None
     return cursor.build(CursorSpec, **fields)
+
+
+def _check_cursor(cursor: Block) -> None:
+    kind = cursor.values.get("kind", "postgres")
+    if kind not in CURSOR_KINDS:
+        cursor.error(f"cursor kind {kind!r} is not supported; use {', '.join(CURSOR_KINDS)}", "kind")
+    elif kind != "postgres" and cursor.values.get("release") is not None:
+        message = f"release is of kind postgres, which can tell whether a claim was committed; {kind} cannot"
+        cursor.error(f"{message}: let the claim take rows whose own lease has expired", "release")
+    key = next((name for name in DATABASE_FILE if cursor.values.get(name)), None)
+    if kind == "sqlite" and (key is None or cursor.values[key] == ":memory:"):
+        cursor.missing("a cursor of kind sqlite needs 'database', its file")
+    elif kind in CURSOR_KINDS and kind != "sqlite" and key is not None:
+        cursor.error(f"a cursor of kind {kind} has no {key!r}; its credential names the database", key)
 
 
 def _frame(own: Block) -> FrameSpec | None:

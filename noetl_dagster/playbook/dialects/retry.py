@@ -31,10 +31,14 @@ _FLAT = (
 SINK_TOOL = "postgres"
 _SINK_TOOLS = {
     "postgres": ("table", "mode", "key", "command"),
-    "duckdb": ("table", "mode", "key", "database"),
+    "mysql": ("table", "mode", "key"),
+    **dict.fromkeys(("duckdb", "sqlite"), ("table", "mode", "key", "database")),
     **dict.fromkeys(("file", "s3", "minio", "gcs"), ("path", "format")),
 }
 """By tool, what a sink says beside ``auth`` and ``args``."""
+
+_SINKS_OF_TABLES = frozenset({"duckdb", "mysql", "sqlite"})
+"""Sinks that stage parts of a table."""
 
 _SINK_MODES = ("append", "replace", "upsert")
 _SINK_FORMATS = ("parquet", "jsonl", "ndjson")
@@ -165,20 +169,20 @@ def _check_sink(block: Block, values: dict[str, Any]) -> None:
         remedy = f"{hint}, or a task of kind {tool} after this one"
         block.error(f"a sink of tool {tool!r} is not supported; {remedy}", "tool")
         return
-    needed = {"postgres": ("table", "command"), "duckdb": ("table",)}.get(tool, ("path",))
+    needed = ("table", "command") if tool == SINK_TOOL else ("table",) if tool in _SINKS_OF_TABLES else ("path",)
     if not any(values.get(name) for name in needed):
         of_postgres = "a sink needs 'table', or 'command' with SQL"
         block.error(of_postgres if tool == SINK_TOOL else f"a sink of tool {tool} needs {needed[0]!r}")
-    if tool == "duckdb" and not values.get("database"):
-        block.error("a sink of tool duckdb needs 'database', the file that the table is in")
+    if "database" in _SINK_TOOLS[tool] and not values.get("database"):
+        block.error(f"a sink of tool {tool} needs 'database', the file that the table is in")
     for name in values.keys() - {"tool", "auth", "args", *_SINK_TOOLS[tool]}:
         block.error(f"a sink of tool {tool} has no {name!r}; it has {', '.join(_SINK_TOOLS[tool])}", name)
     for name, words in (("mode", _SINK_MODES), ("format", _SINK_FORMATS)):
         value = values.get(name)
         if value is not None and not is_template(value) and value not in words:
             block.error(f"{name} is {value!r}; use one of {', '.join(words)}", name)
-    if tool == "duckdb" and values.get("mode") == "upsert" and not values.get("key"):
-        block.error("upsert into duckdb needs 'key', the columns that tell rows apart", "mode")
+    if tool in _SINKS_OF_TABLES and values.get("mode") == "upsert" and not values.get("key"):
+        block.error(f"upsert into {tool} needs 'key', the columns that tell rows apart", "mode")
 
 
 def _credential(block: Block) -> str | None:

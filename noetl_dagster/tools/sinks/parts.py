@@ -45,7 +45,7 @@ class PartSinks:
         fields = {field: getattr(sink, field) for field in texts}
         rendered = await render_async(compile_value(fields), scope, self._box.results.get)
         ready = sink.model_copy(update=rendered)
-        for field, key in (("path", sink.tool not in ("file", "duckdb")), ("database", False)):
+        for field, key in (("path", sink.tool not in ("file", "duckdb", "sqlite")), ("database", False)):
             where = f"sink to {sink.tool}, {field}"
             check_path(rendered[field], fields[field], folder, self._box.settings, where, key=key)
         place = place_of(ready, name, dict(own), folder)
@@ -100,6 +100,10 @@ class PartSinks:
             from noetl_dagster.tools.sinks.duckdb import DuckdbParts
 
             return DuckdbParts()
+        if place.is_table:
+            from noetl_dagster.tools.sinks.databases import DatabaseParts
+
+            return DatabaseParts(self._box)
         from noetl_dagster.tools.sinks.objects import ObjectParts
 
         return ObjectParts(self._box)

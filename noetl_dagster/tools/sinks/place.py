@@ -26,6 +26,8 @@ class SinkKind(StrEnum):
     """The kinds of sinks that stage parts."""
 
     DUCKDB = "duckdb"
+    SQLITE = "sqlite"
+    MYSQL = "mysql"
     FILE = "file"
     S3 = "s3"
     GCS = "gcs"
@@ -36,7 +38,8 @@ class PartPlace(BaseModel):
 
     Attributes:
         bucket: of s3 and gcs; empty for the bucket of the credential or the settings.
-        path: of duckdb the database's file; else the folder of the parts, or the one file that each part replaces.
+        path: of duckdb and sqlite the database's file, of mysql empty; else the folder of the parts, or the one
+            file that each part replaces.
         part: name of the part, the same for every try of its iteration's attempt.
         own: columns that name the iteration, which are filled in if the table has them.
     """
@@ -57,8 +60,13 @@ class PartPlace(BaseModel):
     @property
     def target(self) -> PartPlace:
         """The same place for all parts that go to one table or folder."""
-        path = self.path if self.kind is SinkKind.DUCKDB else self.folder
+        path = self.path if self.is_table else self.folder
         return self.model_copy(update={"path": path, "part": "", "own": {}})
+
+    @property
+    def is_table(self) -> bool:
+        """True if parts are rows of a table."""
+        return self.kind in (SinkKind.DUCKDB, SinkKind.SQLITE, SinkKind.MYSQL)
 
     @property
     def staged(self) -> str:
@@ -93,16 +101,20 @@ def place_of(sink: Sink, part: str, own: dict[str, Any], folder: str) -> PartPla
         sink: without templates.
         folder: of the playbook's file, for relative paths.
     """
-    if sink.tool == SinkKind.DUCKDB:
-        if not sink.table or not sink.database:
-            raise ToolError("a sink to duckdb needs 'database', a file, and 'table'", kind="schema")
+    if sink.tool in (SinkKind.DUCKDB, SinkKind.SQLITE, SinkKind.MYSQL):
+        kind, database = SinkKind(sink.tool), sink.database
+        if not sink.table:
+            raise ToolError(f"a sink to {kind} needs 'table'", kind="schema")
+        if kind is not SinkKind.MYSQL and not database:
+            raise ToolError(f"a sink to {kind} needs 'database', a file", kind="schema")
         return PartPlace(
-            kind=SinkKind.DUCKDB,
-            path=str(Path(folder, sink.database).resolve()),
+            kind=kind,
+            path=str(Path(folder, database).resolve()) if database else "",
             part=part,
             table=sink.table,
             mode=write_mode(sink.mode),
             key=sink.key,
+            auth=sink.auth,
             own=own,
         )
     parts = urlsplit(sink.path or "")

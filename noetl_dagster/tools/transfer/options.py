@@ -35,6 +35,8 @@ class EndKind(StrEnum):
     """The kind of a source or target."""
 
     POSTGRES = "postgres"
+    MYSQL = "mysql"
+    SQLITE = "sqlite"
     DUCKDB = "duckdb"
     OBJECT = "object"
     HTTP = "http"
@@ -71,8 +73,8 @@ class TransferEnd(BaseModel):
     """The source or the target of a transfer.
 
     Attributes:
-        query, table, params: of postgres and duckdb; a query is read, a table is read or written.
-        database: file of duckdb, relative to the playbook's folder.
+        query, table, params: of databases; a query is read, a table is read or written.
+        database: file of duckdb and sqlite, relative to the playbook's folder.
         path: of an object: ``s3://bucket/key``, ``gs://bucket/key``, ``file:///path`` or a path; with ``/`` at its
             end, a folder of files.
         format: parquet, jsonl, json or csv; default: the path's ending.
@@ -160,7 +162,7 @@ def read_end(value: Any, end: str, call: ToolCall, settings: Settings) -> Transf
     written, where = call.task.config.get(end), f"transfer in step {call.step}, {end}"
     if found.kind is EndKind.OBJECT:
         check_path(found.path, written_in(written, "uri", "url", "path"), call.folder, settings, f"{where}.path")
-    if found.kind is EndKind.DUCKDB:
+    if found.kind in (EndKind.DUCKDB, EndKind.SQLITE):
         check_path(found.database, written_in(written, "database"), call.folder, settings, f"{where}.database")
     return found
 
@@ -281,8 +283,10 @@ def read_options(call: ToolCall, target: TransferEnd) -> TransferOptions:
     )
     if options.verify is Verify.CHECKSUM and target.kind is EndKind.HTTP:
         raise call.error("verify: checksum reads the target back, which target.kind: http cannot; write verify: rows")
+    if options.verify is Verify.CHECKSUM and target.kind in (EndKind.MYSQL, EndKind.SQLITE):
+        raise call.error(f"verify: checksum cannot compare the types of {target.kind}; write verify: rows")
     if options.on_drift is OnDrift.ADD and target.kind not in (EndKind.POSTGRES, EndKind.DUCKDB):
-        raise call.error("on_drift: add is for tables; write error or ignore")
+        raise call.error("on_drift: add is for tables of postgres and duckdb; write error or ignore")
     if options.resumable is Resumable.TRUE and target.kind is not EndKind.POSTGRES and not target.is_folder:
         raise call.error(
             "resumable: true is for postgres targets, and folders (target.path: s3://lake/rows/); leave it out"

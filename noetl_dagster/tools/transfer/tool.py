@@ -17,6 +17,7 @@ from noetl_dagster.tools.rows.files import Row
 from noetl_dagster.tools.sql.duckdb import kind_of_duckdb
 from noetl_dagster.tools.sql.views import mount_object_storage
 from noetl_dagster.tools.transfer.chunks import Transfer, TransferChunk, TransferOutcome, TransferSource
+from noetl_dagster.tools.transfer.databases import DatabaseSource, database_of, open_database, write_database
 from noetl_dagster.tools.transfer.duckdb import DuckdbSource, write_duckdb
 from noetl_dagster.tools.transfer.files import FileSource, FolderSource, write_file
 from noetl_dagster.tools.transfer.folders import write_folder
@@ -29,8 +30,8 @@ from noetl_dagster.tools.transfer.postgres_target import write_postgres
 class TransferTool(Tool):
     """Copies rows.
 
-    Input: ``source`` and ``target``, each ``{kind, auth, ...}`` with kind postgres, duckdb, object (s3, gcs
-    or a file), http; a source may also be a result (``ref``); fields as in
+    Input: ``source`` and ``target``, each ``{kind, auth, ...}`` with kind postgres, mysql, sqlite, duckdb,
+    object (s3, gcs or a file), http; a source may also be a result (``ref``); fields as in
     :class:`~noetl_dagster.tools.transfer.options.TransferEnd`. ``mode``: append (the default for tables), replace
     (the default for objects) or upsert by ``key``. ``chunk_size`` rows (10,000) are in memory at a time; only an http
     response and a JSON file are held as a whole. ``verify``: rows (the default), checksum or none; ``on_drift``: error
@@ -109,6 +110,9 @@ async def _open_source(
                 yield DuckdbSource(connection, end, size, path)
             finally:
                 await asyncio.to_thread(connection.close)
+        case EndKind.SQLITE | EndKind.MYSQL:
+            async with open_database(end, await database_of(end, call, box), call) as session:
+                yield DatabaseSource(session, end, size)
         case EndKind.OBJECT:
             yield await (FolderSource if end.is_folder else FileSource).of(end, call, box, size)
         case EndKind.HTTP:
@@ -124,6 +128,8 @@ async def _write(transfer: Transfer) -> TransferOutcome:
             return await write_postgres(transfer)
         case EndKind.DUCKDB:
             return await write_duckdb(transfer)
+        case EndKind.SQLITE | EndKind.MYSQL:
+            return await write_database(transfer)
         case EndKind.OBJECT if transfer.target.is_folder:
             return await write_folder(transfer)
         case EndKind.OBJECT:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import obstore
@@ -30,6 +31,9 @@ from noetl_dagster.tools.sql.tables import WriteMode
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.runner import Call
 from tests.playbooks import playbook
+
+if TYPE_CHECKING:
+    from tests.mysql import Server
 
 pytestmark = pytest.mark.long
 
@@ -56,9 +60,17 @@ async def engine(settings: Settings) -> AsyncIterator[Engine]:
 class Place:
     """A sink and what readers of it see."""
 
-    def __init__(self, kind: str, folder: Path, settings: Settings) -> None:
+    def __init__(self, kind: str, folder: Path, settings: Settings, server: Server | None = None) -> None:
         self._kind, self._folder, self._settings = kind, folder, settings
+        self._server, self.database = server, "" if server is None else server.new_database()
+        if server is not None:
+            server.execute(self.database, "CREATE TABLE numbers (n INT)")
+        elif kind == "sqlite":
+            with contextlib.closing(sqlite3.connect(folder / "rows.sqlite")) as connection:
+                connection.execute("CREATE TABLE numbers (n INT)")
         self.sink = {
+            "sqlite": f"{{tool: sqlite, database: {folder}/rows.sqlite, table: numbers}}",
+            "mysql": "{tool: mysql, auth: mysql_of_tests, table: numbers}",
             "duckdb": f"{{tool: duckdb, database: {folder}/rows.duckdb, table: numbers}}",
             "file": f"{{tool: file, path: {folder}/parts, format: jsonl}}",
             "minio": "{tool: minio, path: parts/numbers}",
@@ -70,7 +82,12 @@ class Place:
 
     async def seen(self) -> list[int]:
         """What readers see, in order."""
-        if self._kind == "duckdb":
+        if self._server is not None:
+            found = self._server.execute(self.database, "SELECT n FROM numbers")
+        elif self._kind == "sqlite":
+            with contextlib.closing(sqlite3.connect(self._folder / "rows.sqlite")) as opened:
+                found = opened.execute("SELECT n FROM numbers").fetchall()
+        elif self._kind == "duckdb":
             with duckdb.connect(str(self._folder / "rows.duckdb")) as connection:
                 found = connection.execute("SELECT n FROM numbers").fetchall()
         elif self._kind == "file":
@@ -94,9 +111,13 @@ class Place:
         return int(row[0])
 
 
-@pytest.fixture(params=["duckdb", "file", "minio"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, settings: Settings) -> Place:
-    return Place(request.param, tmp_path, settings)
+@pytest.fixture(params=["duckdb", "sqlite", "mysql", "file", "minio"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Place:
+    server = request.getfixturevalue("mysql") if request.param == "mysql" else None
+    found = Place(request.param, tmp_path, settings, server)
+    if server is not None:
+        monkeypatch.setenv("NOETL_CREDENTIAL_MYSQL_OF_TESTS", server.url(found.database))
+    return found
 
 
 async def test_each_iteration_is_written_once(engine: Engine, place: Place) -> None:
@@ -355,7 +376,7 @@ async def test_parts_may_be_settled_again(
 async def test_sinks_to_local_files_stay_with_the_driver(engine: Engine, place: Place) -> None:
     text = LOOP.replace("SINK", place.sink).replace("tool: {kind", "spec: {dispatch: workers}\n    tool: {kind")
     program = (await engine.lifecycle.create(playbook(text))).program.step("each")
-    assert program.in_pool == (program.sink is not None and program.sink.tool == "minio")
+    assert program.in_pool == (program.sink is not None and program.sink.tool in ("minio", "mysql"))
 
 
 @pytest.mark.parametrize("kind", ["one.jsonl", "replace", "upsert"])

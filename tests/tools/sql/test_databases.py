@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,11 @@ from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.tools.sql.databases.binding import bind, only_reads, split
 from noetl_dagster.tools.sql.databases.mysql import mysql_arguments
-from tests.mysql import Server, mysql_server
+from tests.mysql import Server
 
 Run = Callable[..., Any]
 KINDS = ("sqlite", "mysql")
 PEOPLE = "create table people (id int primary key, name varchar(20) not null, note varchar(20) unique)"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with mysql_server() as started:
-        yield started
 
 
 @pytest.fixture(params=KINDS)
@@ -37,7 +31,7 @@ def sql(request: pytest.FixtureRequest, run: Run) -> Run:
     if request.param == "sqlite":
         fields: dict[str, Any] = {"database": "own.sqlite"}
     else:
-        started: Server = request.getfixturevalue("server")
+        started: Server = request.getfixturevalue("mysql")
         fields = {"auth": {"type": "mysql", "url": started.url(started.new_database())}}
 
     async def run_sql(command: Any = None, **config: Any) -> Any:
@@ -142,22 +136,22 @@ async def test_a_timeout_stops_a_statement_of_sqlite(run: Run) -> None:
     assert caught.value.kind == "timeout"
 
 
-async def test_a_cancelled_call_ends_its_statement_in_mysql(box: Toolbox, server: Server) -> None:
-    database = server.new_database()
+async def test_a_cancelled_call_ends_its_statement_in_mysql(box: Toolbox, mysql: Server) -> None:
+    database = mysql.new_database()
     config = {"command": "select sleep(3000)"}
-    auth = {"type": "mysql", "url": server.url(database)}
+    auth = {"type": "mysql", "url": mysql.url(database)}
     call = ToolCall(7001, "stage", Task(name="task_0", kind="mysql", config=config), config, {}, auth)
-    known = await asyncio.to_thread(_connections, server)
+    known = await asyncio.to_thread(_connections, mysql)
 
     running = asyncio.ensure_future(tool_for("mysql").run(call, box))
-    while server.is_real and await asyncio.to_thread(_connections, server) == known:
+    while mysql.is_real and await asyncio.to_thread(_connections, mysql) == known:
         assert not running.done()
         await asyncio.sleep(0.01)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
-    while server.is_real and await asyncio.to_thread(_connections, server) != known:  # noqa: ASYNC110
+    while mysql.is_real and await asyncio.to_thread(_connections, mysql) != known:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
@@ -229,8 +223,8 @@ async def test_a_locked_file_is_reported_and_worth_another_try(
         ("mysql://root:secret-of-root@127.0.0.1:1/", "db_connection", "2003"),
     ],
 )
-async def test_errors_of_connections_name_no_password(run: Run, server: Server, url: str, kind: str, code: str) -> None:
-    auth = {"type": "mysql", "url": url.format(port=server.port)}
+async def test_errors_of_connections_name_no_password(run: Run, mysql: Server, url: str, kind: str, code: str) -> None:
+    auth = {"type": "mysql", "url": url.format(port=mysql.port)}
 
     with pytest.raises(ToolError) as caught:
         await run("mysql", command="select 1", auth=auth)

@@ -33,6 +33,8 @@ class Database(ABC):
         placeholder: of a parameter.
         mark: the quote of identifiers.
         errors: exceptions of the driver.
+        same: the operator that compares two values, which may be null.
+        insert_new: the beginning of an ``INSERT`` that leaves rows with the same key as they are.
     """
 
     dialect: ClassVar[str]
@@ -52,6 +54,23 @@ class Database(ABC):
     def interrupt(self, connection: Any) -> None:
         """Stops the statement that another thread runs."""
 
+    same: ClassVar[str] = "IS NOT DISTINCT FROM"
+    insert_new: ClassVar[str] = "INSERT INTO"
+
+    def prepare_writing(self, connection: Any) -> None:  # noqa: B027
+        """Makes a connection refuse values that do not fit, and write instants in UTC."""
+
+    def check_table(self, connection: Any, table: str) -> None:  # noqa: B027
+        """Raises ``ToolError`` if changes of a table cannot be undone."""
+
+    def written(self, value: Any, type_code: Any) -> Any:
+        """Returns a value for a column, whose type is that of the driver's description."""
+        return self.value(value)
+
+    @abstractmethod
+    def upsert(self, keys: Sequence[str], columns: Sequence[str]) -> str:
+        """Returns the end of an ``INSERT`` that updates the rows that are there."""
+
     @abstractmethod
     def failure(self, error: BaseException) -> Failure:
         """Returns the meaning of an error of the driver."""
@@ -70,7 +89,11 @@ class Database(ABC):
 
     def quoted(self, name: str) -> str:
         """Returns a name, which may have a schema before a dot, as quoted identifiers."""
-        return ".".join(self.mark + part.replace(self.mark, 2 * self.mark) + self.mark for part in name.split("."))
+        return ".".join(map(self.quoted_part, name.split(".")))
+
+    def quoted_part(self, name: str) -> str:
+        """Returns one name as a quoted identifier; a dot in it is part of the name."""
+        return self.mark + name.replace(self.mark, 2 * self.mark) + self.mark
 
     def execute(self, connection: Any, text: str, values: Sequence[Any] = ()) -> Any:
         """Runs a statement; returns its cursor."""
@@ -124,36 +147,63 @@ class Database(ABC):
 
 @dataclass(slots=True)
 class Session:
-    """An open connection, whose statements run in threads, one at a time."""
+    """An open connection, whose statements run in threads, one at a time. ``where`` begins the texts of errors."""
 
     database: Database
     connection: Any
+    where: str
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Runs work in a thread; a cancellation interrupts its statement, and waits for its end."""
-        job = asyncio.to_thread(work, *arguments)
-        return await interruptible(job, partial(self.database.interrupt, self.connection))
+        """Runs work in a thread; a cancellation interrupts its statement, and waits for its end.
+
+        Raises:
+            ToolError: the driver's error, with its kind.
+        """
+        with self.database.failures(self.where):
+            job = asyncio.to_thread(work, *arguments)
+            return await interruptible(job, partial(self.database.interrupt, self.connection))
+
+    def fetch(self, text: str, *values: Any) -> list[Any]:
+        """Returns the rows of a statement of the platform, whose placeholders are ``?``; in the thread of ``run``."""
+        placed = text.replace("?", self.database.placeholder)
+        cursor = self.database.execute(self.connection, placed, values)
+        return list(cursor.fetchall()) if cursor.description else []
+
+    def change(self, text: str, *values: Any) -> int:
+        """Runs a statement as :meth:`fetch` does; returns the number of rows that it changed."""
+        placed = text.replace("?", self.database.placeholder)
+        return int(self.database.execute(self.connection, placed, values).rowcount)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """Commits the changes of the block; after an exception the end of the connection undoes them."""
+        await self.run(partial(self.database.begin, self.connection, reads=False))
+        yield
+        await self.run(self.connection.commit)
 
 
 @asynccontextmanager
 async def open_session(database: Database, where: str) -> AsyncIterator[Session]:
-    """Opens a connection; raises ``ToolError`` for the driver's errors, also of the block.
+    """Opens a connection.
 
     Args:
         where: the tool and step, for errors.
+
+    Raises:
+        ToolError: the driver's error, with its kind.
     """
-    with database.failures(where):
-        connecting = asyncio.ensure_future(asyncio.to_thread(database.connect))
-        try:
+    connecting = asyncio.ensure_future(asyncio.to_thread(database.connect))
+    try:
+        with database.failures(where):
             connection = await asyncio.shield(connecting)
-        except asyncio.CancelledError:
-            connecting.add_done_callback(partial(_close_late, database))
-            raise
-        try:
-            yield Session(database, connection)
-        finally:
-            with database.ignored():
-                await asyncio.to_thread(database.close, connection)
+    except asyncio.CancelledError:
+        connecting.add_done_callback(partial(_close_late, database))
+        raise
+    try:
+        yield Session(database, connection, where)
+    finally:
+        with database.ignored():
+            await asyncio.to_thread(database.close, connection)
 
 
 def _close_late(database: Database, connecting: asyncio.Future[Any]) -> None:

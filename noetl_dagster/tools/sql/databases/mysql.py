@@ -6,7 +6,7 @@ import contextlib
 import datetime as dt
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -16,13 +16,24 @@ from pymysql.constants import FIELD_TYPE
 from pymysql.converters import conversions
 from pymysql.cursors import SSCursor
 
-from noetl_dagster.errors import CredentialError, ErrorKind
+from noetl_dagster.errors import CredentialError, ErrorKind, ToolError
 from noetl_dagster.tools.access.credentials import Credential
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.sql.databases.base import Database, Failure
 
 CONNECT_SECONDS = 10.0
 PORT = 3306
+
+SLOW_READER = "SET SESSION net_write_timeout = 3600"
+"""The server waits while a target or a stream of chunks has no room; its default is a minute."""
+UTC_AND_STRICT = """
+SET SESSION time_zone = '+00:00', sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_ALL_TABLES')
+"""
+SELECT_ENGINE = """
+SELECT engine FROM information_schema.tables
+WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s AND engine IS NOT NULL
+"""
+TRANSACTIONAL = frozenset({"innodb", "rocksdb", "tokudb", "ndbcluster", "ndb", "xtradb", "spider"})
 
 _KINDS: Mapping[ErrorKind, frozenset[int]] = {
     "auth": frozenset({1044, 1045, 1142, 1143, 1227, 1370, 1698, 3118, 3955}),
@@ -51,6 +62,8 @@ class MysqlDatabase(Database):
     dialect = "mysql"
     placeholder = "%s"
     mark = "`"
+    same = "<=>"
+    insert_new = "INSERT IGNORE INTO"
     errors = (pymysql.err.Error, pymysql.err.Warning)
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
@@ -66,6 +79,7 @@ class MysqlDatabase(Database):
             connect_timeout=CONNECT_SECONDS,
             cursorclass=SSCursor,
             local_infile=False,
+            init_command=SLOW_READER,
         )
 
     def begin(self, connection: Any, *, reads: bool) -> None:
@@ -97,6 +111,38 @@ class MysqlDatabase(Database):
         if value is None or isinstance(value, str | int | float | bytes | dt.date | dt.time | dt.timedelta):
             return value
         return to_jsonable(value, "a parameter")
+
+    def prepare_writing(self, connection: Any) -> None:
+        """Makes the session refuse values that do not fit, and read and write instants in UTC."""
+        connection.query(UTC_AND_STRICT)
+
+    def check_table(self, connection: Any, table: str) -> None:
+        """Raises ``ToolError`` for a table of an engine without transactions."""
+        schema, _, name = table.rpartition(".")
+        cursor = self.execute(connection, SELECT_ENGINE, (schema or None, name))
+        for (engine,) in cursor.fetchall():
+            if engine.lower() not in TRANSACTIONAL:
+                raise ToolError(
+                    f"table {table} has the engine {engine}, which has no transactions: rows of a failed or repeated "
+                    f"write would stay; ALTER TABLE {self.quoted(table)} ENGINE = InnoDB",
+                    kind="schema",
+                )
+
+    def written(self, value: Any, type_code: Any) -> Any:
+        """Returns instants in UTC, without their offset, for the types that have none."""
+        if type_code in (FIELD_TYPE.TIMESTAMP, FIELD_TYPE.DATETIME):
+            if isinstance(value, str):
+                with contextlib.suppress(ValueError):
+                    value = dt.datetime.fromisoformat(value)
+            if isinstance(value, dt.datetime) and value.tzinfo is not None:
+                value = value.astimezone(dt.UTC).replace(tzinfo=None)
+        return self.value(value)
+
+    def upsert(self, keys: Sequence[str], columns: Sequence[str]) -> str:
+        """Returns ``ON DUPLICATE KEY``, which applies to every unique key of the table."""
+        changed = [name for name in columns if name not in keys] or list(keys)[:1]
+        updates = ", ".join(f"{name} = VALUES({name})" for name in map(self.quoted_part, changed))
+        return f" ON DUPLICATE KEY UPDATE {updates}"
 
     def failure(self, error: BaseException) -> Failure:
         """Returns the meaning of an error by its number."""

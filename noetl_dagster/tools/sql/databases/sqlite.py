@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import orjson
 from noetl_dagster.errors import ErrorKind
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.sql.databases.base import Database, Failure
+from noetl_dagster.tools.sql.tables import conflict_clause
 
 IN_MEMORY = ":memory:"
 BUSY_SECONDS = 10.0
@@ -39,6 +41,8 @@ class SqliteDatabase(Database):
 
     dialect = "sqlite"
     placeholder = "?"
+    same = "IS"
+    insert_new = "INSERT OR IGNORE INTO"
     errors = (sqlite3.Error, sqlite3.Warning, OverflowError)
 
     def __init__(self, path: str) -> None:
@@ -62,6 +66,12 @@ class SqliteDatabase(Database):
         """Runs a statement; returns its cursor."""
         return connection.execute(text, tuple(map(self.value, values)))
 
+    def close(self, connection: Any) -> None:
+        """Undoes an open transaction, which a statement that is still referenced would keep open, and closes."""
+        if connection.in_transaction:
+            connection.rollback()
+        connection.close()
+
     def interrupt(self, connection: Any) -> None:
         """Interrupts the statement that another thread runs."""
         connection.interrupt()
@@ -72,6 +82,10 @@ class SqliteDatabase(Database):
             return value
         plain = to_jsonable(value, "a parameter")
         return orjson.dumps(plain).decode() if isinstance(plain, list | dict) else plain
+
+    def upsert(self, keys: Sequence[str], columns: Sequence[str]) -> str:
+        """Returns ``ON CONFLICT`` of unique columns."""
+        return conflict_clause(keys, columns)
 
     def failure(self, error: BaseException) -> Failure:
         """Returns the meaning of an error by its name."""

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from noetl_dagster.errors import CredentialError
-from noetl_dagster.tools.access.credentials import CredentialType
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_of, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.paths import check_path, written_in
 from noetl_dagster.tools.rows.jsonable import NotJsonableError
 from noetl_dagster.tools.sql.databases.base import Database, Session, open_session
 from noetl_dagster.tools.sql.databases.binding import bind, needs_own_transaction, only_reads
+from noetl_dagster.tools.sql.databases.places import find_database
+from noetl_dagster.tools.sql.databases.sqlite import IN_MEMORY
 from noetl_dagster.tools.sql.fetching import TABLE_ROWS, FetchedRows, result_of_cursor, store_table
 from noetl_dagster.tools.sql.running import bound, promoted, texts_of, wants_table
 from noetl_dagster.tools.sql.statements import BoundStatement
@@ -36,10 +37,7 @@ class DatabaseTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Runs the call's statements."""
-        written = written_in(call.task.config, "database")
-        database = await find_database(
-            call.task.kind, call, box, auth=_auth(call), path=call.config.get("database"), written=written
-        )
+        database = await _database(call, box)
         texts, params = await texts_of(call, box)
         statements = bound(call, params, lambda: bind(texts, params, database.dialect, database.placeholder))
         where = f"{call.task.kind} in step {call.step}"
@@ -76,37 +74,16 @@ class DatabaseTool(Tool):
         return await store_table(call, box, statements, rows)
 
 
-def _auth(call: ToolCall) -> Any:
-    return call.auth if call.auth is not None else call.config.get("credential")
-
-
-async def find_database(
-    kind: str, call: ToolCall, box: Toolbox, *, auth: Any, path: Any, written: Any, what: str = "database"
-) -> Database:
-    """Returns the database of a kind.
-
-    Args:
-        path: of sqlite: its file, relative to the playbook's folder; empty: in memory.
-        written: the same in the playbook, with its templates.
-        what: the field, for errors.
-
-    Raises:
-        ToolError: the credential is missing, or a template leads the path out of its folder.
-    """
-    if kind == "sqlite":
-        from noetl_dagster.tools.sql.databases.sqlite import IN_MEMORY, SqliteDatabase
-
-        path = str(path or IN_MEMORY)
-        where = f"{call.task.kind} in step {call.step}, {what}"
-        check_path(path, IN_MEMORY if written is None else written, call.folder, box.settings, where)
-        return SqliteDatabase(path if path == IN_MEMORY else str(Path(call.folder, path)))
-    from noetl_dagster.tools.sql.databases.mysql import MysqlDatabase, mysql_arguments
-
+async def _database(call: ToolCall, box: Toolbox) -> Database:
+    path = call.config.get("database")
+    path = None if path in (None, "", IN_MEMORY) else str(path)
+    if path is not None:
+        written = written_in(call.task.config, "database")
+        check_path(path, written, call.folder, box.settings, f"{call.task.kind} in step {call.step}, database")
+        path = str(Path(call.folder, path))
+    auth = call.auth if call.auth is not None else call.config.get("credential")
     try:
-        credential = await box.credentials.resolve(auth, CredentialType.MYSQL)
-        if credential is None:
-            raise CredentialError("no credential is named; write auth: <name of a mysql credential>")
-        return MysqlDatabase(mysql_arguments(credential))
+        return await find_database(call.task.kind, box, auth=auth, path=path)
     except CredentialError as error:
         raise call.error(str(error), "credential", retryable=error.retryable) from None
 

@@ -1,0 +1,32 @@
+"""Finds the database that a call, an end of a transfer or a sink names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from noetl_dagster.errors import CredentialError
+from noetl_dagster.tools.access.credentials import CredentialType
+from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.sql.databases.base import Database
+
+
+async def find_database(kind: str, box: Toolbox, *, auth: Any = None, path: str | None = None) -> Database:
+    """Returns the database of a kind.
+
+    Args:
+        auth: of mysql: its credential.
+        path: of sqlite: its file, already checked; None: in memory.
+
+    Raises:
+        CredentialError: the credential is missing, or of another type.
+    """
+    if kind == "sqlite":
+        from noetl_dagster.tools.sql.databases.sqlite import IN_MEMORY, SqliteDatabase
+
+        return SqliteDatabase(path or IN_MEMORY)
+    from noetl_dagster.tools.sql.databases.mysql import MysqlDatabase, mysql_arguments
+
+    credential = await box.credentials.resolve(auth, CredentialType.MYSQL)
+    if credential is None:
+        raise CredentialError("no credential is named; write auth: <name of a mysql credential>")
+    return MysqlDatabase(mysql_arguments(credential))
