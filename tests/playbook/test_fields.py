@@ -317,7 +317,7 @@ LITERAL_MISTAKES = {
     "{kind: http, url: x, format: json lines}": "format is the text 'json lines'; use one of: jsonl, ndjson, csv, json",
     "{kind: nats, operation: subscribe, max_messages: 4}": "subscribe needs 'stream' or 'subject'",
     "{kind: transfer, source: {kind: nats}, target: {table: b}}": (
-        "source: kind is the text 'nats'; use one of: postgres, duckdb, object, http, result, s3"
+        "source: kind is the text 'nats'; use one of: postgres, mysql, sqlite, duckdb, object, http, result"
     ),
     "{kind: transfer, source: {table: a, query: SELECT 1}, target: {table: b}}": (
         "source: 'table' and 'query' both say what to read; keep one"

@@ -187,6 +187,40 @@ BROKEN_STEPS = {
         f"- step: start\n  {OK_TOOL}\n  loop: {{cursor: {{kind: postgres}}, iterator: x}}\n",
         "a cursor needs 'claim'",
     ),
+    "cursor of another kind": (
+        f"- step: start\n  {OK_TOOL}\n  loop: {{cursor: {{kind: duckdb, claim: SELECT 1}}, iterator: x}}\n",
+        "cursor kind 'duckdb' is not supported; use postgres, mysql, sqlite",
+    ),
+    "sqlite cursor without a file": (
+        f"- step: start\n  {OK_TOOL}\n  loop: {{cursor: {{kind: sqlite, claim: SELECT 1}}, iterator: x}}\n",
+        "a cursor of kind sqlite needs 'database', its file",
+    ),
+    "mysql cursor with a file": (
+        f"- step: start\n  {OK_TOOL}\n  loop: {{cursor: {{kind: mysql, db_path: a, claim: SELECT 1}}, iterator: x}}\n",
+        "a cursor of kind mysql has no 'db_path'; its credential names the database",
+    ),
+    "mysql cursor that releases": (
+        f"- step: start\n  {OK_TOOL}\n"
+        "  loop: {cursor: {kind: mysql, claim: SELECT 1, release: SELECT 2}, iterator: x}\n",
+        "let the claim take rows whose own lease has expired",
+    ),
+    "sqlite sink without a file": (
+        "- step: start\n  tool: {kind: noop}\n  sink: {tool: sqlite, table: t}\n",
+        "a sink of tool sqlite needs 'database', the file that the table is in",
+    ),
+    "mysql sink without a key": (
+        "- step: start\n  tool: {kind: noop}\n  sink: {tool: mysql, auth: a, table: t, mode: upsert}\n",
+        "upsert into mysql needs 'key'",
+    ),
+    "mysql transfer without a key": (
+        "- step: start\n  tool: {kind: transfer, source: {ref: a}, target: {kind: mysql, auth: a, table: t}, mode: upsert}\n",
+        "upsert into mysql needs 'key': its unique columns",
+    ),
+    "sqlite transfer with checksums": (
+        "- step: start\n  tool: {kind: transfer, source: {ref: a}, target: {kind: sqlite, database: a, table: t}, "
+        "verify: checksum}\n",
+        "verify: checksum cannot compare the types of sqlite; write verify: rows",
+    ),
     "max_in_flight zero": (
         f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iterator: x, spec: {{max_in_flight: 0}}}}\n",
         "max_in_flight: input should be greater than or equal to 1",

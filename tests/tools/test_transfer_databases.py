@@ -91,7 +91,10 @@ async def test_modes(run: Any, place: Place) -> None:
 
 async def test_a_failed_transfer_changes_nothing(run: Any, place: Place) -> None:
     await run("transfer", source=numbers(3), target=place.end)
-    broken = {"kind": "postgres", "query": "select 2000 / (1900 - n) + 10 * n as id, '' as name from generate_series(1, 1901) n"}
+    broken = {
+        "kind": "postgres",
+        "query": "select 2000 / (1900 - n) + 10 * n as id, '' as name from generate_series(1, 1901) n",
+    }
 
     with pytest.raises(ToolError, match="division by zero"):
         await run("transfer", source=broken, target=place.end, mode="replace", chunk_size=100)

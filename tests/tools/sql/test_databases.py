@@ -162,6 +162,23 @@ def _connections(server: Server) -> set[Any]:
     return {row[0] for row in found}
 
 
+async def test_claims_of_mysql_take_each_row_once(run: Run, mysql: Server) -> None:
+    if not mysql.is_real:
+        pytest.skip("of MariaDB: UPDATE ... LIMIT and variables")
+    auth = {"type": "mysql", "url": mysql.url(mysql.new_database())}
+    await run("mysql", auth=auth, command=[PEOPLE, "insert into people values (1, 'a', null), (2, 'b', null)"])
+    claim = """
+        set @claim = uuid();
+        update people set name = substr(@claim, 1, 18) where length(name) = 1 order by id limit :most;
+        select id from people where name = substr(@claim, 1, 18)
+    """
+
+    claims = [run("mysql", auth=auth, command=claim, params={"most": 1}) for _ in range(3)]
+    found = [(await one).data["rows"] for one in [asyncio.ensure_future(claim) for claim in claims]]
+
+    assert sorted(row["id"] for rows in found for row in rows) == [1, 2]
+
+
 async def test_sqlite_in_memory_is_of_one_call(run: Run) -> None:
     await run("sqlite", command="create table t (a int)")
 
