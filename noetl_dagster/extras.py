@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 EXTRAS: Mapping[str, str] = {
+    "ducklake": "duckdb_extension_ducklake",
     "k8s": "kubernetes",
     "mysql": "pymysql",
 }

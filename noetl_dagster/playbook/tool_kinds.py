@@ -217,6 +217,21 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         takes_references=True,
         keeps_to_driver=True,
     ),
+    "ducklake": ToolKind(
+        _fields(
+            "script as data_path catalog_name metadata_schema",
+            CHUNK_SIZE,
+            SQL_FIELD,
+            ("catalog", "catalog_connection"),
+            PARAMS,
+        ),
+        needs=("command", "script"),
+        words={"as": AS_WORDS},
+        without_effect=("create_catalog", "use_catalog"),
+        takes_references=True,
+        keeps_to_driver=True,
+        extra="ducklake",
+    ),
     "http": ToolKind(
         _fields(
             "method headers as format",

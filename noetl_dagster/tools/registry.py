@@ -17,6 +17,7 @@ _TOOLS = {
     "artifact": ("artifact", "ArtifactTool"),
     "container": ("commands.container", "ContainerTool"),
     "duckdb": ("sql.duckdb", "DuckdbTool"),
+    "ducklake": ("sql.duckdb", "DuckdbTool"),
     "http": ("http.tool", "HttpTool"),
     "mysql": ("sql.databases.tool", "DatabaseTool"),
     "nats": ("nats", "NatsTool"),

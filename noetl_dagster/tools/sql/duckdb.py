@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.paths import check_path
 from noetl_dagster.tools.rows.jsonable import NotJsonableError
+from noetl_dagster.tools.sql.ducklake import lake_of
 from noetl_dagster.tools.sql.fetching import FetchedRows, interruptible, result_of_cursor
 from noetl_dagster.tools.sql.running import prepare_statements, promoted, wants_table
 from noetl_dagster.tools.sql.statements import BoundStatement
@@ -64,6 +66,7 @@ class DuckdbTool(Tool):
         self, call: ToolCall, box: Toolbox, statements: Sequence[BoundStatement], folder: Path
     ) -> ToolResult:
         views = await _views(call, box, folder)
+        attach = (await lake_of(call, box)).attach if call.task.kind == "ducklake" else None
         database = str(call.config.get("database") or IN_MEMORY)
         written = call.task.config.get("database", IN_MEMORY)
         check_path(database, written, call.folder, box.settings, f"duckdb in step {call.step}, database")
@@ -76,7 +79,8 @@ class DuckdbTool(Tool):
                 connection = await asyncio.to_thread(duckdb.connect, path)
                 try:
                     _limit_memory(connection, box.settings, folder)
-                    job = asyncio.to_thread(_run, connection, box.settings, statements, views, rows, wants_table(call))
+                    work = partial(_run, connection, box.settings, attach, statements, views)
+                    job = asyncio.to_thread(work, rows, wants_table(call))
                     found = await interruptible(job, connection.interrupt)
                 finally:
                     await asyncio.to_thread(connection.close)
@@ -139,6 +143,7 @@ async def _views(call: ToolCall, box: Toolbox, folder: Path) -> dict[str, RowsSo
 def _run(
     connection: duckdb.DuckDBPyConnection,
     settings: Settings,
+    attach: Callable[[duckdb.DuckDBPyConnection], None] | None,
     statements: Sequence[BoundStatement],
     views: Mapping[str, Any],
     rows: FetchedRows,
@@ -150,6 +155,8 @@ def _run(
             create_view(connection, settings, name, source)
         except NoetlError as error:
             raise ToolError(f"duckdb: input {name!r}: {error}", kind=error.kind) from None
+    if attach is not None:
+        attach(connection)
     results = []
     for index, statement in enumerate(statements):
         values = list(statement.values) or None
