@@ -12,6 +12,7 @@ import pytest
 
 import noetl_dagster
 from noetl_dagster.cli.commands.settings import settings_page
+from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.loader import parse_report
 
 PROJECT = Path(__file__).parents[2]
@@ -55,4 +56,5 @@ def test_the_playbooks_of_a_page_load(page: str) -> None:
     for block in blocks:
         playbook, problems = parse_report(textwrap.dedent(block), file=page)
         assert playbook is not None, problems
-        assert not problems
+        # kinds may need extras that the tests do not install
+        assert not [problem for problem in problems if problem.kind is not ProblemKind.MISSING_EXTRA]
