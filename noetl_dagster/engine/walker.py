@@ -32,7 +32,7 @@ from noetl_dagster.playbook.catalog import Catalog, names_version
 from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.templates.scope import Scope
-from noetl_dagster.playbook.templates.views import plain
+from noetl_dagster.playbook.templates.views import loop_stats, plain
 from noetl_dagster.process.tracing.trace import origin_of_child
 from noetl_dagster.tools.base import ToolCall, ToolResult
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES
@@ -235,5 +235,5 @@ def _result(state: ExecutionState, call: ToolCall, details: dict[str, Any]) -> T
     if "results" in envelope and "data" not in envelope:
         results = [item.get("data", item) for item in envelope["results"]]
         counts = {key: envelope.get(key) for key in ("total", "done", "failed")}
-        data = {**counts, "results": results, "data": results}
+        data = {**counts, "stats": loop_stats(envelope), "results": results, "data": results}
     return ToolResult(data=data, details=details)

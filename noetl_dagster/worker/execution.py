@@ -32,17 +32,42 @@ PROGRAMS_KEPT = 256
 
 @dataclass(eq=False, repr=False)
 class StepResults(Mapping[str, Any]):
-    """Views of the results of ended steps, the latest visit of each, and of other assets (``reads``)."""
+    """Views of the results of ended steps, the latest visit of each, and of other assets (``reads``).
+
+    ``step`` is the one whose templates use them.
+    """
 
     _playbook: Playbook
     _state: ExecutionState
     _cache: ReferenceCache
     _reads: Mapping[str, Any]
+    _step: str
 
     @property
     def later(self) -> frozenset[str]:
         """Steps without a result."""
         return frozenset(step.name for step in self._playbook.steps) - self._state.latest.keys()
+
+    @property
+    def previous(self) -> ResultView | None:
+        """Result of the step whose arc led to this one; of several, the one that ended last."""
+        ends = [end for end in self._state.latest.values() if self._step in end.fired]
+        latest = max(ends, key=lambda end: end.event_id, default=None)
+        return None if latest is None else ResultView(latest.envelope, self._cache)
+
+    def of_task(self, name: str) -> ResultView | None:
+        """Returns the result of a task of an ended step; of several, that of the step that ended last."""
+        steps = [step for step in self._playbook.steps if step.name in self._state.latest]
+        named = [step.name for step in steps if any(task.named and task.name == name for task in step.tasks)]
+        ends = sorted((self._state.latest[step] for step in named), key=lambda end: end.event_id, reverse=True)
+        for envelope in (end.envelope for end in ends):
+            results = envelope.get("results")
+            if isinstance(results, Mapping):
+                if name in results:
+                    return ResultView(results[name], self._cache)
+            elif results is None:  # its only task; the results of a loop are those of its items
+                return ResultView(envelope, self._cache)
+        return None
 
     def __getitem__(self, step: str) -> Any:
         if step in self._reads:
@@ -210,7 +235,7 @@ class Execution:
             execution_id=self.id,
             workload=state.workload,
             ctx=ChainMap({}, state.ctx),  # type: ignore[arg-type]
-            steps=StepResults(self.playbook, state, cache, reads),
+            steps=StepResults(self.playbook, state, cache, reads, step),
             own=own,
         )
         kept = state.watermarks.get((step, visit))

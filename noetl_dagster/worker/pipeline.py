@@ -112,10 +112,10 @@ class Pipeline:
 
     async def _run_under_policy(self, task: TaskProgram) -> tuple[Envelope, PolicyAction]:
         attempt = self.command.attempt if len(self.visit.program.tasks) == 1 else 1
-        names, tries = self._names, 1
+        names, tries, before = self._names, 1, self._names["_prev"]
         while True:
             names["_task"], names["_attempt"] = task.name, attempt
-            call = self._call(task, attempt)
+            call = self._call(task, attempt, before)
             envelope, retry_after = await (call if self.span is None else self.span.called(task.task, attempt, call))
             failed = envelope["status"] != OK
             view = ResultView(envelope, self.cache)
@@ -124,12 +124,15 @@ class Pipeline:
             if failed:
                 names["error"] = seen_error(envelope["error"])
             self._count(task, envelope)
+            program, scope = self.visit.program, self.scope
+            if program.policy_names_step:
+                scope = scope.with_fallbacks({program.step.name: view})
             if not failed:
                 self._remember(task, view)
-                await self._apply(task.set)
-            rule = await task.rule_after(self.scope, self.box.results.get, failed=failed)
+                await self._apply(task.set, scope)
+            rule = await task.rule_after(scope, self.box.results.get, failed=failed)
             action = rule.action
-            await self._apply(rule.set)
+            await self._apply(rule.set, scope)
             if action.do is not Directive.RETRY:
                 if failed and action.do is Directive.CONTINUE:
                     self._remember(task, view)
@@ -140,12 +143,12 @@ class Pipeline:
             tries += 1
             attempt += 1
 
-    async def _call(self, task: TaskProgram, attempt: int) -> tuple[Envelope, float | None]:
-        """Renders and runs a task once; a failure becomes an envelope."""
+    async def _call(self, task: TaskProgram, attempt: int, before: Any) -> tuple[Envelope, float | None]:
+        """Renders and runs a task once; a failure becomes an envelope. ``before``: the result of the task before."""
         started = time.perf_counter()
         retry_after = None
         try:
-            envelope = await self._call_tool(task, attempt)
+            envelope = await self._call_tool(task, attempt, before)
         except TASK_ERRORS as error:
             envelope = error_envelope(error, task.task.kind)
             retry_after = getattr(error, "retry_after", None)
@@ -156,11 +159,15 @@ class Pipeline:
         envelope["meta"] = {"attempt": attempt, "duration_ms": milliseconds}
         return envelope, retry_after
 
-    async def _call_tool(self, task: TaskProgram, attempt: int) -> Envelope:
+    async def _call_tool(self, task: TaskProgram, attempt: int, before: Any) -> Envelope:
         spec, command, tool = task.task.spec, self.command, tool_for(task.task.kind)
-        given = {**self.scope.input, **await self._input(task)}
+        scope = self.scope
+        earlier = (scope.previous if before is None else before) if task.names_result else None
+        if earlier is not None:  # the same in all attempts
+            scope = scope.with_fallbacks({"result": earlier})
+        given = {**scope.input, **await self._input(task, scope)}
         check_input(task.task, given)
-        scope = self.scope.with_input(given) if given else self.scope
+        scope = scope.with_input(given) if given else scope
         config = {**await render_async(task.config, scope, self.box.results.get), **task.raw}
         if command.overrides:
             config, given = _overridden(config, given, command.overrides)
@@ -204,20 +211,21 @@ class Pipeline:
             envelope = await self.writer.store(envelope, command, task.task)
         if task.output is not None:
             self._names["output"] = self._names["response"] = ResultView(envelope, self.cache)
+            scope = scope.with_fallbacks({})
             envelope = {"status": OK, "data": await render_async(task.output, scope, self.box.results.get)}
         if task.task.asserts.returns:
             await check_result(task.task, (plain, envelope), self.cache, self.box.results.get)
         return envelope
 
-    async def _input(self, task: TaskProgram) -> dict[str, Any]:
+    async def _input(self, task: TaskProgram, scope: Scope) -> dict[str, Any]:
         """Renders the task's input; tools that read stored results get references to whole results."""
         if not task.references:
-            return await render_input(task.input, self.scope, self.box.results.get)
+            return await render_input(task.input, scope, self.box.results.get)
         given = {}
         for key, compiled in task.references.items():
-            value = await with_references(partial(compiled.evaluate, self.scope), self.box.results.get)
+            value = await with_references(partial(compiled.evaluate, scope), self.box.results.get)
             stored = value.stored if isinstance(value, (ResultView, DataView)) else None
-            given[key] = stored or await render_async(compiled, self.scope, self.box.results.get)
+            given[key] = stored or await render_async(compiled, scope, self.box.results.get)
         return given
 
     async def _finish(self, envelope: Envelope) -> Envelope:
@@ -255,10 +263,9 @@ class Pipeline:
             return max(position - 1, 0)
         return self.visit.program.positions[action.to]
 
-    async def _apply(self, block: CompiledSet) -> None:
+    async def _apply(self, block: CompiledSet, scope: Scope) -> None:
         if not block:
             return
-        scope = self.scope
         for patch in await with_references(lambda: block.patches(scope, scope.stored), self.box.results.get):
             place = ".".join((patch.scope, *patch.path))
             self._exposed += exposed_in(patch.value, self.command, place).get("secrets", ())

@@ -63,7 +63,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class TaskProgram:
-    """A task with its templates and rules compiled."""
+    """A task with its templates and rules compiled. ``names_result``: one that the tool gets uses ``result``."""
 
     task: Task
     raw: dict[str, Any]
@@ -75,11 +75,18 @@ class TaskProgram:
     set: CompiledSet
     rules: tuple[Rule, ...]
     continuations: tuple[Continuation, ...]
+    names_result: bool
 
     @property
     def name(self) -> str:
         """Name of the task."""
         return self.task.name
+
+    @property
+    def policy_names(self) -> frozenset[str]:
+        """Names that its rules and its ``set`` use."""
+        rules = (rule.set.names | (rule.when.names if rule.when is not None else set()) for rule in self.rules)
+        return self.set.names.union(*rules)
 
     async def rule_after(self, scope: Mapping[str, Any], fetch: Fetch, *, failed: bool) -> Rule:
         """Returns the first rule whose ``when`` is true, or else the ``else`` rule.
@@ -101,7 +108,12 @@ class TaskProgram:
 
 @dataclass(frozen=True, slots=True)
 class StepProgram:
-    """A step with its tasks, input, loop and routing compiled. ``reached`` is ``state.key`` if it is a template."""
+    """A step with its tasks, input, loop and routing compiled.
+
+    Attributes:
+        reached: ``state.key`` if it is a template.
+        policy_names_step: a rule or ``set`` of a task uses the name of the step, for its output so far.
+    """
 
     step: Step
     tasks: tuple[TaskProgram, ...]
@@ -114,6 +126,7 @@ class StepProgram:
     arcs: tuple[tuple[Compiled, CompiledSet], ...]
     checks: tuple[tuple[CheckSpec, Compiled | None], ...] = ()
     reached: Compiled | None = None
+    policy_names_step: bool = False
 
     @property
     def moves_with_command(self) -> bool:
@@ -221,6 +234,7 @@ def compile_step(playbook: Playbook, step: Step) -> StepProgram:
         arcs=tuple((condition(arc.when), compile_set(arc.set, in_loop=False)) for arc in step.routing.arcs),
         checks=tuple((check, condition(check.asks) if check.kind is CheckKind.WHEN else None) for check in step.checks),
         reached=None if step.state is None or not is_template(step.state.key) else compile_value(step.state.key),
+        policy_names_step=any(step.name in task.policy_names for task in tasks),
     )
 
 
@@ -228,17 +242,19 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
     if task.kind == "workbook":
         task = _workbook_task(playbook, task)
     kind = TOOL_KINDS.get(task.kind)
+    config = compile_value({key: value for key, value in task.config.items() if key not in LITERAL_FIELDS})
+    input, auth = compile_value(task.input), compile_value(task.auth)
     return TaskProgram(
         task=task,
         raw={key: value for key, value in task.config.items() if key in LITERAL_FIELDS},
-        config=compile_value({key: value for key, value in task.config.items() if key not in LITERAL_FIELDS}),
-        input=compile_value(task.input),
+        config=config,
+        input=input,
         references={
             key: compile_value(value)
             for key, value in (task.input.items() if isinstance(task.input, dict) else ())
             if kind is not None and kind.takes_references
         },
-        auth=compile_value(task.auth),
+        auth=auth,
         output=None if task.output is None else compile_value(task.output),
         set=compile_set(task.set, in_loop=in_loop),
         rules=tuple(
@@ -260,6 +276,7 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
             )
             for rule in task.retry
         ),
+        names_result="result" in config.names | input.names | auth.names,
     )
 
 

@@ -540,6 +540,18 @@ def test_names_that_nothing_defines_are_warnings() -> None:
     ]
 
 
+def test_names_of_results_are_known() -> None:
+    steps = """
+        - step: start
+          tool: [{name: fetch, kind: noop}, {kind: noop, result: "{{ fetch_result }} {{ result }} {{ fetched_result }}"}]
+          next: [end]
+        - step: end
+          tool: {kind: noop, result: "{{ start_result }} {{ fetch_result }}"}
+        """
+    [warning] = warnings_of(steps)
+    assert "nothing in the playbook defines 'fetched_result'; did you mean 'fetch_result'?" in warning
+
+
 def test_a_condition_without_template_is_pointed_out() -> None:
     steps = "- step: start\n  tool: {kind: noop}\n  next: [{step: start, when: \"output.status == 'ok'\"}]\n"
     assert "is always true" in warnings_of(steps)[0]

@@ -121,7 +121,8 @@ class Attempts:
         command, envelope = self.command, outcome.envelope
         cache, fetch = ReferenceCache(), self.runtime.results.get
         scope = await self.visit.command_scope(command, cache, fetch, self.values)
-        scope = scope.with_locals(_names(envelope, ResultView(envelope, cache), command.attempt))
+        view = ResultView(envelope, cache)
+        scope = scope.with_locals(_names(envelope, view, command.attempt)).with_fallbacks({command.step: view})
         made = self.failures if outcome.failed else self.successes
         for continuation in _applicable(self.visit.program, outcome):
             rule = continuation.rule

@@ -16,6 +16,7 @@ from noetl_dagster.playbook.code import (
 from noetl_dagster.playbook.document import Document, texts_in
 from noetl_dagster.playbook.models import ARC_WORDS, Input, Playbook
 from noetl_dagster.playbook.templates.rendering import Compiled, compile_value, condition
+from noetl_dagster.playbook.templates.scope import RESULT_SUFFIX
 from noetl_dagster.playbook.tool_kinds import DESCRIPTION, LITERAL_FIELDS, TOOL_KINDS, WHEN
 from noetl_dagster.playbook.wording import Hints, hints_against, is_template, suggestion
 
@@ -140,7 +141,9 @@ def known_names(playbook: Playbook) -> frozenset[str]:
     for task in tasks:
         names |= {task.name, *_names_of(task.input)}
         targets += [*task.set, *(target for rule in task.spec.policy for target in rule.then.set)]
-    return frozenset(names.union(*(target.split(".")[:2] for target in targets)))
+    named = [*(step.name for step in playbook.steps), *(task.name for task in tasks)]
+    results = {f"{name}{RESULT_SUFFIX}" for name in named}
+    return frozenset(names.union(results, *(target.split(".")[:2] for target in targets)))
 
 
 def _names_of(input: Input) -> Iterable[str]:

@@ -93,7 +93,9 @@ def compile_set(block: Mapping[str, Any], *, in_loop: bool) -> CompiledSet:
 
 _NOTHING = object()
 _NO_VALUES: Mapping[str, Any] = {}
-_OLDER_OUTPUT_NAMES = frozenset({"outcome", "response"})
+_OLDER_OUTPUT_NAMES = frozenset({"outcome", "response", "result"})
+RESULT_SUFFIX = "_result"
+"""``fetch_result`` is the result of the task or step ``fetch``, if nothing else has that name."""
 
 
 @dataclass(slots=True)
@@ -159,11 +161,12 @@ class Scope(Mapping[str, Any]):
     Args:
         workload: read-only to templates and to Python code.
         ctx: the execution's context; live, so that what ``set`` writes is seen at once.
-        steps: step name to result; may be lazy, a missing one raises ``KeyError``.
+        steps: step name to result; may be lazy, a missing one raises ``KeyError``. It may also have ``previous``, the
+            result of the step before, and ``of_task``, which finds the result of a task in an earlier step.
         own: names of the language that a playbook may use for its own: ``partition``, ``asset``.
     """
 
-    __slots__ = ("_keychain", "_locals", "_own", "_steps", "ctx", "execution_id", "input", "iteration",
+    __slots__ = ("_fallbacks", "_keychain", "_locals", "_own", "_steps", "ctx", "execution_id", "input", "iteration",
                  "state", "step_values", "workload")  # fmt: skip
 
     def __init__(
@@ -183,6 +186,7 @@ class Scope(Mapping[str, Any]):
         self._steps = steps
         self._keychain: Mapping[str, Any] | None = None
         self._own = own
+        self._fallbacks: Mapping[str, Any] = _NO_VALUES
         self.state: Mapping[str, Any] | None = None
         self.input: Mapping[str, Any] = _NO_VALUES
         self._locals: tuple[Mapping[str, Any], ...] = ()
@@ -209,6 +213,10 @@ class Scope(Mapping[str, Any]):
         """Adds names above all others: task results, ``output``, ``error``, ``event``, ``loop`` and so on."""
         return self._derive(_locals=(values, *self._locals))
 
+    def with_fallbacks(self, values: Mapping[str, Any]) -> Self:
+        """Adds names that come after all but the results of steps."""
+        return self._derive(_fallbacks=values)
+
     def with_keychain(self, keychain: Mapping[str, Any]) -> Self:
         """Makes ``keychain`` visible, for the fields of a tool."""
         return self._derive(_keychain=keychain)
@@ -233,6 +241,7 @@ class Scope(Mapping[str, Any]):
         derived.input = self.input
         derived._locals = self._locals
         derived._own = self._own
+        derived._fallbacks = self._fallbacks
         derived.state = self.state
         for name, value in changes.items():
             setattr(derived, name, value)
@@ -255,6 +264,11 @@ class Scope(Mapping[str, Any]):
         later: Collection[str] = getattr(self._steps, "later", ())
         return later
 
+    @property
+    def previous(self) -> Any:
+        """The result of the step before, None if there is none."""
+        return getattr(self._steps, "previous", None)
+
     def __getitem__(self, name: str) -> Any:
         for layer in self._locals:
             if name in layer:
@@ -272,6 +286,8 @@ class Scope(Mapping[str, Any]):
             return self.ctx[name]
         if name in self.workload:
             return self.workload[name]
+        if name in self._fallbacks:
+            return self._fallbacks[name]
         try:
             return self._steps[name]
         except KeyError:
@@ -319,7 +335,25 @@ class Scope(Mapping[str, Any]):
             for layer in self._locals:
                 if "output" in layer:
                     return layer["output"]
-        raise KeyError(name)
+        found = None
+        if name == "result":
+            found = self.previous
+        elif name.endswith(RESULT_SUFFIX):
+            found = self._result_of(name.removesuffix(RESULT_SUFFIX))
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def _result_of(self, name: str) -> Any:
+        """Finds the result of a task of this step, of a step, or of a task of an earlier step; else None."""
+        for layer in self._locals:
+            results = layer.get("results")
+            if isinstance(results, Mapping) and name in results:
+                return results[name]
+        if name in self._steps:
+            return self._steps[name]
+        of_task = getattr(self._steps, "of_task", None)
+        return None if of_task is None else of_task(name)
 
     def __contains__(self, name: object) -> bool:
         try:
@@ -347,5 +381,5 @@ class Scope(Mapping[str, Any]):
         while frame is not None:
             names.update((frame.iterator, *frame.values))
             frame = frame.parent
-        names.update(self.input, self.ctx, self.workload, self._steps, *self._locals)
+        names.update(self.input, self.ctx, self.workload, self._fallbacks, self._steps, *self._locals)
         return sorted(map(str, names))

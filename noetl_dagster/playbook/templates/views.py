@@ -307,6 +307,8 @@ class ResultView(View):
             return self._items()
         if key == "results" and "results" in self.envelope:
             return {name: ResultView(result, self._cache) for name, result in self.envelope[key].items()}
+        if key == "stats" and self.is_loop:
+            return loop_stats(self.envelope)
         value = self.envelope.get(key)
         if value is not None:
             return seen_error(value) if key == "error" else value
@@ -336,17 +338,23 @@ class ResultView(View):
         return DataView(value, extracted=extracted) if isinstance(value, Mapping) else value
 
     def plain(self) -> Any:
-        """Returns the data; of a loop its results, data, total, done and failed; of a failure its envelope."""
+        """Returns the data; of a loop its results, data, counts and stats; of a failure its envelope."""
         if self.is_loop:
             results = plain(self._items())
             counts = {key: self.envelope.get(key) for key in ("status", "total", "done", "failed")}
-            return {"results": results, "data": results, **counts}
+            return {"results": results, "data": results, **counts, "stats": loop_stats(self.envelope)}
         if "data" in self.envelope or self.envelope.get("ref") is not None:
             return self._value()
         return dict(self.envelope)
 
     def __repr__(self) -> str:
         return f"ResultView(status={self.envelope.get('status')!r})"
+
+
+def loop_stats(envelope: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the numbers of a loop's items; skipped are those that never ran, since the loop stopped before."""
+    total, succeeded, failed = (envelope.get(name) or 0 for name in ("total", "done", "failed"))
+    return {"total": total, "succeeded": succeeded, "failed": failed, "skipped": total - succeeded - failed}
 
 
 def _extracted_field(extracted: Mapping[str, Any], key: str, *, inside: bool = False) -> Any:

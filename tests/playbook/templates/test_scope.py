@@ -48,6 +48,29 @@ def test_order_of_bare_names() -> None:
     assert render("{{ ctx.x }} {{ workload.x }} {{ input.x }} {{ iter.x }}", names) == "ctx workload input item"
 
 
+class Results(dict[str, Any]):
+    """Results of steps, which know the step before and the tasks of earlier steps."""
+
+    previous = "previous"
+
+    def of_task(self, name: str) -> Any:
+        return {"task": "of an earlier step"}.get(name)
+
+
+def test_names_of_results_come_after_all_others() -> None:
+    names = scope(steps=Results(fetch="step"))
+    assert render("{{ result }} {{ fetch_result }} {{ task_result }}", names) == "previous step of an earlier step"
+    assert render("{{ other_result is defined }} {{ _result is defined }}", names) == "False False"
+    tasks = names.with_locals({"results": {"fetch": "task"}, "output": "output"})
+    assert render("{{ result }} {{ fetch_result }}", tasks) == "output task"
+    assert render("{{ fetch_result }}", names.with_locals({"results": "a column, not fetch"})) == "step"
+    assert render("{{ fetch_result }} {{ result }}", tasks.with_input({"fetch_result": 1, "result": 2})) == "1 2"
+    assert render("{{ fetch }}", names.with_fallbacks({"fetch": "output so far"})) == "output so far"
+    assert render("{{ fetch }}", names.with_fallbacks({"fetch": 1}).with_input({"fetch": 2})) == 2
+    with pytest.raises(UndefinedNameError):
+        render("{{ result }}", scope())
+
+
 def test_the_context_is_live() -> None:
     names = scope()
     inner = names.with_input({"a": 1})

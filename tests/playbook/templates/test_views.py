@@ -159,7 +159,11 @@ def test_result_of_a_loop() -> None:
         "total": 2,
         "done": 1,
         "failed": 1,
+        "stats": {"total": 2, "succeeded": 1, "failed": 1, "skipped": 0},
     }
+    assert render("{{ s.stats.succeeded }}", s=loop) == 1
+    stopped = ResultView(envelope | {"total": 5}, ReferenceCache({}))
+    assert render("{{ s.stats }}", s=stopped) == {"total": 5, "succeeded": 1, "failed": 1, "skipped": 3}
     assert [item["n"] for item in render("{{ s | selectattr('n', 'defined') }}", s=loop)] == [1]
 
 
