@@ -350,8 +350,8 @@ LITERAL_MISTAKES = {
         "upsert into duckdb needs 'key'"
     ),
     "{kind: transfer, source: {table: a}, target: {path: x.parquet}, on_drift: add}": "on_drift: add is for tables of postgres and duckdb",
-    "{kind: transfer, source: {table: a}, target: {kind: duckdb, table: b}, resumable: true}": (
-        "resumable: true is for postgres targets, and folders"
+    "{kind: transfer, source: {table: a}, target: {kind: http, url: b}, resumable: true}": (
+        "resumable: true is for postgres and duckdb targets, and folders"
     ),
     "{kind: transfer, source: {table: a}, target: {ref: x}}": "a result is no target",
 }
@@ -377,6 +377,7 @@ def test_what_a_tool_would_refuse_is_found_beforehand(tool: str, expected: str) 
         "{kind: transfer, source: {url: x, paging: {param: o, start: 0, step: rows}}, target: {path: x/, mode: append}}",
         "{kind: transfer, source: {kind: duckdb, database: a.db, table: y}, target: {table: b}, verify: checksum}",
         "{kind: transfer, source: {table: a}, target: {kind: s3, url: s3://lake/x/}, resumable: true}",
+        "{kind: transfer, source: {table: a}, target: {kind: duckdb, table: b}, resumable: true}",
         "{kind: transfer, source: {kind: http, url: x, method: POST, verify_ssl: false}, target: {kind: http, url: y}}",
     ],
 )

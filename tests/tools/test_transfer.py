@@ -215,7 +215,7 @@ async def test_mistakes_name_the_end_and_the_field(run: Any) -> None:
             "source.paging has no field 'steps'; did you mean 'step'",
         ),
         ({"url": "x", "paging": {"start": 1}}, "source.paging: Value error, needs 'next'"),
-        ({"kind": "nats"}, "source.kind is 'nats'; kinds: postgres, duckdb, object, http, result, s3"),
+        ({"kind": "nats"}, "source.kind is 'nats'; kinds: postgres, mysql, sqlite, duckdb, object, http"),
     ):
         with pytest.raises(ToolError, match=f"step stage: {re.escape(said)}"):
             await run("transfer", source=source, target={"kind": "postgres", "table": "t"})

@@ -134,7 +134,7 @@ async def test_columns_that_the_target_lacks(run: Any, place: Place) -> None:
     [
         ({"verify": "checksum"}, "verify: checksum cannot compare the types"),
         ({"on_drift": "add"}, "on_drift: add is for tables of postgres and duckdb"),
-        ({"resumable": "true"}, "resumable: true is for postgres targets"),
+        ({"resumable": "true"}, "resumable: true is for postgres and duckdb targets"),
     ],
 )
 async def test_options_that_it_has_not(run: Any, place: Place, fields: dict[str, Any], message: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -27,19 +26,11 @@ from noetl_dagster.tools.rows.batches import StoredResult, batches_of
 from noetl_dagster.tools.rows.files import arrow_schema, arrow_table
 from noetl_dagster.tools.sinks.place import PartPlace
 from noetl_dagster.tools.sql.duckdb import is_held, kind_of_duckdb
+from noetl_dagster.tools.sql.duckdb_files import open_file
 from noetl_dagster.tools.sql.tables import WriteMode, listed
 
 T = TypeVar("T")
 
-WAIT_SECONDS = 60.0  # for another process that has the file open
-PAUSE_SECONDS = 0.1
-
-# Published parts: a part that arrives late, from a worker that was assumed dead, is not published again.
-BOOKKEEPING = """
-CREATE SCHEMA IF NOT EXISTS noetl;
-CREATE TABLE IF NOT EXISTS noetl.sink_part (target VARCHAR, part VARCHAR, published TIMESTAMPTZ DEFAULT now(),
-                                            PRIMARY KEY (target, part));
-"""
 PUBLISHED = "SELECT part FROM noetl.sink_part WHERE target = ? AND part IN (SELECT unnest(?::VARCHAR[]))"
 NOTE_PUBLISHED = "INSERT INTO noetl.sink_part (target, part) VALUES (?, ?) ON CONFLICT DO NOTHING"
 HAS_TABLE = """
@@ -295,8 +286,7 @@ async def _make_changes(path: str, queue: _Queue) -> None:
 def _transact_all(path: str, works: Sequence[Callable[[duckdb.DuckDBPyConnection], Any]]) -> list[Any]:
     """Returns the result of each change, or the exception that rolled its transaction back."""
     ends: list[Any] = []
-    with _opened(path) as connection:
-        connection.execute(BOOKKEEPING)
+    with open_file(path) as connection:
         for work in works:
             try:
                 connection.begin()
@@ -308,15 +298,3 @@ def _transact_all(path: str, works: Sequence[Callable[[duckdb.DuckDBPyConnection
                 end = error
             ends.append(end)
     return ends
-
-
-def _opened(path: str) -> duckdb.DuckDBPyConnection:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            return duckdb.connect(path)
-        except duckdb.Error as error:
-            if not is_held(error) or time.monotonic() > until:
-                raise
-            time.sleep(PAUSE_SECONDS)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeVar, cast
 
-import orjson
 import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.rows.files import Row
-from noetl_dagster.tools.transfer.options import OnDrift, Resumable, TransferEnd, TransferOptions
+from noetl_dagster.tools.transfer.options import OnDrift, TransferEnd, TransferOptions
 
 T = TypeVar("T")
 Put = Callable[[T], Awaitable[None]]
@@ -132,73 +130,6 @@ class TransferOutcome:
     verified: dict[str, Any] = field(default_factory=dict)
     drift: dict[str, list[str]] = field(default_factory=dict)
     resumed: int | None = None
-
-
-class StagedTarget(ABC):
-    """A target that has each row once, however often its command is killed and runs again.
-
-    Rows are staged where no reader looks, with the position of the source after them; publishing shows all of them at
-    once and records the outcome; the staging is discarded when the end of the command is in the log. Sinks follow
-    the same order with the parts of :class:`~noetl_dagster.tools.sinks.place.PartTarget`.
-    """
-
-    def __init__(self, transfer: Transfer) -> None:
-        self._transfer, self._source = transfer, transfer.source
-        self._options, self._call = transfer.options, transfer.call
-        self._resumed: int | None = None
-
-    async def run(self) -> TransferOutcome:
-        """Stages and publishes the rows, unless an earlier process has done so."""
-        async with self.begun() as outcome:
-            if outcome is not None:
-                return outcome
-            await self.stage()
-            return await self.publish()
-
-    @abstractmethod
-    def begun(self) -> AbstractAsyncContextManager[TransferOutcome | None]:
-        """Finds or creates the staging; yields the outcome if an earlier process has published this call."""
-
-    @abstractmethod
-    async def stage(self) -> None:
-        """Stages the rows after the position; may be killed anywhere and run again. The target is unchanged."""
-
-    @abstractmethod
-    async def publish(self) -> TransferOutcome:
-        """Shows all staged rows to readers, and records the outcome for a command that runs again."""
-
-    @abstractmethod
-    async def discard(self) -> None:
-        """Removes the staging; raises ``ToolError`` if the store is unavailable or refuses it."""
-
-    async def _is_unchanged(self, identity: str, after: Any, rows: int) -> bool:
-        """Returns whether the source is the one of which ``rows`` rows were staged, up to the position ``after``."""
-        if identity != self._source.identity or (rows and after is None):
-            return False
-        counted = None if after is None else await self._source.rows_until(after)
-        return counted is None or counted == rows  # else the rows have changed, or the key is not unique
-
-
-def can_resume(transfer: Transfer, *, seeks: bool, columns: str = "") -> bool:
-    """Returns whether rows may be staged for a later run of the command.
-
-    Args:
-        seeks: the source can resume at the positions that the target records; else ``resumable: true`` is an error.
-        columns: the columns by which the source can do so, for the error.
-    """
-    if transfer.options.resumable is Resumable.TRUE and not seeks:
-        raise transfer.call.error(
-            "resumable: true needs a source that can go on in the middle; name unique columns in source.order_by"
-            f"{columns}, or of http write source.paging"
-        )
-    lasts = bool(transfer.call.command_id) and transfer.box.after is not None
-    return seeks and lasts and transfer.options.resumable is not Resumable.FALSE
-
-
-def digest_of(words: list[Any]) -> str:
-    """Returns a digest of JSON values, for the name of a staging."""
-    text = orjson.dumps(words, default=str, option=orjson.OPT_SORT_KEYS)
-    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 async def sliced(rows: list[Row] | pa.Table, size: int, after: Any = None) -> AsyncIterator[TransferChunk]:

@@ -24,9 +24,9 @@ from noetl_dagster.tools.transfer.chunks import (
     TransferChunk,
     TransferOutcome,
     TransferSource,
-    digest_of,
 )
 from noetl_dagster.tools.transfer.options import TransferEnd, Verify
+from noetl_dagster.tools.transfer.staging import digest_of, refuse_if_over
 
 # ? is a placeholder
 CREATE_LEDGER = (
@@ -95,6 +95,7 @@ async def write_database(transfer: Transfer) -> TransferOutcome:
             if ledger is not None and (known := await ledger.found()) is not None:
                 return known
             outcome = await _write(session, transfer)
+            await refuse_if_over(transfer)
             if ledger is not None:
                 await ledger.record(outcome)
     return outcome

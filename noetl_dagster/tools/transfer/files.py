@@ -46,6 +46,7 @@ from noetl_dagster.tools.transfer.chunks import (
     sliced,
 )
 from noetl_dagster.tools.transfer.options import ObjectFolder, TransferEnd, Verify, open_object
+from noetl_dagster.tools.transfer.staging import refuse_if_over
 
 
 class FileSource(TransferSource):
@@ -195,6 +196,7 @@ async def write_file(transfer: Transfer) -> TransferOutcome:
         if options.verify is Verify.CHECKSUM:
             kept = await asyncio.to_thread(file.check_values, options.size, f"the file {target.path}")
             outcome.verified["sha256"], outcome.checksum = outcome.checksum, str(kept)
+        await refuse_if_over(transfer)
         if store is None:
             await asyncio.to_thread(file.path.replace, key)
         else:

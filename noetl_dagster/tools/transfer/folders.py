@@ -20,18 +20,17 @@ from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.rows.reader import RowFile
 from noetl_dagster.tools.sql.tables import WriteMode
 from noetl_dagster.tools.transfer.checksum import Checksum
-from noetl_dagster.tools.transfer.chunks import (
-    Drift,
-    StagedTarget,
-    Transfer,
-    TransferOutcome,
-    ahead,
-    can_resume,
-    digest_of,
-)
+from noetl_dagster.tools.transfer.chunks import Drift, Transfer, TransferOutcome, ahead
 from noetl_dagster.tools.transfer.files import ChunkFile, upload
 from noetl_dagster.tools.transfer.options import ObjectFolder, Verify, open_object
-from noetl_dagster.tools.transfer.postgres_source import PostgresSource
+from noetl_dagster.tools.transfer.staging import (
+    KEY_TYPES,
+    StagedTarget,
+    can_resume,
+    digest_of,
+    refuse_if_over,
+    seeks_by_row,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +76,10 @@ async def write_folder(transfer: Transfer) -> TransferOutcome:
     Raises:
         ToolError: the parts do not hold the rows that were read; the folder's files are unchanged.
     """
-    call, source, box = transfer.call, transfer.source, transfer.box
+    call, box = transfer.call, transfer.box
     if transfer.options.mode is WriteMode.UPSERT:
         raise call.error("mode: upsert is for tables; of a folder write append or replace")
-    seeks = source.seeks and not (isinstance(source, PostgresSource) and not source.seeks_by_row)
-    lasting = can_resume(transfer, seeks=seeks, columns=" (whole numbers, text, UUIDs, dates or timestamps)")
+    lasting = can_resume(transfer, seeks=seeks_by_row(transfer.source), columns=KEY_TYPES)
     target = StagedFolder(transfer, await ObjectFolder.open(transfer.target, call, box), lasting=lasting)
     if lasting and box.after is not None:
         box.after(call, target.discard)
@@ -198,6 +196,7 @@ class StagedFolder(StagedTarget):
     async def publish(self) -> TransferOutcome:
         """Copies the parts to the folder, and records the outcome."""
         position, store, key = self._position, self._folder.store, self._folder.key
+        await refuse_if_over(self._transfer)
         await self._delete([key(SUCCESS)])
         names = [self._name(position, number) for number in range(len(position.parts))]
         there, _ = await self._folder.data_files()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
@@ -26,9 +26,12 @@ from noetl_dagster.tools.transfer.chunks import (
 )
 from noetl_dagster.tools.transfer.files import text_chunks
 from noetl_dagster.tools.transfer.options import Paging, TransferEnd
+from noetl_dagster.tools.transfer.staging import digest_of
 
 Page = dict[str, Any]
 """The address of a page: ``{"url": ...}`` or ``{"param": value}``; empty for the first one."""
+
+IDEMPOTENCY = "idempotency-key"
 
 
 class HttpSource(TransferSource):
@@ -138,11 +141,19 @@ def _next_page(paging: Paging, page: Page, answer: Any, rows: list[Row]) -> Page
 
 
 async def write_http(transfer: Transfer) -> TransferOutcome:
-    """Sends each chunk as a JSON list."""
-    tool, target, count = HttpTool(), transfer.target, 0
+    """Sends each chunk as a JSON list.
+
+    A command that runs again sends all chunks again. Each has the same ``Idempotency-Key`` then, unless the playbook
+    writes one, by which the receiver knows those that it has.
+    """
+    tool, target, call, count = HttpTool(), transfer.target, transfer.call, 0
+    key = digest_of([call.execution_id, call.command_id, call.task.name, call.number])
     async for chunk in transfer.chunks():
         rows = [json_row(row) for row in chunk.as_rows()]
         config: dict[str, Any] = {"method": "POST", **target.request, "json": rows}
+        given = config.get("headers") or {}
+        if call.command_id and isinstance(given, Mapping) and not any(name.lower() == IDEMPOTENCY for name in given):
+            config["headers"] = {**given, "Idempotency-Key": f"{key}-{transfer.chunk_count}"}
         await tool.run(replace(transfer.call, config=config, auth=target.auth), transfer.box)
         count += len(rows)
     return TransferOutcome(count, count)

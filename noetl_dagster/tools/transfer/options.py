@@ -287,9 +287,11 @@ def read_options(call: ToolCall, target: TransferEnd) -> TransferOptions:
         raise call.error(f"verify: checksum cannot compare the types of {target.kind}; write verify: rows")
     if options.on_drift is OnDrift.ADD and target.kind not in (EndKind.POSTGRES, EndKind.DUCKDB):
         raise call.error("on_drift: add is for tables of postgres and duckdb; write error or ignore")
-    if options.resumable is Resumable.TRUE and target.kind is not EndKind.POSTGRES and not target.is_folder:
+    resumes = target.kind in (EndKind.POSTGRES, EndKind.DUCKDB) or target.is_folder
+    if options.resumable is Resumable.TRUE and not resumes:
         raise call.error(
-            "resumable: true is for postgres targets, and folders (target.path: s3://lake/rows/); leave it out"
+            "resumable: true is for postgres and duckdb targets, and folders (target.path: s3://lake/rows/); "
+            "leave it out"
         )
     return options
 

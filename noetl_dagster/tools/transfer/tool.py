@@ -14,11 +14,12 @@ import obstore
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, as_result_ref
 from noetl_dagster.tools.rows.files import Row
-from noetl_dagster.tools.sql.duckdb import kind_of_duckdb
+from noetl_dagster.tools.sql.duckdb import is_held, kind_of_duckdb
 from noetl_dagster.tools.sql.views import mount_object_storage
 from noetl_dagster.tools.transfer.chunks import Transfer, TransferChunk, TransferOutcome, TransferSource
 from noetl_dagster.tools.transfer.databases import DatabaseSource, database_of, open_database, write_database
-from noetl_dagster.tools.transfer.duckdb import DuckdbSource, write_duckdb
+from noetl_dagster.tools.transfer.duckdb import DuckdbSource
+from noetl_dagster.tools.transfer.duckdb_target import write_duckdb
 from noetl_dagster.tools.transfer.files import FileSource, FolderSource, write_file
 from noetl_dagster.tools.transfer.folders import write_folder
 from noetl_dagster.tools.transfer.http import HttpSource, write_http
@@ -72,8 +73,8 @@ class TransferTool(Tool):
                 outcome = await _write(transfer)
         except (duckdb.Error, obstore.exceptions.BaseError, StorageError, OSError, ValueError) as error:
             kind = "parse" if isinstance(error, ValueError) else kind_of_duckdb(error)
-            text = f"{type(error).__name__}: {error}"
-            raise call.error(text, kind) from None
+            text, held = f"{type(error).__name__}: {error}", is_held(error)
+            raise call.error(text, "db_connection" if held else kind, retryable=held) from None
         verified: dict[str, Any] = {"by": options.verify.value}
         if options.verify is not Verify.NONE:
             verified |= {"read": outcome.rows, "written": outcome.written, **outcome.verified}

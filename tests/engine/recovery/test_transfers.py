@@ -70,12 +70,12 @@ def drive(settings: Settings, text: str, moment: str) -> None:
     """Runs a playbook in a process that is killed at a moment of its transfer."""
     import asyncio
 
-    from noetl_dagster.tools.transfer import copying, postgres_target, tool
+    from noetl_dagster.tools.transfer import copying, staging, tool
 
     def killed() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    postgres_target.COMMIT_SECONDS = 0.0
+    staging.COMMIT_SECONDS = 0.0
     step, encoded, write = copying.Copier.step, copying.Copier._encoded, tool.write_postgres
     seen: Counter[str] = Counter()
 

@@ -27,6 +27,7 @@ from noetl_dagster.tools.rows.batches import StoredResult
 from noetl_dagster.tools.sinks import duckdb as duckdb_parts
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import PartPlace, SinkKind
+from noetl_dagster.tools.sql import duckdb_files
 from noetl_dagster.tools.sql.tables import WriteMode
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.runner import Call
@@ -275,13 +276,13 @@ async def test_a_database_that_another_process_holds_is_waited_for(
     file = tmp_path / "rows.duckdb"
     waited = asyncio.Event()
     loop = asyncio.get_running_loop()
-    is_held = duckdb_parts.is_held
+    is_held = duckdb_files.is_held
 
     def noted(error: duckdb.Error) -> bool:
         loop.call_soon_threadsafe(waited.set)
         return is_held(error)
 
-    monkeypatch.setattr(duckdb_parts, "is_held", noted)
+    monkeypatch.setattr(duckdb_files, "is_held", noted)
     holder = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HOLDER, str(file), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -495,13 +496,13 @@ async def test_changes_that_wait_for_a_database_share_a_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that fails takes none of the others with it."""
-    opened, connections = duckdb_parts._opened, []
+    opened, connections = duckdb_parts.open_file, []
 
     def noted(path: str) -> duckdb.DuckDBPyConnection:
         connections.append(path)
         return opened(path)
 
-    monkeypatch.setattr(duckdb_parts, "_opened", noted)
+    monkeypatch.setattr(duckdb_parts, "open_file", noted)
     parts = duckdb_parts.DuckdbParts()
     places = [duckdb_place(tmp_path, part=f"1.each.1.{n}.1") for n in range(9)]
     values = [1, 2.5, *range(2, 9)]
