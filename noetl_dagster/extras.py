@@ -9,6 +9,8 @@ EXTRAS: Mapping[str, str] = {
     "ducklake": "duckdb_extension_ducklake",
     "k8s": "kubernetes",
     "mysql": "pymysql",
+    "snowflake": "adbc_driver_snowflake",
+    "bigquery": "adbc_driver_bigquery",
 }
 """Each extra that a tool kind needs (``ToolKind.extra``), with a module that shows whether it is installed."""
 

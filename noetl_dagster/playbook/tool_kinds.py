@@ -136,8 +136,11 @@ AS_WORDS = ("rows", "table", "arrow", "parquet")
 TEXT_FORMATS = ("jsonl", "ndjson", "csv", "json")
 ROW_FORMATS = ("parquet", *TEXT_FORMATS)
 
+WAREHOUSES = ("snowflake", "bigquery")
+"""Kinds that are sources of transfers only."""
+
 PLACE_KINDS: Mapping[str, str] = {
-    **{kind: kind for kind in ("postgres", "mysql", "sqlite", "duckdb", "object", "http", "result")},
+    **{kind: kind for kind in ("postgres", "mysql", "sqlite", "duckdb", "object", "http", "result", *WAREHOUSES)},
     "mariadb": "mysql",
     **dict.fromkeys(("s3", "minio", "gcs", "gs", "file"), "object"),
     "ref": "result",
@@ -179,8 +182,20 @@ _SHELL = ToolKind(
     without_effect=("capture_output", "stream_output", "check", "job", "namespace"),
 )
 
+
+def _sql_server(extra: str) -> ToolKind:
+    return ToolKind(
+        _fields("script as", CHUNK_SIZE, SQL_FIELD, PARAMS, TIMEOUT),
+        needs=("command", "script"),
+        words={"as": AS_WORDS},
+        without_effect=("pool", "db_schema", "fetch", "autocommit", "transaction"),
+        extra=extra,
+    )
+
+
 TOOL_KINDS: Mapping[str, ToolKind] = {
     "artifact": _ARTIFACT,
+    "bigquery": _sql_server("bigquery"),
     "container": ToolKind(
         _fields(
             "image command args env namespace script resources pipes volumes tolerations labels annotations",
@@ -247,13 +262,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         words={"format": TEXT_FORMATS},
         without_effect=("stream", "response_type", "response_format"),
     ),
-    "mysql": ToolKind(
-        _fields("script as", CHUNK_SIZE, SQL_FIELD, PARAMS, TIMEOUT),
-        needs=("command", "script"),
-        words={"as": AS_WORDS},
-        without_effect=("pool", "db_schema", "fetch", "autocommit", "transaction"),
-        extra="mysql",
-    ),
+    "mysql": _sql_server("mysql"),
     "nats": ToolKind(
         _fields(
             "operation bucket key subject headers prefix ack ttl stream start durable max_messages",
@@ -287,6 +296,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         words={"provider": tuple(chain.from_iterable(SECRET_PROVIDERS))},
     ),
     "shell": _SHELL,
+    "snowflake": _sql_server("snowflake"),
     "spark": ToolKind(
         _fields(
             "code function script libs source target conf path from format options params partition_by schemas "

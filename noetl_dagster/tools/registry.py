@@ -14,6 +14,7 @@ from noetl_dagster.playbook.tool_kinds import TOOL_KINDS, unsupported_kind
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 
 _TOOLS = {
+    "bigquery": ("sql.databases.tool", "DatabaseTool"),
     "artifact": ("artifact", "ArtifactTool"),
     "container": ("commands.container", "ContainerTool"),
     "duckdb": ("sql.duckdb", "DuckdbTool"),
@@ -30,6 +31,7 @@ _TOOLS = {
     "script": ("commands.shell", "ShellTool"),
     "secrets": ("secrets", "SecretsTool"),
     "shell": ("commands.shell", "ShellTool"),
+    "snowflake": ("sql.databases.tool", "DatabaseTool"),
     "spark": ("spark.tool", "SparkTool"),
     "sqlite": ("sql.databases.tool", "DatabaseTool"),
     "transfer": ("transfer.tool", "TransferTool"),

@@ -27,7 +27,9 @@ from noetl_dagster.worker.command import Command, Outcome
 MOST_CALLS = 1_000
 """Calls of tools that are recorded for one command; its own span has their number."""
 
-_DATABASES = {"postgres": "postgresql"} | {kind: kind for kind in ("duckdb", "ducklake", "mysql", "sqlite")}
+_DATABASES = {"postgres": "postgresql", "bigquery": "gcp.bigquery"} | {
+    kind: kind for kind in ("duckdb", "ducklake", "mysql", "sqlite", "snowflake")
+}
 
 
 def trace_of(settings: Settings, playbook: Playbook, state: ExecutionState) -> Trace | None:

@@ -76,7 +76,7 @@ BROKEN_STEPS = {
     "empty tool list": ("- step: start\n  tool: []\n", "tool is an empty list"),
     "unsupported kind": (
         "- step: start\n  tool: {kind: oracle, command: SELECT 1}\n",
-        "sample.yaml:6:18: step 'start': tool kind 'oracle' is not supported; supported: artifact, container",
+        "sample.yaml:6:18: step 'start': tool kind 'oracle' is not supported; supported: artifact, bigquery, container",
     ),
     "agents": ("- step: start\n  tool: {kind: agent, framework: adk}\n", "call the model's API with kind http"),
     "servers of the Model Context Protocol": (
@@ -220,6 +220,10 @@ BROKEN_STEPS = {
         "- step: start\n  tool: {kind: transfer, source: {ref: a}, target: {kind: sqlite, database: a, table: t}, "
         "verify: checksum}\n",
         "verify: checksum cannot compare the types of sqlite; write verify: rows",
+    ),
+    "transfer to snowflake": (
+        "- step: start\n  tool: {kind: transfer, source: {ref: a}, target: {kind: snowflake, auth: a, table: t}}\n",
+        "snowflake is a source only: its tables do not refuse a row that is written twice; write files to a bucket",
     ),
     "max_in_flight zero": (
         f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iterator: x, spec: {{max_in_flight: 0}}}}\n",

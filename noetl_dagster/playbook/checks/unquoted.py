@@ -110,7 +110,7 @@ def _texts(task: Task) -> Iterator[tuple[str, Language]]:
                 yield command, SHELL
             elif len(words) > 1 and PurePosixPath(words[0]).name in _SHELLS and words[1].startswith("-"):
                 yield from ((text, SHELL) for text in words[2:3])
-        case "postgres" | "duckdb" | "ducklake" | "mysql" | "sqlite" | "spark":
+        case "postgres" | "duckdb" | "ducklake" | "mysql" | "sqlite" | "snowflake" | "bigquery" | "spark":
             yield from ((text, SQL) for text in _listed(config.get("command")))
             yield from ((text, PATH) for text in _listed(config.get("database")) if task.kind in ("duckdb", "sqlite"))
         case "transfer":

@@ -93,6 +93,10 @@ def _check_written(block: Block, target: Block, kind: str) -> None:
     if kind == "result":
         target.error("a result is no target; use the artifact tool", "kind")
         return
+    if kind in tool_kinds.WAREHOUSES:
+        message = f"{kind} is a source only: its tables do not refuse a row that is written twice"
+        target.error(f"{message}; write files to a bucket, and load them with a task of kind {kind}", "kind")
+        return
     path = next((target[name] for name in ("path", "uri", "url") if target.values.get(name)), "")
     folder = kind == "object" and str(path).endswith("/")
     file = kind == "object" and not folder and not is_open(path)

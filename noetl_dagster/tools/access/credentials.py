@@ -50,6 +50,8 @@ class CredentialType(StrEnum):
 
     POSTGRES = "postgres"
     MYSQL = "mysql"
+    SNOWFLAKE = "snowflake"
+    BIGQUERY = "bigquery"
     HTTP = "http"
     BEARER = "bearer"
     BASIC = "basic"

@@ -1,10 +1,11 @@
-"""SQLite and MySQL as a source and a target of transfers."""
+"""Databases behind DB-API as a source of transfers, SQLite and MySQL as a target."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,7 +76,12 @@ class DatabaseSource(TransferSource):
         await session.run(database.prepare_writing, session.connection)
         async with aclosing(cast(Any, read_rows(session, statements[0], self._size))) as rows:
             async for some in rows:
-                yield TransferChunk(some)
+                yield TransferChunk([{name: _exact(value) for name, value in row.items()} for row in some])
+
+
+def _exact(value: Any) -> Any:
+    """Returns a decimal without places as an integer, since Arrow tables have doubles for decimals."""
+    return int(value) if isinstance(value, Decimal) and value.as_tuple().exponent == 0 else value
 
 
 async def write_database(transfer: Transfer) -> TransferOutcome:

@@ -37,6 +37,8 @@ class EndKind(StrEnum):
     POSTGRES = "postgres"
     MYSQL = "mysql"
     SQLITE = "sqlite"
+    SNOWFLAKE = "snowflake"
+    BIGQUERY = "bigquery"
     DUCKDB = "duckdb"
     OBJECT = "object"
     HTTP = "http"

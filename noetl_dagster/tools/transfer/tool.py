@@ -111,7 +111,7 @@ async def _open_source(
                 yield DuckdbSource(connection, end, size, path)
             finally:
                 await asyncio.to_thread(connection.close)
-        case EndKind.SQLITE | EndKind.MYSQL:
+        case EndKind.SQLITE | EndKind.MYSQL | EndKind.SNOWFLAKE | EndKind.BIGQUERY:
             async with open_database(end, await database_of(end, call, box), call) as session:
                 yield DatabaseSource(session, end, size)
         case EndKind.OBJECT:
@@ -137,6 +137,11 @@ async def _write(transfer: Transfer) -> TransferOutcome:
             return await write_file(transfer)
         case EndKind.HTTP:
             return await write_http(transfer)
+        case EndKind.SNOWFLAKE | EndKind.BIGQUERY:
+            raise transfer.call.error(
+                f"{transfer.target.kind} is a source only: its tables do not refuse a row that is written twice; write "
+                f"files to a bucket, and load them with a task of kind {transfer.target.kind}"
+            )
         case EndKind.RESULT:
             raise ToolError("transfer: a result is no target; use the artifact tool", kind="schema")
 

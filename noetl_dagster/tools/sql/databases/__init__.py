@@ -1,1 +1,1 @@
-"""Databases behind DB-API: SQLite and MySQL, with one tool, one binding of parameters and one meaning of errors."""
+"""Databases behind DB-API, from SQLite to Snowflake: one tool, one binding of parameters, one meaning of errors."""

@@ -33,6 +33,7 @@ class Database(ABC):
         placeholder: of a parameter.
         mark: the quote of identifiers.
         errors: exceptions of the driver.
+        commits_one: a call's one statement runs without a transaction around it.
         same: the operator that compares two values, which may be null.
         insert_new: the beginning of an ``INSERT`` that leaves rows with the same key as they are.
     """
@@ -50,10 +51,19 @@ class Database(ABC):
     def begin(self, connection: Any, *, reads: bool) -> None:
         """Begins a transaction; ``reads``: it changes nothing."""
 
+    def commit(self, connection: Any) -> None:
+        """Commits the transaction."""
+        connection.commit()
+
+    def affected(self, columns: Sequence[str], fetch: Callable[[], Sequence[Sequence[Any]]]) -> int | None:
+        """Returns the number of changed rows, if the columns of a statement only report it."""
+        return None
+
     @abstractmethod
     def interrupt(self, connection: Any) -> None:
         """Stops the statement that another thread runs."""
 
+    commits_one: ClassVar[bool] = False
     same: ClassVar[str] = "IS NOT DISTINCT FROM"
     insert_new: ClassVar[str] = "INSERT INTO"
 
@@ -110,7 +120,7 @@ class Database(ABC):
         except BaseException:
             self.undo(connection)
             raise
-        connection.commit()
+        self.commit(connection)
 
     def undo(self, connection: Any) -> None:
         """Rolls back after an error, also of a connection that is lost."""
@@ -179,7 +189,7 @@ class Session:
         """Commits the changes of the block; after an exception the end of the connection undoes them."""
         await self.run(partial(self.database.begin, self.connection, reads=False))
         yield
-        await self.run(self.connection.commit)
+        await self.run(self.database.commit, self.connection)
 
 
 @asynccontextmanager

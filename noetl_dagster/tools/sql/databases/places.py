@@ -14,7 +14,7 @@ async def find_database(kind: str, box: Toolbox, *, auth: Any = None, path: str 
     """Returns the database of a kind.
 
     Args:
-        auth: of mysql: its credential.
+        auth: of the others: a credential of the type that the kind has.
         path: of sqlite: its file, already checked; None: in memory.
 
     Raises:
@@ -24,9 +24,15 @@ async def find_database(kind: str, box: Toolbox, *, auth: Any = None, path: str 
         from noetl_dagster.tools.sql.databases.sqlite import IN_MEMORY, SqliteDatabase
 
         return SqliteDatabase(path or IN_MEMORY)
-    from noetl_dagster.tools.sql.databases.mysql import MysqlDatabase, mysql_arguments
-
-    credential = await box.credentials.resolve(auth, CredentialType.MYSQL)
+    credential = await box.credentials.resolve(auth, CredentialType(kind))
     if credential is None:
-        raise CredentialError("no credential is named; write auth: <name of a mysql credential>")
-    return MysqlDatabase(mysql_arguments(credential))
+        raise CredentialError(f"no credential is named; write auth: <name of a {kind} credential>")
+    if kind == "mysql":
+        from noetl_dagster.tools.sql.databases.mysql import MysqlDatabase, mysql_arguments
+
+        return MysqlDatabase(mysql_arguments(credential))
+    from noetl_dagster.tools.sql.databases import adbc
+
+    if kind == "snowflake":
+        return adbc.SnowflakeDatabase(adbc.snowflake_options(credential))
+    return adbc.BigqueryDatabase(adbc.bigquery_options(credential))

@@ -1,4 +1,4 @@
-"""``kind: sqlite`` and ``kind: mysql``: SQL with bound parameters, one transaction a call."""
+"""The kinds sqlite, mysql, snowflake and bigquery: SQL with bound parameters, one transaction a call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class DatabaseTool(Tool):
     Output: as of postgres. Many rows are stored in chunks of at most ``chunk_size`` rows while they are read. With
     ``as: table`` the rows of the one statement are a Parquet table by reference.
 
-    All statements run in one transaction, unless one controls transactions itself, or cannot run in one.
+    All statements run in one transaction, unless one controls transactions itself, or cannot run in one. In
+    BigQuery each statement is committed by itself.
     """
 
     kind = "database"
@@ -91,7 +92,7 @@ async def _database(call: ToolCall, box: Toolbox) -> Database:
 def _run(session: Session, statements: Sequence[BoundStatement], rows: FetchedRows) -> dict[str, Any]:
     database, connection = session.database, session.connection
     texts = [statement.text for statement in statements]
-    if any(map(needs_own_transaction, texts)):
+    if any(map(needs_own_transaction, texts)) or (database.commits_one and len(texts) == 1):
         return _results(session, statements, rows)
     with database.transaction(connection, reads=all(map(only_reads, texts))):
         return _results(session, statements, rows)
@@ -102,11 +103,12 @@ def _results(session: Session, statements: Sequence[BoundStatement], rows: Fetch
     for index, statement in enumerate(statements):
         cursor = session.database.execute(session.connection, statement.text, statement.values)
         columns = [column[0] for column in cursor.description or ()]
-        if columns:
+        changed = session.database.affected(columns, cursor.fetchall) if columns else max(0, cursor.rowcount)
+        if changed is None:
             last = rows if index == len(statements) - 1 else None
             results.append(result_of_cursor(cursor, columns, last))
         else:
-            results.append({"status": "ok", "row_count": max(0, cursor.rowcount)})
+            results.append({"status": "ok", "row_count": changed})
     return promoted(results)
 
 
@@ -118,4 +120,4 @@ async def read_rows(session: Session, statement: BoundStatement, size: int) -> A
     columns = [column[0] for column in cursor.description or ()]
     while columns and (found := await session.run(cursor.fetchmany, size)):
         yield [dict(zip(columns, row, strict=True)) for row in found]
-    await session.run(connection.commit)
+    await session.run(database.commit, connection)
