@@ -363,6 +363,12 @@ class Settings(BaseSettings):
         description="Rights that playbooks may ask of pods, separated by commas: hostPath:/data, serviceAccount:spark, "
         "secret:keys, capability:NET_ADMIN, volume:nfs, privileged, allowPrivilegeEscalation, ...; empty: none",
     )
+    container_start_seconds: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds for which a container's job may wait for something that Kubernetes reports, such as an "
+        "image that cannot be pulled, a quota, or a node with room",
+    )
     file_folders: Annotated[tuple[Path, ...], NoDecode, _Listed] = Field(
         (),
         description="Further folders, separated by commas, for absolute paths of scripts, and for absolute paths of "

@@ -126,6 +126,7 @@ class Runtime:
     async def close(self) -> None:
         """Commits what is buffered and closes every connection."""
         await self.heartbeats.close()
+        await self.runner.cleanup.close()
         await self.buffer.flush()
         if tracing.is_used():
             await asyncio.to_thread(tracing.flush)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import asyncpg
 
@@ -16,6 +17,7 @@ from noetl_dagster.events.connection import DATABASE_AWAY, DATABASE_ERRORS
 from noetl_dagster.events.queries import COMMAND_OVER
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.process.redaction import SECRETS
+from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.tools.base import Removal, ToolCall
 from noetl_dagster.tools.commands import jobs
 from noetl_dagster.worker.command import Command, CommandEvents
@@ -28,6 +30,9 @@ ARRIVAL_SECONDS = 30.0
 """Wait for the end of a command that was sent over NATS."""
 
 ORPHANS_SECONDS = 120.0
+
+LATER = RetryLimits((ToolError,), seconds=3600.0, longest_pause=15.0)
+"""For leftovers whose server does not answer; the maintenance looks for what is left then."""
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +105,7 @@ class ExternalCleanup:
         self._buffer = buffer
         self._pool = pool
         self._kept: dict[str, list[Removal]] = {}
+        self._later: set[asyncio.Task[None]] = set()
 
     def __bool__(self) -> bool:
         return bool(self._kept)
@@ -132,10 +138,35 @@ class ExternalCleanup:
                 return
             await asyncio.sleep(LOOK_SECONDS)
         for removal in removals:
+            work = partial(self._remove, command, removal)
             try:
-                await removal()
+                await work()
             except ToolError as error:
-                logger.warning("what command %s left is there until it expires: %s", command.command_id, error)
+                logger.warning("what command %s left cannot be removed now: %s", command.command_id, error)
+                task = asyncio.create_task(self._remove_later(command, work))
+                self._later.add(task)
+                task.add_done_callback(self._later.discard)
+
+    async def _remove(self, command: Command, removal: Removal) -> None:
+        """Removes something; raises ``ToolError`` if that may succeed later."""
+        try:
+            await removal()
+        except ToolError as error:
+            if error.retryable:
+                raise
+            logger.warning("what command %s left is there until the maintenance: %s", command.command_id, error)
+
+    async def _remove_later(self, command: Command, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await with_retries(work, LATER)
+        except ToolError:
+            logger.warning("what command %s left is there until the maintenance", command.command_id)
+
+    async def close(self) -> None:
+        """Stops to remove what could not be removed so far."""
+        if self._later:
+            logger.warning("leftovers of %d calls are there until the maintenance", len(self._later))
+            await cancel_and_wait(*self._later)
 
     async def _has_ended(self, execution_id: int, command_id: str) -> bool:
         try:

@@ -11,8 +11,10 @@ import kubernetes.config
 import pytest
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.commands import container, jobs
+from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.commands import container, jobs, starting
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.cluster.failures import Refused
 from tests.waiting import until
 
 
@@ -22,6 +24,7 @@ def _connected(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (kubernetes.config, kubernetes.config.kube_config):
         monkeypatch.setattr(module, "KUBE_CONFIG_DEFAULT_LOCATION", str(cluster.kubeconfig))
     monkeypatch.setattr(container, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(starting, "LOOK_SECONDS", 0.1)
 
 
 async def test_a_container_runs_to_its_end(run: Any, cluster: Cluster) -> None:
@@ -49,6 +52,72 @@ async def test_a_container_that_takes_too_long_is_ended(run: Any, cluster: Clust
         await run("container", image="busybox", command="sleep 1000", timeout=1)
     assert raised.value.kind == "timeout"
     assert not cluster.store.list("Job")
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "kind"),
+    [
+        (
+            {"image": "missing/tool:1"},
+            r'pod noetl-\S+ does not start for 0 s: ImagePullBackOff: Back-off pulling image "missing/tool:1"; check the',
+            "not_found",
+        ),
+        ({"image": "missing/Tool"}, r"does not start: InvalidImageName: .*; correct the name", "schema"),
+        (
+            {"image": "busybox", "env_from": [{"secretRef": {"name": "absent"}}]},
+            r"CreateContainerConfigError: .*absent.*; create the Secret or ConfigMap",
+            "not_found",
+        ),
+        (
+            {"image": "busybox", "service_account": "absent"},
+            r"it has no pod for 0 s: FailedCreate: Error creating: .*absent.*; ask the administrators",
+            "auth",
+        ),
+    ],
+    ids=["image", "name", "secret", "account"],
+)
+async def test_a_job_that_does_not_start_says_why(
+    run: Any, box: Toolbox, cluster: Cluster, given: dict[str, Any], said: str, kind: str
+) -> None:
+    box.settings = box.settings.model_copy(
+        update={"container_start_seconds": 0.2, "container_allow": ("secret:absent", "serviceAccount:absent")}
+    )
+    with pytest.raises(ToolError, match=said) as raised:
+        await run("container", command="true", **given)
+    assert raised.value.kind == kind
+    await until(lambda: not cluster.store.list("Job"))
+
+
+def test_a_quota_is_no_matter_of_rights() -> None:
+    message = (
+        'Error creating: pods "x" is forbidden: exceeded quota: team, requested: cpu=1, used: cpu=4, limited: cpu=4'
+    )
+    error = starting.StartProblem("FailedCreate", message, "").error("container", 600)
+    assert (error.kind, error.retryable) == ("rate_limit", True)
+
+
+async def test_a_job_waits_for_what_passes(run: Any, box: Toolbox, cluster: Cluster) -> None:
+    box.settings = box.settings.model_copy(
+        update={"container_start_seconds": 1000.0, "container_allow": ("secret:late",)}
+    )
+    notes: list[str] = []
+    box.progress = lambda call, note: notes.append(note)
+    secret = [{"secretRef": {"name": "late"}}]
+    running = asyncio.create_task(run("container", image="busybox", command="echo $KEY", env_from=secret))
+    await until(lambda: any("waits: CreateContainerConfigError" in note for note in notes))
+    made = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "late"}, "stringData": {"KEY": "here"}}
+    cluster.create(made)
+    assert (await running).data["stdout"] == "here\n"
+
+
+async def test_without_the_right_to_list_events_the_pods_are_known(run: Any, box: Toolbox, cluster: Cluster) -> None:
+    box.settings = box.settings.model_copy(update={"container_start_seconds": 0.2})
+
+    def no_events(method: str, path: str) -> Refused | None:
+        return Refused(403, "Forbidden", "events is forbidden") if path.endswith("/events") else None
+
+    with cluster.refusing(no_events), pytest.raises(ToolError, match="ImagePullBackOff"):
+        await run("container", image="missing/tool:1", command="true")
 
 
 async def test_a_cancelled_call_deletes_its_job(run: Any, cluster: Cluster) -> None:

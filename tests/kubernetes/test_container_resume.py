@@ -400,6 +400,52 @@ async def test_a_cluster_that_takes_requests_and_does_not_answer(
             await asyncio.wait_for(tool_for("container").run(call(), box), PATIENCE_SECONDS)
 
 
+async def test_a_job_that_could_not_be_ended_is_ended_when_the_cluster_is_back(
+    engine: Engine, cluster: Cluster, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container, "UNANSWERED_SECONDS", 0.1)
+    refused: list[str] = []
+
+    def away(method: str, path: str) -> Refused:
+        refused.append(f"{method} {path}")
+        return Refused(503, "ServiceUnavailable", "away")
+
+    running = asyncio.create_task(engine.run(of_step(), {"out": str(out), "command": SLOW}))
+    await until(lambda: ran(out) == 1, "a container")
+    with cluster.refusing(away):
+        state = await running
+        assert state.status is ExecutionStatus.FAILED
+        assert "503" in str(state.error)
+        [job] = names(cluster)
+        count = len(refused)
+        await until(lambda: len(refused) > count, "another try")
+    await until(lambda: not names(cluster) and not cluster.pods(), f"the end of {job}")
+
+
+@pytest.mark.usefixtures("inside")
+@pytest.mark.parametrize("everywhere", [True, False])
+async def test_orphans_are_looked_for_where_the_process_may_look(
+    engine: Engine, cluster: Cluster, out: Path, everywhere: bool
+) -> None:
+    (out / "go").touch()
+    state = await engine.run(of_step(), {"out": str(out), "command": SLOW})
+    cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}})
+    for namespace in ("default", "other"):
+        left = call()
+        left.command_id = Command(state.execution_id, "work").command_id
+        manifest = job_manifest(left)
+        manifest["metadata"]["namespace"] = namespace
+        cluster.create(manifest)
+
+    def only_here(method: str, path: str) -> Refused | None:
+        is_everywhere = path.split("?")[0].endswith("/apis/batch/v1/jobs")
+        return Refused(403, "Forbidden", "jobs is forbidden") if is_everywhere and not everywhere else None
+
+    with cluster.refusing(only_here):
+        assert (await engine.maintenance().run()).containers == (2 if everywhere else 1)
+    assert len(cluster.store.list("Job")) == (0 if everywhere else 1)
+
+
 @pytest.mark.usefixtures("inside")
 async def test_a_job_whose_driver_is_gone_ends_with_its_execution(
     engine: Engine, cluster: Cluster, killed: Killed

@@ -23,6 +23,7 @@ from noetl_dagster.tools.base import (
 )
 from noetl_dagster.tools.commands import jobs
 from noetl_dagster.tools.commands.cluster import EXCERPT, ask_cluster, connect, delete_job, own_namespace
+from noetl_dagster.tools.commands.starting import StartWatch
 from noetl_dagster.tools.scripts import load_script
 
 logger = logging.getLogger(__name__)
@@ -52,8 +53,8 @@ class ContainerTool(Tool):
     the end of the command is in the log; without a log, at the end of the call. A cancelled call leaves the job to the
     process that resumes the command.
 
-    Raises ``ToolError``: without a configured Kubernetes client, for a job that cannot
-    be made, and for an exit code other than 0.
+    Raises ``ToolError``: without a configured Kubernetes client, for a job that cannot be made or does not start, and
+    for an exit code other than 0.
     """
 
     kind = "container"
@@ -160,9 +161,15 @@ class _ContainerJob:
                 raise
 
     async def ended(self, box: Toolbox) -> Any:
-        """Waits for the end of the job. Returns its condition ``Complete`` or ``Failed``."""
+        """Waits for the end of the job. Returns its condition ``Complete`` or ``Failed``.
+
+        Raises:
+            ToolError: the job is gone, the API does not answer for a minute, or something keeps the job from starting
+                for ``NOETL_CONTAINER_START_SECONDS``.
+        """
         clock = asyncio.get_running_loop().time
-        answered = clock()
+        answered, started = clock(), False
+        waiting = StartWatch(f"{self.asker}: job {self.name}", box.settings.container_start_seconds)
         while True:
             try:
                 job = await self._ask(self._batch.read_namespaced_job_status, self.name, self.namespace)
@@ -177,8 +184,19 @@ class _ContainerJob:
                 condition = _end_of(job)
                 if condition is not None:
                     return condition
-                box.progress(self.call, f"job {self.name} runs")
+                started = started or bool(job.status.ready)
+                problem = None if started else await self._start_problem(waiting)
+                box.progress(self.call, f"job {self.name} {'runs' if problem is None else f'waits: {problem}'}")
             await asyncio.sleep(POLL_SECONDS)
+
+    async def _start_problem(self, waiting: StartWatch) -> str | None:
+        """Looks whether a problem keeps the job from starting; raises ``ToolError`` if that has lasted too long."""
+        try:
+            return await waiting.look(self._ask, self._core, self.namespace, self.name)
+        except ToolError as error:
+            if error.code is not None or not error.retryable:
+                raise
+            return None  # the API does not answer just now
 
     def outcome(self, **limits: Any) -> tuple[str, int | None, str | None]:
         """Returns pod, exit code and log of a job that ended; the log is None if it was deleted."""

@@ -204,10 +204,11 @@ IsOver = Callable[[int, str], Awaitable[bool]]
 
 
 async def remove_orphans(is_over: IsOver, executions: Collection[int] | None = None) -> int:
-    """Deletes the jobs of ended commands in the namespace of this process. Returns their number.
+    """Deletes the jobs of ended commands, found by their labels. Returns their number.
 
-    It works only inside a cluster, since a kubeconfig elsewhere may name any cluster. Jobs that cannot be deleted now
-    stay until they expire. ``executions`` limits it to some.
+    It looks in all namespaces where the process may list jobs so, else in its own. It works only inside a cluster,
+    since a kubeconfig elsewhere may name any cluster. Jobs that cannot be deleted now stay for another time.
+    ``executions`` limits it to some.
     """
     if not cluster.NAMESPACE.is_file():
         return 0
@@ -216,14 +217,24 @@ async def remove_orphans(is_over: IsOver, executions: Collection[int] | None = N
     runs = [",".join(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE)]
     try:
         batch, _ = await asyncio.to_thread(cluster.connect, _ASKER)
-        namespace = await asyncio.to_thread(cluster.own_namespace)
         for selector in [OURS] if executions is None else [f"{OURS} in ({run})" for run in runs]:
-            listed = await cluster.ask_cluster(_ASKER, batch.list_namespaced_job, namespace, label_selector=selector)
-            for job in listed.items:
+            for job in await _listed(batch, selector):
                 count += await _removed(batch, job, is_over)
     except ToolError as error:
         logger.warning("%s", error)
     return count
+
+
+async def _listed(batch: Any, selector: str) -> list[Any]:
+    try:
+        listed = await cluster.ask_cluster(_ASKER, batch.list_job_for_all_namespaces, label_selector=selector)
+    except ToolError as error:
+        if error.status != 403:
+            raise
+        own = await asyncio.to_thread(cluster.own_namespace)
+        listed = await cluster.ask_cluster(_ASKER, batch.list_namespaced_job, own, label_selector=selector)
+    found: list[Any] = listed.items
+    return found
 
 
 async def _removed(batch: Any, job: Any, is_over: IsOver) -> bool:

@@ -161,6 +161,39 @@ class Container:
         }
 
 
+class Unpulled:
+    """A container whose image cannot be pulled."""
+
+    process = None
+    restarts = 0
+    exit_code = None
+    running = ready = False
+
+    def __init__(self, spec: Object) -> None:
+        self.spec, self.name = spec, str(spec["name"])
+
+    def step(self, restarts: bool) -> None:
+        pass
+
+    def end(self, seconds: float) -> None:
+        self.exit_code = 137
+
+    def status(self) -> Object:
+        image = self.spec["image"]
+        waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}"'}
+        if not image.islower():
+            waiting = {"reason": "InvalidImageName", "message": f'couldn\'t parse image name "{image}"'}
+        return {
+            "name": self.name,
+            "image": image,
+            "imageID": "",
+            "ready": False,
+            "started": False,
+            "restartCount": 0,
+            "state": {"waiting": waiting},
+        }
+
+
 class Recorded:
     """A container whose image does not run here: ready at once, and for ever unless its pod is a job's."""
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kubernetes.cluster.kubelet.container import Container, Recorded
+from tests.kubernetes.cluster.kubelet.container import Container, Recorded, Unpulled
 from tests.kubernetes.cluster.kubelet.volumes import Mount, Volumes, runs_here
 from tests.kubernetes.cluster.rights import Rights
 from tests.kubernetes.cluster.store import Object, Store, key_of, now
 
 STEP_SECONDS = 0.03
+UNPULLED = "missing/"
+"""Beginning of the names of images that no registry has."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Pod:
         self.thread.start()
 
     @property
-    def all(self) -> list[Container | Recorded]:
+    def all(self) -> list[Container | Recorded | Unpulled]:
         return [*self._first, *self.containers]
 
     def write_hosts(self, hosts: str) -> None:
@@ -81,8 +83,10 @@ class Pod:
             if isinstance(container, Container) and container.process is not None:
                 container.process.kill()
 
-    def _container(self, spec: Object, first: bool) -> Container | Recorded:
+    def _container(self, spec: Object, first: bool) -> Container | Recorded | Unpulled:
         machine, policy = self._machine, self.object["spec"].get("restartPolicy")
+        if spec["image"].lower().startswith(UNPULLED):
+            return Unpulled(spec)
         if not runs_here(spec["image"], machine.images):
             return Recorded(spec, first or policy != "Always")
         return Container(spec, self.object, machine, self.address, self.folder, self._mounts)
