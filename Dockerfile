@@ -84,7 +84,7 @@ ARG SOURCE_DATE_EPOCH
 # hadolint ignore=DL3008  # SNAPSHOT pins them all
 RUN mkdir -p /usr/share/man/man1 \
     && apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates openjdk-17-jre-headless python3 tini \
+    && apt-get install --yes --no-install-recommends ca-certificates libnss-wrapper openjdk-17-jre-headless python3 tini \
     && ln -s "/usr/lib/jvm/java-17-openjdk-$(dpkg --print-architecture)" /opt/java \
     && groupadd --gid 10001 noetl \
     && useradd --uid 10001 --gid 10001 --no-log-init --no-create-home --home-dir /var/lib/noetl --shell /usr/sbin/nologin noetl \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pwd
 import re
 import shlex
 import socket
@@ -47,6 +48,9 @@ HOT_ONLY = (
 So a short job is compiled quickly, as with ``-XX:TieredStopAtLevel=1``, and a long one well. ``benchmarks/README.md``
 has the costs of each."""
 
+NAMELESS = "noetl"
+"""The user's name for Spark and Hadoop if the system knows none for its number, as on OpenShift."""
+
 _archiving: list[subprocess.Popen[bytes]] = []
 _connected: dict[str, SparkSession] = {}
 """Connect sessions of running calls, by group: only an operation's own session can interrupt it."""
@@ -68,7 +72,9 @@ def session_config(settings: Settings) -> dict[str, str]:
     if settings.spark_remote is not None:
         return config | settings.spark_config
     folder = settings.home.absolute() / "spark"
-    java_options = (f"-Dlog4j2.configurationFile={shlex.quote(LOGGING.as_uri())}", HOT_ONLY)
+    java_options = [f"-Dlog4j2.configurationFile={shlex.quote(LOGGING.as_uri())}", HOT_ONLY]
+    if not has_passwd_entry():
+        java_options.append(f"-Duser.name={NAMELESS} -Duser.home={shlex.quote(str(settings.home.absolute()))}")
     config |= {
         "spark.driver.memory": settings.spark_driver_memory or machine.driver_memory(),
         JAVA_OPTIONS: " ".join(filter(None, (*java_options, settings.spark_driver_java_options))),
@@ -95,6 +101,15 @@ def session_config(settings: Settings) -> dict[str, str]:
         if NAMESPACE.is_file():
             config["spark.kubernetes.namespace"] = NAMESPACE.read_text().strip()
     return config | settings.spark_config
+
+
+def has_passwd_entry() -> bool:
+    """Reports whether the system knows a name and a home for the user of this process."""
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return True
 
 
 def _address_towards(master: str) -> str | None:
@@ -176,6 +191,8 @@ class SparkSessions:
         check_address(settings)
         # planners and workers must find this package: PySpark would start whatever python3 is on the PATH
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if not has_passwd_entry():
+            os.environ.setdefault("SPARK_USER", NAMELESS)
         try:
             session = self._built()
         except Exception as error:
@@ -236,7 +253,16 @@ def _build(settings: Settings, config: Mapping[str, str], java_options: str = ""
         return builder.remote(settings.spark_remote).getOrCreate()
     if java_options:
         builder = builder.config(JAVA_OPTIONS, f"{config[JAVA_OPTIONS]} {java_options}")
-    return builder.master(settings.spark_master).getOrCreate()
+    session = builder.master(settings.spark_master).getOrCreate()
+    if not has_passwd_entry():
+        _log_in(session)
+    return session
+
+
+def _log_in(session: SparkSession) -> None:
+    """Tells Hadoop the user, whom it would ask the system for: reading and writing files would fail."""
+    users = session._jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]
+    users.setLoginUser(users.createRemoteUser(os.environ["SPARK_USER"]))
 
 
 def begin_archiving(settings: Settings) -> subprocess.Popen[bytes]:

@@ -146,9 +146,10 @@ def test_a_second_build_is_the_same(images: dict[str, Image], dockerfile: Docker
     assert len(first) > 10_000
 
 
-def test_spark_runs_in_one_process(platform: Image) -> None:
+@pytest.mark.parametrize("user", ["10001:10001", "1234567:0"], ids=["own", "unknown"])
+def test_spark_runs_in_one_process(platform: Image, user: str) -> None:
     done = ran(
-        platform,
+        replace(platform, user=user),
         "python",
         "-c",
         "from noetl_dagster.settings import get_settings\n"
@@ -160,6 +161,11 @@ def test_spark_runs_in_one_process(platform: Image) -> None:
     )
 
     assert "sum 12" in done.stdout, done.stderr[-3000:]
+
+
+def test_processes_of_spark_find_a_name_for_any_user(images: dict[str, Image]) -> None:
+    spark = images["spark"]
+    assert ran(replace(spark, user="1234567:0"), "id", "-un").stdout == ran(spark, "id", "-un").stdout == "noetl\n"
 
 
 def test_the_api_serves_is_healthy_and_ends(

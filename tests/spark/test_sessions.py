@@ -2,8 +2,10 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from pyspark.sql import SparkSession
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark import sessions as spark_sessions
-from noetl_dagster.spark.sessions import SparkSessions, check_address, session_config
+from noetl_dagster.spark.sessions import JAVA_OPTIONS, SparkSessions, check_address, session_config
 from tests.waiting import PROCESS_SECONDS
 
 pytestmark = pytest.mark.spark
@@ -27,6 +29,41 @@ def test_one_session_is_shared(sessions: SparkSessions, spark: SparkSession) -> 
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"
     assert spark.sparkContext.uiWebUrl is None
     assert spark.sparkContext.getConf().get("spark.driver.bindAddress") == "127.0.0.1"
+
+
+WITHOUT_NAME = """
+import sys
+from pathlib import Path
+from noetl_dagster.settings import Settings
+from noetl_dagster.spark.sessions import SparkSessions
+
+home = Path(sys.argv[1])
+session = SparkSessions(Settings(home=home / "home", spark_class_archive=False)).get()
+session.range(10).write.parquet(str(home / "out"))
+print(session.sparkContext.sparkUser(), session.read.parquet(str(home / "out")).count())
+"""
+
+
+@pytest.mark.slow  # a JVM of its own
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, to be another user")
+def test_a_user_that_the_system_does_not_know() -> None:
+    """As OpenShift starts containers: a number without a name, and a home that is not its own."""
+    reads = "+dac_read_search,+dac_override"  # only to reach this interpreter, which may be in root's home
+    become = ["setpriv", "--reuid=1234567", "--regid=0", "--clear-groups", f"--inh-caps={reads}"]
+    command = [*become, f"--ambient-caps={reads}", sys.executable, "-c", WITHOUT_NAME]
+    variables = {name: os.environ[name] for name in ("PATH", "JAVA_HOME") if name in os.environ} | {"HOME": "/"}
+    with tempfile.TemporaryDirectory() as folder:  # pytest's are root's alone
+        os.chown(folder, 1234567, 0)
+        done = subprocess.run(
+            [*command, folder], env=variables, capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False
+        )
+    assert done.stdout == "noetl 10\n", done.stderr[:3000]
+
+
+def test_a_user_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "user.home" not in session_config(Settings(home=tmp_path))[JAVA_OPTIONS]
+    monkeypatch.setattr(os, "geteuid", lambda: 1234567)
+    assert f"-Duser.name=noetl -Duser.home={tmp_path}" in session_config(Settings(home=tmp_path))[JAVA_OPTIONS]
 
 
 def test_settings_have_the_last_word() -> None:
