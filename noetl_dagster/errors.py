@@ -169,17 +169,21 @@ class AssetNotFoundError(NoetlError):
 
 
 class CredentialError(NoetlError):
-    """A credential is missing or has the wrong type. The message never contains secret values.
+    """A credential is missing, has the wrong type, or gives no token. The message never contains secret values.
 
     Attributes:
-        retryable: True if the secret manager is unreachable, so that the same call may succeed later.
+        kind: ``credential``, or the cause if a server refuses a token or cannot be reached.
+        retryable: True if the secret manager or token server is unreachable, so that the same call may succeed later.
     """
 
-    kind = "credential"
-
-    def __init__(self, message: str, *, retryable: bool = False) -> None:
+    def __init__(self, message: str, *, retryable: bool = False, kind: ErrorKind = "credential") -> None:
         super().__init__(message)
         self.retryable = retryable
+        self.kind = kind
+
+    def again(self) -> CredentialError:
+        """Returns an equal error for another caller: each raising grows an error."""
+        return CredentialError(str(self), retryable=self.retryable, kind=self.kind)
 
 
 class StorageError(NoetlError):

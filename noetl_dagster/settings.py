@@ -266,7 +266,7 @@ class Settings(BaseSettings):
     http_deny: Annotated[tuple[str, ...], NoDecode, _Listed] = Field(
         (),
         description="Networks (10.0.0.0/8), addresses and host names (*.internal), separated by commas, that the http "
-        "tool, transfers, scripts and keychain entries must not reach",
+        "tool, transfers, scripts, keychain entries and requests for tokens must not reach",
     )
     chunks_ahead: int = Field(4, ge=0, description="Chunks of a step that may wait for the next step")
     inline_result_bytes: int = Field(

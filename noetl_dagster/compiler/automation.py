@@ -39,7 +39,7 @@ from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.storage.locations import matching
-from noetl_dagster.tools.access.credentials import CredentialType
+from noetl_dagster.tools.access.credential_types import CredentialType
 
 if TYPE_CHECKING:
     from noetl_dagster.compiler.job import PlaybookJob

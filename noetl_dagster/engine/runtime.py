@@ -79,14 +79,15 @@ class Runtime:
         )
         self.results = ResultStore(settings, pool, ids=ids)
         self.spark = SparkSessions(settings) if spark is None else None
+        clients = Clients(settings)
         self.box = box = Toolbox(
             settings=settings,
             results=self.results,
-            credentials=Credentials(settings, pool),
-            clients=Clients(settings),
+            credentials=Credentials(settings, pool, clients),
+            clients=clients,
             spark=spark or self.spark.get,  # type: ignore[union-attr]
         )
-        self.keychain = Keychain(box.credentials, box.clients, pool)
+        self.keychain = Keychain(box.credentials)
         self.commands = commands = CommandEvents(ids)
         self.heartbeats = Heartbeats(buffer, commands, settings.command_heartbeat_seconds)
         self.result_writer = ResultWriter(settings, self.results)

@@ -51,11 +51,13 @@ TRIVIAL = re.compile(
 
 PUBLIC = re.compile(
     r"(?:db_|nats_)?(?:"
-    r"accept|accept_encoding|account|account_id|algorithm|audience|bucket|client_email|client_id|connection_string|"
-    r"content_type|database|dataset|dbname|domain|dsn|endpoint|expires|expires_at|expires_in|expires_on|header|"
-    r"host|hostname|issued_at|issued_token_type|issuer|keyfile|kid|location|login|method|name|path|port|project|"
-    r"project_id|protocol|region|role|schema|scheme|scopes?|servers?|service|sslmode|ssl|sub|table|timeout|"
-    r"token_type|type|universe_domain|uri|url|user|user_agent|user_id|username|version|warehouse"
+    r"accept|accept_encoding|account|account_id|algorithm|audience|auth_method|auth_style|bucket|client_auth|"
+    r"client_email|client_id|connection_string|content_type|database|dataset|dbname|domain|dsn|endpoint|expires|"
+    r"expires_at|expires_in|expires_on|grant|grant_type|header|host|hostname|in|issued_at|issued_token_type|issuer|"
+    r"keyfile|kid|location|login|method|name|param|parameter|path|port|private_key_id|project|project_id|protocol|"
+    r"query_param|region|resource|role|schema|scheme|scopes?|servers?|service|sslmode|ssl|sub|subject|table|"
+    r"target_audience|timeout|token_endpoint|token_endpoint_auth_method|token_type|type|universe_domain|uri|url|user|"
+    r"user_agent|user_id|username|version|warehouse"
     r")|(?!.*(?:hook|sas|signed)).*_(?:file|host|name|path|port|uri|url)",
     re.IGNORECASE,
 )

@@ -22,7 +22,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ServiceError, ToolError, kind_of, kind_of_status
-from noetl_dagster.tools.access.credentials import CredentialType
+from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.chunks.writer import ChunkedResult
@@ -95,7 +95,7 @@ class NatsTool(Tool):
                 case _:
                     return ToolResult(data=await _key_value(operation, client, call))
         except CredentialError as error:
-            raise call.error(str(error), "credential", retryable=error.retryable) from None
+            raise call.error(str(error), error.kind, retryable=error.retryable) from None
         except (TimeoutError, ServiceError, nats.errors.Error, OSError) as error:
             raise _failed(call, operation, error) from None
 

@@ -12,7 +12,7 @@ import obstore
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of, kind_of_status
 from noetl_dagster.tools.access.clients import open_bucket
-from noetl_dagster.tools.access.credentials import CredentialType
+from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.paths import is_permitted, own_folders
 

@@ -50,7 +50,7 @@ class SecretsTool(Tool):
         except (CredentialError, OSError) as error:
             raise ToolError(
                 f"secrets in step {call.step}: {error}",
-                kind="credential",
+                kind=error.kind if isinstance(error, CredentialError) else "credential",
                 retryable=isinstance(error, CredentialError) and error.retryable,
             ) from None
         return ToolResult(data={"name": name, "provider": provider, "handle": handle})

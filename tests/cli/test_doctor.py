@@ -223,6 +223,14 @@ async def test_each_credential_is_tried(settings: Settings, tmp_path: Path, clos
                 "api": {"type": "http", "data": {"url": f"http://127.0.0.1:{closed_port}", "token": SECRET}},
                 "token": {"type": "bearer", "data": {"token": SECRET}},
                 "odd": {"type": "carrier pigeon"},
+                "client": {
+                    "type": "oauth2",
+                    "data": {
+                        "token_url": f"http://127.0.0.1:{closed_port}/token",
+                        "client_id": "etl",
+                        "client_secret": SECRET,
+                    },
+                },
                 "lake": {
                     "type": "s3",
                     "data": {
@@ -239,14 +247,16 @@ async def test_each_credential_is_tried(settings: Settings, tmp_path: Path, clos
     report = await found(settings, credentials_file=file)
 
     states = {name.removeprefix("credential "): one.state for name, one in report.items()}
-    assert report["credentials"].what.startswith("7 known")
+    assert report["credentials"].what.startswith("8 known")
     assert {name for name, state in states.items() if state is FindingState.WRONG} == {
         "gone",
         "api",
         "odd",
+        "client",
         "lake",
     }
     assert "carrier pigeon" in report["credential odd"].what
+    assert "/token does not answer" in report["credential client"].what
     assert "names no server to try" in report["credential token"].what
     assert SECRET not in str(report)
 

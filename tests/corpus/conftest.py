@@ -27,7 +27,11 @@ def api() -> Iterator[str]:
 def corpus_settings(module_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Settings with the corpus as the folder of playbooks, and its credentials."""
     credentials = tmp_path_factory.mktemp("credentials") / "credentials.json"
-    credentials.write_text(json.dumps({"corpus_token": {"type": "bearer", "data": {"token": TOKEN}}}))
+    known = {
+        "corpus_token": {"type": "bearer", "data": {"token": TOKEN}},
+        "corpus_secret": {"type": "secret", "data": {"value": "corpus-client-secret"}},
+    }
+    credentials.write_text(json.dumps(known))
     return module_settings.model_copy(
         update={
             "default_postgres_credential": "embedded",

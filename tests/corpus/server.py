@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections import Counter
 from contextlib import AbstractContextManager
 
@@ -61,6 +62,22 @@ async def echo(request: Request) -> Response:
     return JSONResponse(seen)
 
 
+async def token(request: Request) -> Response:
+    """Issues a token that is valid for one request to ``/me``."""
+    _calls["tokens"] += 1
+    name, password = b64decode(request.headers["authorization"].removeprefix("Basic ")).decode().split(":")
+    if (name, password) != ("etl", "corpus-client-secret"):
+        return JSONResponse({"error": "invalid_client"}, status_code=401)
+    return JSONResponse({"access_token": f"corpus-access-token-{_calls['tokens']}", "expires_in": 3600})
+
+
+async def me(request: Request) -> Response:
+    """Answers to the bearer of a token, once for each."""
+    _calls[header := request.headers.get("authorization", "")] += 1
+    is_known = header.startswith("Bearer corpus-access-token-") and _calls[header] == 1
+    return JSONResponse({"name": "etl"}, status_code=200 if is_known else 401)
+
+
 async def text(request: Request) -> Response:
     return PlainTextResponse("plain words")
 
@@ -73,6 +90,8 @@ ROUTES = [
     Route("/flaky-pages/{key}", flaky_pages),
     Route("/status/{code:int}", status),
     Route("/text", text),
+    Route("/token", token, methods=["POST"]),
+    Route("/me", me),
     Route("/echo", echo, methods=ANY),
 ]
 

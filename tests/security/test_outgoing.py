@@ -21,6 +21,8 @@ from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access import destinations
 from noetl_dagster.tools.access.clients import Clients
+from noetl_dagster.tools.access.credential_types import CredentialType
+from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.access.destinations import DenyList, Destinations, RefusedAddressError, is_public
 from noetl_dagster.tools.access.keychain import Keychain
 from noetl_dagster.tools.base import Toolbox
@@ -113,7 +115,11 @@ async def test_no_tool_reaches_a_denied_address(
     source, target = {"type": "http", "url": f"{private.url}/x"}, {"type": "duckdb", "database": "x.db", "table": "t"}
     with pytest.raises(ToolError, match=refused):
         await run("transfer", source=source, target=target)
-    keychain = Keychain(denying.credentials, denying.clients, pool)
+    credentials = Credentials(settings, pool, denying.clients)
+    auth = {"type": "oauth2", "client_id": "a", "client_secret": "b", "token_url": f"{private.url}/x"}
+    with pytest.raises(CredentialError, match=refused):
+        await credentials.resolve(auth, CredentialType.BEARER)
+    keychain = Keychain(credentials)
     with pytest.raises(CredentialError, match=refused):
         await keychain.open(
             [{"name": "k", "endpoint": f"{private.url}/x"}], Scope(execution_id=1, workload={}, ctx={}, steps={}), None

@@ -31,7 +31,7 @@ from noetl_dagster.process.redaction import SECRETS, Redactor
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.service.problems import problem_response
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.access.credentials import CredentialType
+from noetl_dagster.tools.access.credential_types import CredentialType
 from tests.definitions import definitions_of
 from tests.playbooks import playbook, text_of
 from tests.serving import served

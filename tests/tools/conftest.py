@@ -41,7 +41,7 @@ async def box(settings: Settings, pool: asyncpg.Pool, tmp_path: Path) -> AsyncIt
         raise AssertionError("these tests start no Spark")
 
     async with ResultStore(own, pool) as results:
-        yield Toolbox(own, results, Credentials(own, pool), clients, no_spark)
+        yield Toolbox(own, results, Credentials(own, pool, clients), clients, no_spark)
     await clients.close()
 
 

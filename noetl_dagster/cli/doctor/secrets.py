@@ -15,7 +15,8 @@ from noetl_dagster.errors import CredentialError
 from noetl_dagster.playbook.wording import listed
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import Clients, open_bucket, postgres_arguments
-from noetl_dagster.tools.access.credentials import HTTP_TYPES, Credentials, CredentialType
+from noetl_dagster.tools.access.credential_types import HTTP_TYPES, TOKEN_TYPES, CredentialType
+from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.access.managers.asking import SecretManagers
 
 CONNECT_SECONDS = 5.0
@@ -38,9 +39,11 @@ async def opened_credentials(settings: Settings) -> AsyncIterator[Credentials]:
     if settings.db_url is not None:
         with suppress(OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError):
             pool = await asyncpg.create_pool(settings.db_url, min_size=1, max_size=2, timeout=CONNECT_SECONDS)
+    clients = Clients(settings)
     try:
-        yield Credentials(settings, pool)
+        yield Credentials(settings, pool, clients)
     finally:
+        await clients.close()
         if pool is not None:
             pool.terminate()
 
@@ -110,6 +113,9 @@ async def _credential(name: str, settings: Settings, credentials: Credentials) -
             finally:
                 await clients.close()
             return ok("nats, the server answers")
+        case kind if kind in TOKEN_TYPES:
+            await credentials.fields(name)
+            return ok(f"{kind}, its server issues a token")
         case CredentialType.S3 if found.get("bucket") is not None:
             store = open_bucket(settings, "s3", "", found)
             await obstore.list_with_delimiter_async(store, prefix=UNKNOWN_SECRET)

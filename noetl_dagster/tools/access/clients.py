@@ -15,7 +15,7 @@ from obstore.store import GCSStore, S3Store
 from noetl_dagster.errors import CredentialError, ServiceError
 from noetl_dagster.events.connection import encode_json, prepare_connection
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.access.credentials import Credential
+from noetl_dagster.tools.access.credential_types import Credential
 from noetl_dagster.tools.access.destinations import DenyList
 
 if TYPE_CHECKING:
@@ -242,6 +242,7 @@ def _gcs(settings: Settings, bucket: str, credential: Credential | None) -> GCSS
     if credential is not None:
         options["service_account_key"] = credential.get("service_account_key", "service_account", "key")
         options["service_account_path"] = credential.get("service_account_path", "keyfile")
+        options["bearer_token"] = credential.get("token", "access_token")
     return GCSStore(bucket, config={name: value for name, value in options.items() if value is not None})
 
 

@@ -8,33 +8,49 @@ embedded server.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 import os
 import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import asyncpg
-import orjson
 import yaml
-from cryptography.fernet import Fernet, InvalidToken
 
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.playbook.tool_kinds import SECRET_PROVIDERS, secret_provider
 from noetl_dagster.process.environment import PREFIX, is_for_playbooks, setting_variable, setting_variables
-from noetl_dagster.process.redaction import SECRETS, named_secrets
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings
+from noetl_dagster.tools.access.credential_types import (
+    TOKEN_TYPES,
+    Credential,
+    CredentialType,
+    credential_type,
+    parse_credential,
+)
+from noetl_dagster.tools.access.encryption import Encryption
+from noetl_dagster.tools.access.grants import google_id_token, google_service_account, oauth2
 from noetl_dagster.tools.access.managers.asking import MANAGERS, SecretManagers
+from noetl_dagster.tools.access.tokens import HttpClients, Token, Tokens
 
 CACHE_SECONDS = 60.0
 HANDLE_PREFIX = "secret://"
+INLINE = "inline"  # the name of credentials that ``auth`` writes out
+
+_GRANTS = {
+    CredentialType.OAUTH2: oauth2,
+    CredentialType.GOOGLE_ID_TOKEN: google_id_token,
+    CredentialType.GOOGLE_SERVICE_ACCOUNT: google_service_account,
+}
+_TOKEN_FIELDS = frozenset({"", "token", "access_token", "id_token"})
+_SCOPE = ("scope", "scopes")
+_AUDIENCE = ("audience", "target_audience")
+_PER_TOKEN = (_SCOPE, _AUDIENCE, ("subject", "sub"))
+_REFERENCE = frozenset({"credential", "name", "key", "type", "source", "provider"})
+_STORES = frozenset({"credential", "credentials", "credential_store"})
 
 SELECT_CREDENTIAL = "SELECT type, data FROM noetl.credential WHERE name = $1"
 SELECT_NAMES = "SELECT name FROM noetl.credential ORDER BY name"
@@ -45,147 +61,9 @@ ON CONFLICT (name) DO UPDATE SET type = EXCLUDED.type, data = EXCLUDED.data, upd
 """
 
 
-class CredentialType(StrEnum):
-    """The kinds of credentials."""
-
-    POSTGRES = "postgres"
-    MYSQL = "mysql"
-    SNOWFLAKE = "snowflake"
-    BIGQUERY = "bigquery"
-    HTTP = "http"
-    BEARER = "bearer"
-    BASIC = "basic"
-    HEADER = "header"
-    S3 = "s3"
-    GCS = "gcs"
-    NATS = "nats"
-    DUCKDB = "duckdb"
-    SECRET = "secret"
-
-
-HTTP_TYPES = frozenset({CredentialType.HTTP, CredentialType.BEARER, CredentialType.BASIC, CredentialType.HEADER})
-
-_ALIASES = {
-    "postgresql": "postgres",
-    "pg": "postgres",
-    "mariadb": "mysql",
-    "httpbearer": "bearer",
-    "token": "bearer",
-    "httpbasic": "basic",
-    "httpheader": "header",
-    "apikey": "header",
-    "minio": "s3",
-    "gs": "gcs",
-}
-_SCHEMES = {
-    "postgres": CredentialType.POSTGRES,
-    "postgresql": CredentialType.POSTGRES,
-    "mysql": CredentialType.MYSQL,
-    "mysql+pymysql": CredentialType.MYSQL,
-    "mariadb": CredentialType.MYSQL,
-    "http": CredentialType.HTTP,
-    "https": CredentialType.HTTP,
-    "nats": CredentialType.NATS,
-    "tls": CredentialType.NATS,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Credential:
-    """A named set of connection data. Its ``repr`` shows the names of the fields, never their values."""
-
-    name: str
-    type: CredentialType
-    data: Mapping[str, Any] = field(repr=False)
-
-    def __repr__(self) -> str:
-        return f"Credential({self.name!r}, {self.type.value}, fields: {', '.join(sorted(self.data))})"
-
-    def get(self, *names: str, default: Any = None) -> Any:
-        """Returns the first of the named fields that is present and not empty."""
-        for name in names:
-            if self.data.get(name) not in (None, ""):
-                return self.data[name]
-        return default
-
-    def secrets(self) -> list[str]:
-        """Returns the values that must not appear in any text: all but those of fields that are public."""
-        found = named_secrets(self.data)
-        user, password = self.get("username", "user"), self.get("password")
-        if user is not None and password is not None:
-            found.append(base64.b64encode(f"{user}:{password}".encode()).decode())
-        return found
-
-
-def credential_type(text: str) -> CredentialType:
-    """Returns the type that a text names, in any of its spellings. Raises ``CredentialError`` if it is unknown."""
-    plain = re.sub(r"[^a-z0-9]", "", text.lower())
-    try:
-        return CredentialType(_ALIASES.get(plain, plain))
-    except ValueError:
-        known = ", ".join(CredentialType)
-        raise CredentialError(f"unknown credential type {text!r}; known types: {known}") from None
-
-
 def environment_name(name: str) -> str:
     """Returns the environment variable of a credential: ``records-api`` -> ``NOETL_CREDENTIAL_RECORDS_API``."""
     return "NOETL_CREDENTIAL_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
-
-
-class Encryption:
-    """Encrypts mappings with the key of the settings, which is never stored in the database."""
-
-    def __init__(self, settings: Settings) -> None:
-        key = settings.credential_key
-        self._key = None if key is None else key.get_secret_value()
-
-    @property
-    def has_key(self) -> bool:
-        """Reports whether a key is set; it may still be malformed."""
-        return self._key is not None
-
-    def seal(self, name: str, data: Mapping[str, Any]) -> bytes:
-        """Returns a credential's data encrypted. Raises ``CredentialError`` without a valid key."""
-        remedy = (
-            'make one with python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
-        )
-        return self._fernet(name, remedy).encrypt(orjson.dumps(dict(data)))
-
-    def unseal(self, name: str, sealed: bytes) -> dict[str, Any]:
-        """Returns the decrypted data of :meth:`seal`.
-
-        Raises:
-            CredentialError: the data was encrypted with another key, or there is none.
-        """
-        try:
-            fernet = self._fernet(name, "set it to the key with which the credential was stored in the database")
-            data: dict[str, Any] = orjson.loads(fernet.decrypt(bytes(sealed)))
-        except InvalidToken:
-            raise CredentialError(
-                f"credential {name!r} in the database was encrypted with another key; "
-                "set NOETL_CREDENTIAL_KEY to that key or store the credential again"
-            ) from None
-        return data
-
-    def digest(self, text: bytes) -> str:
-        """Returns a keyed digest that distinguishes texts; without the key guesses cannot be verified."""
-        return hmac.new((self._key or "").encode(), text, hashlib.sha256).hexdigest()[:32]
-
-    @property
-    def key_problem(self) -> str | None:
-        """Returns what is wrong with the key itself, None if nothing is."""
-        if self._key is None:
-            return "NOETL_CREDENTIAL_KEY is not set"
-        try:
-            Fernet(self._key)
-        except ValueError:
-            return "NOETL_CREDENTIAL_KEY is not a Fernet key (32 bytes, URL-safe base64)"
-        return None
-
-    def _fernet(self, name: str, remedy: str) -> Fernet:
-        if self._key is None or self.key_problem is not None:
-            raise CredentialError(f"credential {name!r}: {self.key_problem}; {remedy}")
-        return Fernet(self._key)
 
 
 class Credentials:
@@ -194,45 +72,40 @@ class Credentials:
     Args:
         settings: names the file, the encryption key and the embedded default.
         pool: pool of the database that holds ``noetl.credential``; None leaves that table out.
+        clients: send the requests for tokens; None: no credential can be exchanged for a token.
     """
 
-    def __init__(self, settings: Settings, pool: asyncpg.Pool | None = None) -> None:
+    def __init__(
+        self, settings: Settings, pool: asyncpg.Pool | None = None, clients: HttpClients | None = None
+    ) -> None:
         self._settings = settings
         self._pool = pool
         self.encryption = Encryption(settings)
+        self.tokens = Tokens(self.encryption, pool, clients)
         self._managers = SecretManagers(settings)
         self._cache: dict[str, tuple[float, Credential, list[str]]] = {}
         SECRETS.hide_settings(settings)
 
     async def get(self, name: str, *types: CredentialType) -> Credential:
-        """Returns the credential of that name, if it is of one of the types; none given: any.
+        """Returns the credential of that name as one of the types; none given: as it is.
+
+        Where a bearer token or access to Google's object store is needed, credentials of :data:`TOKEN_TYPES` are
+        exchanged for a token.
 
         Raises:
-            CredentialError: it is not found (the message names every place), or is of another type.
+            CredentialError: it is not found (the message names every place), is of another type, or gives no token.
         """
-        cached_at, found, secrets = self._cache.get(name, (0.0, None, []))
-        if found is None or time.monotonic() - cached_at >= CACHE_SECONDS:
-            found = await self._find(name)
-            if found is None:
-                if (embedded := self._embedded(name, types)) is not None:
-                    return embedded
-                raise CredentialError(self._not_found(name))
-            secrets = found.secrets()
-            self._cache[name] = (time.monotonic(), found, secrets)
-        SECRETS.hide(*secrets)
-        if types and found.type not in types:
-            raise CredentialError(f"credential {name!r} is of type {found.type}; {' or '.join(types)} is needed here")
-        return found
+        return await self._fitting(await self._opened(await self._named(name, types)), types)
 
     async def resolve(self, auth: Any, *types: CredentialType) -> Credential | None:
         """Returns the credential that a rendered ``auth`` field names, or None if the field is empty.
 
         Accepted: a name; a handle ``secret://...`` of the secrets tool (as a bearer token for http);
-        ``{credential: name}``; ``{type: ..., <fields>}`` written inline; ``{alias: name}`` with one alias,
-        or several of which one has a fitting type.
+        ``{credential: name}``, where ``scope`` or ``audience`` of a token may be added; ``{type: ..., <fields>}``
+        written inline; ``{alias: name}`` with one alias, or several of which one has a fitting type.
 
         Raises:
-            CredentialError: it names none of a fitting type.
+            CredentialError: it names none of a fitting type, or gives no token.
         """
         if auth is None or auth == "":
             return self._embedded("default", types)
@@ -242,22 +115,37 @@ class Credentials:
             return await self.get(auth, *types)
         if not isinstance(auth, Mapping):
             raise CredentialError(f"auth must be a credential's name or a mapping, not {type(auth).__name__}")
-        name = auth.get("credential") or auth.get("name")
-        if isinstance(name, str) and name:
-            return await self.get(name, *types)
+        if (name := _reference(auth)) is not None:
+            found = await self._opened(await self._named(name, types))
+            return await self._fitting(_adapted(found, auth), types)
         if "type" in auth:
             return await self._inline(auth, types)
         if len(auth) == 1:
             return await self.resolve(next(iter(auth.values())), *types)
         for entry in auth.values():
+            candidate = None
             with suppress(CredentialError):
-                found = await self.resolve(entry)
-                if found is not None and (not types or found.type in types):
-                    return found
+                candidate = await self.resolve(entry)
+            if candidate is not None and _fits(candidate.type, types):
+                return await self._fitting(candidate, types)
         raise CredentialError(
             f"auth names {', '.join(map(str, auth))}, none of which is a credential of type "
             f"{' or '.join(types) or 'any'}"
         )
+
+    def reject(self, credential: Credential) -> bool:
+        """Forgets the tokens of a credential that a server did not accept. Returns whether new ones may help."""
+        for token in credential.tokens:
+            self.tokens.reject(token)
+        return bool(credential.tokens)
+
+    async def fields(self, name: str) -> Mapping[str, Any]:
+        """Returns the fields of a credential; those of its token, with ``token`` itself, if it is exchanged for one."""
+        credential = await self.get(name)
+        if credential.type not in TOKEN_TYPES:
+            return credential.data
+        text, token, _ = await self._issued(credential)
+        return {**token.fields, "token": text}
 
     async def names(self) -> list[str]:
         """Returns the names of the credentials of the file, the environment and the table, in this order.
@@ -300,10 +188,19 @@ class Credentials:
         """Returns the secret of a handle ``secret://<provider>/<name>``; any other value unchanged.
 
         Providers: ``env`` (an environment variable), ``file`` (a file below ``settings.secrets_path``),
-        ``credential`` (``<name>/<field>``), and managers (``<name>#<key>``), which are asked once a minute at most.
+        ``credential`` (``<name>/<field>``; without a field the token, of types that have one), and managers
+        (``<name>#<key>``), which are asked once a minute at most.
 
         Raises:
             CredentialError: there is no such secret, or it cannot be read.
+        """
+        return await self._reveal(value, [], ())
+
+    async def _reveal(self, value: Any, used: list[Token], opening: tuple[str, ...]) -> Any:
+        """Returns :meth:`reveal` of a field. Adds tokens that were issued earlier to ``used``.
+
+        Args:
+            opening: the credentials whose fields are being revealed.
         """
         if not isinstance(value, str) or not value.startswith(HANDLE_PREFIX):
             return value
@@ -314,9 +211,7 @@ class Credentials:
         elif provider == "file":
             secret = _read_secret_file(self._settings.secrets_path, name)
         elif provider == "credential":
-            credential_name, _, field_name = name.partition("/")
-            credential = await self.get(credential_name)
-            secret = credential.get(field_name) if field_name else credential.get("value", "token", "password")
+            secret = await self._field(name, used, opening)
         elif provider in MANAGERS:
             secret = await self._managers.find(provider, name)
         else:
@@ -327,6 +222,19 @@ class Credentials:
         SECRETS.hide(str(secret))
         return str(secret)
 
+    async def _field(self, name: str, used: list[Token], opening: tuple[str, ...]) -> Any:
+        """Returns the secret of ``<credential>/<field>``: without a field the main one, which may be a token."""
+        name, _, field_name = name.partition("/")
+        if name in opening:
+            raise CredentialError(f"credentials refer to each other: {' -> '.join((*opening, name))}")
+        credential = await self._opened(await self._named(name, ()), opening)
+        used += credential.tokens
+        if credential.type in TOKEN_TYPES and field_name in _TOKEN_FIELDS:
+            text, token, is_earlier = await self._issued(credential)
+            used += [token] if is_earlier else []
+            return text
+        return credential.get(field_name) if field_name else credential.get("value", "token", "password")
+
     def _variable(self, name: str) -> str | None:
         """Returns an environment variable that playbooks may read."""
         if is_for_playbooks(name, self._settings):
@@ -335,14 +243,64 @@ class Credentials:
             raise CredentialError(f"secret {name!r} is a setting of the platform, which playbooks cannot read")
         raise CredentialError(f"secret {name!r} is not for playbooks; to allow it, add it to NOETL_PLAYBOOK_ENV")
 
+    async def _named(self, name: str, types: tuple[CredentialType, ...]) -> Credential:
+        """Returns the credential of that name as it is stored."""
+        cached_at, found, secrets = self._cache.get(name, (0.0, None, []))
+        if found is None or time.monotonic() - cached_at >= CACHE_SECONDS:
+            found = await self._find(name)
+            if found is None:
+                if (embedded := self._embedded(name, types)) is not None:
+                    return embedded
+                raise CredentialError(self._not_found(name))
+            secrets = found.secrets()
+            self._cache[name] = (time.monotonic(), found, secrets)
+        SECRETS.hide(*secrets)
+        return found
+
+    async def _opened(self, credential: Credential, opening: tuple[str, ...] = ()) -> Credential:
+        """Returns the credential with the secrets of the handles in its fields."""
+        if not any(isinstance(value, str) and value.startswith(HANDLE_PREFIX) for value in credential.data.values()):
+            return credential
+        used: list[Token] = []
+        within = (*opening, credential.name)
+        data = {key: await self._reveal(value, used, within) for key, value in credential.data.items()}
+        opened = Credential(credential.name, credential.type, data, tuple(used))
+        SECRETS.hide(*opened.secrets())
+        return opened
+
+    async def _fitting(self, credential: Credential, types: tuple[CredentialType, ...]) -> Credential:
+        """Returns the credential as one of the types, with a token if it is exchanged for one."""
+        if not types or credential.type in types:
+            return credential
+        kind = credential.type
+        if not _fits(kind, types):
+            advice = ""
+            if kind in TOKEN_TYPES:
+                advice = '; write its token into a field of such a credential, as "secret://credential/<name>"'
+            raise CredentialError(
+                f"credential {credential.name!r} is of type {kind}; {' or '.join(types)} is needed here{advice}"
+            )
+        text, token, is_earlier = await self._issued(credential)
+        target = CredentialType.BEARER if CredentialType.BEARER in types else CredentialType.GCS
+        used = (*credential.tokens, token) if is_earlier else credential.tokens
+        kept = ("bucket",) if target is CredentialType.GCS else ("url", "base_url", "headers")
+        own = {name: value for name, value in credential.data.items() if name in kept}
+        return Credential(credential.name, target, {**own, "token": text}, used)
+
+    async def _issued(self, credential: Credential) -> tuple[str, Token, bool]:
+        """Returns the token of a credential, with its fields, and whether it was issued before this call."""
+        request = _GRANTS[credential.type](credential.name, credential.data)
+        token, is_earlier = await self.tokens.get(request)
+        return str(token.fields[request.wanted]), token, is_earlier
+
     async def _find(self, name: str) -> Credential | None:
         path = self._settings.credentials_file
         if path is not None and name in (entries := _read_file(path)):
-            return _parse(name, entries[name], f"file {path}")
+            return parse_credential(name, entries[name], f"file {path}")
         variable = environment_name(name)
         text = setting_variable(variable)
         if text is not None:
-            return _parse(name, text, f"environment variable {variable}")
+            return parse_credential(name, text, f"environment variable {variable}")
         row = None
         if self._pool is not None:
             with suppress(asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
@@ -353,14 +311,13 @@ class Credentials:
 
     async def _inline(self, auth: Mapping[str, Any], types: tuple[CredentialType, ...]) -> Credential:
         kind = credential_type(str(auth["type"]))
-        if types and kind not in types:
+        if not _fits(kind, types):
             raise CredentialError(f"auth is of type {kind}; {' or '.join(types)} is needed here")
         given = auth.get("data")
-        fields = given if isinstance(given, Mapping) else auth
-        revealed = {key: await self.reveal(value) for key, value in fields.items() if key != "type"}
-        credential = Credential("inline", kind, revealed)
+        fields = given if isinstance(given, Mapping) else {key: auth[key] for key in auth if key != "type"}
+        credential = await self._opened(Credential(INLINE, kind, dict(fields)))
         SECRETS.hide(*credential.secrets())
-        return credential
+        return await self._fitting(credential, types)
 
     def _embedded(self, name: str, types: tuple[CredentialType, ...]) -> Credential | None:
         """Returns the credential of the embedded server if it is the default for one of the types."""
@@ -400,24 +357,44 @@ def _read_secret_file(folder: Path, name: str) -> str | None:
     return path.read_text().strip() if path.is_file() else None
 
 
-def _parse(name: str, value: Any, source: str) -> Credential:
-    """Returns a credential from JSON, a URL, or a mapping ``{type, data}`` (fields beside ``type`` also count)."""
-    if isinstance(value, str):
-        text = value.strip()
-        scheme = text.partition("://")[0].lower()
-        if scheme in _SCHEMES:
-            return Credential(name, _SCHEMES[scheme], {"url": text})
-        try:
-            value = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            raise CredentialError(
-                f"credential {name!r} in {source} is neither JSON nor a URL (postgresql, mysql, http, https, nats)"
-            ) from None
-    if not isinstance(value, Mapping) or "type" not in value:
-        raise CredentialError(f"credential {name!r} in {source} needs 'type' and 'data'")
-    data = value.get("data")
-    if data is None:
-        data = {key: item for key, item in value.items() if key != "type"}
-    elif not isinstance(data, Mapping):
-        data = {"value": data}
-    return Credential(name, credential_type(str(value["type"])), dict(data))
+def _reference(auth: Mapping[str, Any]) -> str | None:
+    """Returns the name of a credential to which a mapping refers; None if it has the fields of one itself."""
+    keys = ["credential", "name"]
+    if str(auth.get("source", auth.get("provider"))) in _STORES:
+        keys.append("key")
+    elif "type" in auth and credential_type(str(auth["type"])) is CredentialType.HEADER:
+        keys.remove("name")  # of the header
+    return next((str(auth[key]) for key in keys if isinstance(auth.get(key), str) and auth[key]), None)
+
+
+def _fits(kind: CredentialType, types: tuple[CredentialType, ...]) -> bool:
+    """Reports whether a credential of a type is one of some types, or gives a token for one; no types: any fits."""
+    if not types or kind in types:
+        return True
+    if kind in TOKEN_TYPES and CredentialType.BEARER in types:
+        return True
+    return kind in TOKEN_TYPES - {CredentialType.GOOGLE_ID_TOKEN} and CredentialType.GCS in types
+
+
+def _adapted(found: Credential, auth: Mapping[str, Any]) -> Credential:
+    """Returns a credential for the scope or audience that ``auth`` adds to its name, and for the kind of token.
+
+    Other fields, such as the address of the token server, are the credential's own.
+    """
+    asked = credential_type(str(auth["type"])) if auth.get("type") else found.type
+    kind = asked if asked in TOKEN_TYPES else found.type
+    if kind not in TOKEN_TYPES:
+        return found
+    is_google = CredentialType.OAUTH2 not in (kind, found.type) and found.type in TOKEN_TYPES
+    if kind is not found.type and not is_google:
+        raise CredentialError(f"credential {found.name!r} is of type {found.type}; auth asks for {kind}")
+    own = {name: value for name, value in auth.items() if name not in _REFERENCE}
+    if unknown := own.keys() - set(known := [*_SCOPE, *_AUDIENCE]):
+        raise CredentialError(
+            f"auth: {', '.join(map(repr, sorted(map(str, unknown))))} has no effect beside the name of a credential; "
+            f"known: {', '.join(known)}"
+        )
+    is_other = kind is not found.type
+    replaced = {name for words in _PER_TOKEN for name in words if is_other or not own.keys().isdisjoint(words)}
+    kept = {name: value for name, value in found.data.items() if name not in replaced}
+    return Credential(found.name, kind, {**kept, **own}, found.tokens)

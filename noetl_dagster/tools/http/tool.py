@@ -18,7 +18,8 @@ from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of_
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.process.tracing import trace
 from noetl_dagster.process.tracing.spans import TRACEPARENT
-from noetl_dagster.tools.access.credentials import HTTP_TYPES, CredentialType
+from noetl_dagster.tools.access.credential_types import HTTP_TYPES, Credential, CredentialType
+from noetl_dagster.tools.access.grants import API_KEY, BEARER, CredentialFields
 from noetl_dagster.tools.access.web import (
     HttpRequest,
     WebError,
@@ -64,9 +65,19 @@ class HttpTool(Tool):
     kind = "http"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
-        """Sends the request and returns its response."""
-        config = call.config
+        """Sends the request and returns its response. A token that the server does not accept is renewed once."""
         access = await _credential_fields(call, box)
+        try:
+            return await self._respond(call, box, access)
+        except ToolError as error:
+            if error.status != HTTPStatus.UNAUTHORIZED or access.credential is None:
+                raise
+            if not box.credentials.reject(access.credential):
+                raise
+        return await self._respond(call, box, await _credential_fields(call, box))
+
+    async def _respond(self, call: ToolCall, box: Toolbox, access: _CredentialFields) -> ToolResult:
+        config = call.config
         url = _absolute_url(config.get("url"), access, call)
         takes_rows = call.task.kind == self.kind  # a transfer reads rows in its own way
         started = time.perf_counter()
@@ -129,6 +140,7 @@ class _CredentialFields:
         base_url: the only origin that may receive them; None: the first one that is asked.
     """
 
+    credential: Credential | None = None
     headers: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
     base_url: str | None = None
@@ -138,31 +150,46 @@ async def _credential_fields(call: ToolCall, box: Toolbox) -> _CredentialFields:
     """Returns the headers and parameters for the credential that the task names; none without one."""
     try:
         credential = await box.credentials.resolve(call.auth, *sorted(HTTP_TYPES))
+        return _CredentialFields() if credential is None else _added(credential)
     except CredentialError as error:
-        message = f"http in step {call.step}: {error}"
-        raise ToolError(message, kind="credential", retryable=error.retryable) from None
-    if credential is None:
-        return _CredentialFields()
+        raise call.error(str(error), error.kind, retryable=error.retryable) from None
+
+
+def _added(credential: Credential) -> _CredentialFields:
+    """Returns what a credential adds to a request. Raises ``CredentialError`` if a field is unknown or missing."""
+    what = f"credential {credential.name!r} of type {credential.type}"
     base_url = credential.get("base_url", "url")
-    access = _CredentialFields(base_url=str(base_url) if base_url else None)
+    access = _CredentialFields(credential, base_url=str(base_url) if base_url else None)
     headers = credential.get("headers")
     if isinstance(headers, Mapping):
         access.headers.update({str(name): str(value) for name, value in headers.items()})
+    if credential.type is CredentialType.HEADER:
+        fields = CredentialFields(what, credential.data, API_KEY)
+        _add_key(what, fields, access)
+        return access
     token = credential.get("token", "access_token", "bearer_token")
     user = credential.get("username", "user")
-    if credential.type is CredentialType.BEARER and token is None:
-        raise ToolError(f"credential {credential.name!r} of type bearer has no 'token'", kind="credential")
-    if credential.type in (CredentialType.BEARER, CredentialType.HTTP) and token is not None:
+    if credential.type is CredentialType.BEARER:
+        (token,) = CredentialFields(what, credential.data, BEARER).need("token")
+    if token is not None and credential.type is not CredentialType.BASIC:
         access.headers["Authorization"] = f"Bearer {token}"
-    elif user is not None and credential.type in (CredentialType.BASIC, CredentialType.HTTP):
+    elif user is not None:
         pair = f"{user}:{credential.get('password', default='')}"
         access.headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
-    elif credential.type is CredentialType.HEADER:
-        name = str(credential.get("header", "header_name", "name", default="X-API-Key"))
-        value = str(credential.get("value", "api_key", "key", "token", default=""))
-        into = access.params if credential.get("in") == "query" else access.headers
-        into[name] = value
     return access
+
+
+def _add_key(what: str, fields: CredentialFields, access: _CredentialFields) -> None:
+    """Adds an API key to the headers or the query."""
+    (value,) = fields.need("value")
+    place = str(fields.get("in", "query" if fields.get("param") else "header")).lower()
+    if place == "header":
+        access.headers[str(fields.get("header", "X-API-Key"))] = value
+    elif place == "query":
+        name = fields.get("param", fields.get("header"))
+        access.params[str(name) if name is not None else fields.need("param")[0]] = value
+    else:
+        raise CredentialError(f"{what}: in is header or query, not {place!r}")
 
 
 def _absolute_url(url: Any, access: _CredentialFields, call: ToolCall) -> str:

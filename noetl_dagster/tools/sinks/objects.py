@@ -14,7 +14,7 @@ import obstore
 from obstore.store import LocalStore
 
 from noetl_dagster.tools.access.clients import open_bucket
-from noetl_dagster.tools.access.credentials import CredentialType
+from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
 from noetl_dagster.tools.rows.files import arrow_schema, row_writer

@@ -130,4 +130,4 @@ def _errors(place: PartPlace) -> Iterator[None]:
         kind = kind_of(error)
         raise ToolError(text, kind="storage" if kind == "unknown" else kind, retryable=True) from None
     except CredentialError as error:
-        raise ToolError(f"sink: {error}", kind="credential", retryable=error.retryable) from None
+        raise ToolError(f"sink: {error}", kind=error.kind, retryable=error.retryable) from None

@@ -17,7 +17,7 @@ from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import postgres_arguments
-from noetl_dagster.tools.access.credentials import Credential, CredentialType
+from noetl_dagster.tools.access.credential_types import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
 from noetl_dagster.tools.rows.jsonable import to_jsonable

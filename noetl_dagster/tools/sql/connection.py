@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError
-from noetl_dagster.tools.access.credentials import Credential, CredentialType
+from noetl_dagster.tools.access.credential_types import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall
 
 KINDS: tuple[tuple[str, ErrorKind], ...] = (
@@ -80,7 +80,7 @@ async def _connected(call: ToolCall, box: Toolbox, connect: Callable[[Credential
             raise CredentialError("no credential is named; write auth: <name of a postgres credential>")
         return await connect(credential)
     except CredentialError as error:
-        raise call.error(str(error), "credential", retryable=error.retryable) from None
+        raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
 
 @contextlib.contextmanager

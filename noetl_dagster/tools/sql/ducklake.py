@@ -19,7 +19,7 @@ from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.extras import needs_extra
 from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.tools.access.clients import postgres_arguments
-from noetl_dagster.tools.access.credentials import Credential, CredentialType
+from noetl_dagster.tools.access.credential_types import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.paths import check_path, written_in
 from noetl_dagster.tools.sql.tables import quoted
@@ -151,7 +151,7 @@ async def _parameters(auth: Any, call: ToolCall, box: Toolbox) -> Mapping[str, s
             raise CredentialError("no catalog is named; write auth: <a postgres credential>, or catalog: <a file>")
         return _libpq(credential)
     except CredentialError as error:
-        raise call.error(str(error), "credential", retryable=error.retryable) from None
+        raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
 
 def _libpq(credential: Credential) -> Mapping[str, str]:

@@ -46,7 +46,7 @@ async def database_of(end: TransferEnd, call: ToolCall, box: Toolbox) -> Databas
     try:
         return await find_database(end.kind.value, box, auth=end.auth, path=path)
     except CredentialError as error:
-        raise call.error(str(error), "credential", retryable=error.retryable) from None
+        raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
 
 def open_database(end: TransferEnd, database: Database, call: ToolCall) -> AbstractAsyncContextManager[Session]:

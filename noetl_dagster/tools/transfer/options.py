@@ -20,7 +20,7 @@ from noetl_dagster.playbook.tool_kinds import PLACE_KINDS, REQUEST_FIELDS, likel
 from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import open_bucket
-from noetl_dagster.tools.access.credentials import CredentialType
+from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall, count_of
 from noetl_dagster.tools.paths import check_path, written_in
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
@@ -194,7 +194,7 @@ async def open_object(end: TransferEnd, call: ToolCall, box: Toolbox) -> tuple[A
         credential = await box.credentials.resolve(end.auth, CredentialType(kind))
         return open_bucket(box.settings, kind, parts.netloc, credential), parts.path.lstrip("/")
     except CredentialError as error:
-        raise call.error(str(error), "credential", retryable=error.retryable) from None
+        raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
 
 @dataclass(frozen=True, slots=True)

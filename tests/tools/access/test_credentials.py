@@ -14,7 +14,8 @@ from pydantic import SecretStr
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.access.credentials import Credentials, CredentialType, environment_name
+from noetl_dagster.tools.access.credential_types import CredentialType
+from noetl_dagster.tools.access.credentials import Credentials, environment_name
 
 
 def with_(settings: Settings, **changes: Any) -> Settings:

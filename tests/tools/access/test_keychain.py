@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import parse_qsl
 
 import asyncpg
 import pytest
-import uvicorn
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import CredentialError
@@ -25,59 +18,18 @@ from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.access import keychain as keychain_module
+from noetl_dagster.tools.access import tokens as tokens_module
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.access.keychain import Keychain
 from tests.playbooks import text_of
-from tests.waiting import until_now
-
-PASSWORD = "correct horse battery"
-
-
-class TokenServer:
-    """Gives tokens to who knows the password, and answers to who has one of its tokens."""
-
-    def __init__(self) -> None:
-        self.given: list[str] = []
-        self.asked: list[dict[str, str]] = []
-        self.life: Any = 3600
-        self.url = ""
-
-    async def token(self, request: Request) -> Response:
-        form = dict(parse_qsl((await request.body()).decode()))
-        self.asked.append(form)
-        await asyncio.sleep(0.05)  # long enough for others to ask as well
-        if form.get("client_secret") != PASSWORD:
-            return PlainTextResponse(f"wrong secret {form.get('client_secret')}", 401)
-        self.given.append(f"token-number-{len(self.given)}")
-        return JSONResponse({"access_token": self.given[-1], "expires_in": self.life, "token_type": "Bearer"})
-
-    async def whoami(self, request: Request) -> Response:
-        token = request.headers.get("authorization", "").removeprefix("Bearer ")
-        return JSONResponse({"known": token in self.given}, 200 if token in self.given else 401)
+from tests.tools.access.token_server import PASSWORD, TokenServer, token_server
 
 
 @pytest.fixture
 def server() -> Iterator[TokenServer]:
-    made = TokenServer()
-    app = Starlette(
-        routes=[
-            Route("/token", made.token, methods=["POST"]),
-            Route("/whoami", made.whoami),
-            Route("/text", lambda request: PlainTextResponse("no JSON"), methods=["POST"]),
-        ]
-    )
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical")
-    listener = config.bind_socket()
-    running = uvicorn.Server(config)
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
-    thread.start()
-    until_now(lambda: running.started, "the token server")
-    made.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    yield made
-    running.should_exit = True
-    thread.join()
+    with token_server() as made:
+        yield made
 
 
 @pytest.fixture
@@ -89,7 +41,7 @@ def settings(settings: Settings) -> Settings:
 async def processes(settings: Settings, pool: asyncpg.Pool[Any]) -> AsyncIterator[list[Keychain]]:
     """Keychains that share nothing but the database."""
     clients = [Clients(settings) for _ in range(6)]
-    yield [Keychain(Credentials(settings, pool), one, pool) for one in clients]
+    yield [Keychain(Credentials(settings, pool, one)) for one in clients]
     await asyncio.gather(*(one.close() for one in clients))
 
 
@@ -113,7 +65,11 @@ async def opened(keychain: Keychain, *entries: dict[str, Any], within: Scope | N
 async def test_processes_that_want_a_token_at_once_ask_for_one(
     processes: list[Keychain], server: TokenServer, pool: asyncpg.Pool[Any]
 ) -> None:
-    found = await asyncio.gather(*(opened(one, entry(server)) for one in processes))
+    server.gate.clear()
+    asking = [asyncio.create_task(opened(one, entry(server))) for one in processes]
+    await asyncio.to_thread(server.arrived.wait)
+    server.gate.set()
+    found = await asyncio.gather(*asking)
     assert server.given == ["token-number-0"]
     assert {one["api"]["access_token"] for one in found} == {"token-number-0"}
     assert server.asked == [{"grant_type": "client_credentials", "client_id": "noetl", "client_secret": PASSWORD}]
@@ -162,7 +118,7 @@ async def test_entries_use_those_before_them(
     }
     allowed = settings.model_copy(update={"playbook_env": ("API_SECRET",)})
     token = entry(server, data={"client_secret": "{{ keychain.secrets.password }}"})
-    found = await opened(Keychain(Credentials(allowed, pool), clients, pool), secret, token)
+    found = await opened(Keychain(Credentials(allowed, pool, clients)), secret, token)
     assert found == {
         "secrets": {"password": PASSWORD},
         "api": {"access_token": "token-number-0", "expires_in": 3600, "token_type": "Bearer"},
@@ -175,7 +131,7 @@ async def test_without_a_key_nothing_is_kept_in_the_database(
 ) -> None:
     own = settings.model_copy(update={"credential_key": None})
     clients = Clients(own)
-    keychain = Keychain(Credentials(own, pool), clients, pool)
+    keychain = Keychain(Credentials(own, pool, clients))
     for _ in range(3):
         await opened(keychain, entry(server))
     assert len(server.given) == 1
@@ -231,7 +187,7 @@ async def test_a_token_outlives_its_step_and_stays_out_of_the_log(
     settings: Settings, server: TokenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens that have expired between two steps are renewed; no event holds one."""
-    monkeypatch.setattr(keychain_module, "LIFE_SECONDS", 0.0)
+    monkeypatch.setattr(tokens_module, "LIFE_SECONDS", 0.0)
     server.life = None
     engine = await Engine.open(settings)
     loaded = parse_playbook(PLAYBOOK, file="tokens.yaml")

@@ -29,7 +29,8 @@ from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.access.credentials import Credentials, CredentialType
+from noetl_dagster.tools.access.credential_types import CredentialType
+from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.access.managers import asking
 from tests.playbooks import text_of
 from tests.serving import served

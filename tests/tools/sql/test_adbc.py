@@ -22,7 +22,7 @@ import pytest
 
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.playbook.models import Task
-from noetl_dagster.tools.access.credentials import Credential, CredentialType
+from noetl_dagster.tools.access.credential_types import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.sql.databases import adbc
 from noetl_dagster.tools.sql.databases.tool import DatabaseTool

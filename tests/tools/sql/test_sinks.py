@@ -11,7 +11,7 @@ import pytest
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import Sink
-from noetl_dagster.tools.access.credentials import Credential, CredentialType
+from noetl_dagster.tools.access.credential_types import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.rows.batches import StoredResult, rows_of
 from noetl_dagster.tools.sinks.postgres import is_event_log, write_result, write_sink

@@ -77,8 +77,8 @@ class SecretManagers:
                 retryable=True,
             )
         answer = asked.answer.result()
-        if isinstance(answer, CredentialError):  # a new one: raising grows an error, and many shards may wait
-            raise CredentialError(str(answer), retryable=answer.retryable)
+        if isinstance(answer, CredentialError):  # many shards may wait
+            raise answer.again()
         if isinstance(answer, Exception):  # its text may hold anything
             raise CredentialError(f"secret {path!r}: provider {provider!r} fails with {type(answer).__name__}")
         return _value(_where(provider, path), key, answer)

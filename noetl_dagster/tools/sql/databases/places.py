@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from noetl_dagster.errors import CredentialError
-from noetl_dagster.tools.access.credentials import CredentialType
+from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.sql.databases.base import Database
 

@@ -86,7 +86,7 @@ async def _database(call: ToolCall, box: Toolbox) -> Database:
     try:
         return await find_database(call.task.kind, box, auth=auth, path=path)
     except CredentialError as error:
-        raise call.error(str(error), "credential", retryable=error.retryable) from None
+        raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
 
 def _run(session: Session, statements: Sequence[BoundStatement], rows: FetchedRows) -> dict[str, Any]:
