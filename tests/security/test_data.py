@@ -251,8 +251,8 @@ async def test_a_script_that_expands_is_refused(run: Any, strict: Toolbox, bomb:
         await run("python", script=bomb)
 
 
-async def test_a_token_that_expands_is_refused(strict: Toolbox, pool: Any, bomb: str) -> None:
-    keychain = Keychain(strict.credentials, strict.clients, pool)
+async def test_a_token_that_expands_is_refused(strict: Toolbox, bomb: str) -> None:
+    keychain = Keychain(strict.credentials)
     scope = Scope(execution_id=1, workload={}, ctx={}, steps={})
     with pytest.raises(CredentialError, match="more than 33554432 bytes"):
         await keychain.open([{"name": "api", "endpoint": bomb}], scope, strict.results.get)

@@ -123,15 +123,28 @@ class Credentials:
         if len(auth) == 1:
             return await self.resolve(next(iter(auth.values())), *types)
         for entry in auth.values():
-            candidate = None
-            with suppress(CredentialError):
+            try:
                 candidate = await self.resolve(entry)
+            except CredentialError as error:
+                if error.retryable:
+                    raise
+                continue
             if candidate is not None and _fits(candidate.type, types):
                 return await self._fitting(candidate, types)
         raise CredentialError(
             f"auth names {', '.join(map(str, auth))}, none of which is a credential of type "
             f"{' or '.join(types) or 'any'}"
         )
+
+    async def know(self, auth: Any) -> None:
+        """Hides the secrets of a rendered ``auth``, with the token that other processes use.
+
+        Raises:
+            CredentialError: as :meth:`resolve`.
+        """
+        found = await self.resolve(auth)
+        if found is not None and found.type in TOKEN_TYPES and self.tokens.are_shared:
+            await self._issued(found)
 
     def reject(self, credential: Credential) -> bool:
         """Forgets the tokens of a credential that a server did not accept. Returns whether new ones may help."""
@@ -362,9 +375,16 @@ def _reference(auth: Mapping[str, Any]) -> str | None:
     keys = ["credential", "name"]
     if str(auth.get("source", auth.get("provider"))) in _STORES:
         keys.append("key")
-    elif "type" in auth and credential_type(str(auth["type"])) is CredentialType.HEADER:
+    elif _type_of(auth) is CredentialType.HEADER:
         keys.remove("name")  # of the header
     return next((str(auth[key]) for key in keys if isinstance(auth.get(key), str) and auth[key]), None)
+
+
+def _type_of(auth: Mapping[str, Any]) -> CredentialType | None:
+    """Returns the type that a mapping names, None if it is unknown: that of the credential counts."""
+    with suppress(CredentialError):
+        return credential_type(str(auth.get("type")))
+    return None
 
 
 def _fits(kind: CredentialType, types: tuple[CredentialType, ...]) -> bool:
@@ -381,8 +401,8 @@ def _adapted(found: Credential, auth: Mapping[str, Any]) -> Credential:
 
     Other fields, such as the address of the token server, are the credential's own.
     """
-    asked = credential_type(str(auth["type"])) if auth.get("type") else found.type
-    kind = asked if asked in TOKEN_TYPES else found.type
+    asked = _type_of(auth)
+    kind = found.type if asked is None or asked not in TOKEN_TYPES else asked
     if kind not in TOKEN_TYPES:
         return found
     is_google = CredentialType.OAUTH2 not in (kind, found.type) and found.type in TOKEN_TYPES

@@ -129,6 +129,11 @@ class Tokens:
         self._rejected: dict[tuple[str, int], Fields] = {}
         self._rotated: dict[tuple[str, int], str] = {}
 
+    @property
+    def are_shared(self) -> bool:
+        """Reports whether processes share their tokens."""
+        return self._pool is not None
+
     async def get(self, request: TokenRequest, owner: int = OF_ANY_EXECUTION) -> tuple[Token, bool]:
         """Returns a valid token, and whether it was issued before this call.
 

@@ -108,6 +108,7 @@ async def test_words_in_the_wild_mean_the_same(processes: list[Credentials], tok
         {"type": "bearer", "credential": "api"},
         {"source": "credential", "type": "oauth2", "key": "api"},
         {"web": {"type": "oauth2", "credential": "api"}},
+        {"type": "a type of another engine", "credential": "api"},
         {"pg": {"type": "postgres", "url": "postgresql://u@h/d"}, "web": "api"},
         "secret://credential/api",
     ):
@@ -187,6 +188,14 @@ async def test_processes_replace_a_token_that_is_not_accepted_once(
         assert credential is not None
         assert one.reject(credential)
         assert await token_of(one, client(tokens)) == "token-number-1"
+
+
+async def test_a_process_knows_the_tokens_of_others(processes: list[Credentials], tokens: TokenServer) -> None:
+    token = await token_of(processes[0], client(tokens))
+    SECRETS.forget()  # as in a process that has not read it
+    await processes[1].know(client(tokens))
+    assert SECRETS.redact(token) == "***"
+    assert len(tokens.asked) == 1
 
 
 @pytest.mark.parametrize("has_key", [True, False])
