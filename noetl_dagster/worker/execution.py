@@ -86,10 +86,11 @@ class ReadPartitions:
     """Results of an asset by partition: in memory, or fetched when a template uses a partition.
 
     Attributes:
+        count: number of partitions.
         found: None until it is fetched; then shared by all commands of the visit in this process.
     """
 
-    keys: tuple[str, ...]
+    count: int
     reference: ResultRef | None = None
     found: dict[str, Envelope] | None = None
 
@@ -98,9 +99,10 @@ def _opened(kept: Mapping[str, Any]) -> Envelope | ReadPartitions:
     """Reads the record of an asset in ``step.enter``: one result, or several by partition."""
     if "partitions" in kept:
         found = {key: from_result(one) for key, one in kept["partitions"].items()}
-        return ReadPartitions(tuple(found), found=found)
+        return ReadPartitions(len(found), found=found)
     envelope = from_result(kept["result"])
-    return ReadPartitions(tuple(kept["keys"]), envelope["ref"]) if "keys" in kept else envelope
+    count = len(kept["keys"]) if "keys" in kept else kept.get("count")  # executions that began before have keys
+    return envelope if count is None else ReadPartitions(count, envelope["ref"])
 
 
 @dataclass(eq=False, repr=False)
@@ -110,24 +112,25 @@ class PartitionViews(LazyMapping):
     _read: ReadPartitions
     _cache: ReferenceCache
 
-    def __getitem__(self, key: str) -> ResultView:
+    def _found(self) -> dict[str, Envelope]:
         read = self._read
-        if key not in read.keys:
-            raise KeyError(key)
         if read.found is None:
             assert read.reference is not None
             fetched = self._cache.load(read.reference)
             read.found = {name: from_result(one) for name, one in fetched.items()}
-        return ResultView(read.found[key], self._cache)
+        return read.found
+
+    def __getitem__(self, key: str) -> ResultView:
+        return ResultView(self._found()[key], self._cache)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._read.keys
+        return key in self._found()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._read.keys)
+        return iter(self._found())
 
     def __len__(self) -> int:
-        return len(self._read.keys)
+        return self._read.count
 
 
 @dataclass(eq=False, repr=False)

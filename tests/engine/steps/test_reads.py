@@ -132,6 +132,9 @@ async def test_all_of_many_partitions_are_kept_beside_the_event(made: Any, engin
     pool = engine.runtime.pool
     size = "SELECT max(length(context::text)) FROM noetl.event WHERE event_type = 'step.enter'"
     assert await pool.fetchval(size) < large
+    entered = "SELECT string_agg(context::text, '') FROM noetl.event WHERE event_type = 'step.enter'"
+    texts = await pool.fetchval(entered)
+    assert "2026-01-08" not in texts, "not even the keys, of which there may be many"
 
     await made(MAKER, {"value": "y"}, day="2026-01-03")
     whole = (
