@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError, ToolError
 from noetl_dagster.playbook.models import ResultSpec
@@ -15,18 +13,15 @@ from noetl_dagster.playbook.templates.rendering import with_references
 from noetl_dagster.playbook.templates.views import ResultView
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
-from noetl_dagster.storage import codec, locations
+from noetl_dagster.storage import locations
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.tools.base import Chunk, Tool, Toolbox, ToolCall, ToolResult, as_result_ref
-from noetl_dagster.tools.chunks.gather import Gathered, Gathering
-from noetl_dagster.tools.chunks.writer import ChunkedResult, ChunkWriter
-from noetl_dagster.tools.rows.cutters import RECORD_BYTES, cutter_for
+from noetl_dagster.tools.chunks.files import file_rows, reading, value_of
+from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.rows.formats import FORMAT_BY_ENDING, RowFormat
-from noetl_dagster.tools.rows.reader import RowFile, cut, threaded
+from noetl_dagster.tools.rows.reader import RowFile
 
 Choice = TypeVar("Choice", bound=StrEnum)
-
-_CONTENT_TYPES = {".json": codec.JSON, ".parquet": codec.PARQUET}
 
 
 class ArtifactAction(StrEnum):
@@ -81,26 +76,19 @@ async def _read(uri: str, call: ToolCall, box: Toolbox) -> ToolResult:
     format = _row_format(uri, call, box)
     if format is RowFormat.JSON and not call.config.get("format"):
         least = 0 if ChunkWriter.is_wanted(call, box) else box.settings.chunk_bytes
-        with _reading(uri):
+        with reading(uri):
             file = await asyncio.to_thread(RowFile.at, uri, box.settings)
             if file.size < least or not await file.is_array():
                 format = None
     if format is not None:
-        return await _file_rows(uri, format, call, box)
-    with _reading(uri):
+        return await file_rows(lambda: asyncio.to_thread(RowFile.at, uri, box.settings), uri, format, call, box)
+    with reading(uri):
         return ToolResult(data=await asyncio.to_thread(_value_at, box, uri))
 
 
 def _value_at(box: Toolbox, uri: str) -> Any:
     """Returns the value at a physical address, decoded by the ending of its name."""
-    content = locations.read_bytes(box.settings, uri)
-    content_type = _CONTENT_TYPES.get(PurePosixPath(uri).suffix.lower())
-    if content_type is not None:
-        return codec.decode(content, content_type)
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return content
+    return value_of(locations.read_bytes(box.settings, uri), uri)
 
 
 def _row_format(uri: str, call: ToolCall, box: Toolbox) -> RowFormat | None:
@@ -172,73 +160,6 @@ async def _of_step(call: ToolCall, box: Toolbox, step: str) -> Any:
             kind="not_found",
         )
     return result.stored or await with_references(result.plain, box.results.get)
-
-
-_BATCH_ROWS = 1024
-
-
-async def _file_rows(uri: str, format: RowFormat, call: ToolCall, box: Toolbox) -> ToolResult:
-    """Returns the rows of a file: a list, of Parquet a table; by reference if they are more than a chunk.
-
-    After a restart, reading resumes after the stored chunks. If the file has changed, it is read again and compared
-    with them.
-    """
-    chunks = ChunkedResult(call, box)
-    if not await chunks.seek():
-        return await chunks.result()
-    with _reading(uri):
-        file = await asyncio.to_thread(RowFile.at, uri, box.settings)
-    if chunks.position is not None and chunks.position["version"] != file.version:
-        await chunks.begin_again()
-    if format is RowFormat.PARQUET:
-        found = threaded(_tables(file, chunks.position or {}, chunks.most_bytes))
-    else:
-        # if the playbook does not ask for rows, one value may be the whole file
-        is_one_value = format is RowFormat.JSON and not call.config.get("format") and not chunks.wanted
-        longest = file.size if is_one_value else RECORD_BYTES
-        found = _pieces(file, format, chunks.position or {}, chunks.most_bytes, longest)
-    async with aclosing(cast(Any, found)) as stream:
-        while True:
-            with _reading(uri):
-                chunk = await anext(stream, None)
-            if chunk is None:
-                return await chunks.result()
-            await chunks.put(chunk)
-
-
-async def _pieces(
-    file: RowFile, format: RowFormat, position: dict[str, Any], size: int, longest: int
-) -> AsyncIterator[Gathered]:
-    """Yields the chunks of a file of text, from a position on."""
-    cutter = cutter_for(format, size, position, file.name, longest=longest)
-    async for piece in cut(file.blocks(position.get("offset", 0)), cutter):
-        after = {"version": file.version, "offset": piece.offset, "columns": cutter.columns}
-        yield Gathered(piece.rows, after if piece.full else None, full=piece.full)
-
-
-def _tables(file: RowFile, position: dict[str, Any], size: int) -> Iterator[Gathered]:
-    """Yields the chunks of a Parquet file, from a position on; an empty table if the file has no rows."""
-    import pyarrow as pa
-
-    gathering = Gathering(size)
-    after = start = position.get("row", 0)
-    for batch, after in file.parquet_batches(start, _BATCH_ROWS, pre_buffer=False):
-        yield from gathering.add(pa.Table.from_batches([batch]), {"version": file.version, "row": after})
-    if (rest := gathering.rest()) is not None:
-        yield rest
-    elif after == 0:
-        yield Gathered(file.parquet_schema().empty_table(), full=False)
-
-
-@contextmanager
-def _reading(uri: str) -> Iterator[None]:
-    """Turns errors of reading into ``StorageError``, and those of damaged or other files into ``ToolError``."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"{uri} cannot be read: {error}") from error
-    except ValueError as error:  # of Arrow and of JSON
-        raise ToolError(f"{uri} is not what its name or 'format' says, or is damaged: {error}", kind="parse") from error
 
 
 async def _record_parts(ref: ResultRef, call: ToolCall, box: Toolbox) -> None:

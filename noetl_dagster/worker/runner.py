@@ -18,11 +18,8 @@ from noetl_dagster.playbook.templates.rendering import render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.process.log_context import LogContext
-from noetl_dagster.result_ref import RefKind, ResultRef
-from noetl_dagster.storage import codec
-from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.rows.batches import StoredResult, batches_of, has_rows
+from noetl_dagster.tools.rows.batches import batches_of, has_rows, value_or_rows
 from noetl_dagster.tools.rows.watermarks import greatest, greatest_of_batches, moved
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import part_prefix
@@ -251,14 +248,8 @@ class CommandRunner:
 
     async def _result(self, outcome: Outcome, view: ResultView) -> Any:
         """Returns the value of a result, or a reader of its rows when they are more than a chunk."""
-        ref, results = outcome.envelope.get("ref"), self.box.results
-        if ref is None:
-            return view.plain()
-        rows = _listed(ref) if isinstance(ref, ResultRef) else None
-        chunk_bytes = self.box.settings.chunk_bytes
-        if rows is None or (rows.kind is RefKind.OBJECT and rows.bytes_size <= chunk_bytes):
-            return await results.get(ref)
-        return StoredResult(lambda: results.batches(rows), lambda: results.get(ref))
+        ref, box = outcome.envelope.get("ref"), self.box
+        return view.plain() if ref is None else await value_or_rows(ref, box.results, box.settings.chunk_bytes)
 
 
 async def _check_claim(connection: Any, command: Command, kept: Mapping[str, Any]) -> None:
@@ -273,14 +264,3 @@ async def _check_claim(connection: Any, command: Command, kept: Mapping[str, Any
             kind="claim",
             code="WATERMARK_LOST",
         )
-
-
-def _listed(ref: ResultRef) -> ResultRef | None:
-    """Returns the reference from which rows can be read in batches; None if only the whole value can be read."""
-    if (around := ref.around) is not None:
-        place = "data" if "status_code" in around.fields else "rows"
-        return ref.rows_alone if place in around.at else None
-    if ref.kind is RefKind.MANIFEST:
-        return ref if strategy_of(ref) in (Strategy.CONCAT, Strategy.APPEND) else None
-    is_list = ref.kind is RefKind.DATASET or ref.content_type in (codec.JSON_LINES, codec.PARQUET)
-    return ref if is_list else None

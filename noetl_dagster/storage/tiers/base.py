@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from datetime import datetime
 
 from noetl_dagster.errors import StorageError
@@ -12,6 +13,21 @@ Bytes = bytes | memoryview
 
 CHUNK = 4 * 1024 * 1024
 """Bytes per chunk of a stream: large enough for full speed, small enough that a few fit any worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object of a bucket, as its store describes it.
+
+    Attributes:
+        bytes: its size.
+        etag: changes with the bytes; without quotes.
+    """
+
+    key: str
+    bytes: int
+    etag: str
+    modified: datetime
 
 
 class TierUnavailableError(StorageError):

@@ -8,40 +8,52 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, BinaryIO, TypeVar, cast
 
+import orjson
+
 from noetl_dagster.errors import StorageError
 from noetl_dagster.extras import needs_extra
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier, TierUnavailableError
+from noetl_dagster.storage.tiers.base import CHUNK, Bytes, StoredObject, Tier, TierUnavailableError
 
 T = TypeVar("T")
 
 
-def gcs_client(settings: Settings) -> Any:
+def gcs_client(settings: Settings, account: str | None = None) -> Any:
     """Returns this process's client: with the Google environment's credentials, or anonymous at an endpoint.
 
     Processes make one client, since each asks Google for its own token.
+
+    Args:
+        account: the key of a service account, as JSON, whose credentials it has instead.
+
+    Raises:
+        StorageError: the key is none.
     """
-    return _client(settings.gcs_endpoint, os.getpid())
+    return _client(settings.gcs_endpoint, os.getpid(), account)
 
 
 @lru_cache(maxsize=8)
-def _client(endpoint: str | None, process: int) -> Any:
+def _client(endpoint: str | None, process: int, account: str | None) -> Any:
     try:
         from google.auth.credentials import AnonymousCredentials
         from google.cloud import storage
     except ImportError as error:
         raise StorageError(needs_extra("tier gcs", "gcs")) from error
+    options = {"api_endpoint": endpoint} if endpoint else None
+    if account is not None:
+        try:
+            info = orjson.loads(account)
+            return storage.Client.from_service_account_info(info, project=info["project_id"], client_options=options)
+        except (ValueError, TypeError, KeyError) as error:  # the message would show parts of the key
+            raise StorageError(f"the key of the Google service account is not valid ({type(error).__name__})") from None
     if endpoint:
-        return storage.Client(
-            project="noetl",
-            credentials=AnonymousCredentials(),  # type: ignore[no-untyped-call]
-            client_options={"api_endpoint": endpoint},
-        )
+        anonymous = AnonymousCredentials()  # type: ignore[no-untyped-call]
+        return storage.Client(project="noetl", credentials=anonymous, client_options=options)
     return storage.Client()
 
 
@@ -50,10 +62,13 @@ class GcsBucket:
 
     Args:
         patience: seconds for which a request is repeated while Google does not answer; None is the client's default.
+        account: see :func:`gcs_client`.
     """
 
-    def __init__(self, settings: Settings, bucket: str, *, patience: float | None = None) -> None:
-        self.bucket = gcs_client(settings).bucket(bucket)
+    def __init__(
+        self, settings: Settings, bucket: str, *, patience: float | None = None, account: str | None = None
+    ) -> None:
+        self.bucket = gcs_client(settings, account).bucket(bucket)
         from google.cloud.storage.retry import DEFAULT_RETRY
 
         self._retry = DEFAULT_RETRY if patience is None else DEFAULT_RETRY.with_timeout(patience)
@@ -71,12 +86,38 @@ class GcsBucket:
             blob.reload(timeout=30, retry=self._retry)
             return cast("BinaryIO", blob.open("rb", chunk_size=CHUNK))
 
-    def write(self, key: str, file: BinaryIO, size: int, content_type: str | None = None) -> None:
-        """Stores the next ``size`` bytes of a file; Google compares its checksum with the client's."""
+    def write(
+        self,
+        key: str,
+        file: BinaryIO,
+        size: int,
+        content_type: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> str:
+        """Stores the next ``size`` bytes of a file; Google compares its checksum with the client's.
+
+        Returns the object's tag.
+        """
+        blob = self.bucket.blob(key, chunk_size=2 * CHUNK if size > 2 * CHUNK else None)
+        blob.metadata = dict(metadata) if metadata else None
         with _missing_as_file_error():
-            self.bucket.blob(key).upload_from_file(
+            blob.upload_from_file(
                 file, size=size, content_type=content_type, checksum="crc32c", timeout=600, retry=self._retry
             )
+        return str(blob.etag or "")
+
+    def find(self, key: str) -> StoredObject:
+        """Returns what the store knows of an object."""
+        blob = self.bucket.blob(key)
+        with _missing_as_file_error():
+            blob.reload(timeout=30, retry=self._retry)
+        return _object(blob)
+
+    def objects(self, prefix: str) -> Iterator[list[StoredObject]]:
+        """Yields pages of the objects whose keys begin with a prefix."""
+        with _missing_as_file_error():
+            for page in self.bucket.list_blobs(prefix=prefix or None, timeout=30, retry=self._retry).pages:
+                yield [_object(blob) for blob in page]
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Returns the bytes of all objects below a prefix by their keys, or those of the object of that name."""
@@ -92,6 +133,10 @@ class GcsBucket:
     def delete(self, keys: Sequence[str]) -> None:
         """Removes objects; missing ones are no error."""
         self.bucket.delete_blobs(list(keys), on_error=lambda _: None, timeout=30, retry=self._retry)
+
+
+def _object(blob: Any) -> StoredObject:
+    return StoredObject(blob.name, blob.size, blob.etag or "", blob.updated)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -12,12 +12,13 @@ from functools import lru_cache
 from typing import Any, BinaryIO, cast
 
 import obstore
+from obstore import ObjectMeta
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import S3Store
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier, TierUnavailableError
+from noetl_dagster.storage.tiers.base import CHUNK, Bytes, StoredObject, Tier, TierUnavailableError
 
 PART = 8 * 1024 * 1024
 """Bytes per part of a multipart upload; S3 allows 10,000 parts, which makes 80 GB."""
@@ -141,18 +142,37 @@ class S3Bucket:
         """Returns a reader that fetches an object while it is read."""
         return cast("BinaryIO", obstore.open_reader(self._store, key, buffer_size=CHUNK))
 
-    def write(self, key: str, file: BinaryIO, size: int, content_type: str | None = None) -> None:
-        """Stores the next ``size`` bytes of a file, in constant memory if they are many."""
+    def write(
+        self,
+        key: str,
+        file: BinaryIO,
+        size: int,
+        content_type: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> str:
+        """Stores the next ``size`` bytes of a file, in constant memory if they are many. Returns the object's tag."""
         large, pieces = size > WHOLE, _pieces(file, size)
-        obstore.put(
+        attributes = {**(metadata or {}), **({"Content-Type": content_type} if content_type else {})}
+        stored = obstore.put(
             self._store,
             key,
             pieces if large else b"".join(pieces),
-            attributes={"Content-Type": content_type} if content_type else None,
+            attributes=attributes or None,
             use_multipart=large,
             chunk_size=PART,
             max_concurrency=PARTS_IN_FLIGHT,
         )
+        return _tag(stored["e_tag"])
+
+    def find(self, key: str) -> StoredObject:
+        """Returns what the store knows of an object."""
+        return _object(obstore.head(self._store, key))
+
+    def objects(self, prefix: str) -> Iterator[list[StoredObject]]:
+        """Yields pages of the objects whose keys begin with a prefix; a page may be empty."""
+        folder = prefix.rpartition("/")[0]  # the client lists whole folders only
+        for page in obstore.list(self._store, prefix=folder or None):
+            yield [_object(entry) for entry in page if entry["path"].startswith(prefix)]
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Returns the bytes of all objects below a prefix by their keys, or those of the object of that name."""
@@ -177,6 +197,14 @@ class S3Bucket:
         """Removes objects; missing ones are no error."""
         if keys:
             obstore.delete(self._store, list(keys))
+
+
+def _object(entry: ObjectMeta) -> StoredObject:
+    return StoredObject(entry["path"], entry["size"], _tag(entry["e_tag"]), entry["last_modified"])
+
+
+def _tag(text: str | None) -> str:
+    return (text or "").strip('"')
 
 
 def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import asyncpg
 import orjson
@@ -205,12 +206,41 @@ def open_bucket(settings: Settings, kind: str, bucket: str, credential: Credenti
     Raises:
         CredentialError: no bucket is named.
     """
+    name = bucket_name(settings, kind, bucket, credential)
+    return _gcs(name, credential) if kind == "gcs" else _s3(settings, name, credential)
+
+
+def bucket_name(settings: Settings, kind: str, bucket: str, credential: Credential | None) -> str:
+    """Returns the bucket that :func:`open_bucket` opens; raises ``CredentialError`` if none is named."""
     own = credential.get("bucket", default="") if credential else ""
     default = settings.gcs_bucket if kind == "gcs" else settings.minio_bucket
     name = bucket or own or default
     if not name:
         raise CredentialError(f"no bucket is named for {kind}; write it in the path or in the credential")
-    return _gcs(settings, name, credential) if kind == "gcs" else _s3(settings, name, credential)
+    return str(name)
+
+
+def google_account(credential: Credential | None) -> str | None:
+    """Returns the key of a gcs credential's service account as JSON; None: the Google environment's is used.
+
+    Raises:
+        CredentialError: the file that it names cannot be read.
+    """
+    if credential is None:
+        return None
+    key = credential.get("service_account_key", "service_account_json", "service_account", "key")
+    path = credential.get("service_account_path", "keyfile")
+    if key is None and path is not None:
+        try:
+            key = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CredentialError(f"credential {credential.name!r}: {path} cannot be read: {error}") from None
+    return key if key is None or isinstance(key, str) else orjson.dumps(key).decode()
+
+
+def google_token(credential: Credential | None) -> str | None:
+    """Returns the access token of a gcs credential, which has been exchanged for a credential of another type."""
+    return None if credential is None else credential.get("token", "access_token")
 
 
 def _s3(settings: Settings, bucket: str, credential: Credential | None) -> S3Store:
@@ -237,13 +267,9 @@ def _s3(settings: Settings, bucket: str, credential: Credential | None) -> S3Sto
     return S3Store(bucket, config=options, client_options=client)
 
 
-def _gcs(settings: Settings, bucket: str, credential: Credential | None) -> GCSStore:
-    options: dict[str, Any] = {}
-    if credential is not None:
-        options["service_account_key"] = credential.get("service_account_key", "service_account", "key")
-        options["service_account_path"] = credential.get("service_account_path", "keyfile")
-        options["bearer_token"] = credential.get("token", "access_token")
-    return GCSStore(bucket, config={name: value for name, value in options.items() if value is not None})
+def _gcs(bucket: str, credential: Credential | None) -> GCSStore:
+    config = {"service_account_key": google_account(credential), "bearer_token": google_token(credential)}
+    return GCSStore(bucket, config=cast(Any, {name: value for name, value in config.items() if value is not None}))
 
 
 async def _prepare_connection(connection: asyncpg.Connection) -> None:

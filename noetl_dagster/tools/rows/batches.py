@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from noetl_dagster.result_ref import RefKind, ResultRef
+from noetl_dagster.storage.codec import JSON_LINES, PARQUET
+from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.tools.rows.jsonable import is_table
+
+if TYPE_CHECKING:
+    from noetl_dagster.storage.store import ResultStore
 
 
 def rows_of(value: Any) -> list[Mapping[str, Any]]:
@@ -45,6 +51,25 @@ class StoredResult:
 
     parts: Callable[[], AsyncIterator[Any]]
     whole: Callable[[], Awaitable[Any]]
+
+
+async def value_or_rows(ref: ResultRef | str, results: ResultStore, chunk_bytes: int) -> Any:
+    """Returns the value of a reference, or a reader of its rows when they are more than ``chunk_bytes``."""
+    rows = _listed(ref) if isinstance(ref, ResultRef) else None
+    if rows is None or (rows.kind is RefKind.OBJECT and rows.bytes_size <= chunk_bytes):
+        return await results.get(ref)
+    return StoredResult(lambda: results.batches(rows), lambda: results.get(ref))
+
+
+def _listed(ref: ResultRef) -> ResultRef | None:
+    """Returns the reference from which rows can be read in batches; None if only the whole value can be read."""
+    if (around := ref.around) is not None:
+        place = "data" if "status_code" in around.fields else "rows"
+        return ref.rows_alone if place in around.at else None
+    if ref.kind is RefKind.MANIFEST:
+        return ref if strategy_of(ref) in (Strategy.CONCAT, Strategy.APPEND) else None
+    is_list = ref.kind is RefKind.DATASET or ref.content_type in (JSON_LINES, PARQUET)
+    return ref if is_list else None
 
 
 async def batches_of(result: Any) -> AsyncIterator[list[Mapping[str, Any]]]:

@@ -1,0 +1,103 @@
+"""Files of rows as the result of a call: chunk by chunk, from the position where an earlier run of the call ended."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import PurePosixPath
+from typing import Any, cast
+
+from noetl_dagster.errors import StorageError, ToolError
+from noetl_dagster.storage import codec
+from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.chunks.gather import Gathered, Gathering
+from noetl_dagster.tools.chunks.writer import ChunkedResult
+from noetl_dagster.tools.rows.cutters import RECORD_BYTES, cutter_for
+from noetl_dagster.tools.rows.formats import RowFormat
+from noetl_dagster.tools.rows.reader import RowFile, cut, threaded
+
+_BATCH_ROWS = 1024
+_CONTENT_TYPES = {".json": codec.JSON, ".parquet": codec.PARQUET}
+
+
+def value_of(content: bytes, name: str) -> Any:
+    """Returns the value that a file holds, by the ending of its name: parsed JSON, a table, text, or the bytes."""
+    content_type = _CONTENT_TYPES.get(PurePosixPath(name).suffix.lower())
+    if content_type is not None:
+        return codec.decode(content, content_type)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return content
+
+
+async def file_rows(
+    open_file: Callable[[], Awaitable[RowFile]], name: str, format: RowFormat, call: ToolCall, box: Toolbox
+) -> ToolResult:
+    """Returns the rows of a file: a list, of Parquet a table; by reference if they are more than a chunk.
+
+    After a restart, reading resumes after the stored chunks. If the file has changed, it is read again and compared
+    with them.
+
+    Args:
+        open_file: finds the file; not called if all chunks are stored.
+        name: of the file, for errors.
+    """
+    chunks = ChunkedResult(call, box)
+    if not await chunks.seek():
+        return await chunks.result()
+    with reading(name):
+        file = await open_file()
+    if chunks.position is not None and chunks.position["version"] != file.version:
+        await chunks.begin_again()
+    if format is RowFormat.PARQUET:
+        found = threaded(_tables(file, chunks.position or {}, chunks.most_bytes))
+    else:
+        # if the playbook does not ask for rows, one value may be the whole file
+        is_one_value = format is RowFormat.JSON and not call.config.get("format") and not chunks.wanted
+        longest = file.size if is_one_value else RECORD_BYTES
+        found = _pieces(file, format, chunks.position or {}, chunks.most_bytes, longest)
+    async with aclosing(cast(Any, found)) as stream:
+        while True:
+            with reading(name):
+                chunk = await anext(stream, None)
+            if chunk is None:
+                return await chunks.result()
+            await chunks.put(chunk)
+
+
+async def _pieces(
+    file: RowFile, format: RowFormat, position: dict[str, Any], size: int, longest: int
+) -> AsyncIterator[Gathered]:
+    """Yields the chunks of a file of text, from a position on."""
+    cutter = cutter_for(format, size, position, file.name, longest=longest)
+    async for piece in cut(file.blocks(position.get("offset", 0)), cutter):
+        after = {"version": file.version, "offset": piece.offset, "columns": cutter.columns}
+        yield Gathered(piece.rows, after if piece.full else None, full=piece.full)
+
+
+def _tables(file: RowFile, position: dict[str, Any], size: int) -> Iterator[Gathered]:
+    """Yields the chunks of a Parquet file, from a position on; an empty table if the file has no rows."""
+    import pyarrow as pa
+
+    gathering = Gathering(size)
+    after = start = position.get("row", 0)
+    for batch, after in file.parquet_batches(start, _BATCH_ROWS, pre_buffer=False):
+        yield from gathering.add(pa.Table.from_batches([batch]), {"version": file.version, "row": after})
+    if (rest := gathering.rest()) is not None:
+        yield rest
+    elif after == 0:
+        yield Gathered(file.parquet_schema().empty_table(), full=False)
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turns errors of reading into ``StorageError``, and those of damaged or other files into ``ToolError``."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{name} cannot be read: {error}") from error
+    except ValueError as error:  # of Arrow and of JSON
+        raise ToolError(
+            f"{name} is not what its name or 'format' says, or is damaged: {error}", kind="parse"
+        ) from error
