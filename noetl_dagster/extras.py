@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 EXTRAS: Mapping[str, str] = {
     "ducklake": "duckdb_extension_ducklake",
+    "gcs": "google.cloud.storage",
     "k8s": "kubernetes",
     "mysql": "pymysql",
     "snowflake": "adbc_driver_snowflake",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from noetl_dagster.playbook.wording import did_you_mean
@@ -181,6 +181,24 @@ _SHELL = ToolKind(
     needs=("cmds", "script", "code"),
     without_effect=("capture_output", "stream_output", "check", "job", "namespace"),
 )
+_BUCKET = ToolKind(
+    _fields(
+        "bucket content_type metadata prefix format encoding",
+        ("operation", "action"),
+        ("uri", "url"),
+        ("key", "object", "keys", "blob", "object_name", "object_key"),
+        ("source", "src"),
+        ("destination", "dest", "target"),
+        ("file", "path", "local_path", "file_path", "filename"),
+        ("content", "data", "body", "value", "payload", "text"),
+        ("limit", "max_keys", "max_results"),
+    ),
+    words={
+        "operation": ("upload", "download", "list", "delete", "put", "get"),
+        "format": (*ROW_FORMATS, "text", "bytes", "base64"),
+        "encoding": ("base64", "utf-8", "text"),
+    },
+)
 
 
 def _sql_server(extra: str) -> ToolKind:
@@ -247,6 +265,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         keeps_to_driver=True,
         extra="ducklake",
     ),
+    "gcs": replace(_BUCKET, extra="gcs"),
     "http": ToolKind(
         _fields(
             "method headers as format",
@@ -289,6 +308,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     "python": ToolKind(_fields("code script libs env isolation memory", TIMEOUT), needs=("code", "script")),
     "resolve": _ARTIFACT,
     "result": _ARTIFACT,
+    "s3": _BUCKET,
     "script": _SHELL,
     "secrets": ToolKind(
         _fields("provider key path", ("secret", "secret_name", "secret_id")),

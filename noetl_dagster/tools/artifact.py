@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from enum import StrEnum
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
@@ -76,14 +77,19 @@ async def _read(uri: str, call: ToolCall, box: Toolbox) -> ToolResult:
     format = _row_format(uri, call, box)
     if format is RowFormat.JSON and not call.config.get("format"):
         least = 0 if ChunkWriter.is_wanted(call, box) else box.settings.chunk_bytes
+        file = await _open(uri, box)
         with reading(uri):
-            file = await asyncio.to_thread(RowFile.at, uri, box.settings)
             if file.size < least or not await file.is_array():
                 format = None
     if format is not None:
-        return await file_rows(lambda: asyncio.to_thread(RowFile.at, uri, box.settings), uri, format, call, box)
+        return await file_rows(partial(_open, uri, box), uri, format, call, box)
     with reading(uri):
         return ToolResult(data=await asyncio.to_thread(_value_at, box, uri))
+
+
+async def _open(uri: str, box: Toolbox) -> RowFile:
+    with reading(uri):
+        return await asyncio.to_thread(RowFile.at, uri, box.settings)
 
 
 def _value_at(box: Toolbox, uri: str) -> Any:

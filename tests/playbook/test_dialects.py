@@ -126,6 +126,25 @@ def test_shapes_of_tool() -> None:
     assert [task.name for task in labelled.tasks] == ["a", "b"]
 
 
+def test_words_of_buckets() -> None:
+    words = {
+        "operation": ("operation", "action"),
+        "uri": ("uri", "url"),
+        "key": ("key", "object", "keys", "blob", "object_name", "object_key"),
+        "source": ("source", "src"),
+        "destination": ("destination", "dest", "target"),
+        "file": ("file", "path", "local_path", "file_path", "filename"),
+        "content": ("content", "data", "body", "value", "payload", "text"),
+        "limit": ("limit", "max_keys", "max_results"),
+    }
+    for kind in ("s3", "gcs"):
+        for name, spellings in words.items():
+            for word in spellings:
+                value = "upload" if name == "operation" else "x"
+                task = task_of(f"{{kind: {kind}, {word}: {value}, credential: c, metadata: {{a: b}}}}")
+                assert (task.config, task.auth) == ({name: value, "metadata": {"a": "b"}}, "c"), word
+
+
 def test_seeds_tool_beside_its_fields() -> None:
     task = step_of(
         """

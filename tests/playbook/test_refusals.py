@@ -84,6 +84,14 @@ BROKEN_STEPS = {
         "sample.yaml:6:18: step 'start': tool kind 'mcp' is not supported: a server of the Model Context Protocol is called "
         "with kind http",
     ),
+    "an operation of buckets": (
+        "- step: start\n  tool: {kind: s3, operation: copy, key: a}\n",
+        "operation is the text 'copy'",
+    ),
+    "a field of buckets": (
+        "- step: start\n  tool: {kind: gcs, keyy: a}\n",
+        "gcs has no field 'keyy'; did you mean 'key'?",
+    ),
     "mistyped kind": ("- step: start\n  tool: {kind: pyton, code: x}\n", "did you mean 'python'?"),
     "inline script without code": (
         "- step: start\n  tool: {kind: python, script: {source: {type: inline}}}\n",

@@ -379,6 +379,8 @@ UNQUOTED = [
     ),
     ('{kind: duckdb, database: "{{ row.name }}.duckdb", command: "SELECT 1"}', "{{ row.name }}", "path_part"),
     ('{kind: python, script: "jobs/{{ row.name }}.py"}', "{{ row.name }}", "path_part"),
+    ('{kind: s3, operation: delete, prefix: "out/{{ row.name }}"}', "{{ row.name }}", "path_part"),
+    ('{kind: gcs, source: "{{ row.name }}.csv", key: a}', "{{ row.name }}", "path_part"),
     ('{kind: noop, sink: {tool: file, path: "out/{{ row.name }}"}}', "{{ row.name }}", "path_part"),
     ('{kind: noop, sink: {tool: postgres, command: "INSERT INTO t VALUES ({{ row.n }})"}}', "{{ row.n }}", "sql_lit"),
     ("{kind: shell, cmds: \"docker ps --format '{{.Names}}' {{ row.name }}\"}", "{{ row.name }}", "shell_quote"),

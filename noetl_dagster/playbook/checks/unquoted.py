@@ -113,6 +113,9 @@ def _texts(task: Task) -> Iterator[tuple[str, Language]]:
         case "postgres" | "duckdb" | "ducklake" | "mysql" | "sqlite" | "snowflake" | "bigquery" | "spark":
             yield from ((text, SQL) for text in _listed(config.get("command")))
             yield from ((text, PATH) for text in _listed(config.get("database")) if task.kind in ("duckdb", "sqlite"))
+        case "s3" | "gcs":
+            places = [config.get(name) for name in ("uri", "key", "source", "destination", "file", "prefix")]
+            yield from ((text, PATH) for text in _listed(places))
         case "transfer":
             for end in (config.get("source"), config.get("target")):
                 if isinstance(end, Mapping):

@@ -41,7 +41,7 @@ _FIELDS_OF_TOOLS = {
     "auth",
     "kind",
     *chain.from_iterable(chain(*(kind.fields for kind in TOOL_KINDS.values()))),
-}
+} - {"metadata"}  # of an object; on a step a word for readers
 _COLUMN = re.compile(r"\w[\w-]*(\.\w[\w-]*)*")
 _EXAMPLE = 'state: {key: updated_at, initial: "1970-01-01T00:00:00Z"}'
 

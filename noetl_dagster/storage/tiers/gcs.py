@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 import orjson
 
-from noetl_dagster.errors import StorageError
+from noetl_dagster.errors import CredentialError, StorageError
 from noetl_dagster.extras import needs_extra
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.tiers.base import CHUNK, Bytes, StoredObject, Tier, TierUnavailableError
@@ -23,25 +23,27 @@ from noetl_dagster.storage.tiers.base import CHUNK, Bytes, StoredObject, Tier, T
 T = TypeVar("T")
 
 
-def gcs_client(settings: Settings, account: str | None = None) -> Any:
+def gcs_client(settings: Settings, account: str | None = None, token: str | None = None) -> Any:
     """Returns this process's client: with the Google environment's credentials, or anonymous at an endpoint.
 
     Processes make one client, since each asks Google for its own token.
 
     Args:
         account: the key of a service account, as JSON, whose credentials it has instead.
+        token: an access token, which it has instead.
 
     Raises:
-        StorageError: the key is none.
+        CredentialError: the key is none.
     """
-    return _client(settings.gcs_endpoint, os.getpid(), account)
+    return _client(settings.gcs_endpoint, os.getpid(), account, token)
 
 
 @lru_cache(maxsize=8)
-def _client(endpoint: str | None, process: int, account: str | None) -> Any:
+def _client(endpoint: str | None, process: int, account: str | None, token: str | None) -> Any:
     try:
         from google.auth.credentials import AnonymousCredentials
         from google.cloud import storage
+        from google.oauth2.credentials import Credentials
     except ImportError as error:
         raise StorageError(needs_extra("tier gcs", "gcs")) from error
     options = {"api_endpoint": endpoint} if endpoint else None
@@ -50,7 +52,12 @@ def _client(endpoint: str | None, process: int, account: str | None) -> Any:
             info = orjson.loads(account)
             return storage.Client.from_service_account_info(info, project=info["project_id"], client_options=options)
         except (ValueError, TypeError, KeyError) as error:  # the message would show parts of the key
-            raise StorageError(f"the key of the Google service account is not valid ({type(error).__name__})") from None
+            raise CredentialError(
+                f"the key of the Google service account is not valid ({type(error).__name__})"
+            ) from None
+    if token is not None:
+        access = Credentials(token)  # type: ignore[no-untyped-call]
+        return storage.Client(project="noetl", credentials=access, client_options=options)
     if endpoint:
         anonymous = AnonymousCredentials()  # type: ignore[no-untyped-call]
         return storage.Client(project="noetl", credentials=anonymous, client_options=options)
@@ -62,13 +69,19 @@ class GcsBucket:
 
     Args:
         patience: seconds for which a request is repeated while Google does not answer; None is the client's default.
-        account: see :func:`gcs_client`.
+        account, token: see :func:`gcs_client`.
     """
 
     def __init__(
-        self, settings: Settings, bucket: str, *, patience: float | None = None, account: str | None = None
+        self,
+        settings: Settings,
+        bucket: str,
+        *,
+        patience: float | None = None,
+        account: str | None = None,
+        token: str | None = None,
     ) -> None:
-        self.bucket = gcs_client(settings, account).bucket(bucket)
+        self.bucket = gcs_client(settings, account, token).bucket(bucket)
         from google.cloud.storage.retry import DEFAULT_RETRY
 
         self._retry = DEFAULT_RETRY if patience is None else DEFAULT_RETRY.with_timeout(patience)

@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any, BinaryIO, cast
 
 import obstore
-from obstore import ObjectMeta
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import S3Store
 
@@ -199,7 +198,7 @@ class S3Bucket:
             obstore.delete(self._store, list(keys))
 
 
-def _object(entry: ObjectMeta) -> StoredObject:
+def _object(entry: Any) -> StoredObject:
     return StoredObject(entry["path"], entry["size"], _tag(entry["e_tag"]), entry["last_modified"])
 
 

@@ -46,8 +46,7 @@ async def file_rows(
     chunks = ChunkedResult(call, box)
     if not await chunks.seek():
         return await chunks.result()
-    with reading(name):
-        file = await open_file()
+    file = await open_file()
     if chunks.position is not None and chunks.position["version"] != file.version:
         await chunks.begin_again()
     if format is RowFormat.PARQUET:

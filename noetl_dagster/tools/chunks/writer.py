@@ -333,18 +333,22 @@ class ChunkedResult:
         return True
 
     async def result(
-        self, fields: Mapping[str, Any] | None = None, details: Mapping[str, Any] | None = None
+        self,
+        fields: Mapping[str, Any] | None = None,
+        details: Mapping[str, Any] | None = None,
+        *,
+        at: str = "data",
     ) -> ToolResult:
         """Returns all rows, as a value if they are less than a chunk, else by reference.
 
         Args:
-            fields: the result is a mapping of them and the rows as its ``data``; else it is the rows, a list or table.
+            fields: the result is a mapping of them and the rows under the key ``at``; else it is the rows.
             details: further parts of the envelope.
         """
         if self._writer is None and self.wanted and fields is not None:
             await self.put(Gathered([], full=False))  # a chunk without rows, so that the fields are no row
         envelope = dict(details or {})
         if self._writer is not None:
-            return ToolResult(ref=await self._writer.finish(fields, ("data",)), details=envelope)
-        data = self._rest if fields is None else {**fields, "data": self._rest}
+            return ToolResult(ref=await self._writer.finish(fields, (at,)), details=envelope)
+        data = self._rest if fields is None else {**fields, at: self._rest}
         return ToolResult(data=data, details=envelope)

@@ -1,0 +1,467 @@
+"""``kind: s3`` and ``kind: gcs``: objects of buckets are uploaded, downloaded, listed and deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import io
+import mimetypes
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, ClassVar, TypeVar, cast
+
+import orjson
+
+from noetl_dagster.errors import CredentialError, ErrorKind, NoetlError, kind_of
+from noetl_dagster.storage.tiers.base import CHUNK, StoredObject
+from noetl_dagster.tools.access.clients import bucket_name, google_account, google_token, open_bucket
+from noetl_dagster.tools.access.credential_types import CredentialType
+from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, as_result_ref, count_of
+from noetl_dagster.tools.chunks.files import file_rows, value_of
+from noetl_dagster.tools.chunks.gather import Gathering
+from noetl_dagster.tools.chunks.writer import ChunkedResult, ChunkWriter
+from noetl_dagster.tools.paths import check_path
+from noetl_dagster.tools.rows.batches import StoredResult, batches_of, value_or_rows
+from noetl_dagster.tools.rows.files import row_writer
+from noetl_dagster.tools.rows.formats import FORMAT_BY_ENDING, RowFormat
+from noetl_dagster.tools.rows.jsonable import is_table, to_jsonable
+from noetl_dagster.tools.rows.reader import RowFile, threaded
+
+T = TypeVar("T")
+
+KEYS_AT_ONCE = 1_000
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SCHEMES = {"s3": "s3", "minio": "s3", "gs": "gcs", "gcs": "gcs"}
+_LOCATIONS = ("uri", "key", "source", "destination", "file")
+
+
+class Operation(StrEnum):
+    """The operations of the tool."""
+
+    UPLOAD = "upload"
+    DOWNLOAD = "download"
+    LIST = "list"
+    DELETE = "delete"
+
+
+_OPERATIONS = {**{one.value: one for one in Operation}, "put": Operation.UPLOAD, "get": Operation.DOWNLOAD}
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What a call names: ``key`` and ``bucket`` of the object, empty if it names none, and ``file``, a local path."""
+
+    bucket: str = ""
+    key: str | None = None
+    file: str | None = None
+
+
+class BucketTool(Tool):
+    """One operation on a bucket.
+
+    Input: ``operation`` (also ``action``), default ``upload``. The object is ``uri`` (``s3://bucket/key``,
+    ``gs://bucket/key``), or ``bucket`` and ``key``; the local file is ``file``. ``source`` and ``destination`` name
+    where the bytes come from and go to: of an upload the file and the object, of a download the object and the file.
+
+    upload: the file, or ``content``: text, bytes, base64 text with ``encoding: base64``, rows for keys that end in
+    .parquet, .jsonl and .csv, any other value as JSON; a reference of a result is read in batches. ``content_type``,
+    ``metadata``. download: without a file the content is the result: rows, JSON, text or bytes, by ``format`` or the
+    key's ending. list: ``prefix``, ``limit``. delete: ``key``, one or a list, or ``prefix``.
+
+    Output: upload ``{uri, bucket, key, bytes, etag}``; download the same with ``path``, or the content; list
+    ``{bucket, prefix, count, more, rows}`` with rows of ``{key, uri, bytes, etag, modified}``; delete
+    ``{bucket, deleted}``.
+
+    Raises ``ToolError``. An object appears as a whole or not at all, and so does a local file.
+    """
+
+    scheme: ClassVar[str]
+
+    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+        """Runs the operation."""
+        given = str(call.config.get("operation") or Operation.UPLOAD).lower()
+        if given not in _OPERATIONS:
+            raise call.error(f"operation {given!r} is unknown; known: {', '.join(Operation)}")
+        operation = _OPERATIONS[given]
+        places = self._places(operation, call, box)
+        try:
+            credential = await box.credentials.resolve(call.auth, CredentialType(self.kind))
+            name = bucket_name(box.settings, self.kind, places.bucket, credential)
+            if _BUCKET.fullmatch(name) is None:
+                raise call.error(f"{name!r:.80} is no name of a bucket")
+            if self.kind == "gcs":
+                from noetl_dagster.storage.tiers.gcs import GcsBucket
+
+                account, token = google_account(credential), google_token(credential)
+                objects: Any = GcsBucket(box.settings, name, account=account, token=token)
+            else:
+                from noetl_dagster.storage.tiers.objects import S3Bucket
+
+                objects = S3Bucket(open_bucket(box.settings, self.kind, name, credential))
+        except CredentialError as error:
+            raise call.error(str(error), "credential", retryable=error.retryable) from None
+        except NoetlError:
+            raise
+        except Exception as error:  # the client's own, about the fields of the credential
+            raise call.error(f"the client refuses its settings: {_first_line(error)}", "credential") from None
+        bucket = _Bucket(call, box, objects, name, f"{self.scheme}://{name}/")
+        match operation:
+            case Operation.UPLOAD:
+                return ToolResult(data=await bucket.upload(places))
+            case Operation.DOWNLOAD:
+                return await bucket.download(places)
+            case Operation.LIST:
+                return await bucket.listed()
+            case Operation.DELETE:
+                return ToolResult(data=await bucket.delete(places))
+
+    def _places(self, operation: Operation, call: ToolCall, box: Toolbox) -> Places:
+        """Reads which object and which file a call names, each in one field; a template leads out of no folder."""
+        own, other = ("destination", "source") if operation is Operation.UPLOAD else ("source", "destination")
+        config, places, named = call.config, Places(bucket=str(call.config.get("bucket") or "")), dict[str, str]()
+        places = replace(places, bucket=re.sub(r"^\w+://", "", places.bucket).strip("/"))
+        for field in _LOCATIONS:
+            value = config.get(field)
+            if value in (None, "") or isinstance(value, list):  # keys to delete
+                continue
+            text = str(value)
+            scheme, separator, rest = text.partition("://")
+            is_object = field in ("uri", "key", own) if not separator else scheme != "file"
+            if separator and is_object and _SCHEMES.get(scheme) != self.kind:
+                remedy = f"kind {_SCHEMES[scheme]}" if scheme in _SCHEMES else f"{self.scheme}:// or a path"
+                raise call.error(f"{field}: {text!r:.200} is not of kind {self.kind}; use {remedy}")
+            if not separator and field == "uri":
+                raise call.error(f"uri: {text!r:.200} is none; write {self.scheme}://<bucket>/<key>, or bucket and key")
+            if not is_object and field in (own, "key", "uri"):
+                raise call.error(f"{field}: {text!r:.200} is a file of this machine, where an object has to stand")
+            what = "object" if is_object else "file"
+            if what in named:
+                raise call.error(f"{named[what]!r} and {field!r} both name the {what}; keep one")
+            if separator and is_object and operation in (Operation.UPLOAD, Operation.DOWNLOAD) and field == other:
+                raise call.error(
+                    f"{field}: {text!r:.200} is an object, and so is what it is copied to; download it to a file "
+                    "first, or move rows with kind transfer"
+                )
+            named[what] = field
+            where, written = f"{self.kind} in step {call.step}, {field}", call.task.config.get(field)
+            check_path(value, written, call.folder, box.settings, where, key=is_object)
+            if not is_object:
+                places = replace(places, file=rest if separator else text)
+                continue
+            bucket, _, key = rest.partition("/") if separator else ("", "", text)
+            if bucket and places.bucket and bucket != places.bucket:
+                raise call.error(f"{field} is in bucket {bucket!r}, and 'bucket' is {places.bucket!r}; keep one")
+            places = replace(places, bucket=bucket or places.bucket, key=key.lstrip("/"))
+        return places
+
+
+class S3Tool(BucketTool):
+    """A bucket with the S3 protocol."""
+
+    kind, scheme = "s3", "s3"
+
+
+class GcsTool(BucketTool):
+    """A bucket of Google Cloud Storage."""
+
+    kind, scheme = "gcs", "gs"
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """The bucket of a call.
+
+    Attributes:
+        root: the URI of all its objects.
+        cancelled: the call is; threads that copy for it stop.
+    """
+
+    call: ToolCall
+    box: Toolbox
+    objects: Any
+    name: str
+    root: str
+    cancelled: bool = False
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Runs work in a thread, which ends soon and leaves nothing if the call is cancelled."""
+        try:
+            return await asyncio.to_thread(work, *arguments)
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+
+    async def upload(self, places: Places) -> dict[str, Any]:
+        """Stores a file or the content as one object."""
+        call, config = self.call, self.call.config
+        has_content = config.get("content") is not None
+        if has_content == (places.file is not None):
+            raise call.error("upload needs either a local file ('source' or 'file') or 'content'")
+        key = places.key or ""
+        if places.file is not None and (not key or key.endswith("/")):
+            key += PurePosixPath(places.file).name
+        if not key or key.endswith("/"):
+            raise call.error("upload needs the object's key: 'uri' or 'key'")
+        if places.file is not None:
+            path = Path(call.folder, places.file)
+            if not await asyncio.to_thread(path.is_file):
+                raise call.error(f"no file is at {path}", "not_found")
+            return await self._send(key, path)
+        with tempfile.TemporaryDirectory(prefix="noetl-upload-") as folder:
+            return await self._send(key, await self._content(config["content"], key, Path(folder, "content")))
+
+    async def _content(self, value: Any, key: str, path: Path) -> Path:
+        """Writes the content to a file."""
+        call, format = self.call, self._format(key)
+        if (reference := as_result_ref(value)) is not None:
+            results = self.box.results
+            found = await results.find(reference if isinstance(reference, str) else reference.ref)
+            value = await value_or_rows(found, results, self.box.settings.chunk_bytes)
+        if isinstance(value, str):
+            if str(call.config.get("encoding") or "").lower() == "base64":
+                try:
+                    value = base64.b64decode("".join(value.split()), validate=True)
+                except (binascii.Error, ValueError):
+                    raise call.error("content is not base64, as 'encoding' says", "parse") from None
+            else:
+                value = value.encode()
+        if isinstance(value, bytes | bytearray | memoryview):
+            await asyncio.to_thread(path.write_bytes, value)
+            return path
+        is_rows = isinstance(value, StoredResult) or is_table(value)
+        if format is RowFormat.JSON or (format is None and is_rows):
+            value, is_rows = (await value.whole() if isinstance(value, StoredResult) else value), False
+        if format in (None, RowFormat.JSON) and not is_rows:
+            text = orjson.dumps(to_jsonable(value, "content"))
+            await asyncio.to_thread(path.write_bytes, text)
+            return path
+        assert format is not None
+        with closing(row_writer(path, format)) as writer:
+            async for rows in batches_of(value):
+                await asyncio.to_thread(writer.write, rows)
+        return path
+
+    async def _send(self, key: str, path: Path) -> dict[str, Any]:
+        metadata = self.call.config.get("metadata") or {}
+        if not isinstance(metadata, Mapping):
+            raise self.call.error(f"metadata is a mapping of names to texts, not {type(metadata).__name__}")
+        texts = {str(name): str(value) for name, value in metadata.items()}
+        kind = str(self.call.config.get("content_type") or mimetypes.guess_type(key)[0] or "application/octet-stream")
+
+        def send() -> tuple[int, str]:
+            with _SentFile(path, self) as file:
+                return file.size, self.objects.write(key, cast(BinaryIO, file), file.size, kind, texts)
+
+        with self._errors("written", key):
+            size, etag = await self._in_thread(send)
+        return {"uri": self.root + key, "bucket": self.name, "key": key, "bytes": size, "etag": etag}
+
+    async def download(self, places: Places) -> ToolResult:
+        """Copies an object to a file, or returns its content."""
+        key = places.key
+        if not key or key.endswith("/"):
+            raise self.call.error("download needs the object's key: 'uri' or 'key'")
+        if places.file is None:
+            return await self._content_of(key)
+        path = Path(self.call.folder, places.file)
+        if places.file.endswith("/") or await asyncio.to_thread(path.is_dir):
+            path /= PurePosixPath(key).name
+        with self._errors("read", key):
+            found = await self._in_thread(self._fetch, key, path)
+        fields = {"uri": self.root + key, "bucket": self.name, "key": key, "bytes": found.bytes, "etag": found.etag}
+        return ToolResult(data={"path": str(path), **fields})
+
+    def _fetch(self, key: str, path: Path) -> StoredObject:
+        """Copies an object beside a path, and moves it there as a whole."""
+        before: StoredObject = self.objects.find(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=".noetl-download-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as target, closing(self.objects.open(key)) as source:
+                while not self.cancelled and (block := source.read(CHUNK)):
+                    target.write(block)
+                size = target.tell()
+                os.fchmod(target.fileno(), 0o644)  # other workers may read it
+            if self.cancelled:
+                return before
+            if size != before.bytes or self.objects.find(key).etag != before.etag:
+                text = f"{self.root}{key} changed while it was read; read it again"
+                raise self.call.error(text, "storage", retryable=True)
+            Path(name).replace(path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+        return before
+
+    async def _content_of(self, key: str) -> ToolResult:
+        """Returns the content of an object: rows chunk by chunk, any other value whole."""
+        call, box, most = self.call, self.box, self.box.settings.http_body_bytes
+        format, uri = self._format(key, "text", "bytes", "base64"), self.root + key
+        word = str(call.config.get("format") or "").lower()
+        with self._errors("read", key), tempfile.TemporaryDirectory(prefix="noetl-download-") as folder:
+            path = Path(folder, "content")
+
+            files: list[RowFile] = []
+
+            async def fetched() -> RowFile:
+                if not files:
+                    found = await self._in_thread(self._fetch, key, path)
+                    files.append(replace(await RowFile.of(uri, None, str(path)), version=found.etag))
+                return files[0]
+
+            if (word and format is not None) or format not in (None, RowFormat.JSON):
+                return await file_rows(fetched, uri, format, call, box)
+            size = (await asyncio.to_thread(self.objects.find, key)).bytes
+            least = 0 if ChunkWriter.is_wanted(call, box) else box.settings.chunk_bytes
+            if format is RowFormat.JSON and size >= least:
+                file = await fetched()
+                if await file.is_array():
+                    return await file_rows(fetched, uri, format, call, box)
+            if size > most:
+                raise call.error(
+                    f"{uri} has {size} bytes, and a result that is no rows has {most} at most (NOETL_HTTP_BODY_BYTES); "
+                    "name a file as 'destination', or a 'format' of rows"
+                )
+            await fetched()
+            content = await asyncio.to_thread(path.read_bytes)
+        try:
+            if word == "base64":
+                return ToolResult(data=base64.b64encode(content).decode())
+            return ToolResult(data=content.decode() if word == "text" else content if word else value_of(content, key))
+        except ValueError as error:
+            raise call.error(f"{uri} is not what its name or 'format' says: {error}", "parse") from None
+
+    async def listed(self) -> ToolResult:
+        """Lists the objects below a prefix as rows."""
+        prefix, limit = self._prefix() or "", count_of(self.call, "limit")
+        chunks = ChunkedResult(self.call, self.box)
+        gathering, count, more = Gathering(chunks.chunk_bytes), 0, False
+        with self._errors("listed", prefix):
+            async for page in threaded(self.objects.objects(prefix)):
+                some = page if limit is None else page[: limit - count]
+                more = len(some) < len(page)
+                count += len(some)
+                for gathered in gathering.add(list(map(self._row, some))) if some else ():
+                    await chunks.put(gathered)
+                if more:
+                    break
+        if (rest := gathering.rest()) is not None:
+            await chunks.put(rest)
+        fields = {"bucket": self.name, "prefix": prefix, "count": count, "more": more}
+        return await chunks.result(fields, at="rows")
+
+    def _row(self, found: StoredObject) -> dict[str, Any]:
+        return {
+            "key": found.key,
+            "uri": self.root + found.key,
+            "bytes": found.bytes,
+            "etag": found.etag,
+            "modified": found.modified.isoformat(),
+        }
+
+    async def delete(self, places: Places) -> dict[str, Any]:
+        """Deletes objects by their keys, or those below a prefix; missing ones are no error."""
+        keys, prefix = self._keys(places), self._prefix()
+        if bool(keys) == bool(prefix):
+            raise self.call.error(
+                "delete needs either the keys of objects ('uri' or 'key', one or a list), or a 'prefix' that is not "
+                "empty"
+            )
+        deleted = len(keys)
+        with self._errors("deleted", prefix or keys[0]):
+            for start in range(0, len(keys), KEYS_AT_ONCE):
+                await asyncio.to_thread(self.objects.delete, keys[start : start + KEYS_AT_ONCE])
+            if prefix:
+                async for page in threaded(self.objects.objects(prefix)):
+                    await asyncio.to_thread(self.objects.delete, [found.key for found in page])
+                    deleted += len(page)
+        return {"bucket": self.name, "deleted": deleted}
+
+    def _keys(self, places: Places) -> list[str]:
+        given = self.call.config.get("key")
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            return [places.key] if places.key else []
+        keys = [str(key).removeprefix(self.root).lstrip("/") for key in given]
+        if not all(keys) or any("://" in key for key in keys):
+            raise self.call.error(f"key: each of the list is a key or an address of bucket {self.name}")
+        for key in keys:
+            self._check_key(key, "key")
+        return keys
+
+    def _prefix(self) -> str | None:
+        given = self.call.config.get("prefix")
+        if given is None:
+            return None
+        text = str(given).removeprefix(self.root).lstrip("/")
+        if "://" in text:
+            raise self.call.error(f"prefix: {text!r:.200} is not in bucket {self.name}")
+        self._check_key(text, "prefix")
+        return text
+
+    def _check_key(self, text: str, field: str) -> None:
+        where = f"{self.call.task.kind} in step {self.call.step}, {field}"
+        check_path(text, self.call.task.config.get(field), self.call.folder, self.box.settings, where, key=True)
+
+    def _format(self, key: str, *others: str) -> RowFormat | None:
+        """Returns the format of rows by ``format``, else by the key's ending; None for ``others`` and unknown ones."""
+        given = str(self.call.config.get("format") or "").lower()
+        found = FORMAT_BY_ENDING.get(f".{given}" if given else PurePosixPath(key).suffix.lower())
+        if given and found is None and given not in others:
+            known = ", ".join((*RowFormat, *others))
+            raise self.call.error(f"format {given!r} is unknown; known: {known}")
+        return found
+
+    @contextmanager
+    def _errors(self, done: str, key: str) -> Iterator[None]:
+        """Turns errors of clients and files into ``ToolError``."""
+        try:
+            yield
+        except NoetlError:
+            raise
+        except Exception as error:
+            kind = _kind(error)
+            text = f"{self.root}{key} cannot be {done}: {_first_line(error)}"
+            if kind == "not_found":
+                text = f"{self.root}{key} cannot be {done}: there is no such object, or no such bucket"
+            raise self.call.error(text, kind, retryable=kind in ("storage", "connection", "timeout")) from None
+
+
+class _SentFile(io.FileIO):
+    """A file that is uploaded with the size that it has now."""
+
+    def __init__(self, path: Path, bucket: _Bucket) -> None:
+        super().__init__(path)
+        self.size, self._bucket = os.fstat(self.fileno()).st_size, bucket
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Reads the next bytes; raises ``OSError`` if the file ends before its size, or the call is cancelled."""
+        if self._bucket.cancelled:  # so that the upload leaves nothing
+            raise InterruptedError("the call is cancelled")
+        at = self.tell()
+        left = self.size - at
+        found = super().read(left if size is None or size < 0 else min(size, left)) or b""
+        if not found and left > 0 and size != 0:
+            raise OSError(f"the file became shorter while it was read: {at} of {self.size} bytes")
+        return found
+
+
+def _kind(error: Exception) -> ErrorKind:
+    text, name = str(error), type(error).__name__
+    if isinstance(error, FileNotFoundError) or name == "NotFound" or "NoSuchBucket" in text:
+        return "not_found"
+    if "403 Forbidden" in text or "401 Unauthorized" in text:
+        return "storage_access"
+    if type(error).__module__.startswith("google.auth"):
+        return "credential"
+    kind = kind_of(error)
+    return "storage" if kind == "unknown" else kind
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
