@@ -94,6 +94,7 @@ class ProblemKind(StrEnum):
     CODE_IS_TEMPLATE = "code-is-template"
     TOOL_AS_ERROR_KIND = "tool-as-error-kind"
     UNQUOTED_TEMPLATE = "unquoted-template"
+    FOREIGN_BRACES = "foreign-braces"
     RIGHT_NOT_ALLOWED = "right-not-allowed"
     MISSING_EXTRA = "missing-extra"
 

@@ -109,6 +109,7 @@ class Document:
         self._key_marks: dict[int, dict[str, Any]] = {}
         self._value_marks: dict[int, dict[Any, Any]] = {}
         self._kept: dict[int, Any] = {}
+        self._commands: set[int] = set()
         self._constructor = SafeConstructor()
         settings = get_settings()
         self._most_values, self._most_characters = settings.playbook_values, settings.playbook_bytes
@@ -149,6 +150,14 @@ class Document:
             marks[id(values)] = {name: mark for name, mark in known if mark is not None}
         self._kept[id(values)] = (values, None)
         return values
+
+    def add_commands(self, value: Any) -> None:
+        """Notes that a value of the document, a text or the texts in it, belongs to a command."""
+        self._commands.update(id(text) for *_, text in texts_in([value], 0, frozenset(), set()))
+
+    def is_command(self, text: str) -> bool:
+        """Reports whether this object, a text of the document, belongs to a command."""
+        return id(text) in self._commands
 
     def report(
         self,

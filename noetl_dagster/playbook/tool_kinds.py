@@ -88,6 +88,7 @@ class ToolKind:
         without_effect: fields that other engines know and that say nothing here; they are accepted with a warning.
         takes_anything: any further field is accepted in the same way.
         below: keys of a task below which its fields may stand, too.
+        commands: its fields that hold commands. Braces of other programs stay as they are in them, with a warning.
         extra: the extra of this package that its tool imports; empty: none. ``check`` warns where it is missing,
             and running the task fails.
     """
@@ -102,6 +103,7 @@ class ToolKind:
     without_effect: tuple[str, ...] = ()
     takes_anything: bool = False
     below: tuple[str, ...] = ("spec",)
+    commands: tuple[str, ...] = ()
     extra: str = ""
 
     @property
@@ -179,6 +181,7 @@ _ARTIFACT = ToolKind(
 _SHELL = ToolKind(
     _fields("script code args interpreter env shell pipes", COMMAND_LINES, FOLDER, TIMEOUT),
     needs=("cmds", "script", "code"),
+    commands=("cmds", "args", "env"),
     without_effect=("capture_output", "stream_output", "check", "job", "namespace"),
 )
 _BUCKET = ToolKind(
@@ -230,6 +233,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         needs=("image",),
         name_fills="name",
         below=("spec", "runtime"),
+        commands=("command", "args", "env"),
         extra="k8s",
         without_effect=(
             *("provider", "cleanup", "backoffLimit", "backoff_limit", "files", "ttlSecondsAfterFinished"),

@@ -25,6 +25,7 @@ from noetl_dagster.playbook.models import (
 from noetl_dagster.playbook.templates.rendering import (
     Compiled,
     Fetch,
+    compile_fields,
     compile_value,
     condition,
     holds_async,
@@ -242,7 +243,8 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
     if task.kind == "workbook":
         task = _workbook_task(playbook, task)
     kind = TOOL_KINDS.get(task.kind)
-    config = compile_value({key: value for key, value in task.config.items() if key not in LITERAL_FIELDS})
+    fields = {key: value for key, value in task.config.items() if key not in LITERAL_FIELDS}
+    config = compile_fields(fields, () if kind is None else kind.commands)
     input, auth = compile_value(task.input), compile_value(task.auth)
     return TaskProgram(
         task=task,

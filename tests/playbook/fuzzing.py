@@ -39,6 +39,10 @@ ATOMS = (
     *("range(9)", "'%s'", "'{}'", "'%9999999999d'", "99999999999", "1e308", "'\\\\'", "loop", "dict()", "namespace(x=1)"),
     *("cycler(1, 2)", "joiner(',')", "self", "caller", "varargs", "_", "''.format", "[1, 2, 3]", "{'a': 1}"),
 )  # fmt: skip
+FOREIGN = (
+    *("{{.Names}}", "{{json .}}", "{{range .x}}", "{{end}}", "{{`", "{{", "}}", "{%", "%}", "{#", "#}", "${#a}", "{%s}", "'"),
+    *("{% raw %}", "{% endraw %}", "{{1,2},{3,4}}", "{", "}", '"', " ", "\n"),
+)  # fmt: skip
 OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "~", "==", "<", "in", "not in", "and", "or", "is", "|", ".")
 FILTERS = (
     *("abs", "batch(3)", "batch(9999999999, 'x')", "capitalize", "center(99999999999)", "count", "default(1)", "dictsort"),
@@ -108,7 +112,7 @@ def expression(dice: random.Random, depth: int = 0) -> str:
 def template(dice: random.Random) -> str:
     """Makes a template: an expression, or one with loops, variables and macros."""
     value = expression(dice)
-    match dice.randrange(7):
+    match dice.randrange(8):
         case 0:
             return f"{{% for x in {value} %}}{{{{ {expression(dice)} }}}}{{% endfor %}}"
         case 1:
@@ -122,6 +126,8 @@ def template(dice: random.Random) -> str:
             return f"{'(' * (many := dice.randrange(200))}{value}{')' * many}".join(("{{ ", " }}"))
         case 4:
             return "{% if " + value + " %}x{% endif %}" * dice.randrange(40)
+        case 5:
+            return "".join(dice.choices((*FOREIGN, f"{{{{ {value} }}}}"), k=dice.choice((3, 30, 3000))))
     return f"{{{{ {value} }}}}"
 
 
@@ -218,8 +224,9 @@ def check(seed: int, texts: list[str]) -> None:
     if playbook is not None and playbook.settled:
         parse_report(text, workload={"n": 10**6})
     scope = {"workload": {"n": 3, "rows": [{"a": 1}, {"a": "x"}]}, "a": 2}
-    with suppress(TemplateError):
-        compile_value(template(random.Random(seed))).render(scope)
+    for command in (False, True):
+        with suppress(TemplateError):
+            compile_value(template(random.Random(seed)), command=command).render(scope)
 
 
 def _work(first: int, step: int, until: float, texts: list[str]) -> None:

@@ -14,7 +14,8 @@ from noetl_dagster.playbook.document import Document, texts_in
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import Arc, LoopMode, Playbook, Step
 from noetl_dagster.playbook.templates.chunks import CHUNK_NAMES
-from noetl_dagster.playbook.templates.rendering import compile_value, condition, paths_in
+from noetl_dagster.playbook.templates.reading import paths_in
+from noetl_dagster.playbook.templates.rendering import compile_value, condition
 from noetl_dagster.playbook.tool_kinds import WHEN
 from noetl_dagster.playbook.wording import suggestion
 
@@ -69,7 +70,7 @@ def _misread(document: Document, entry: dict[str, Any], keys: list[str], chunk: 
     seen: set[int] = set()
     for owner, name, label, text in (found for key in keys for found in texts_in(entry, key, SKIPPED_KEYS, seen)):
         try:
-            paths = paths_in(text) if "{" in text else ()
+            paths = paths_in(text, command=document.is_command(text)) if "{" in text else ()
         except TemplateSyntaxError:
             continue  # reported as such
         names = {path[len(chunk)] for path in paths if path[: len(chunk)] == chunk and len(path) > len(chunk)}

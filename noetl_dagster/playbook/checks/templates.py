@@ -15,10 +15,10 @@ from noetl_dagster.playbook.code import (
 )
 from noetl_dagster.playbook.document import Document, texts_in
 from noetl_dagster.playbook.models import ARC_WORDS, Input, Playbook
-from noetl_dagster.playbook.templates.rendering import Compiled, compile_value, condition
+from noetl_dagster.playbook.templates.rendering import BRACES_REMEDY, Compiled, compile_value, condition
 from noetl_dagster.playbook.templates.scope import RESULT_SUFFIX
 from noetl_dagster.playbook.tool_kinds import DESCRIPTION, LITERAL_FIELDS, TOOL_KINDS, WHEN
-from noetl_dagster.playbook.wording import Hints, hints_against, is_template, suggestion
+from noetl_dagster.playbook.wording import Hints, hints_against, is_template, listed, suggestion
 
 _KINDS = ("python", "spark")
 _DATA_NAMES = frozenset({"workload", "ctx", "iter", "keychain", "execution_id"})
@@ -96,6 +96,8 @@ _KIND_TEST = re.compile(_TEST % ("error", "kind", "kind"))
 _EVENT_TEST = re.compile(_TEST % ("event", "name", "name"))
 _QUOTED = re.compile(r"""['"]([^'"]*)['"]""")
 _CONDITION_KEYS = frozenset(WHEN)
+_WARNINGS = 20  # for one text
+_SHOWN_PARTS = 5
 _SETTING_AS_SECRET = re.compile(r"secret://env(?:ironment)?/NOETL_\w*")
 LANGUAGE_NAMES = frozenset(
     {
@@ -116,13 +118,38 @@ def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]
         return
     seen: set[int] = set()
     hints = hints_against(tuple(sorted(known)), "")
+    lines = playbook.source.splitlines()
     for section in ("workflow", "workbook", "executor"):
-        for owner, name, key, text in texts_in(root, section, SKIPPED_KEYS, seen):
+        for owner, name, key, text in texts_in(root, section, SKIPPED_KEYS - LITERAL_FIELDS, seen):
+            if name in LITERAL_FIELDS and not document.is_command(text):
+                continue
             if setting := _SETTING_AS_SECRET.search(text):
                 message = f"{key}: {setting[0]} is a setting of the platform, which playbooks cannot read"
                 yield Problem(document.place(owner, name), message)
-            if "{" in text or key in _CONDITION_KEYS:
+            if "{" in text and document.is_command(text):
+                yield from _check_command(document.place(owner, name), key, text, known, hints, lines)
+            elif "{" in text or key in _CONDITION_KEYS:
                 yield from check_text(document.place(owner, name), key, text, known, hints)
+
+
+def _check_command(
+    place: Place, key: str, text: str, known: frozenset[str], hints: Hints, lines: list[str]
+) -> Iterator[Problem]:
+    """Checks a text of a command, and warns about each line with braces of another program."""
+    yield from check_text(place, key, text, known, hints, command=True)
+    try:
+        foreign = compile_value(text, command=True).foreign
+    except TemplateError:
+        return
+    by_line: dict[int, list[str]] = {}
+    for part in foreign:
+        by_line.setdefault(part.line, []).append(part.source)
+    for line, parts in list(by_line.items())[:_WARNINGS]:
+        shown = tuple(dict.fromkeys(parts))
+        verb = "is no template and stays as it is" if len(shown) == 1 else "are no templates and stay as they are"
+        message = f"{key}: {listed(shown, _SHOWN_PARTS)} {verb}; {BRACES_REMEDY}"
+        where = place_of_line(line, 1, text, place, lines)
+        yield Problem(where, message, "warning", ProblemKind.FOREIGN_BRACES)
 
 
 def known_names(playbook: Playbook) -> frozenset[str]:
@@ -150,10 +177,12 @@ def _names_of(input: Input) -> Iterable[str]:
     return () if isinstance(input, str) else input
 
 
-def check_text(place: Place, key: str, text: str, known: frozenset[str], hints: Hints) -> Iterator[Problem]:
+def check_text(
+    place: Place, key: str, text: str, known: frozenset[str], hints: Hints, *, command: bool = False
+) -> Iterator[Problem]:
     """Checks that a template parses, and that its names are known."""
     try:
-        compiled = compile_value(text)
+        compiled = compile_value(text, command=command)
     except TemplateError as error:
         yield Problem(place, f"{key}: {error}", kind=ProblemKind.TEMPLATE_SYNTAX)
         return

@@ -14,7 +14,7 @@ from noetl_dagster.errors import Place, Problem, ProblemKind
 from noetl_dagster.playbook.checks.templates import place_of_line
 from noetl_dagster.playbook.document import Document, texts_in
 from noetl_dagster.playbook.models import Playbook, Sink, Task
-from noetl_dagster.playbook.templates.rendering import Output, outputs_in
+from noetl_dagster.playbook.templates.reading import Output, outputs_in
 from noetl_dagster.playbook.tool_kinds import FOLDER
 from noetl_dagster.playbook.wording import is_template
 
@@ -146,7 +146,7 @@ def _unquoted(
     text: str, language: Language, label: str, place: Place, lines: list[str], given: frozenset[str]
 ) -> Iterator[Problem]:
     try:
-        outputs = outputs_in(text)
+        outputs = outputs_in(text, command=language is SHELL)
     except TemplateSyntaxError:
         return  # reported as such
     if language is PATH and len(outputs) == 1 and outputs[0].source == text.strip():

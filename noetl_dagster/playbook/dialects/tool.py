@@ -122,6 +122,8 @@ def read_task(block: Block, outer: Specs, *, name: str | None = None, default_na
         spec = spec.model_copy(update={"timeout": timeout}) if spec.timeout is None else spec
     config = _config(block, kind, known)
     _unfold_script(block, config, kind)
+    for field in known.commands:
+        block.document.add_commands(config.get(field))
     if own_name is not None and known.name_fills is not None:
         config.setdefault(known.name_fills, own_name)
     missing = [field for field in known.needs if field not in config]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jinja2 import Environment, nodes
+from jinja2 import Environment, TemplateSyntaxError, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.meta import TrackingCodeGenerator
 from jinja2.parser import Parser
@@ -31,6 +31,10 @@ _MOST_PLAIN = 16
 """Operators up to which a template without variables of its own cannot build much."""
 
 
+class TooComplexError(TemplateSyntaxError):
+    """A template exceeds a limit; it may be well-formed."""
+
+
 class BoundedParser(Parser):
     """Refuses what is nested too deep, before it exceeds Python's stack."""
 
@@ -39,7 +43,8 @@ class BoundedParser(Parser):
     def _descend(self) -> None:
         self._nested += 1
         if self._nested > MOST_NESTED:
-            self.fail(f"nested deeper than {MOST_NESTED} levels; compute parts in steps of their own")
+            message = f"nested deeper than {MOST_NESTED} levels; compute parts in steps of their own"
+            self.fail(message, exc=TooComplexError)
 
     def parse_unary(self, with_filter: bool = True) -> nodes.Expr:
         """Parses an operand, which may be an expression in parentheses."""
@@ -78,7 +83,8 @@ class BoundedParser(Parser):
         while waiting:
             node, depth = waiting.pop()
             if depth > DEEPEST_TREE:
-                self.fail(f"a chain of more than {DEEPEST_TREE} operators or names; compute parts in steps", 1)
+                message = f"a chain of more than {DEEPEST_TREE} operators or names; compute parts in steps"
+                self.fail(message, 1, TooComplexError)
             depth += 1
             waiting.extend((child, depth) for child in node.iter_child_nodes())
         return tree

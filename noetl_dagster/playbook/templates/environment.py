@@ -24,7 +24,7 @@ from jinja2.utils import _PassArg, missing
 
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.templates import bounds
-from noetl_dagster.playbook.templates.compiling import BoundedCodeGenerator, BoundedParser
+from noetl_dagster.playbook.templates.compiling import BoundedCodeGenerator, BoundedParser, TooComplexError
 from noetl_dagster.playbook.templates.views import DataView, View, plain, unwrapped
 from noetl_dagster.playbook.wording import described, did_you_mean, listed
 
@@ -285,9 +285,9 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
         try:
             return BoundedParser(self, source, name, filename).parse()
         except RecursionError:
-            raise TemplateSyntaxError("nested too deep; compute parts in steps of their own", 1) from None
+            raise TooComplexError("nested too deep; compute parts in steps of their own", 1) from None
         except (ValueError, OverflowError) as error:  # a number of thousands of digits
-            raise TemplateSyntaxError(str(error), 1) from None
+            raise TooComplexError(str(error), 1) from None
 
     def function(self, template: nodes.Template) -> Callable[[ScopeContext], Any]:
         """Compiles a parsed template to the generator function behind it."""

@@ -8,15 +8,16 @@ iterations of a loop pay once.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, nodes
 
 from noetl_dagster.errors import NoetlError, TemplateError, UndefinedNameError
-from noetl_dagster.playbook.templates.compiling import undeclared_names
-from noetl_dagster.playbook.templates.environment import PlaybookEnvironment, ScopeContext, UnknownName
+from noetl_dagster.playbook.templates.compiling import TooComplexError, undeclared_names
+from noetl_dagster.playbook.templates.environment import ScopeContext, UnknownName
+from noetl_dagster.playbook.templates.reading import ENVIRONMENT, Foreign, read, whole_expression
 from noetl_dagster.playbook.templates.views import (
     LazyMapping,
     ReferenceNeeded,
@@ -33,23 +34,16 @@ if TYPE_CHECKING:
 Fetch = Callable[["ResultRef"], Awaitable[Any]]
 T = TypeVar("T")
 
-ENVIRONMENT = PlaybookEnvironment()
 CACHED_TEMPLATES = 16_384
 _FALSE_TEXTS = frozenset({"false", "0", "no", "none", ""})
-# braces of other languages that can never be Jinja are left as they are: Go templates
-# (docker --format '{{.Names}}'), ${#array} of shells, array literals of PostgreSQL ('{{1,2},{3,4}}')
-_FOREIGN = re.compile(r"\{\{-?\s*\.[^{}]*\}\}|\$\{#[^{}]*\}|\{\{[-\w\s,.]*\}(?!\})")
-_GO_BLOCK = re.compile(r"\{\{-?\s*(?:range|if|with)\s[^{}]*\}\}")
-_GO_WORD = re.compile(r"\{\{-?\s*(?:(?:range|if|with)\s[^{}]*|else|end)\s*-?\}\}")
 _PATH = re.compile(r"\s*\{\{\s*([A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)*\s*\}\}\s*\Z", re.ASCII)
 _WORDS = frozenset({"true", "false", "none", "not", "and", "or", "in", "is", "if", "else"})
-_RAW = r"{% raw %}\g<0>{% endraw %}"
 _RESULT = "__result__"
 _SHOWN_NAMES = 30
 _FEW = 64
 """Parts of a text that need no bound together."""
-_SHOWN_BEFORE = 1_000
 _NO_NAMES: frozenset[str] = frozenset()
+BRACES_REMEDY = "write {% raw %} and {% endraw %} around what another program reads"
 
 
 class Compiled:
@@ -61,17 +55,19 @@ class Compiled:
         names: the root names that its templates use.
         is_expression: whether it is exactly one ``{{ expression }}``, which keeps its type.
         is_fresh: whether ``render`` gives a value that nothing else holds, so that it need not be copied.
+        foreign: of a text, braces of other programs in it, which stay as they are.
     """
 
     constant = True
     is_expression = False
     is_fresh = False
 
-    __slots__ = ("names", "source")
+    __slots__ = ("foreign", "names", "source")
 
-    def __init__(self, source: Any, names: frozenset[str] = _NO_NAMES) -> None:
+    def __init__(self, source: Any, names: frozenset[str] = _NO_NAMES, foreign: tuple[Foreign, ...] = ()) -> None:
         self.source = source
         self.names = names
+        self.foreign = foreign
 
     def render(self, scope: Mapping[str, Any]) -> Any:
         """Returns the value in ``scope``, without views. It may be part of the scope: change only a copy (``plain``).
@@ -117,15 +113,16 @@ class _Template(Compiled):
 
     constant = False
 
-    __slots__ = ("_function",)
+    __slots__ = ("_function", "_text")
 
-    def __init__(self, source: str, names: frozenset[str]) -> None:
-        super().__init__(source, names)
+    def __init__(self, source: str, names: frozenset[str], text: str, foreign: tuple[Foreign, ...] = ()) -> None:
+        super().__init__(source, names, foreign)
+        self._text = text
         self._function: Callable[[ScopeContext], Any] | None = None
 
     def _tree(self) -> nodes.Template:
         """Parses again, since a playbook of thousands of templates should not keep a tree for each."""
-        return _parse(self.source)
+        return ENVIRONMENT.parse(self._text)
 
     def _compiled(self) -> Callable[[ScopeContext], Any]:
         if self._function is None:
@@ -149,14 +146,14 @@ class _Expression(_Template):
 
     __slots__ = ("is_fresh",)
 
-    def __init__(self, source: str, names: frozenset[str], *, may_build: bool) -> None:
-        super().__init__(source, names)
+    def __init__(self, source: str, names: frozenset[str], text: str, *, may_build: bool) -> None:
+        super().__init__(source, names, text)
         # a bare path leads to data as stored; only built values can hold views deep inside
         self.is_fresh = may_build
 
     def _tree(self) -> nodes.Template:
         """Builds ``{% set __result__ = expression %}``: the value is read from the context, never made text."""
-        expression = _whole_expression(_parse(self.source))
+        expression = whole_expression(super()._tree())
         assert expression is not None
         assign = nodes.Assign(nodes.Name(_RESULT, "store"), expression, lineno=1)
         tree = nodes.Template([assign], lineno=1)
@@ -249,139 +246,53 @@ class _Mapping(Compiled):
         return {key.render(scope): value.render(scope) for key, value in self._items}
 
 
-def compile_value(value: Any) -> Compiled:
-    """Compiles strings, also inside lists and mappings; raises TemplateError if one does not parse."""
+def compile_value(value: Any, *, command: bool = False) -> Compiled:
+    """Compiles strings, also inside lists and mappings; raises TemplateError if one does not parse.
+
+    Args:
+        command: they belong to a command, in which braces of other programs stay as they are.
+    """
     if isinstance(value, str):
-        return _compile_text(value)
+        return _compile_text(value, command)
     if isinstance(value, Mapping):
-        pairs = [(compile_value(key), compile_value(item)) for key, item in value.items()]
-        constant = all(key.constant and item.constant for key, item in pairs)
-        return Compiled(value) if constant else _Mapping(value, pairs)
+        parts = [(compile_value(key), compile_value(item, command=command)) for key, item in value.items()]
+        return _compiled_mapping(value, parts)
     if isinstance(value, (list, tuple)):
-        items = [compile_value(item) for item in value]
+        items = [compile_value(item, command=command) for item in value]
         return Compiled(value) if all(item.constant for item in items) else _List(list(value), items)
     return Compiled(value)
 
 
+def compile_fields(fields: Mapping[str, Any], commands: Container[str]) -> Compiled:
+    """Compiles the fields of a task, of which some hold ``commands``."""
+    parts = [(compile_value(key), compile_value(value, command=key in commands)) for key, value in fields.items()]
+    return _compiled_mapping(fields, parts)
+
+
+def _compiled_mapping(source: Mapping[Any, Any], parts: list[tuple[Compiled, Compiled]]) -> Compiled:
+    constant = all(key.constant and item.constant for key, item in parts)
+    return Compiled(source) if constant else _Mapping(source, parts)
+
+
 @lru_cache(maxsize=CACHED_TEMPLATES)
-def _compile_text(source: str) -> Compiled:
+def _compile_text(source: str, command: bool) -> Compiled:
     if "{{" not in source and "{%" not in source and "{#" not in source:
         return Compiled(source)
     path = _PATH.match(source)
     if path is not None and path[1].lower() not in _WORDS:  # most templates: nothing to parse before use
-        return _Expression(source, frozenset((path[1],)) - ENVIRONMENT.globals.keys(), may_build=False)
+        names = frozenset((path[1],)) - ENVIRONMENT.globals.keys()
+        return _Expression(source, names, source.strip(), may_build=False)
     try:
-        tree = _parse(source)
+        found, tree = read(source, command=command)
         names = _names(tree) - ENVIRONMENT.globals.keys()
     except TemplateSyntaxError as error:
-        raise _syntax_error(source, error) from None
-    expression = _whole_expression(tree)
+        raise _syntax_error(source, error, command) from None
+    expression = whole_expression(tree)
+    if found.is_plain:
+        return Compiled(source, foreign=found.foreign)
     if expression is None:
-        return _Text(source, names)
-    return _Expression(source, names, may_build=not _is_path(expression))
-
-
-def _parse(source: str) -> nodes.Template:
-    text = source.strip()
-    is_whole = text.startswith("{{") and text.endswith("}}")  # else white space belongs to the text
-    return ENVIRONMENT.parse(_marked(text if is_whole else source))
-
-
-def _marked(text: str) -> str:
-    """Marks braces of other languages as text."""
-    text = _FOREIGN.sub(_RAW, text)
-    return _GO_WORD.sub(_RAW, text) if _GO_BLOCK.search(text) else text
-
-
-class Output(NamedTuple):
-    """An expression whose value becomes part of a text.
-
-    Attributes:
-        source: the expression with its braces.
-        line: of the text, from 1.
-        before: the text before it in its line, without other templates; of a long line the last 1,000 characters.
-        bound: expressions of variables that the text binds, by name.
-    """
-
-    source: str
-    line: int
-    before: str
-    expression: nodes.Expr
-    bound: Mapping[str, list[nodes.Node]]
-
-
-def outputs_in(source: str) -> list[Output]:
-    """Returns the expressions that a text renders, in their order.
-
-    Raises:
-        TemplateSyntaxError: it does not parse.
-    """
-    found: list[Output] = []
-    before, inside = "", ""
-    marked, bound = _marked(source), dict[str, list[nodes.Node]]()
-    for node in ENVIRONMENT.parse(marked).find_all((nodes.Assign, nodes.For)):
-        match node:
-            case (
-                nodes.Assign(target=nodes.Name(name=name), node=value)
-                | nodes.For(target=nodes.Name(name=name), iter=value)
-            ):
-                bound.setdefault(name, []).append(value)
-    for line, token, text in ENVIRONMENT.lex(marked):
-        if token == "variable_begin" or inside:
-            inside += text
-        elif token == "data":
-            before = (before + text).rpartition("\n")[2][-_SHOWN_BEFORE:]
-        if token == "variable_end":
-            expression = _whole_expression(ENVIRONMENT.parse(inside))
-            if expression is not None:
-                start = line - inside.count("\n")
-                found.append(Output(inside.strip(), start, before, expression, bound))
-            inside = ""
-    return found
-
-
-_LENIENT = frozenset({"default", "d", "defined", "undefined"})
-"""Filters and tests of what may be missing."""
-
-
-def paths_in(source: str) -> frozenset[tuple[str, ...]]:
-    """Returns the paths that templates of a text read, such as ``("event", "payload", "row_count")``.
-
-    Paths that may be undefined, as in ``path | default(0)``, are left out.
-
-    Raises:
-        TemplateSyntaxError: it does not parse.
-    """
-    found: set[tuple[str, ...]] = set()
-    waiting: list[nodes.Node] = [_parse(source)]
-    while waiting:
-        node = waiting.pop()
-        path = _path_of(node)
-        if path is not None:
-            found.add(path)
-        elif not (isinstance(node, nodes.Filter | nodes.Test) and node.name in _LENIENT):
-            waiting.extend(node.iter_child_nodes())
-    return frozenset(found)
-
-
-def _path_of(node: nodes.Node) -> tuple[str, ...] | None:
-    path: list[str] = []
-    while not isinstance(node, nodes.Name):
-        if isinstance(node, nodes.Getattr):
-            path.append(node.attr)
-        elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
-            path.append(node.arg.value)
-        else:
-            return None
-        node = node.node
-    return (node.name, *reversed(path))
-
-
-def _whole_expression(tree: nodes.Template) -> nodes.Expr | None:
-    match tree.body:
-        case [nodes.Output(nodes=[expression])] if not isinstance(expression, nodes.TemplateData):
-            return expression
-    return None
+        return _Text(source, names, found.text, found.foreign)
+    return _Expression(source, names, found.text, may_build=not _is_path(expression))
 
 
 def _names(tree: nodes.Template) -> frozenset[str]:
@@ -422,9 +333,11 @@ def _is_path(expression: nodes.Node) -> bool:
     return isinstance(expression, (nodes.Name, nodes.Const))
 
 
-def _syntax_error(source: str, error: TemplateSyntaxError) -> TemplateError:
+def _syntax_error(source: str, error: TemplateSyntaxError, command: bool = False) -> TemplateError:
     line = f", line {error.lineno} of the text" if source.count("\n") else ""
-    return TemplateError(f"template {shown(source)} does not parse{line}: {error.message}")
+    remedy = f"; {BRACES_REMEDY}" if command and not isinstance(error, TooComplexError) else ""
+    reason = str(error.message).rstrip(".")
+    return TemplateError(f"template {shown(source)} does not parse{line}: {reason}{remedy}")
 
 
 def shown(source: Any, limit: int = 160) -> str:
