@@ -34,7 +34,7 @@ from noetl_dagster.tools.access.credential_types import (
 from noetl_dagster.tools.access.encryption import Encryption
 from noetl_dagster.tools.access.grants import google_id_token, google_service_account, oauth2
 from noetl_dagster.tools.access.managers.asking import MANAGERS, SecretManagers
-from noetl_dagster.tools.access.tokens import HttpClients, Token, Tokens
+from noetl_dagster.tools.access.tokens import HttpClients, Token, TokenRequest, Tokens
 
 CACHE_SECONDS = 60.0
 HANDLE_PREFIX = "secret://"
@@ -143,8 +143,10 @@ class Credentials:
             CredentialError: as :meth:`resolve`.
         """
         found = await self.resolve(auth)
-        if found is not None and found.type in TOKEN_TYPES and self.tokens.are_shared:
-            await self._issued(found)
+        if found is not None and found.type in TOKEN_TYPES:
+            request = _request(found)
+            if self.tokens.shares(request):
+                await self.tokens.get(request)
 
     def reject(self, credential: Credential) -> bool:
         """Forgets the tokens of a credential that a server did not accept. Returns whether new ones may help."""
@@ -302,7 +304,7 @@ class Credentials:
 
     async def _issued(self, credential: Credential) -> tuple[str, Token, bool]:
         """Returns the token of a credential, with its fields, and whether it was issued before this call."""
-        request = _GRANTS[credential.type](credential.name, credential.data)
+        request = _request(credential)
         token, is_earlier = await self.tokens.get(request)
         return str(token.fields[request.wanted]), token, is_earlier
 
@@ -368,6 +370,10 @@ def _read_secret_file(folder: Path, name: str) -> str | None:
     if not path.is_relative_to(folder.resolve()):
         raise CredentialError(f"secret file {name!r} is outside {folder}")
     return path.read_text().strip() if path.is_file() else None
+
+
+def _request(credential: Credential) -> TokenRequest:
+    return _GRANTS[credential.type](credential.name, credential.data)
 
 
 def _reference(auth: Mapping[str, Any]) -> str | None:

@@ -231,7 +231,9 @@ def _signed(name: str, what: str, fields: CredentialFields, claims: Mapping[str,
 
     def composed(_: str | None) -> tuple[dict[str, str], bytes]:
         now = int(time.time())
-        header = {"alg": "RS256", "typ": "JWT", "kid": fields.get("private_key_id")}
+        header = {"alg": "RS256", "typ": "JWT"}
+        if (identifier := fields.get("private_key_id")) is not None:
+            header["kid"] = str(identifier)
         payload = {"iss": email, "aud": url, "iat": now, "exp": now + JWT_SECONDS, **claims}
         unsigned = b".".join(map(_base64, (orjson.dumps(header), orjson.dumps(payload))))
         assertion = b".".join((unsigned, _base64(_signature(what, key, unsigned))))
@@ -272,6 +274,7 @@ def _from_metadata(
         lambda _: ({"Metadata-Flavor": "Google"}, None),
         method="GET",
         wanted="id_token" if path == "identity" else "access_token",
+        is_shared=False,  # other processes may run for other accounts
     )
 
 

@@ -79,6 +79,7 @@ class TokenRequest:
         secrets: values that the server's messages may repeat.
         wanted: the field of the answer that has to hold the token; empty: any JSON object is one.
         rotates: whether the server may replace the refresh token.
+        is_shared: whether processes may share the token, which is not that of the machine.
         life_seconds: of a token that does not say when it expires; default: an hour.
         advice: for an error about the client.
     """
@@ -92,6 +93,7 @@ class TokenRequest:
     secrets: tuple[str, ...] = field(default=(), repr=False)
     wanted: str = ""
     rotates: bool = False
+    is_shared: bool = True
     life_seconds: float | None = None
     advice: str = ""
 
@@ -129,10 +131,9 @@ class Tokens:
         self._rejected: dict[tuple[str, int], Fields] = {}
         self._rotated: dict[tuple[str, int], str] = {}
 
-    @property
-    def are_shared(self) -> bool:
-        """Reports whether processes share their tokens."""
-        return self._pool is not None
+    def shares(self, request: TokenRequest) -> bool:
+        """Reports whether processes share the token of a request."""
+        return self._pool is not None and request.is_shared
 
     async def get(self, request: TokenRequest, owner: int = OF_ANY_EXECUTION) -> tuple[Token, bool]:
         """Returns a valid token, and whether it was issued before this call.
@@ -171,7 +172,7 @@ class Tokens:
             asking.exception()  # otherwise asyncio reports it if nobody waits any more
 
     async def _renewed(self, key: tuple[str, int], request: TokenRequest) -> Token:
-        if self._pool is not None:
+        if self._pool is not None and request.is_shared:
             fields, seconds = await self._shared(self._pool, key, request)
         else:  # each process requests its own
             try:

@@ -258,6 +258,14 @@ async def test_an_id_token_is_for_an_audience(
         assert len(tokens.given) == number
 
 
+async def test_processes_do_not_share_tokens_of_their_machines(
+    processes: list[Credentials], tokens: TokenServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GCE_METADATA_HOST", tokens.url.removeprefix("http://"))
+    found = [await token_of(one, {"type": "google_service_account"}) for one in processes for _ in range(2)]
+    assert found == [f"token-number-{process}" for process in range(3) for _ in range(2)]
+
+
 @pytest.mark.parametrize(
     ("auth", "fields"),
     [
