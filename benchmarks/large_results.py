@@ -5,8 +5,9 @@
 Rows of postgres into the store, from there through duckdb, rows of duckdb into the store, and rows of postgres chunk
 by chunk through a python step into a table. Each size runs in a process of its own, which tells its peak of resident
 memory above that of an idle process (its own account in ``/proc``, with the peak reset before), beside a chunk; and
-rows a second, beside asyncpg's cursor with the same bytes written to the same store in the same run. The last lines
-extrapolate the peaks to 100 GB, by least squares.
+rows a second, beside asyncpg's cursor with the same bytes written to the same store in the same run. Through steps it
+also tells by how much resident memory grows with each chunk in the second half of the run. The last lines extrapolate
+the peaks to 100 GB, by least squares.
 """
 
 from __future__ import annotations
@@ -81,6 +82,16 @@ class Peak:
         self.bytes = memory("VmHWM") - self._idle
 
 
+async def growth(work: asyncio.Task[Any], chunks: float) -> float:
+    """Bytes by which resident memory grows with each chunk in the second half of some work."""
+    samples: list[int] = []
+    while not work.done():
+        samples.append(memory("VmRSS"))
+        await asyncio.wait([work], timeout=0.1)
+    half = samples[len(samples) // 2 :]
+    return statistics.linear_regression(range(len(half)), half).slope * len(samples) / chunks
+
+
 async def call(box: Toolbox, kind: str, command: str, **given: Any) -> ToolResult:
     task = Task(name="bench", kind=kind, config={}, spec=TaskSpec(options={}))
     return await tool_for(kind).run(ToolCall(7001, kind, task, {"command": command}, given, auth="bench"), box)
@@ -118,11 +129,13 @@ async def measure(settings: Settings, rows: int) -> dict[str, Any]:
             with Peak() as found["out of duckdb"]:
                 made = (await call(box, "duckdb", MAKE.format(rows=count))).ref
             await engine.runtime.pool.execute("TRUNCATE through")
+            assert ref is not None
             with Peak() as found["through steps"]:
-                state = await engine.run(parse_playbook(THROUGH), {"rows": count})
+                work = asyncio.create_task(engine.run(parse_playbook(THROUGH), {"rows": count}))
+                grown = await growth(work, (ref.bytes_size or 0) / settings.chunk_bytes)
+                state = await work
             assert state.status is ExecutionStatus.COMPLETED, state.error
             loaded = await engine.runtime.pool.fetchval("SELECT count(DISTINCT id) FROM through")
-            assert ref is not None
             assert made is not None
             assert ref.rows == made.rows == read[0]["n"] == loaded == count
         plain = await bare(settings, results, rows)
@@ -130,7 +143,7 @@ async def measure(settings: Settings, rows: int) -> dict[str, Any]:
         await engine.close()
     ways = {name: (one.bytes, one.seconds) for name, one in found.items()}
     assert ref is not None  # of the second turn
-    return {"rows": rows, "bytes": ref.bytes_size, "plain": plain, "ways": ways}
+    return {"rows": rows, "bytes": ref.bytes_size, "plain": plain, "ways": ways, "grown": grown}
 
 
 def report(settings: Settings, one: dict[str, Any]) -> None:
@@ -142,6 +155,7 @@ def report(settings: Settings, one: dict[str, Any]) -> None:
             f"{one['rows'] / seconds:,.0f} rows a second, {seconds / one['plain']:.2f} of the time of a cursor",
             flush=True,
         )
+    print(f"  through steps: resident memory grows by {one['grown'] / 1000:.1f} KB a chunk in the second half")
 
 
 def extrapolate(settings: Settings, found: list[dict[str, Any]]) -> None:
