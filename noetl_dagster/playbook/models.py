@@ -144,6 +144,9 @@ class Sink(Model):
     auth: Annotated[str | None, Spelled(*AUTH[1:])] = None
     mode: str = Field("append", description="append, replace or upsert")
     key: Annotated[tuple[str, ...], Spelled("keys", "key_columns")] = ()
+    on_new_column: Annotated[str | None, Spelled("on_drift")] = Field(
+        None, description="of tables: add, ignore or fail (the default) where they lack a column"
+    )
     command: SqlText = Field(None, description="SQL instead of a table")
     args: Annotated[dict[str, Any], Spelled("input")] = Field(default_factory=dict)
 

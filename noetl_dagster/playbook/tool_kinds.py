@@ -141,6 +141,9 @@ ROW_FORMATS = ("parquet", *TEXT_FORMATS)
 WAREHOUSES = ("snowflake", "bigquery")
 """Kinds that are sources of transfers only."""
 
+ON_NEW_COLUMN = ("add", "ignore", "fail", "error")
+"""What becomes of a column that a table lacks; ``error`` means ``fail``."""
+
 PLACE_KINDS: Mapping[str, str] = {
     **{kind: kind for kind in ("postgres", "mysql", "sqlite", "duckdb", "object", "http", "result", *WAREHOUSES)},
     "mariadb": "mysql",
@@ -339,7 +342,8 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     ),
     "transfer": ToolKind(
         _fields(
-            "source target mode schemas verify on_drift resumable",
+            "source target mode schemas verify resumable",
+            ("on_drift", "on_new_column"),
             ("chunk_size", "batch_size"),
             ("key", "keys", "key_columns"),
         ),
@@ -348,7 +352,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         words={
             "mode": ("append", "replace", "upsert"),
             "verify": ("rows", "checksum", "none"),
-            "on_drift": ("error", "ignore", "add"),
+            "on_drift": ON_NEW_COLUMN,
             "resumable": ("true", "false", "auto"),
         },
         takes_references=True,

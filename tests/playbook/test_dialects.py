@@ -126,6 +126,17 @@ def test_shapes_of_tool() -> None:
     assert [task.name for task in labelled.tasks] == ["a", "b"]
 
 
+def test_words_for_new_columns() -> None:
+    for field in ("on_new_column", "on_drift"):
+        sink = (
+            step_of(f"- step: start\n  tool: {{kind: noop, sink: {{auth: a, table: t, {field}: add}}}}").tasks[0].sink
+        )
+        assert sink is not None
+        assert sink.on_new_column == "add"
+        task = task_of(f"{{kind: transfer, source: {{table: a}}, target: {{table: b}}, {field}: fail}}")
+        assert task.config["on_drift"] == "fail"
+
+
 def test_words_of_buckets() -> None:
     words = {
         "operation": ("operation", "action"),

@@ -350,6 +350,7 @@ LITERAL_MISTAKES = {
         "upsert into duckdb needs 'key'"
     ),
     "{kind: transfer, source: {table: a}, target: {path: x.parquet}, on_drift: add}": "on_drift: add is for tables of postgres and duckdb",
+    "{kind: transfer, source: {table: a}, target: {path: x.parquet}, on_new_column: add}": "on_drift: add is for tables of postgres",
     "{kind: transfer, source: {table: a}, target: {kind: http, url: b}, resumable: true}": (
         "resumable: true is for postgres and duckdb targets, and folders"
     ),

@@ -212,6 +212,22 @@ BROKEN_STEPS = {
         "  loop: {cursor: {kind: mysql, claim: SELECT 1, release: SELECT 2}, iterator: x}\n",
         "let the claim take rows whose own lease has expired",
     ),
+    "new columns of a file": (
+        "- step: start\n  tool: {kind: noop}\n  sink: {tool: file, path: a, on_new_column: add}\n",
+        "a sink of tool file has no 'on_new_column'",
+    ),
+    "new columns of sqlite": (
+        "- step: start\n  tool: {kind: noop}\n  sink: {tool: sqlite, database: d, table: t, on_new_column: add}\n",
+        "on_new_column: add is for postgres and duckdb; write ignore or fail, or add the column yourself",
+    ),
+    "new columns of a command": (
+        "- step: start\n  tool: {kind: noop}\n  sink: {tool: postgres, auth: a, command: SELECT 1, on_new_column: add}\n",
+        "on_new_column is for 'table'; 'command' names its columns itself",
+    ),
+    "an unknown word for new columns": (
+        "- step: start\n  tool: {kind: noop}\n  sink: {tool: postgres, auth: a, table: t, on_new_column: widen}\n",
+        "on_new_column is 'widen'; use one of add, ignore, fail, error",
+    ),
     "sqlite sink without a file": (
         "- step: start\n  tool: {kind: noop}\n  sink: {tool: sqlite, table: t}\n",
         "a sink of tool sqlite needs 'database', the file that the table is in",

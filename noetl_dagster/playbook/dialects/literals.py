@@ -116,7 +116,7 @@ def _check_written(block: Block, target: Block, kind: str) -> None:
         block.error(message, "verify")
     elif _word(block, "verify") == "checksum" and kind in ("mysql", "sqlite"):
         block.error(f"verify: checksum cannot compare the types of {kind}; write verify: rows", "verify")
-    if _word(block, "on_drift") == "add" and kind not in ("postgres", "duckdb"):
+    if "add" in (_word(block, "on_drift"), _word(block, "on_new_column")) and kind not in ("postgres", "duckdb"):
         block.error("on_drift: add is for tables of postgres and duckdb; write error or ignore", "on_drift")
     if _word(block, "resumable") == "true" and (file or kind in ("http", "mysql", "sqlite")):
         message = "resumable: true is for postgres and duckdb targets, and folders (target.path: s3://lake/rows/)"

@@ -9,7 +9,7 @@ from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.fields import declarations
 from noetl_dagster.playbook.models import Backoff, Collect, RetryRule, Sink
 from noetl_dagster.playbook.templates.rendering import compile_value
-from noetl_dagster.playbook.tool_kinds import AUTH, SUPPORTED_KINDS
+from noetl_dagster.playbook.tool_kinds import AUTH, ON_NEW_COLUMN, SUPPORTED_KINDS
 from noetl_dagster.playbook.wording import described, is_template, suggestion
 
 _ON_ERROR = "error is defined"
@@ -30,15 +30,18 @@ _FLAT = (
 )
 SINK_TOOL = "postgres"
 _SINK_TOOLS = {
-    "postgres": ("table", "mode", "key", "command"),
-    "mysql": ("table", "mode", "key"),
-    **dict.fromkeys(("duckdb", "sqlite"), ("table", "mode", "key", "database")),
+    "postgres": ("table", "mode", "key", "on_new_column", "command"),
+    "mysql": ("table", "mode", "key", "on_new_column"),
+    **dict.fromkeys(("duckdb", "sqlite"), ("table", "mode", "key", "on_new_column", "database")),
     **dict.fromkeys(("file", "s3", "minio", "gcs"), ("path", "format")),
 }
 """By tool, what a sink says beside ``auth`` and ``args``."""
 
 _SINKS_OF_TABLES = frozenset({"duckdb", "mysql", "sqlite"})
 """Sinks that stage parts of a table."""
+
+_WIDENED = ("postgres", "duckdb")
+"""Sinks that can add columns to their table."""
 
 _SINK_MODES = ("append", "replace", "upsert")
 _SINK_FORMATS = ("parquet", "jsonl", "ndjson")
@@ -177,10 +180,17 @@ def _check_sink(block: Block, values: dict[str, Any]) -> None:
         block.error(f"a sink of tool {tool} needs 'database', the file that the table is in")
     for name in values.keys() - {"tool", "auth", "args", *_SINK_TOOLS[tool]}:
         block.error(f"a sink of tool {tool} has no {name!r}; it has {', '.join(_SINK_TOOLS[tool])}", name)
-    for name, words in (("mode", _SINK_MODES), ("format", _SINK_FORMATS)):
+    for name, words in (("mode", _SINK_MODES), ("format", _SINK_FORMATS), ("on_new_column", ON_NEW_COLUMN)):
         value = values.get(name)
         if value is not None and not is_template(value) and value not in words:
             block.error(f"{name} is {value!r}; use one of {', '.join(words)}", name)
+    if values.get("on_new_column") is not None and values.get("command"):
+        block.error("on_new_column is for 'table'; 'command' names its columns itself", "on_new_column")
+    if values.get("on_new_column") == "add" and tool not in _WIDENED:
+        message = (
+            f"on_new_column: add is for {' and '.join(_WIDENED)}; write ignore or fail, or add the column yourself"
+        )
+        block.error(message, "on_new_column")
     if tool in _SINKS_OF_TABLES and values.get("mode") == "upsert" and not values.get("key"):
         block.error(f"upsert into {tool} needs 'key', the columns that tell rows apart", "mode")
 

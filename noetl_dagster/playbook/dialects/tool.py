@@ -131,7 +131,8 @@ def read_task(block: Block, outer: Specs, *, name: str | None = None, default_na
         wanted = " or ".join(map(repr, missing if known.needs_all else known.needs))
         block.missing(f"{kind} needs {wanted}")
     for field, words in known.words.items():
-        block.check_word(field, words)
+        spellings = next(names for names in known.fields if names[0] == field)
+        block.check_word(block.present(*spellings) or field, words)
     check_task(block, kind)
     return block.build(
         Task,

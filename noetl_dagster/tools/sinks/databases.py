@@ -20,6 +20,7 @@ from noetl_dagster.tools.sinks.place import PartPlace, SinkKind
 from noetl_dagster.tools.sql.databases.base import Session, open_session
 from noetl_dagster.tools.sql.databases.places import find_database
 from noetl_dagster.tools.sql.databases.writing import TableWriter, create_bookkeeping
+from noetl_dagster.tools.sql.drift import drift_of_sink
 from noetl_dagster.tools.sql.tables import WriteMode
 
 T = TypeVar("T")
@@ -129,7 +130,12 @@ def _json_row(row: Mapping[str, Any], place: PartPlace, writer: TableWriter) -> 
 
 def _insert(writer: TableWriter, place: PartPlace, rows: Sequence[Mapping[str, Any]]) -> None:
     names = writer.spelled(dict.fromkeys(name for row in rows for name in row))
-    writer.insert(rows, names, place.key if place.mode is WriteMode.UPSERT else ())
+    drift = drift_of_sink(place.on_new_column, writer.where, writer.columns)
+    columns, new = drift.sort(list(names), str)
+    if new:
+        text = f"on_new_column: add is not for {place.kind}; write ignore or fail, or add the column yourself"
+        raise ToolError(text, kind="schema")
+    writer.insert(rows, {name: names[name] for name in columns}, place.key if place.mode is WriteMode.UPSERT else ())
 
 
 def _delete_replaced(writer: TableWriter, place: PartPlace) -> None:

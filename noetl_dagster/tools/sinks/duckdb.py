@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +25,10 @@ from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
 from noetl_dagster.tools.rows.files import arrow_schema, arrow_table
 from noetl_dagster.tools.sinks.place import PartPlace
+from noetl_dagster.tools.sql.drift import Drift, drift_of_sink
 from noetl_dagster.tools.sql.duckdb import is_held, kind_of_duckdb
 from noetl_dagster.tools.sql.duckdb_files import open_file
-from noetl_dagster.tools.sql.tables import WriteMode, listed
+from noetl_dagster.tools.sql.tables import WriteMode, listed, quoted
 
 T = TypeVar("T")
 
@@ -49,7 +50,9 @@ WHERE TRY_CAST(TRY_CAST({column} AS {type}) AS {compared}) IS DISTINCT FROM TRY_
 """
 FORGET = "DELETE FROM {staged} WHERE noetl_part = ?"
 STAGE = "INSERT INTO {staged} BY NAME SELECT ? AS noetl_part, * FROM noetl_rows"
-MOVE = "INSERT INTO {table} BY NAME SELECT * EXCLUDE (noetl_part) FROM {staged} WHERE noetl_part = ?"
+MOVE = "INSERT INTO {table} BY NAME SELECT {columns} FROM {staged} WHERE noetl_part = ?"
+ADD_COLUMN = "ALTER TABLE {to} ADD COLUMN IF NOT EXISTS {column} {kind}"
+COUNT_VALUES = "SELECT {counts} FROM {staged} WHERE noetl_part = ?"
 EMPTY = "DELETE FROM {table}"
 REPLACED = "DELETE FROM {table} AS old USING {staged} AS new WHERE noetl_part = ? AND {same}"
 COUNT = "SELECT count(*) FROM {staged}"
@@ -133,9 +136,19 @@ class _Staging:
         self._connection.register("noetl_given", rows)
         self._view(added)
         self._run(CREATE_TABLE)
-        self._view(added - self._columns())
-        self._refuse_changed_values()
+        without = added - self._columns()
+        self._view(without)
         self._run(CREATE_STAGED)
+        given, table = self._types("noetl_rows"), self._types(self._names["table"])
+        drift = self._drift(place, table)
+        drift.sort(list(given), str)
+        if drift.ignored:
+            self._view(without | {given.pop(name)[0] for name in drift.ignored})
+        staged = self._types(self._names["staged"])
+        for name in [name for name in given if name not in staged]:
+            self._add_column("staged", *table.get(name, given[name]))
+        for target in ("table", "staged"):
+            self._refuse_changed_values(self._names[target])
         self._run(FORGET, place.part)
         self._run(STAGE, place.part)
 
@@ -145,7 +158,7 @@ class _Staging:
         for place in parts:
             if not self.published([place.part]):
                 self._delete_replaced(place)
-                self._run(MOVE, place.part)
+                self._run(MOVE, place.part, columns=listed(self._columns_to_move(place)))
                 self._run(NOTE_PUBLISHED, place.table, place.part)
             self._run(FORGET, place.part)
         self._drop_if_empty()
@@ -177,20 +190,43 @@ class _Staging:
         self._run(ROWS, without=f"EXCLUDE ({listed(sorted(without))})" if without else "")
 
     def _columns(self) -> set[str]:
-        return {name for name, _, _ in self._run(TYPES, of=self._names["table"])}
+        return set(self._types(self._names["table"]))
+
+    def _types(self, of: str) -> dict[str, tuple[str, str]]:
+        """Returns the columns of a table or view with their types, by their names in small letters."""
+        return {name: (column, kind) for name, column, kind in self._run(TYPES, of=of)}
+
+    def _drift(self, place: PartPlace, columns: Iterable[str]) -> Drift:
+        return drift_of_sink(place.on_new_column, f"sink: table {place.table} of {place.path}", columns)
+
+    def _add_column(self, to: str, column: str, kind: str) -> None:
+        self._run(ADD_COLUMN, to=self._names[to], column=quoted(column), kind=kind)
+
+    def _columns_to_move(self, place: PartPlace) -> list[str]:
+        """Returns the columns of a part, and adds those with values that the table lacks."""
+        table, staged = self._types(self._names["table"]), self._types(self._names["staged"])
+        del staged["noetl_part"]
+        has_value = {name: f"count({quoted(staged[name][0])})" for name in staged if name not in table}
+        if has_value:
+            [counts] = self._run(COUNT_VALUES, place.part, counts=", ".join(has_value.values()))
+            lacking = [name for name, count in zip(has_value, counts, strict=True) if count]
+            _, new = self._drift(place, table).sort(lacking, str)
+            for name in new:
+                self._add_column("table", *staged[name])
+                table[name] = staged[name]
+        return [column for name, (column, _) in staged.items() if name in table]
 
     def _has_staged(self) -> bool:
         [(count,)] = self._run(HAS_TABLE, self._staged)
         return bool(count)
 
-    def _refuse_changed_values(self) -> None:
+    def _refuse_changed_values(self, table: str) -> None:
         """Refuses rows whose values a column's type would change: DuckDB rounds 2.5 to fit an integer.
 
         Tables with decimals or floats define their own precision.
         """
-        table = self._names["table"]
-        given = {name: (column, kind) for name, column, kind in self._run(TYPES, of="noetl_rows")}
-        for name, _, kind in self._run(TYPES, of=table):
+        given = self._types("noetl_rows")
+        for name, (_, kind) in self._types(table).items():
             column, own = given.get(name, ("", kind))
             if kind == own or kind == "FLOAT" or kind.startswith("DECIMAL"):
                 continue
@@ -201,7 +237,7 @@ class _Staging:
             changed = self._run(CHANGED, column=sql_identifier(column), type=kind, compared=compared)
             if changed:
                 raise ToolError(
-                    f"sink: table {table}: column {column} is {kind} and would change {own} "
+                    f"sink: table {self._names['table']}: column {column} is {kind} and would change {own} "
                     f"{changed[0][0][:50]!r}; create the table with the type that all rows have, or convert in 'args'",
                     kind="schema",
                 )

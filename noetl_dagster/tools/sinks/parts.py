@@ -41,7 +41,7 @@ class PartSinks:
         Raises:
             ToolError: it could not be written.
         """
-        texts = ("table", "path", "database", "auth", "args", "mode", "format")
+        texts = ("table", "path", "database", "auth", "args", "mode", "format", "on_new_column")
         fields = {field: getattr(sink, field) for field in texts}
         rendered = await render_async(compile_value(fields), scope, self._box.results.get)
         ready = sink.model_copy(update=rendered)

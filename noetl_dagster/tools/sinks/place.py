@@ -41,6 +41,7 @@ class PartPlace(BaseModel):
         path: of duckdb and sqlite the database's file, of mysql empty; else the folder of the parts, or the one
             file that each part replaces.
         part: name of the part, the same for every try of its iteration's attempt.
+        on_new_column: of tables: what becomes of columns that they lack; see :func:`drift_of_sink`.
         own: columns that name the iteration, which are filled in if the table has them.
     """
 
@@ -55,6 +56,7 @@ class PartPlace(BaseModel):
     mode: WriteMode = WriteMode.APPEND
     key: tuple[str, ...] = ()
     auth: str | None = None
+    on_new_column: str | None = None
     own: dict[str, Any] = {}
 
     @property
@@ -115,6 +117,7 @@ def place_of(sink: Sink, part: str, own: dict[str, Any], folder: str) -> PartPla
             mode=write_mode(sink.mode),
             key=sink.key,
             auth=sink.auth,
+            on_new_column=sink.on_new_column,
             own=own,
         )
     parts = urlsplit(sink.path or "")

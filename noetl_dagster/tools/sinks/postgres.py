@@ -22,14 +22,15 @@ from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.sql.connection import NEVER_IDLE, postgres_error
+from noetl_dagster.tools.sql.drift import drift_of_sink, kind_of_value, type_of_kinds
 from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.tools.sql.statements import bind, split_statements, without_percent
 from noetl_dagster.tools.sql.tables import (
     WriteMode,
+    add_columns,
     conflict_clause,
     delete_rows,
     describe_table,
-    known_columns,
     listed,
     upsert_key,
     write_mode,
@@ -71,7 +72,7 @@ async def write_sink(
             f"a sink of tool {sink.tool!r} is not supported; use postgres, or a task after this one",
             kind="schema",
         )
-    fields = {"table": sink.table, "auth": sink.auth, "args": sink.args, "command": sink.command}
+    fields = {name: getattr(sink, name) for name in ("table", "auth", "args", "command", "on_new_column")}
     ready = sink.model_copy(update=await render_async(compile_value(fields), scope, box.results.get))
     credential = await box.credentials.resolve(ready.auth, CredentialType.POSTGRES)
     if credential is None:
@@ -95,7 +96,8 @@ async def write_result(connection: asyncpg.Connection, sink: Sink, value: Any, i
     """Writes one result on an open connection, inside the caller's transaction.
 
     ``sink`` has no templates. With ``command``, its statements run with ``args`` bound by name. With ``table``, the
-    rows are ``args`` (one row, or a list of rows) if given, else those of the result. ``mode: replace`` first deletes
+    rows are ``args`` (one row, or a list of rows) if given, else those of the result; columns that the table lacks are
+    added or left out if ``on_new_column`` says so. ``mode: replace`` first deletes
     the rows of the same identity, or all rows if the table has none of its columns. A missing column of a row is null.
     With ``mode: upsert`` the last of several rows with the same key wins.
 
@@ -121,8 +123,19 @@ async def write_result(connection: asyncpg.Connection, sink: Sink, value: Any, i
         async for rows in batches_of(sink.args or value):
             yield [{**own, **_fitting(row, table.columns)} for row in rows]
 
-    names = {name: None async for rows in batches() for row in rows for name in row}
-    columns = known_columns(names, table)
+    kinds: dict[str, set[str]] = {}
+    async for rows in batches():
+        for row in rows:
+            for name, item in row.items():
+                known = kinds.setdefault(name, set())
+                if item is not None and name not in table.columns:
+                    known.add(kind_of_value(item))
+    drift = drift_of_sink(sink.on_new_column, f"table {table.name}", table.columns)
+    columns, new = drift.sort(list(kinds), lambda name: type_of_kinds(kinds[name]))
+    if kinds and not columns:
+        known_names = ", ".join(table.columns)
+        raise ToolError(f"table {table.name}: the rows have none of its columns: {known_names}", kind="schema")
+    await add_columns(connection, table, new)  # first, since it takes the table's strongest lock
     if mode is WriteMode.REPLACE:
         await delete_rows(connection, table, own)
     async for rows in batches():

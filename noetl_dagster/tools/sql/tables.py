@@ -29,6 +29,12 @@ ORDER BY attribute.attnum
 DELETE_OWN_ROWS = (
     "DELETE FROM {table} AS target USING jsonb_populate_record(NULL::{table}, $1::jsonb) AS own WHERE {same}"
 )
+# another worker may add the same column, for which this one waits
+ADD_COLUMN = "ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} {type}"
+TYPE_NAME = """
+SELECT typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
+WHERE attrelid = to_regclass($1) AND attname = $2
+"""
 DELETE_ALL_ROWS = "DELETE FROM {table}"
 
 
@@ -85,18 +91,11 @@ async def delete_rows(connection: asyncpg.Connection, table: SqlTable, identity:
     await connection.execute(DELETE_OWN_ROWS.format(table=table.name, same=same), to_jsonable(identity))
 
 
-def known_columns(names: Iterable[str], table: SqlTable) -> list[str]:
-    """Returns the columns that rows fill, each once; raises ``ToolError`` if the table lacks one."""
-    names = dict.fromkeys(names)
-    unknown = [name for name in names if name not in table.columns]
-    if unknown:
-        raise ToolError(
-            f"table {table.name} has no column {', '.join(map(str, unknown))}; its columns: "
-            f"{', '.join(table.columns)}. Name the columns to write with 'args'",
-            kind="schema",
-            code="42703",
-        )
-    return list(names)
+async def add_columns(connection: asyncpg.Connection, table: SqlTable, columns: Mapping[str, str]) -> None:
+    """Adds columns, by name and type, to a table and to its description."""
+    for name, type_name in columns.items():
+        await connection.execute(ADD_COLUMN.format(table=table.name, column=quoted(name), type=type_name))
+        table.columns[name] = await connection.fetchval(TYPE_NAME, table.name, name)
 
 
 def upsert_key(table: SqlTable, key: Sequence[str]) -> Sequence[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import chain
@@ -15,7 +15,8 @@ import pyarrow as pa
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.rows.files import Row
-from noetl_dagster.tools.transfer.options import OnDrift, TransferEnd, TransferOptions
+from noetl_dagster.tools.sql.drift import Drift, kind_of_value, type_of_kinds
+from noetl_dagster.tools.transfer.options import TransferEnd, TransferOptions
 
 T = TypeVar("T")
 Put = Callable[[T], Awaitable[None]]
@@ -170,60 +171,17 @@ def ahead(items: AsyncIterator[T], most: int = 2) -> AsyncIterator[T]:
     return piped(forward, most)
 
 
-class Drift:
-    """Applies ``on_drift`` to columns that the target lacks.
-
-    Attributes:
-        columns: those of the target; None: those of the first chunk.
-        added: new columns with their types.
-        ignored: columns that are left out.
-    """
-
-    def __init__(self, on_drift: OnDrift, target: str, columns: Iterable[str] | None = None) -> None:
-        self._on_drift, self._target = on_drift, target
-        self.columns = None if columns is None else list(columns)
-        self.added: dict[str, str] = {}
-        self.ignored: list[str] = []
-
-    def sort(self, columns: Sequence[str], type_of: Callable[[str], str]) -> tuple[list[str], dict[str, str]]:
-        """Returns the columns to write, and the types of those that the target does not have yet.
-
-        Raises ``ToolError`` if the target lacks columns, and ``on_drift`` is ``error``.
-        """
-        known = self.columns = list(columns) if self.columns is None else self.columns
-        new = [name for name in columns if name not in known]
-        if new and self._on_drift is OnDrift.ERROR:
-            raise ToolError(
-                f"{self._target} has no column {', '.join(map(str, new))}; its columns: {', '.join(known)}. Write "
-                "on_drift: add or ignore, or name the columns to read",
-                kind="schema",
-                code="42703",
-            )
-        if self._on_drift is OnDrift.IGNORE:
-            self.ignored += [name for name in new if name not in self.ignored]
-            return [name for name in columns if name not in new], {}
-        types = {name: type_of(name) for name in new}
-        known += new
-        self.added |= types
-        return list(columns), types
-
-    def without_new(self, chunk: TransferChunk) -> TransferChunk:
-        """Returns a chunk for a file, which takes no new columns."""
-        columns, _ = self.sort(chunk.columns, str)
-        return chunk.only(columns)
-
-    def report(self) -> dict[str, list[str]]:
-        """Returns the added and ignored columns for the result, if there are any."""
-        named = {"added": list(self.added), "ignored": self.ignored}
-        return {word: names for word, names in named.items() if names}
+def without_new(drift: Drift, chunk: TransferChunk) -> TransferChunk:
+    """Returns a chunk for a file, which takes no new columns."""
+    columns, _ = drift.sort(chunk.columns, str)
+    return chunk.only(columns)
 
 
 def postgres_type(chunk: TransferChunk, column: str) -> str:
     """Returns the PostgreSQL type of a new column for the values of a chunk."""
     if isinstance(chunk.data, pa.Table):
         return _arrow_type_name(chunk.data.schema.field(column).type)
-    kinds = frozenset(type(row[column]).__name__ for row in chunk.data if row.get(column) is not None)
-    return _TYPES_OF_VALUES.get(kinds, "text")
+    return type_of_kinds(kind_of_value(row[column]) for row in chunk.data if row.get(column) is not None)
 
 
 def duckdb_type(chunk: TransferChunk, column: str) -> str:
@@ -263,21 +221,3 @@ def _arrow_type_name(kind: Any) -> str:
     if pa.types.is_nested(kind):
         return "jsonb"
     return next((name for test, name in _SIMPLE if test(kind)), "text")
-
-
-_TYPES_OF_VALUES: Mapping[frozenset[str], str] = {
-    frozenset({"bool"}): "boolean",
-    frozenset({"int"}): "bigint",
-    frozenset({"float"}): "double precision",
-    frozenset({"int", "float"}): "double precision",
-    frozenset({"Decimal"}): "numeric",
-    frozenset({"datetime"}): "timestamptz",
-    frozenset({"date"}): "date",
-    frozenset({"time"}): "time",
-    frozenset({"timedelta"}): "interval",
-    frozenset({"bytes"}): "bytea",
-    frozenset({"UUID"}): "uuid",
-    frozenset({"dict"}): "jsonb",
-    frozenset({"list"}): "jsonb",
-    frozenset({"dict", "list"}): "jsonb",
-}

@@ -15,10 +15,10 @@ import asyncpg
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.rows.copy_csv import encode_csv
-from noetl_dagster.tools.sql.tables import SqlTable, WriteMode, conflict_clause, listed, quoted, upsert_key
+from noetl_dagster.tools.sql.drift import Drift
+from noetl_dagster.tools.sql.tables import SqlTable, WriteMode, add_columns, conflict_clause, listed, quoted, upsert_key
 from noetl_dagster.tools.transfer.checksum import Checksum, compare_checksums, rows_digest
 from noetl_dagster.tools.transfer.chunks import (
-    Drift,
     Transfer,
     TransferChunk,
     TransferOutcome,
@@ -38,16 +38,10 @@ MERGE = (
 MOVE = "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {stage}"
 DIGEST_MOVED = "WITH moved AS ({move} RETURNING {columns}) SELECT {digest} FROM moved"
 READ_AS_TEXT = "noetl_transfer_read"
-ADD_COLUMN = "ALTER TABLE {table} ADD COLUMN {column} {type}"
-
 RELATION = """
 SELECT namespace.nspname, class.relname
 FROM pg_class AS class JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace
 WHERE class.oid = to_regclass($1)
-"""
-TYPE_NAME = """
-SELECT typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
-WHERE attrelid = to_regclass($1) AND attname = $2
 """
 BASE_TYPES = """
 SELECT attname, format_type(atttypid, -1) FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0
@@ -218,13 +212,6 @@ class Copier:
     async def _base_types(self) -> dict[str, str]:
         """Returns the types of the columns, quoted and without their lengths and scales."""
         return dict(await self._connection.fetch(BASE_TYPES, self._into.name))
-
-
-async def add_columns(connection: asyncpg.Connection, table: SqlTable, columns: dict[str, str]) -> None:
-    """Adds columns, by name and type, to a table and to its description."""
-    for name, type_name in columns.items():
-        await connection.execute(ADD_COLUMN.format(table=table.name, column=quoted(name), type=type_name))
-        table.columns[name] = await connection.fetchval(TYPE_NAME, table.name, name)
 
 
 def upsert_keys(transfer: Transfer, table: SqlTable) -> Sequence[str]:

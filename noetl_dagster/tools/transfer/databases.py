@@ -18,9 +18,9 @@ from noetl_dagster.tools.sql.databases.binding import bind
 from noetl_dagster.tools.sql.databases.places import find_database
 from noetl_dagster.tools.sql.databases.tool import read_rows
 from noetl_dagster.tools.sql.databases.writing import TableWriter, create_bookkeeping
+from noetl_dagster.tools.sql.drift import Drift
 from noetl_dagster.tools.sql.tables import WriteMode
 from noetl_dagster.tools.transfer.chunks import (
-    Drift,
     Transfer,
     TransferChunk,
     TransferOutcome,

@@ -15,11 +15,12 @@ import duckdb
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.rows.files import arrow_table
+from noetl_dagster.tools.sql.drift import Drift
 from noetl_dagster.tools.sql.duckdb_files import open_file
 from noetl_dagster.tools.sql.tables import WriteMode, listed
 from noetl_dagster.tools.transfer import staging
 from noetl_dagster.tools.transfer.checksum import Checksum, as_read, compare_checksums, sum_of_table
-from noetl_dagster.tools.transfer.chunks import Drift, Transfer, TransferChunk, TransferOutcome, duckdb_type
+from noetl_dagster.tools.transfer.chunks import Transfer, TransferChunk, TransferOutcome, duckdb_type
 from noetl_dagster.tools.transfer.options import Resumable, Verify
 from noetl_dagster.tools.transfer.staging import (
     AUTO_BYTES,

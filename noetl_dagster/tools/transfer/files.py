@@ -28,6 +28,7 @@ from noetl_dagster.tools.rows.cutters import RECORD_BYTES, cutter_for
 from noetl_dagster.tools.rows.files import ParquetRows, row_writer
 from noetl_dagster.tools.rows.formats import BlockOrigin, RowFormat, check_columns, csv_rows, unnamed_columns
 from noetl_dagster.tools.rows.reader import BLOCK_BYTES, RowFile, cut, read_written, threaded
+from noetl_dagster.tools.sql.drift import Drift
 from noetl_dagster.tools.sql.tables import WriteMode
 from noetl_dagster.tools.transfer.checksum import (
     Checksum,
@@ -37,13 +38,13 @@ from noetl_dagster.tools.transfer.checksum import (
     sum_of_table,
 )
 from noetl_dagster.tools.transfer.chunks import (
-    Drift,
     Transfer,
     TransferChunk,
     TransferOutcome,
     TransferSource,
     ahead,
     sliced,
+    without_new,
 )
 from noetl_dagster.tools.transfer.options import ObjectFolder, TransferEnd, Verify, open_object
 from noetl_dagster.tools.transfer.staging import refuse_if_over
@@ -187,7 +188,7 @@ async def write_file(transfer: Transfer) -> TransferOutcome:
     try:
         with contextlib.closing(file):
             async for chunk in ahead(transfer.chunks()):
-                await asyncio.to_thread(file.write, drift.without_new(chunk))
+                await asyncio.to_thread(file.write, without_new(drift, chunk))
         outcome = TransferOutcome(file.rows, file.rows, drift=drift.report())
         size = await asyncio.to_thread(file.check_rows, file.path)
         if size is not None:

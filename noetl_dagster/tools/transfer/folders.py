@@ -18,9 +18,10 @@ from pydantic import BaseModel
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.rows.reader import RowFile
+from noetl_dagster.tools.sql.drift import Drift
 from noetl_dagster.tools.sql.tables import WriteMode
 from noetl_dagster.tools.transfer.checksum import Checksum
-from noetl_dagster.tools.transfer.chunks import Drift, Transfer, TransferOutcome, ahead
+from noetl_dagster.tools.transfer.chunks import Transfer, TransferOutcome, ahead, without_new
 from noetl_dagster.tools.transfer.files import ChunkFile, upload
 from noetl_dagster.tools.transfer.options import ObjectFolder, Verify, open_object
 from noetl_dagster.tools.transfer.staging import (
@@ -161,7 +162,7 @@ class StagedFolder(StagedTarget):
                     packed = position.fields
                     schema = None if packed is None else pa.ipc.read_schema(pa.py_buffer(b64decode(packed)))
                     part = await asyncio.to_thread(ChunkFile, None, self._format, self._options.verify, schema)
-                await asyncio.to_thread(part.write, drift.without_new(chunk))
+                await asyncio.to_thread(part.write, without_new(drift, chunk))
                 if part.rows >= self._options.part and (chunk.after is not None or not self._lasting):
                     position.after, position.columns = chunk.after, drift.columns or []
                     await self._store(part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +25,7 @@ from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall, count_of
 from noetl_dagster.tools.paths import check_path, written_in
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
+from noetl_dagster.tools.sql.drift import OnDrift
 from noetl_dagster.tools.sql.statements import BoundStatement, bind, without_percent
 from noetl_dagster.tools.sql.tables import WriteMode, write_mode
 
@@ -237,14 +239,6 @@ class Verify(StrEnum):
     NONE = "none"
 
 
-class OnDrift(StrEnum):
-    """The treatment of a column that the target lacks."""
-
-    ERROR = "error"
-    IGNORE = "ignore"
-    ADD = "add"
-
-
 class Resumable(StrEnum):
     """The ways to stage rows, so that a command that runs again resumes the transfer."""
 
@@ -302,6 +296,6 @@ def _word(field: str, default: Word, call: ToolCall) -> Word:
     """Returns the value of a field among the words of its default's kind."""
     given, words = call.config.get(field), type(default)
     text = str(default if given is None else given).strip().lower()
-    if text in list(words):
+    with suppress(ValueError):
         return words(text)
     raise call.error(f"{field}: {text!r} is unknown; write {', '.join(words)}")

@@ -10,10 +10,11 @@ import asyncpg
 
 from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.sql.connection import open_connection, open_pool, postgres_errors
+from noetl_dagster.tools.sql.drift import Drift
 from noetl_dagster.tools.sql.tables import DELETE_ALL_ROWS, SqlTable, WriteMode, describe_table, listed
 from noetl_dagster.tools.transfer import staging
 from noetl_dagster.tools.transfer.checksum import Checksum
-from noetl_dagster.tools.transfer.chunks import Drift, Transfer, TransferOutcome
+from noetl_dagster.tools.transfer.chunks import Transfer, TransferOutcome
 from noetl_dagster.tools.transfer.copying import ORDINAL, Copier, compare_counts, upsert_keys
 from noetl_dagster.tools.transfer.options import Resumable, Verify
 from noetl_dagster.tools.transfer.postgres_source import PostgresSource

@@ -492,6 +492,59 @@ async def test_columns_that_name_the_iteration_are_found_in_any_case(tmp_path: P
         assert connection.execute("SELECT * FROM t ORDER BY n").fetchall() == [(5, 5), (6, 6)]
 
 
+def rows_of(place: PartPlace, columns: str = "*") -> list[tuple[Any, ...]]:
+    with duckdb.connect(place.path) as connection:
+        return connection.execute(f"SELECT {columns} FROM t ORDER BY 1").fetchall()
+
+
+async def test_new_columns_in_duckdb(tmp_path: Path) -> None:
+    parts, own = duckdb_parts.DuckdbParts(), {"execution_id": 5}
+    place = duckdb_place(tmp_path, own=own)
+    await staged_and_published(place, [{"n": 1}])
+    fails = place.model_copy(update={"part": "1.each.1.1.1"})
+    with pytest.raises(ToolError, match=r"has no column new; its columns: n. Write on_new_column: add or ignore"):
+        await parts.stage(fails, [{"n": 2, "new": 2}])
+    ignores = place.model_copy(update={"part": "1.each.1.2.1", "on_new_column": "ignore"})
+    await staged_and_published(ignores, [{"n": 3, "New": 3, "other": 4}])
+    assert rows_of(place) == [(1,), (3,)]
+    adds = [place.model_copy(update={"part": f"1.each.1.{n}.1", "on_new_column": "add"}) for n in (3, 4, 5)]
+    await parts.stage(adds[0], [{"n": 4, "new": 4}])
+    await parts.stage(adds[1], [{"n": 5, "other": {"a": 1}, "Strange.name": "s"}])
+    with pytest.raises(ToolError, match=r"column new is BIGINT and would change DOUBLE '2.5'"):
+        await parts.stage(adds[2], [{"n": 6, "new": 2.5}])
+    assert rows_of(place) == [(1,), (3,)]  # before the completion readers see nothing of it
+    await parts.publish(place.target, adds[1:2])
+    await parts.discard(place.target, [adds[0].part])
+    assert rows_of(place, 'n, other.a, "Strange.name"') == [(1, None, None), (3, None, None), (5, 1, "s")]
+    with duckdb.connect(place.path) as connection:  # the column of a part that was discarded is not there
+        names = [row[0] for row in connection.execute("DESCRIBE t").fetchall()]
+    assert names == ["n", "other", "Strange.name"]
+    await staged_and_published(adds[0], [{"n": 4, "new": 4}])
+    await parts.publish(place.target, adds[:2])
+    assert rows_of(place, "n, new") == [(1, None), (3, None), (4, 4), (5, None)]
+
+
+async def test_loops_add_columns_to_tables(engine: Engine, tmp_path: Path) -> None:
+    for loop, tool in (("parallel", "duckdb"), ("parallel", "sqlite")):
+        file = tmp_path / f"rows.{tool}"
+        word = "add" if tool == "duckdb" else "ignore"
+        sink = f"{{tool: {tool}, database: {file}, table: numbers, on_new_column: {word}}}"
+        if tool == "sqlite":
+            with contextlib.closing(sqlite3.connect(file)) as opened:
+                opened.execute("CREATE TABLE numbers (n INT)")
+        code = "result = {'n': n, **({f'c{n % 2}': n} if n else {})}"
+        text = LOOP.replace("SINK", sink).replace("result = {'n': n}", code).replace("sequential", loop)
+        state = await engine.run(playbook(text))
+        assert str(state.status) == "COMPLETED", state.error
+        if tool == "sqlite":
+            with contextlib.closing(sqlite3.connect(file)) as opened:
+                assert opened.execute("SELECT * FROM numbers ORDER BY n").fetchall() == [(n,) for n in range(5)]
+            continue
+        with duckdb.connect(str(file)) as connection:
+            found = connection.execute("SELECT n, c0, c1 FROM numbers ORDER BY n").fetchall()
+        assert found == [(0, None, None), (1, None, 1), (2, 2, None), (3, None, 3), (4, 4, None)]
+
+
 async def test_changes_that_wait_for_a_database_share_a_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,80 @@ async def test_unknown_columns_and_missing_keys_are_errors(table: asyncpg.Pool) 
             await write_result(connection, Sink(table="missing"), [{"id": 1}], {})
 
 
+async def columns_of(table: asyncpg.Pool, name: str) -> dict[str, str]:
+    query = "select column_name, udt_name from information_schema.columns where table_name = $1"
+    return dict(await table.fetch(query, name))
+
+
+async def test_new_columns_are_added_with_the_type_of_all_values(table: asyncpg.Pool) -> None:
+    rows = [
+        {"id": 1, "n": 1, "x": 1, "big": 1, "ok": True, "doc": {"a": 1}, "mixed": 1, "none": None, "Strange.name": "s"},
+        {"id": 2, "n": None, "x": 2.5, "big": 2**63, "list": [1, "a"], "mixed": "b"},
+    ]
+    sink = Sink(table="out", on_new_column="add")
+    async with table.acquire() as connection, connection.transaction():
+        await write_result(connection, sink, rows, {"iter_index": 0, "shard_id": "s"})
+    types = await columns_of(table, "out")
+    assert {name: types[name] for name in types if name not in {*ROW, "iter_index"}} == {
+        **{"n": "int8", "x": "float8", "big": "numeric", "ok": "bool", "doc": "jsonb", "list": "jsonb"},
+        **{"mixed": "text", "none": "text", "Strange.name": "text"},
+    }
+    found = await table.fetch('select x, big, mixed, list, "Strange.name", iter_index from out order by id')
+    assert [tuple(map(str, row)) for row in found] == [
+        ("1.0", "1", "1", "None", "s", "0"),
+        ("2.5", str(2**63), "b", "[1, 'a']", "None", "0"),
+    ]
+
+
+async def test_new_columns_are_ignored_or_refused(table: asyncpg.Pool) -> None:
+    async with table.acquire() as connection:
+        await write_result(connection, Sink(table="out", on_new_column="ignore"), [{"id": 1, "new": 2}], {})
+        for word in (None, "fail", "error"):
+            with pytest.raises(ToolError, match=r"has no column new; .* Write on_new_column: add or ignore"):
+                await write_result(connection, Sink(table="out", on_new_column=word), [{"id": 2, "new": 2}], {})
+        with pytest.raises(ToolError, match="none of its columns"):
+            await write_result(connection, Sink(table="out", on_new_column="ignore"), [{"new": 2}], {})
+        with pytest.raises(ToolError, match="on_new_column: 'widen' is unknown; write add, ignore or fail"):
+            await write_result(connection, Sink(table="out", on_new_column="widen"), [{"id": 2}], {})
+        assert await connection.fetch("select id from out") == [(1,)]
+    assert "new" not in await columns_of(table, "out")
+
+
+async def test_two_workers_add_the_same_column(table: asyncpg.Pool) -> None:
+    sink = Sink(table="out", on_new_column="add")
+    async with table.acquire() as first, table.acquire() as second:
+        one = first.transaction()
+        await one.start()
+        await write_result(first, sink, [{"id": 1, "new": 1}], {})
+
+        async def other() -> None:
+            async with second.transaction():
+                await write_result(second, sink, [{"id": 2, "new": 2, "more": "x"}], {})
+
+        writing = asyncio.create_task(other())
+        waits = "select count(*) from pg_stat_activity where pid = $1 and wait_event_type = 'Lock'"
+        while not await table.fetchval(waits, second.get_server_pid()):
+            assert not writing.done()
+        await one.commit()
+        await writing
+    assert [tuple(row) for row in await table.fetch("select id, new, more from out order by id")] == [
+        (1, 1, None),
+        (2, 2, "x"),
+    ]
+
+
+async def test_a_failed_transaction_adds_no_column(table: asyncpg.Pool, box: Toolbox) -> None:
+    async def fail(connection: asyncpg.Connection) -> None:
+        raise ToolError("ended by another worker", kind="claim")
+
+    sink = Sink(table="out", auth="embedded", on_new_column="add")
+    with pytest.raises(ToolError, match="another worker"):
+        await write_sink(box, sink, [{"id": 1, "new": 1}], {}, complete=fail)
+    assert "new" not in await columns_of(table, "out")
+    await write_sink(box, sink, [{"id": 1, "new": 1}], {})
+    assert (await columns_of(table, "out"))["new"] == "int8"
+
+
 async def test_whole_rows_in_a_json_column(table: asyncpg.Pool) -> None:
     async with table.acquire() as connection:
         await connection.execute("create table raw (at timestamptz default now(), data jsonb)")
