@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, ClassVar, TypeVar, cast
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -153,7 +154,11 @@ class BucketTool(Tool):
             where, written = f"{self.kind} in step {call.step}, {field}", call.task.config.get(field)
             check_path(value, written, call.folder, box.settings, where, key=is_object)
             if not is_object:
-                places = replace(places, file=rest if separator else text)
+                parts = urlsplit(text)  # as the check above reads it
+                if parts.netloc or parts.query or parts.fragment or parts.path not in (text, rest):
+                    remedy = "it has no '?', '#' or host; write file:///folder/name or folder/name"
+                    raise call.error(f"{field}: {text!r:.200} is no path of a local file: {remedy}")
+                places = replace(places, file=parts.path)
                 continue
             bucket, _, key = rest.partition("/") if separator else ("", "", text)
             if bucket and places.bucket and bucket != places.bucket:
