@@ -143,7 +143,7 @@ def test_failure_to_start_shows_the_log_and_a_remedy(tmp_path: Path) -> None:
 
 
 def test_missing_program_names_the_package() -> None:
-    with pytest.raises(ServiceError, match="install the package no-such-package"):
+    with pytest.raises(ServiceError, match=r"package no-such-package\) needs the extra embedded"):
         program("no-such-server", "no-such-package")
 
 

@@ -275,7 +275,7 @@ async def test_only_the_user_reads_temporary_files(
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     chunks = ChunkFile(None, RowFormat.JSONL, Verify.NONE)
-    playbook: Any = SimpleNamespace(file=str(tmp_path / "missing.yaml"))
+    playbook: Any = SimpleNamespace(file=str(tmp_path / "missing.yaml"), lenient=False)
     engine = await Engine.open(settings)
     launcher = ProcessLauncher(engine, {})
     await launcher.launch(playbook, 7, {"a": "secret"})
