@@ -522,6 +522,20 @@ async def test_a_job_that_is_being_deleted_is_no_answer(box: Toolbox, cluster: C
         assert (await running).data["stdout"] == "new\n"
 
 
+async def test_a_job_without_a_status_has_not_ended(run: Any, cluster: Cluster) -> None:
+    """As it is between its creation and the first look of its controller."""
+    looks: list[str] = []
+
+    def drop(method: str, path: str) -> None:
+        if path.endswith("/status") and len(looks) < 5:
+            looks.append(path)
+            cluster.store.update(("Job", "default", path.split("/")[-2]), lambda one: one.pop("status", None) and None)
+
+    with cluster.refusing(drop):
+        data = (await run("container", image="busybox", command="sleep 0.5; echo end")).data
+    assert (data["stdout"], len(looks)) == ("end\n", 5)
+
+
 def test_the_name_says_which_call_it_is_and_nothing_else() -> None:
     one = call()
     assert job_name(one) == job_name(call(env={"TRACEPARENT": "00-1"}))

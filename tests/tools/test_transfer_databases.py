@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
 import duckdb
 import pytest
 
@@ -102,19 +101,26 @@ async def test_a_failed_transfer_changes_nothing(run: Any, place: Place) -> None
     assert len(place.rows()) == 3
 
 
-async def test_appended_rows_are_written_once(box: Toolbox, place: Place, pool: asyncpg.Pool, tmp_path: Path) -> None:
+async def test_appended_rows_are_written_once(box: Toolbox, place: Place, tmp_path: Path) -> None:
     removals: list[Any] = []
     own = replace(box, after=lambda call, removal: removals.append(removal))
-    config = {"source": numbers(3), "target": place.end}
+    place.execute("create table free (id int, name varchar(20), price double)")
+    config = {"source": numbers(3), "target": {**place.end, "table": "free"}}
     task = Task(name="copy", kind="transfer", config=config)
-    call = ToolCall(7001, "stage", task, config, {}, folder=str(tmp_path), command_id="the-command")
+    call = ToolCall(7001, "stage", task, config, {}, folder=str(tmp_path), command_id="7001:stage:1:1")
 
-    first = await tool_for("transfer").run(call, own)
-    again = await tool_for("transfer").run(call, own)  # as after a kill between the commit and the log
+    async def rows_after(number: int) -> tuple[dict[str, Any], int]:
+        data = (await tool_for("transfer").run(replace(call, number=number), own)).data
+        return data, place.execute("select count(*) from free")[0][0]
+
+    first, one = await rows_after(1)
+    again, still_one = await rows_after(1)  # as after a kill between the commit and the log
+    _, two = await rows_after(2)  # the task calls it again
+    _, still_two = await rows_after(1)  # a kill after that: the command begins with its first call
     await removals[-1]()
 
-    assert first.data == {**again.data, "chunks": 1}
-    assert len(place.rows()) == 3
+    assert first == {**again, "chunks": 1}
+    assert [one, still_one, two, still_two] == [3, 3, 6, 6]
     assert place.execute("select * from noetl_transfer") == []
 
 

@@ -401,7 +401,6 @@ class Steps:
 
     async def _warn(self, visit: Visit, message: str) -> None:
         event = self._event(visit, EventType.WARNING, "WARNING")
-        event.meta["visit"] = 1
         event.error = message
         await self.runtime.buffer.post([event])
         visit.execution.state.apply(event)

@@ -184,7 +184,7 @@ class _ContainerJob:
                 condition = _end_of(job)
                 if condition is not None:
                     return condition
-                started = started or bool(job.status.ready)
+                started = started or bool(job.status and job.status.ready)
                 problem = None if started else await self._start_problem(waiting)
                 box.progress(self.call, f"job {self.name} {'runs' if problem is None else f'waits: {problem}'}")
             await asyncio.sleep(POLL_SECONDS)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import asdict
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
-
-import orjson
 
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.tools.base import Toolbox, ToolCall
@@ -27,16 +24,16 @@ from noetl_dagster.tools.transfer.chunks import (
     TransferSource,
 )
 from noetl_dagster.tools.transfer.options import TransferEnd, Verify
-from noetl_dagster.tools.transfer.staging import digest_of, refuse_if_over
+from noetl_dagster.tools.transfer.staging import StagedTable, TablePosition, keeps_ledger
 
 # ? is a placeholder
-CREATE_LEDGER = (
+CREATE_POSITIONS = (
     "CREATE TABLE IF NOT EXISTS noetl_transfer "
-    "(id VARCHAR(64) NOT NULL PRIMARY KEY, execution_id BIGINT NOT NULL, outcome TEXT)"
+    "(id VARCHAR(64) NOT NULL PRIMARY KEY, execution_id BIGINT NOT NULL, position TEXT)"
 )
 ENTER = "noetl_transfer (id, execution_id) VALUES (?, ?)"
-SELECT_OUTCOME = "SELECT outcome FROM noetl_transfer WHERE id = ?"
-RECORD_OUTCOME = "UPDATE noetl_transfer SET outcome = ? WHERE id = ?"
+SELECT_POSITION = "SELECT position FROM noetl_transfer WHERE id = ?"
+RECORD_POSITION = "UPDATE noetl_transfer SET position = ? WHERE id = ?"
 FORGET = "DELETE FROM noetl_transfer WHERE id = ?"
 
 
@@ -87,85 +84,85 @@ def _exact(value: Any) -> Any:
 async def write_database(transfer: Transfer) -> TransferOutcome:
     """Writes all rows in one transaction.
 
-    Rows that are appended are written once, though the command is killed and runs again: the same transaction notes the
-    outcome in the table ``noetl_transfer``, until the end of the command is in the log.
+    Appended rows are written once, even if the command is killed and runs again. The other modes may be repeated.
 
     Raises:
         ToolError: the database refuses a statement, or did not take the rows that were read.
     """
-    target, call = transfer.target, transfer.call
-    database = await database_of(target, call, transfer.box)
-    async with open_database(target, database, call) as session:
-        ledger = await _Ledger.open(session, transfer)
-        async with session.transaction():
-            if ledger is not None and (known := await ledger.found()) is not None:
-                return known
-            outcome = await _write(session, transfer)
-            await refuse_if_over(transfer)
-            if ledger is not None:
-                await ledger.record(outcome)
-    return outcome
+    call, after = transfer.call, transfer.box.after
+    database = await database_of(transfer.target, call, transfer.box)
+    async with open_database(transfer.target, database, call) as session:
+        target = DatabaseTable(transfer, session)
+        if target.keeps_position:
+            await session.run(create_bookkeeping, session, [CREATE_POSITIONS], "mode: append")
+            assert after is not None
+            after(call, target.discard)
+        return await target.run()
 
 
-async def _write(session: Session, transfer: Transfer) -> TransferOutcome:
-    target, options = transfer.target, transfer.options
-    writer = await session.run(TableWriter, session, target.table)
-    if options.mode is WriteMode.REPLACE:
-        await session.run(writer.delete, {})
-    key = target.key if options.mode is WriteMode.UPSERT else ()
-    drift = Drift(options.on_drift, writer.where, writer.columns)
-    outcome = TransferOutcome(0, 0)
-    async for chunk in transfer.chunks():
-        names = writer.spelled(chunk.columns)
-        columns, _ = drift.sort(list(names), str)
-        fitting = {column: names[column] for column in columns}
-        outcome.written += await session.run(writer.insert, chunk.as_rows(), fitting, key)
-        outcome.rows += chunk.rows
-    outcome.drift = drift.report()
-    if options.verify is not Verify.NONE and outcome.rows != outcome.written:
-        raise ToolError(
-            f"{outcome.rows} rows were read, and {writer.where} took {outcome.written}; the table is as it was. "
-            "With verify: none this is no error",
-            kind="db",
-        )
-    return outcome
+class DatabaseTable(StagedTable):
+    """Copies all rows in one transaction, which also records the outcome in the table ``noetl_transfer``."""
 
+    def __init__(self, transfer: Transfer, session: Session) -> None:
+        super().__init__(transfer, lasting=False)
+        self.keeps_position = self._options.mode is WriteMode.APPEND and keeps_ledger(transfer)
+        self._session = session
 
-class _Ledger:
-    """Notes the outcome of one call in the target's own database."""
-
-    def __init__(self, session: Session, transfer: Transfer) -> None:
-        call = transfer.call
-        self._session, self._transfer = session, transfer
-        self._id = digest_of([call.execution_id, call.command_id, call.task.name, call.number])
-
-    @classmethod
-    async def open(cls, session: Session, transfer: Transfer) -> _Ledger | None:
-        """Returns the ledger of a call whose repetition would change the table; None if it needs none."""
-        call, after = transfer.call, transfer.box.after
-        if transfer.options.mode is not WriteMode.APPEND or not call.command_id or after is None:
-            return None
-        await session.run(create_bookkeeping, session, [CREATE_LEDGER], "mode: append")
-        ledger = cls(session, transfer)
-        after(call, ledger.discard)
-        return ledger
-
-    async def found(self) -> TransferOutcome | None:
-        """Enters the call; returns its outcome if it has been written before. Waits for another process that writes."""
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Begins the transaction; its first statement waits for another process that writes for the command."""
         session = self._session
-        enter = f"{session.database.insert_new} {ENTER}"
-        await session.run(session.fetch, enter, self._id, self._transfer.call.execution_id)
-        [(outcome,)] = await session.run(session.fetch, SELECT_OUTCOME, self._id)
-        return None if outcome is None else TransferOutcome(**orjson.loads(outcome))
+        async with session.transaction():
+            if self.keeps_position:
+                enter = f"{session.database.insert_new} {ENTER}"
+                await session.run(session.fetch, enter, self._digest, self._call.execution_id)
+            yield
 
-    async def record(self, outcome: TransferOutcome) -> None:
-        """Records the outcome, which is committed together with the rows."""
-        text = orjson.dumps(asdict(outcome)).decode()
-        await self._session.run(self._session.fetch, RECORD_OUTCOME, text, self._id)
+    async def _found(self) -> TablePosition | None:
+        if not self.keeps_position:
+            return None
+        [(position,)] = await self._session.run(self._session.fetch, SELECT_POSITION, self._digest)
+        return None if position is None else TablePosition.model_validate_json(position)
+
+    async def _fits(self, position: TablePosition) -> bool:
+        return False  # no rows are staged
+
+    async def _create(self) -> None:
+        pass
+
+    async def stage(self) -> None:
+        """Stages nothing: see :meth:`publish`."""
+
+    async def publish(self) -> TransferOutcome:
+        """Writes all rows, and records the outcome."""
+        session, options, target = self._session, self._options, self._transfer.target
+        writer = await session.run(TableWriter, session, target.table)
+        if options.mode is WriteMode.REPLACE:
+            await session.run(writer.delete, {})
+        key = target.key if options.mode is WriteMode.UPSERT else ()
+        drift = Drift(options.on_drift, writer.where, writer.columns)
+        outcome = TransferOutcome(0, 0)
+        async for chunk in self._transfer.chunks():
+            names = writer.spelled(chunk.columns)
+            columns, _ = drift.sort(list(names), str)
+            fitting = {column: names[column] for column in columns}
+            outcome.written += await session.run(writer.insert, chunk.as_rows(), fitting, key)
+            outcome.rows += chunk.rows
+        outcome.drift = drift.report()
+        if options.verify is not Verify.NONE and outcome.rows != outcome.written:
+            raise ToolError(
+                f"{outcome.rows} rows were read, and {writer.where} took {outcome.written}; the table is as it was. "
+                "With verify: none this is no error",
+                kind="db",
+            )
+        position = await self._end(outcome)
+        if self.keeps_position:
+            await session.run(session.fetch, RECORD_POSITION, position.model_dump_json(), self._digest)
+        return outcome
 
     async def discard(self) -> None:
-        """Forgets the call, when the end of its command is in the log."""
+        """Forgets the command when its end is in the log."""
         transfer = self._transfer
         database = await database_of(transfer.target, transfer.call, transfer.box)
         async with open_database(transfer.target, database, transfer.call) as session, session.transaction():
-            await session.run(session.fetch, FORGET, self._id)
+            await session.run(session.fetch, FORGET, self._digest)

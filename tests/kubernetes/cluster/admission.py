@@ -40,6 +40,7 @@ class Admission:
             given["status"] = {"phase": "Bound"}
         elif kind.name == "Job":
             _defaults(spec, backoffLimit=6, completions=1, parallelism=1, suspend=False)
+            given.setdefault("status", {})
             template = spec.get("template")
             if isinstance(template, dict) and given["metadata"].get("name"):
                 labels = template.setdefault("metadata", {}).setdefault("labels", {})
