@@ -7,10 +7,12 @@ The stand-in has the protocol, transactions and the errors of constraints. Types
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -35,6 +37,7 @@ from mysql_mimic.variables import GlobalVariables, SessionVariables
 SYSTEM = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
 MARIADB = None if os.environ.get("TEST_MYSQL") == "mimic" else shutil.which("mariadbd", path=SYSTEM)
 START_SECONDS = 60.0
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h: the server dies with a pytest that is killed
 logging.getLogger("mysql_mimic").setLevel(logging.CRITICAL)
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
@@ -83,6 +86,7 @@ def _mariadb(folder: Path) -> Iterator[Server]:
     assert MARIADB is not None
     assert install is not None
     user = ["--user=root"] if os.geteuid() == 0 else []
+    libc = ctypes.CDLL(None)
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     method = "--auth-root-authentication-method=normal"
     subprocess.run([install, *own, *user, method, "--skip-test-db"], check=True, **quiet)
@@ -97,6 +101,7 @@ def _mariadb(folder: Path) -> Iterator[Server]:
             *(f"--socket={folder / 'socket'}", f"--pid-file={folder / 'pid'}"),
             *("--skip-name-resolve=0", "--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=32M"),
         ],
+        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
         **quiet,
     )
     try:

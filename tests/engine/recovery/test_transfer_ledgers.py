@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.tools.transfer import staging
 from noetl_dagster.tools.transfer.chunks import Transfer
 from noetl_dagster.tools.transfer.tool import TransferTool
+from tests.engine.recovery.killed import EXECUTION, die, killed
 from tests.playbooks import playbook
 from tests.serving import served
 from tests.waiting import HERE, until
@@ -49,11 +47,9 @@ TARGETS = {
     "postgres": "{kind: postgres, table: moved, auth: pg, key: id}",
     "duckdb": "{kind: duckdb, database: FOLDER/own.db, table: moved, key: id}",
 }
-EXECUTION = "SELECT max(execution_id) FROM noetl.event WHERE event_type = 'playbook.initialized'"
 
 
-def drive(settings: Settings, text: str, moment: str) -> None:
-    """Runs a playbook in a process that is killed at a moment of its transfer."""
+def die_in_transfer(moment: str) -> None:
     from noetl_dagster.tools.transfer import duckdb_target, postgres_target, staging
 
     staging.COMMIT_SECONDS = 0.0
@@ -64,10 +60,10 @@ def drive(settings: Settings, text: str, moment: str) -> None:
 
         async def published(self: Any, publish: Any = publish) -> Any:
             if moment == "before it is published":
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             outcome = await publish(self)
             if moment == "after it is published":
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             return outcome
 
         async def recorded(self: Any, position: Any, *, record: Any = record, **named: Any) -> None:
@@ -76,16 +72,9 @@ def drive(settings: Settings, text: str, moment: str) -> None:
                 seen["chunks"] += 1
             # the fourth chunk is written, and its transaction is open
             if moment == "within a transaction" and (seen["chunks"] == 4 or position.outcome):
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
 
         kind.publish, kind._record = published, recorded  # type: ignore[method-assign]
-
-    async def run() -> None:
-        engine = await Engine.open(settings)
-        state = await engine.run(playbook(text))
-        raise AssertionError(f"it was not killed: {state.error}")
-
-    asyncio.run(run())
 
 
 @pytest.fixture
@@ -139,13 +128,6 @@ async def place(request: pytest.FixtureRequest, pool: asyncpg.Pool, tmp_path: Pa
     return made
 
 
-async def kill(settings: Settings, text: str, moment: str) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=drive, args=(settings, text, moment))
-    process.start()
-    await asyncio.to_thread(process.join)
-    assert process.exitcode == -signal.SIGKILL
-
-
 def result_of(state: ExecutionState) -> Any:
     assert state.error is None
     return state.latest["move"].envelope["data"]
@@ -156,7 +138,7 @@ async def test_a_transfer_that_was_published_is_not_made_again(
     settings: Settings, engine: Engine, place: Place, pool: asyncpg.Pool
 ) -> None:
     """Also one that is not staged."""
-    await kill(settings, place.text(), "after it is published")
+    await killed(settings, place.text(), die_in_transfer, "after it is published")
     assert await place.rows() == ALL
     await place.run("DELETE FROM moved WHERE id = 1")  # as another would
 
@@ -180,7 +162,7 @@ async def test_goes_on_at_the_last_chunk(
         await pool.execute("ALTER TABLE moved ADD UNIQUE (id)")
     await place.run("INSERT INTO moved VALUES (-5, 'old')")
     monkeypatch.setattr(staging, "COMMIT_SECONDS", 0.0)
-    await kill(settings, place.text(mode, "true"), moment)
+    await killed(settings, place.text(mode, "true"), die_in_transfer, moment)
     assert await place.rows() == (1, 1, -5), "readers see no half of a transfer"
     assert await place.staged()
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +17,7 @@ from starlette.routing import Route
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.settings import Settings
+from tests.engine.recovery.killed import EXECUTION, die, killed
 from tests.playbooks import playbook
 from tests.serving import served
 
@@ -62,18 +60,11 @@ workflow:
 """
 BETWEEN = "between two chunks"
 SECOND = "within a chunk of the second call"
-EXECUTION = "SELECT max(execution_id) FROM noetl.event WHERE event_type = 'playbook.initialized'"
 POSITION = "SELECT relname FROM pg_class WHERE relname LIKE 'noetl\\_transfer\\_%' AND relkind = 'r'"
 
 
-def drive(settings: Settings, text: str, moment: str) -> None:
-    """Runs a playbook in a process that is killed at a moment of its transfer."""
-    import asyncio
-
+def die_in_transfer(moment: str) -> None:
     from noetl_dagster.tools.transfer import copying, staging, tool
-
-    def killed() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
 
     staging.COMMIT_SECONDS = 0.0
     step, encoded, write = copying.Copier.step, copying.Copier._encoded, tool.write_postgres
@@ -82,32 +73,25 @@ def drive(settings: Settings, text: str, moment: str) -> None:
     async def stepped(self: Any, *arguments: Any) -> Any:
         seen["steps"] += 1
         if moment == BETWEEN and seen["steps"] == 4:
-            killed()
+            die()
         return await step(self, *arguments)
 
     async def encoding(self: Any, *arguments: Any) -> Any:
         data = await encoded(self, *arguments)
         if moment == (SECOND if seen["calls"] else "within a chunk") and seen["steps"] == 4:
-            killed()
+            die()
         return data
 
     async def written(*arguments: Any) -> Any:
         outcome = await write(*arguments)
         seen["calls"], seen["steps"] = 1, 0
         if moment == "after the end":
-            killed()
+            die()
         return outcome
 
     copying.Copier.step = stepped  # type: ignore[method-assign]
     copying.Copier._encoded = encoding  # type: ignore[method-assign]
     tool.write_postgres = written  # type: ignore[assignment]
-
-    async def run() -> None:
-        engine = await Engine.open(settings)
-        state = await engine.run(playbook(text))
-        raise AssertionError(f"it was not killed: {state.error}")
-
-    asyncio.run(run())
 
 
 @pytest.fixture
@@ -156,13 +140,6 @@ def text_of(kind: str, folder: Path, url: str, mode: str = "append") -> str:
     return MOVE.format(source=source, mode=mode)
 
 
-def killed(settings: Settings, text: str, moment: str) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=drive, args=(settings, text, moment))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-
-
 @pytest.mark.parametrize(
     ("kind", "moment"),
     [*((kind, "within a chunk") for kind in SOURCES), ("postgres", BETWEEN), ("http", BETWEEN)],
@@ -172,7 +149,7 @@ async def test_goes_on_where_a_killed_process_was(
     asked: Counter[int],
 ) -> None:  # fmt: skip
     text = text_of(kind, tmp_path, url)
-    killed(settings, text, moment)
+    await killed(settings, text, die_in_transfer, moment)
     assert await tables.fetchval("SELECT count(*) FROM moved") == 0
     [stage] = [row[0] for row in await tables.fetch(POSITION) if not row[0].endswith("_position")]
     staged = await tables.fetchval(f"SELECT count(*) FROM {stage}")
@@ -195,7 +172,7 @@ async def test_goes_on_where_a_killed_process_was(
 async def test_a_checksum_is_of_what_both_processes_read(
     settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path, kind: str
 ) -> None:
-    killed(settings, text_of(kind, tmp_path, "") + "      verify: checksum\n", "within a chunk")
+    await killed(settings, text_of(kind, tmp_path, "") + "      verify: checksum\n", die_in_transfer, "within a chunk")
 
     state = await engine.resume(await tables.fetchval(EXECUTION))
 
@@ -210,7 +187,7 @@ async def test_a_checksum_is_of_what_both_processes_read(
 async def test_a_transfer_that_was_over_is_not_made_again(
     settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path, mode: str
 ) -> None:
-    killed(settings, text_of("jsonl", tmp_path, "", mode), "after the end")
+    await killed(settings, text_of("jsonl", tmp_path, "", mode), die_in_transfer, "after the end")
     assert await tables.fetchval("SELECT count(*) FROM moved") == ROWS
     await tables.execute("DELETE FROM moved WHERE id = 1")  # as another would
 
@@ -227,7 +204,9 @@ async def test_each_of_two_calls_of_a_command_is_made_once(
     """The first call, which is over, must not continue the copy that the second one has begun."""
     await tables.execute("ALTER TABLE moved DROP CONSTRAINT moved_pkey")
     text_of("jsonl", tmp_path, "")
-    killed(settings, TWICE.format(source=SOURCES["jsonl"].replace("FOLDER", str(tmp_path))), SECOND)
+    await killed(
+        settings, TWICE.format(source=SOURCES["jsonl"].replace("FOLDER", str(tmp_path))), die_in_transfer, SECOND
+    )
     assert await tables.fetchval("SELECT count(*) FROM moved") == ROWS
 
     state = await engine.resume(await tables.fetchval(EXECUTION))
@@ -241,7 +220,7 @@ async def test_each_of_two_calls_of_a_command_is_made_once(
 async def test_a_source_that_is_another_by_now_is_read_from_its_beginning(
     settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path
 ) -> None:
-    killed(settings, text_of("jsonl", tmp_path, ""), "within a chunk")
+    await killed(settings, text_of("jsonl", tmp_path, ""), die_in_transfer, "within a chunk")
     (tmp_path / "rows.jsonl").write_text('{"id": 7, "name": "other"}\n')
 
     await engine.resume(await tables.fetchval(EXECUTION))
@@ -254,7 +233,7 @@ async def test_a_key_that_is_not_unique_loses_nothing(
 ) -> None:
     await tables.execute("UPDATE numbers SET id = 1")
     await tables.execute("ALTER TABLE moved DROP CONSTRAINT moved_pkey")
-    killed(settings, text_of("postgres", tmp_path, ""), "within a chunk")
+    await killed(settings, text_of("postgres", tmp_path, ""), die_in_transfer, "within a chunk")
 
     await engine.resume(await tables.fetchval(EXECUTION))
 

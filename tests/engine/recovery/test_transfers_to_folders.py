@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.settings import Settings
+from tests.engine.recovery.killed import EXECUTION, die, killed
 from tests.playbooks import playbook
 
 pytestmark = pytest.mark.long
@@ -40,13 +38,10 @@ SOURCES = {
     "jsonl": "{path: FOLDER/rows.jsonl}",
     "query": "{kind: postgres, query: 'select * from numbers', auth: pg}",
 }
-EXECUTION = "SELECT max(execution_id) FROM noetl.event WHERE event_type = 'playbook.initialized'"
 
 
-def drive(settings: Settings, text: str, method: str, times: int) -> None:
-    """Runs a playbook in a process that is killed when its transfer begins something for the so many-th time."""
-    import asyncio
-
+def die_in_transfer(method: str, times: int) -> None:
+    """Dies when a transfer calls a method for the so many-th time, or after its only run."""
     from noetl_dagster.tools.transfer import folders
 
     seen: Counter[str] = Counter()
@@ -58,17 +53,10 @@ def drive(settings: Settings, text: str, method: str, times: int) -> None:
         if method == "run":
             await real(*arguments, **named)
         if seen[method] == times:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         return await real(*arguments, **named)
 
     setattr(place, method, counted)
-
-    async def run() -> None:
-        engine = await Engine.open(settings)
-        state = await engine.run(playbook(text))
-        raise AssertionError(f"it was not killed: {state.error}")
-
-    asyncio.run(run())
 
 
 @pytest.fixture
@@ -104,10 +92,7 @@ async def test_goes_on_where_a_killed_process_was(
     source = SOURCES[kind].replace("FOLDER", str(tmp_path))
     text = MOVE.format(source=source, folder=tmp_path, mode=mode, resumable="auto" if kind == "query" else "true")
 
-    process = multiprocessing.get_context("spawn").Process(target=drive, args=(settings, text, method, times))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    await killed(settings, text, die_in_transfer, method, times)
     if seen is not None:
         assert ds.dataset(lake).count_rows() == seen
 
