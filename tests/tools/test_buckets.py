@@ -26,8 +26,8 @@ from noetl_dagster.playbook.models import Task
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.tiers.gcs import GcsBucket, gcs_client
 from noetl_dagster.storage.tiers.objects import S3Bucket, minio_store
-from noetl_dagster.tools import buckets
 from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.buckets import operations
 from tests.tools.conftest import Run
 
 
@@ -269,7 +269,7 @@ async def test_data_leads_out_of_no_folder(bucket: Place, box: Toolbox) -> None:
 async def test_an_upload_that_is_cancelled_leaves_nothing(bucket: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     (bucket.folder / "large.bin").write_bytes(bytes(20 << 20))
     reading, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
-    read, close = buckets._SentFile.read, buckets._SentFile.close
+    read, close = operations._SentFile.read, operations._SentFile.close
 
     def held(self: Any, size: int | None = -1, /) -> bytes:
         reading.set()
@@ -280,8 +280,8 @@ async def test_an_upload_that_is_cancelled_leaves_nothing(bucket: Place, monkeyp
         close(self)
         ended.set()
 
-    monkeypatch.setattr(buckets._SentFile, "read", held)
-    monkeypatch.setattr(buckets._SentFile, "close", closed)
+    monkeypatch.setattr(operations._SentFile, "read", held)
+    monkeypatch.setattr(operations._SentFile, "close", closed)
     sending = asyncio.create_task(bucket("upload", source="large.bin", key="large.bin"))
     assert await asyncio.to_thread(reading.wait, 60)
     sending.cancel()
@@ -310,14 +310,14 @@ async def test_an_object_that_changes_while_it_is_read(bucket: Place, monkeypatc
 async def test_a_file_that_becomes_shorter_leaves_no_object(bucket: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     path = bucket.folder / "log"
     path.write_bytes(bytes(20 << 20))
-    read = buckets._SentFile.read
+    read = operations._SentFile.read
 
     def shortened(self: Any, size: int | None = -1, /) -> bytes:
         with path.open("r+b") as file:
             file.truncate(10)
         return read(self, size)
 
-    monkeypatch.setattr(buckets._SentFile, "read", shortened)
+    monkeypatch.setattr(operations._SentFile, "read", shortened)
     error = await bucket.fails("upload", file="log", key="log")
     assert "became shorter while it was read" in str(error)
     assert not bucket.objects.exists("log")

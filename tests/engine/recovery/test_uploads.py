@@ -26,9 +26,9 @@ workflow:
 
 def die_in_upload(moment: str) -> None:
     from noetl_dagster.storage.tiers import objects
-    from noetl_dagster.tools import buckets
+    from noetl_dagster.tools.buckets import operations
 
-    read, write = buckets._SentFile.read, objects.S3Bucket.write
+    read, write = operations._SentFile.read, objects.S3Bucket.write
     seen: Counter[str] = Counter()
 
     def reading(self: Any, size: int | None = -1, /) -> bytes:
@@ -43,7 +43,7 @@ def die_in_upload(moment: str) -> None:
         die()
         return tag
 
-    buckets._SentFile.read = reading  # type: ignore[method-assign]
+    operations._SentFile.read = reading  # type: ignore[method-assign]
     objects.S3Bucket.write = written  # type: ignore[method-assign]
 
 

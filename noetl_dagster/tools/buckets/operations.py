@@ -1,4 +1,4 @@
-"""``kind: s3`` and ``kind: gcs``: objects of buckets are uploaded, downloaded, listed and deleted."""
+"""Operations on an open bucket: objects are uploaded, downloaded, listed and deleted."""
 
 from __future__ import annotations
 
@@ -8,23 +8,18 @@ import binascii
 import io
 import mimetypes
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, ClassVar, TypeVar, cast
-from urllib.parse import urlsplit
+from typing import Any, BinaryIO, TypeVar, cast
 
 import orjson
 
-from noetl_dagster.errors import CredentialError, ErrorKind, NoetlError, kind_of
+from noetl_dagster.errors import ErrorKind, NoetlError, kind_of
 from noetl_dagster.storage.tiers.base import CHUNK, StoredObject
-from noetl_dagster.tools.access.clients import bucket_name, google_account, google_token, open_bucket
-from noetl_dagster.tools.access.credential_types import CredentialType
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, as_result_ref, count_of
+from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult, as_result_ref, count_of
 from noetl_dagster.tools.chunks.files import file_rows, value_of
 from noetl_dagster.tools.chunks.gather import Gathering
 from noetl_dagster.tools.chunks.writer import ChunkedResult, ChunkWriter
@@ -38,21 +33,6 @@ from noetl_dagster.tools.rows.reader import RowFile, threaded
 T = TypeVar("T")
 
 KEYS_AT_ONCE = 1_000
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_SCHEMES = {"s3": "s3", "minio": "s3", "gs": "gcs", "gcs": "gcs"}
-_LOCATIONS = ("uri", "key", "source", "destination", "file")
-
-
-class Operation(StrEnum):
-    """The operations of the tool."""
-
-    UPLOAD = "upload"
-    DOWNLOAD = "download"
-    LIST = "list"
-    DELETE = "delete"
-
-
-_OPERATIONS = {**{one.value: one for one in Operation}, "put": Operation.UPLOAD, "get": Operation.DOWNLOAD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,124 +44,9 @@ class Places:
     file: str | None = None
 
 
-class BucketTool(Tool):
-    """One operation on a bucket.
-
-    Input: ``operation`` (also ``action``), default ``upload``. The object is ``uri`` (``s3://bucket/key``,
-    ``gs://bucket/key``), or ``bucket`` and ``key``; the local file is ``file``. ``source`` and ``destination`` name
-    where the bytes come from and go to: of an upload the file and the object, of a download the object and the file.
-
-    upload: the file, or ``content``: text, bytes, base64 text with ``encoding: base64``, rows for keys that end in
-    .parquet, .jsonl and .csv, any other value as JSON; a reference of a result is read in batches. ``content_type``,
-    ``metadata``. download: without a file the content is the result: rows, JSON, text or bytes, by ``format`` or the
-    key's ending. list: ``prefix``, ``limit``. delete: ``key``, one or a list, or ``prefix``.
-
-    Output: upload ``{uri, bucket, key, bytes, etag}``; download the same with ``path``, or the content; list
-    ``{bucket, prefix, count, more, rows}`` with rows of ``{key, uri, bytes, etag, modified}``; delete
-    ``{bucket, deleted}``.
-
-    Raises ``ToolError``. An object appears as a whole or not at all, and so does a local file.
-    """
-
-    scheme: ClassVar[str]
-
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
-        """Runs the operation."""
-        given = str(call.config.get("operation") or Operation.UPLOAD).lower()
-        if given not in _OPERATIONS:
-            raise call.error(f"operation {given!r} is unknown; known: {', '.join(Operation)}")
-        operation = _OPERATIONS[given]
-        places = self._places(operation, call, box)
-        try:
-            credential = await box.credentials.resolve(call.auth, CredentialType(self.kind))
-            name = bucket_name(box.settings, self.kind, places.bucket, credential)
-            if _BUCKET.fullmatch(name) is None:
-                raise call.error(f"{name!r:.80} is no name of a bucket")
-            if self.kind == "gcs":
-                from noetl_dagster.storage.tiers.gcs import GcsBucket
-
-                account, token = google_account(credential), google_token(credential)
-                objects: Any = GcsBucket(box.settings, name, account=account, token=token)
-            else:
-                from noetl_dagster.storage.tiers.objects import S3Bucket
-
-                objects = S3Bucket(open_bucket(box.settings, self.kind, name, credential))
-        except CredentialError as error:
-            raise call.error(str(error), "credential", retryable=error.retryable) from None
-        except NoetlError:
-            raise
-        except Exception as error:  # the client's own, about the fields of the credential
-            raise call.error(f"the client refuses its settings: {_first_line(error)}", "credential") from None
-        bucket = _Bucket(call, box, objects, name, f"{self.scheme}://{name}/")
-        match operation:
-            case Operation.UPLOAD:
-                return ToolResult(data=await bucket.upload(places))
-            case Operation.DOWNLOAD:
-                return await bucket.download(places)
-            case Operation.LIST:
-                return await bucket.listed()
-            case Operation.DELETE:
-                return ToolResult(data=await bucket.delete(places))
-
-    def _places(self, operation: Operation, call: ToolCall, box: Toolbox) -> Places:
-        """Reads which object and which file a call names, each in one field; a template leads out of no folder."""
-        own, other = ("destination", "source") if operation is Operation.UPLOAD else ("source", "destination")
-        config, places, named = call.config, Places(bucket=str(call.config.get("bucket") or "")), dict[str, str]()
-        places = replace(places, bucket=re.sub(r"^\w+://", "", places.bucket).strip("/"))
-        for field in _LOCATIONS:
-            value = config.get(field)
-            if value in (None, "") or isinstance(value, list):  # keys to delete
-                continue
-            text = str(value)
-            scheme, separator, rest = text.partition("://")
-            is_object = field in ("uri", "key", own) if not separator else scheme != "file"
-            if separator and is_object and _SCHEMES.get(scheme) != self.kind:
-                remedy = f"kind {_SCHEMES[scheme]}" if scheme in _SCHEMES else f"{self.scheme}:// or a path"
-                raise call.error(f"{field}: {text!r:.200} is not of kind {self.kind}; use {remedy}")
-            if not separator and field == "uri":
-                raise call.error(f"uri: {text!r:.200} is none; write {self.scheme}://<bucket>/<key>, or bucket and key")
-            if not is_object and field in (own, "key", "uri"):
-                raise call.error(f"{field}: {text!r:.200} is a file of this machine, where an object has to stand")
-            what = "object" if is_object else "file"
-            if what in named:
-                raise call.error(f"{named[what]!r} and {field!r} both name the {what}; keep one")
-            if separator and is_object and operation in (Operation.UPLOAD, Operation.DOWNLOAD) and field == other:
-                raise call.error(
-                    f"{field}: {text!r:.200} is an object, and so is what it is copied to; download it to a file "
-                    "first, or move rows with kind transfer"
-                )
-            named[what] = field
-            where, written = f"{self.kind} in step {call.step}, {field}", call.task.config.get(field)
-            check_path(value, written, call.folder, box.settings, where, key=is_object)
-            if not is_object:
-                parts = urlsplit(text)  # as the check above reads it
-                if parts.netloc or parts.query or parts.fragment or parts.path not in (text, rest):
-                    remedy = "it has no '?', '#' or host; write file:///folder/name or folder/name"
-                    raise call.error(f"{field}: {text!r:.200} is no path of a local file: {remedy}")
-                places = replace(places, file=parts.path)
-                continue
-            bucket, _, key = rest.partition("/") if separator else ("", "", text)
-            if bucket and places.bucket and bucket != places.bucket:
-                raise call.error(f"{field} is in bucket {bucket!r}, and 'bucket' is {places.bucket!r}; keep one")
-            places = replace(places, bucket=bucket or places.bucket, key=key.lstrip("/"))
-        return places
-
-
-class S3Tool(BucketTool):
-    """A bucket with the S3 protocol."""
-
-    kind, scheme = "s3", "s3"
-
-
-class GcsTool(BucketTool):
-    """A bucket of Google Cloud Storage."""
-
-    kind, scheme = "gcs", "gs"
-
-
 @dataclass(slots=True)
-class _Bucket:
-    """The bucket of a call.
+class OpenBucket:
+    """An open bucket, and the operations of one call on it.
 
     Attributes:
         root: the URI of all its objects.
@@ -431,7 +296,7 @@ class _Bucket:
             raise
         except Exception as error:
             kind = _kind(error)
-            text = f"{self.root}{key} cannot be {done}: {_first_line(error)}"
+            text = f"{self.root}{key} cannot be {done}: {first_line(error)}"
             if kind == "not_found":
                 text = f"{self.root}{key} cannot be {done}: there is no such object, or no such bucket"
             raise self.call.error(text, kind, retryable=kind in ("storage", "connection", "timeout")) from None
@@ -440,7 +305,7 @@ class _Bucket:
 class _SentFile(io.FileIO):
     """A file that is uploaded with the size that it has now."""
 
-    def __init__(self, path: Path, bucket: _Bucket) -> None:
+    def __init__(self, path: Path, bucket: OpenBucket) -> None:
         super().__init__(path)
         self.size, self._bucket = os.fstat(self.fileno()).st_size, bucket
 
@@ -468,5 +333,6 @@ def _kind(error: Exception) -> ErrorKind:
     return "storage" if kind == "unknown" else kind
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Returns the type of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
