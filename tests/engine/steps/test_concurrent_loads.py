@@ -16,6 +16,7 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.steps import watermark_claims
 from noetl_dagster.engine.steps.watermarks import watermarks
+from noetl_dagster.events.queries import WATERMARK_LOCK
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.settings import Settings
 from tests.engine.conftest import Run
@@ -141,6 +142,47 @@ async def test_the_second_fails_and_names_the_first(engine: Engine, run: Run, po
     resumed = await engine.resume(second.execution_id)
     assert resumed.error is None
     assert await loaded(pool) == [1, 2, 3]
+
+
+async def test_of_two_that_claim_at_once_one_waits(engine: Engine, pool: asyncpg.Pool[Any]) -> None:
+    async def both_claim() -> bool:
+        query = f"SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory' AND {HERE}"
+        return bool(await pool.fetchval(query) == 2)
+
+    async with held(pool):
+        async with pool.acquire() as claimant, claimant.transaction():
+            await claimant.execute(WATERMARK_LOCK, PATH, "load", "")
+            both = [asyncio.create_task(engine.run(playbook(text_of("sink", "wait")))) for _ in range(2)]
+            await until(both_claim, "two claims")
+        await waiting(pool)
+    assert [(await one).error for one in both] == [None, None]
+    assert await loaded(pool) == [1, 2]
+
+
+async def test_a_claim_ends_with_its_visit(engine: Engine, run: Run, pool: asyncpg.Pool[Any]) -> None:
+    """Its execution still runs another step."""
+    text = text_of("sink", "fail").replace(f"pg_advisory_xact_lock_shared({LOCK})", "1")
+    hold = f"    - step: hold\n      tool: {{kind: postgres, auth: pg, command: SELECT pg_advisory_xact_lock_shared({LOCK})}}\n"
+    async with held(pool):
+        first = asyncio.create_task(engine.run(playbook(f"{text}      next: [hold]\n{hold}")))
+        await writing(pool)
+        second = await run(text)
+    assert (second.error, (await first).error) == (None, None)
+
+
+async def test_an_execution_that_is_driven_keeps_its_claim(
+    engine: Engine, run: Run, pool: asyncpg.Pool[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long nothing of it came into the log."""
+    monkeypatch.setattr(watermark_claims, "RECOVERY_SECONDS", -1e9)
+    text = text_of("sink", "fail")
+    async with held(pool):
+        first = asyncio.create_task(engine.run(playbook(text)))
+        await writing(pool)
+        second = await run(text.replace(f"pg_advisory_xact_lock_shared({LOCK})", "1"))
+    assert "loads up to the same watermark" in str(second.error)
+    assert (await first).error is None
+    assert await loaded(pool) == [1, 2]
 
 
 @pytest.mark.parametrize("shape", STEPS)
