@@ -32,6 +32,7 @@ PLAYBOOK = text_of(
     """,
 )
 EVENTS = "SELECT event_type, count(*) FROM noetl.event GROUP BY 1"
+CLAIMED = "SELECT count(*) = 2 FROM noetl.event WHERE event_type = 'command.claimed'"
 
 
 @pytest.fixture
@@ -54,14 +55,19 @@ def running(arguments: list[str], environment: dict[str, str]) -> Iterator[subpr
         process.communicate()
 
 
-async def commands_of(folder: Path) -> list[int]:
-    """Process ids of the two commands that may run at once."""
+async def commands_of(folder: Path, pool: asyncpg.Pool) -> list[int]:
+    """Process ids of the two commands that may run at once, when their claims are in the log.
+
+    A claim that is still on its way when the execution is cancelled is never appended.
+    """
 
     def found() -> list[int]:
         texts = [path.read_text().strip() for path in folder.glob("*.pid")]
         return [int(text) for text in texts if text] if len(texts) == 2 and all(texts) else []
 
-    return await until(found, "two commands that run")
+    commands = await until(found, "two commands that run")
+    await until(lambda: pool.fetchval(CLAIMED), "the claims of the two commands")
+    return commands
 
 
 async def stopped_once(pool: asyncpg.Pool, commands: list[int]) -> None:
@@ -75,7 +81,7 @@ async def stopped_once(pool: asyncpg.Pool, commands: list[int]) -> None:
 
 async def test_cancel(cli: Cli, environment: dict[str, str], pool: asyncpg.Pool, file: Path, tmp_path: Path) -> None:
     with running([*COMMAND, "run", str(file)], environment) as run:
-        commands = await commands_of(tmp_path)
+        commands = await commands_of(tmp_path, pool)
         execution_id = str(await pool.fetchval("SELECT min(execution_id) FROM noetl.event"))
         cancelled = await asyncio.to_thread(cli, "cancel", execution_id, "--reason", "enough")
         assert cancelled.stdout == f"execution {execution_id} is cancelled\n", cancelled.stderr
@@ -109,7 +115,7 @@ async def test_terminating_the_dagster_run(
         "DAGSTER_HOME": dagster_instance.root_directory,
     }
     with running([sys.executable, "-m", "dagster", "job", "execute", *job], own) as process:
-        commands = await commands_of(tmp_path)
+        commands = await commands_of(tmp_path, pool)
         [run] = dagster_instance.get_runs()
         dagster_instance.report_run_canceling(run)
         process.send_signal(signal.SIGINT)
