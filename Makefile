@@ -7,7 +7,7 @@ QUICK := $(addprefix tests/,architecture playbook events engine tools corpus)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo dev check test-quick test test-slow lint bench bench-peers docs lock audit sbom services-up services-down clean
+.PHONY: help setup java demo dev check test-quick test test-slow lint bench bench-peers docs docs-serve lock audit sbom services-up services-down clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -47,8 +47,12 @@ bench: setup java ## the benchmarks
 bench-peers: setup ## items a second of Dagster, Prefect, Temporal, DBOS and ours, into benchmarks/README.md
 	@scripts/bench-peers
 
-docs: setup ## write the pages that are made from the code: settings, public names
+docs: setup ## write the pages that are made from the code, and build the site into dist/site
 	@scripts/docs
+	@scripts/docs-site
+
+docs-serve: setup ## show the site on http://127.0.0.1:8000 while you edit its pages
+	@scripts/docs-site serve
 
 lock: setup ## pin what pyproject.toml asks for, in requirements*.lock
 	@scripts/lock

@@ -1,0 +1,20 @@
+"""Pages are followed in an empty folder, with the test's own database, bucket and subjects."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import environment  # noqa: F401  (a fixture)
+from tests.pages.console import Reader, with_programs
+
+
+@pytest.fixture
+def reader(environment: dict[str, str], tmp_path: Path) -> Reader:  # noqa: F811
+    """Follows pages in an empty folder."""
+    folder, texts = tmp_path / "reader", tmp_path / "texts"
+    folder.mkdir()
+    texts.mkdir()
+    return Reader(folder, with_programs(environment, Path(sys.executable).parent), texts)
