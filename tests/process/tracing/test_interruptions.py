@@ -94,8 +94,12 @@ async def test_what_is_cancelled_ends_with_all_that_was_under_way(
 ) -> None:
     execution = await engine.lifecycle.create(playbook(WAITING), {"file": str(tmp_path / "go")})
     running = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
-    ended = "SELECT count(*) = 3 FROM noetl.event WHERE event_type = 'command.completed' AND node_name = 'each'"
-    await until(lambda: engine.runtime.pool.fetchval(ended))
+    under_way = """
+        SELECT array_agg(event_type ORDER BY event_type) = array_fill('command.claimed'::text, '{6}')
+            || array_fill('command.completed'::text, '{3}')
+        FROM noetl.event WHERE event_type IN ('command.claimed', 'command.completed') AND node_name = 'each'
+    """
+    await until(lambda: engine.runtime.pool.fetchval(under_way), "six claims, of which three have ended")
     other = await Engine.open(settings)
     assert await other.lifecycle.cancel(execution.id, "enough")
     await asyncio.wait({running})
