@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,13 @@ from tests.pages.console import Reader, with_programs
 
 
 @pytest.fixture
-def reader(environment: dict[str, str], tmp_path: Path) -> Reader:  # noqa: F811
+def reader(environment: dict[str, str], tmp_path: Path) -> Iterator[Reader]:  # noqa: F811
     """Follows pages in an empty folder."""
     folder, texts = tmp_path / "reader", tmp_path / "texts"
     folder.mkdir()
     texts.mkdir()
-    return Reader(folder, with_programs(environment, Path(sys.executable).parent), texts)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    reader = Reader(folder, with_programs(environment, Path(sys.executable).parent), texts, {"8765": port})
+    yield reader
+    reader.leave()

@@ -96,10 +96,9 @@ def cancel(
 def show(engine: Engine, found: Overview) -> None:
     """Prints an execution as a table."""
     small = run_sync(small_results(engine.runtime, int(found.execution_id), RESULT_CHARACTERS + 1))
-    epochs = f", epoch {found.epoch}" if found.epoch > 1 else ""
     console.print(
         f"execution [bold]{found.execution_id}[/]  {found.playbook}  {_coloured(found.status)}"
-        f"  {found.seconds:.1f} s{epochs}",
+        f"  {found.seconds:.1f} s",
         highlight=False,
     )
     table = Table("step", "state", "iterations", Column("result", overflow="fold"), box=None)
