@@ -97,8 +97,7 @@ def show(engine: Engine, found: Overview) -> None:
     """Prints an execution as a table."""
     small = run_sync(small_results(engine.runtime, int(found.execution_id), RESULT_CHARACTERS + 1))
     console.print(
-        f"execution [bold]{found.execution_id}[/]  {found.playbook}  {_coloured(found.status)}"
-        f"  {found.seconds:.1f} s",
+        f"execution [bold]{found.execution_id}[/]  {found.playbook}  {_coloured(found.status)}  {found.seconds:.1f} s",
         highlight=False,
     )
     table = Table("step", "state", "iterations", Column("result", overflow="fold"), box=None)
