@@ -35,8 +35,8 @@ def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
 
     Returns:
         A copy with the missing ones of ``db_url``, ``dagster_db_url``, ``nats_url`` and ``minio_endpoint`` with its
-        secret key, and with ``pvc_mount_path`` if the event log is embedded; ``settings`` itself if nothing is missing
-        or may be started.
+        secret key, and with ``pvc_mount_path`` and ``default_postgres_credential`` if the event log is embedded;
+        ``settings`` itself if nothing is missing or may be started.
 
     Raises:
         ServiceError: a service does not start; the message contains the end of its log.
@@ -48,8 +48,9 @@ def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
         return settings
     home = settings.home.resolve()
     found: dict[str, object] = {**supervisor.start(settings, names)}
-    if "db_url" in found and settings.db_url is None:  # on one machine, a folder serves as the shared volume
-        found["pvc_mount_path"] = closed_folder(home / "pvc")
+    if "db_url" in found and settings.db_url is None:
+        found["pvc_mount_path"] = closed_folder(home / "pvc")  # on one machine, a folder serves as the shared volume
+        found["default_postgres_credential"] = "embedded"  # so that playbooks run without any set-up
     if "minio_secret_key" in found:
         found["minio_secret_key"] = SecretStr(str(found["minio_secret_key"]))
     missing = {name: value for name, value in found.items() if not getattr(settings, name, "set")}
@@ -73,7 +74,7 @@ def environment(settings: Settings) -> dict[str, str]:
 def demo_environment(settings: Settings) -> dict[str, str]:
     """Starts the records API and returns the credentials of the example playbooks, as ``NOETL_*`` variables."""
     return {
-        "NOETL_DEFAULT_POSTGRES_CREDENTIAL": "embedded",
+        "NOETL_DEFAULT_POSTGRES_CREDENTIAL": "embedded",  # also where NOETL_DB_URL is that of a running server
         "NOETL_CREDENTIAL_RECORDS_API": supervisor.start(settings, [ServiceName.RECORDS_API])["records_api"],
     }
 

@@ -21,6 +21,7 @@ def reader(environment: dict[str, str], tmp_path: Path) -> Iterator[Reader]:  # 
     texts.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
+    environment["NOETL_DEFAULT_POSTGRES_CREDENTIAL"] = "embedded"  # as where the services start by themselves
     reader = Reader(folder, with_programs(environment, Path(sys.executable).parent), texts, {"8765": port})
     yield reader
     reader.leave()

@@ -119,10 +119,7 @@ class Reader:
             AssertionError: a command prints something else, or exits with another code.
         """
         count = 0
-        text = page.read_text(encoding="utf-8")
-        for old, new in self.replaced.items():
-            text = text.replace(old, new)
-        for one in shown(text):
+        for one in shown(self.here(page.read_text(encoding="utf-8"))):
             if isinstance(one, Shown):
                 path = self.folder / one.name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,6 +140,12 @@ class Reader:
                     f"{page.name}: $ {line}\nprinted:\n{printed}\nexpected:\n{expected}"
                 )
         return count
+
+    def here(self, text: str) -> str:
+        """Returns a text of a page with the ports and addresses of this test."""
+        for old, new in self.replaced.items():
+            text = text.replace(old, new)
+        return text
 
     def run(self, line: str) -> tuple[int, str]:
         """Runs one command and returns its exit code and everything that it printed."""
