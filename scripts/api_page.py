@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Any
 
 from docstring_parser import Docstring, DocstringStyle, parse
+from page_text import cell, code, fenced, markdown, one_line, page, table
 from pydantic import BaseModel
 
 import noetl_dagster
 from noetl_dagster import testing
 
-HEAD = """# Public names
+HEAD = """# Python API
 
-`from noetl_dagster import ...` gives these, loaded when they are first asked for; every other name may change.
-Fixtures for pytest are in `noetl_dagster.testing`.
+The public names of the package. Import them with `from noetl_dagster import ...`. All other names may change in any
+version. Fixtures for pytest are in `noetl_dagster.testing`.
 """
 FIXTURES = ("NoetlTest", "noetl", "noetl_settings", "noetl_services")
 SECTIONS = (
@@ -27,20 +27,19 @@ SECTIONS = (
     ("Executors", ("threaded_executor",)),
     ("Errors", ("NoetlError", "PlaybookError", "WorkloadError", "ExecutionFailedError")),
 )
-_ROLE = re.compile(r":\w+:`~?([^`]+)`")
 _HAS_A_PAGE = ("Settings",)
-"""Classes whose fields stand elsewhere in the documentation."""
+"""Classes whose fields have a page of their own."""
 
 
-def reference_page() -> str:
-    """``docs/api.md``."""
+def api_page() -> str:
+    """``docs/reference/python-api.md``."""
     parts = [HEAD]
     for title, names in SECTIONS:
         parts.append(f"## {title}\n")
         parts += [_entry(name, getattr(noetl_dagster, name)) for name in names]
     parts.append("## Fixtures\n")
     parts += [_entry(name, getattr(testing, name)) for name in FIXTURES]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).rstrip() + "\n"
+    return page(parts)
 
 
 def _entry(name: str, thing: Any) -> str:
@@ -70,20 +69,14 @@ def _signature(name: str, function: Any) -> str:
 
 
 def _prose(doc: Docstring) -> list[str]:
-    lines = [_markdown(doc.description or ""), ""]
-    lines += [f"- `{part.arg_name}`: {_one_line(part.description)}" for part in doc.params]
+    lines = [markdown(doc.description or ""), ""]
+    lines += [f"- `{part.arg_name}`: {one_line(part.description)}" for part in doc.params]
     if doc.returns is not None:
-        lines += ["", f"Returns: {_one_line(doc.returns.description)}"]
-    lines += ["", *(f"- raises `{part.type_name}`: {_one_line(part.description)}" for part in doc.raises), ""]
+        lines += ["", f"Returns: {one_line(doc.returns.description)}"]
+    lines += ["", *(f"- raises `{part.type_name}`: {one_line(part.description)}" for part in doc.raises), ""]
     for example in doc.examples:
-        lines += _fenced(example.description or "")
+        lines += fenced(example.description or "")
     return lines
-
-
-def _fenced(text: str) -> list[str]:
-    language = "yaml" if "code-block:: yaml" in text else "python"
-    body = [line for line in text.splitlines() if "code-block::" not in line]
-    return [f"```{language}", inspect.cleandoc("\n".join(body)).strip(), "```", ""]
 
 
 def _fields(thing: type) -> list[str]:
@@ -91,8 +84,8 @@ def _fields(thing: type) -> list[str]:
     if not issubclass(thing, BaseModel):
         return []
     told = [(name, field) for name, field in thing.model_fields.items() if field.description]
-    rows = [f"| `{name}` | {_default(field)} | {_in_a_cell(field.description)} |" for name, field in told]
-    return ["| field | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
+    rows = [(code(name), _default(field), cell(field.description)) for name, field in told]
+    return table(("field", "default", "meaning"), rows)
 
 
 def _default(field: Any) -> str:
@@ -107,30 +100,12 @@ def _methods(thing: type) -> list[str]:
         called = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         if name.startswith(("_", "model_")) or not inspect.isfunction(called) or not called.__doc__:
             continue
-        shown = name if isinstance(member, property) else _in_one_line(name, called)
-        lines.append(f"- `{shown}`: {_one_line(parse(called.__doc__, style=DocstringStyle.GOOGLE).description)}")
+        shown = name if isinstance(member, property) else _inone_line(name, called)
+        lines.append(f"- `{shown}`: {one_line(parse(called.__doc__, style=DocstringStyle.GOOGLE).description)}")
     return [*lines, ""] if lines else []
 
 
-def _in_one_line(name: str, method: Any) -> str:
+def _inone_line(name: str, method: Any) -> str:
     signature = inspect.signature(method)
     own = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
     return f"{name}{signature.replace(parameters=own)}".replace("'", "")
-
-
-def _markdown(text: str) -> str:
-    prose, marker, code = text.partition(".. code-block::")
-    prose = _ROLE.sub(lambda found: f"`{found[1]}`", prose.replace("``", "`"))
-    return prose if not marker else "\n".join([prose, *_fenced(marker + code)])
-
-
-def _in_a_cell(text: str) -> str:
-    return _one_line(text).replace("|", "/")
-
-
-def _one_line(text: str | None) -> str:
-    return " ".join(_markdown(text or "").split())
-
-
-if __name__ == "__main__":
-    print(reference_page(), end="")

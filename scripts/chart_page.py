@@ -1,10 +1,9 @@
-"""The chart's README from its values and their schema; ``--schema``: the schema, with the settings that there are."""
+"""The chart's README from its values and their schema, and the schema with the settings of the code."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -209,7 +208,3 @@ def _kind(about: dict[str, Any]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    sys.stdout.write(chart_schema() if "--schema" in sys.argv[1:] else chart_page())

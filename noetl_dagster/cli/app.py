@@ -60,6 +60,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Where each command is defined (in ``cli/commands`` unless the module has its full name), and its overview line."""
 
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Executions": ("run", "resume", "status", "events", "executions", "cancel", "state"),
+    "Playbooks and projects": ("init", "new", "check", "migrate", "register", "schema", "demo"),
+    "Processes of a deployment": ("serve", "worker", "ingest", "project", "reap"),
+    "Upkeep": ("provision", "maintain", "missing", "replay"),
+    "Environment": ("settings", "doctor", "services", "records-api"),
+}
+"""Headings of the overview and of the reference, with their commands."""
+
 COLLECT_AFTER = 20_000
 """Objects until the collector looks for garbage: imports make hundreds of thousands and leave none."""
 
@@ -67,8 +76,8 @@ COLLECT_AFTER = 20_000
 class LazyCommand(TyperCommand):
     """Represents a command in the overview, and imports the real one when it is called."""
 
-    def __init__(self, name: str, target: str, help: str) -> None:
-        super().__init__(name, help=help)
+    def __init__(self, name: str, target: str, help: str, group: str | None = None) -> None:
+        super().__init__(name, help=help, rich_help_panel=group)
         self._target = target
 
     def load(self) -> Any:
@@ -105,8 +114,9 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for name, (target, help) in COMMANDS.items():
-            self.add_command(LazyCommand(name, target, help))
+        for group, names in GROUPS.items():
+            for name in names:
+                self.add_command(LazyCommand(name, *COMMANDS[name], group))
 
 
 app = typer.Typer(

@@ -55,7 +55,7 @@ class NoetlResource(ConfigurableResource[Any], EngineProvider):
     credential_key: str | None = _setting("credential_key")
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further settings by the names of docs/settings.md: {'worker_slots': 32}",
+        description="Further settings by the names of docs/reference/settings.md: {'worker_slots': 32}",
     )
 
     model_config = ConfigDict(extra="forbid")
@@ -90,7 +90,7 @@ class NoetlResource(ConfigurableResource[Any], EngineProvider):
         for name in given:
             if name not in Settings.model_fields:
                 near = get_close_matches(name, Settings.model_fields, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else "docs/settings.md has their names"
+                hint = f"did you mean {near[0]!r}?" if near else "docs/reference/settings.md has their names"
                 raise DagsterInvalidDefinitionError(f"NoetlResource: there is no setting {name!r}; {hint}")
         return given
 

@@ -16,11 +16,11 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
 
 
 class Requires:
-    """A dependency that accepts tokens with one of the scopes."""
+    """A dependency that accepts tokens with one of the scopes, whose ``names`` messages and pages show."""
 
     def __init__(self, *allowed: TokenScope) -> None:
         self._allowed = frozenset(allowed)
-        self._names = " or ".join(allowed)
+        self.names = " or ".join(allowed)
 
     async def __call__(self, request: Request, bearer: Bearer) -> Principal:
         """Checks the token of a request and returns its sender; async, so that FastAPI needs no thread."""
@@ -32,7 +32,7 @@ class Requires:
         if principal is None:
             raise without_token()
         if principal.scopes.isdisjoint(self._allowed):
-            raise ApiProblem(403, f"the token lacks the scope {self._names}")
+            raise ApiProblem(403, f"the token lacks the scope {self.names}")
         return principal
 
 

@@ -24,7 +24,7 @@ from noetl_dagster.service.tokens import Principal
 
 router = APIRouter(prefix="/api", responses=RESPONSES)
 
-Ref = Annotated[Text, Query(max_length=2_000, description="noetl://execution/<id>/result/<step>/<ref id>")]
+Ref = Annotated[Text, Query(max_length=2_000, description="``noetl://execution/<id>/result/<step>/<ref id>``")]
 
 
 class WorkerRegistration(BaseModel):

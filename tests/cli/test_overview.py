@@ -10,7 +10,7 @@ from importlib.metadata import version
 import pytest
 from typer.testing import CliRunner
 
-from noetl_dagster.cli.app import COMMANDS, LazyCommand, app
+from noetl_dagster.cli.app import COMMANDS, GROUPS, LazyCommand, app
 
 HEAVY = {"dagster", "fastapi", "pyarrow", "pyspark", "nats", "asyncpg"}
 
@@ -28,6 +28,7 @@ def test_the_overview_lists_every_command() -> None:
     shown = CliRunner().invoke(app, ["--help"])
 
     assert shown.exit_code == 0
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
     assert all(f" {name} " in shown.output for name in COMMANDS)
 
 

@@ -21,9 +21,9 @@ from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.migration.rewriting import migrate as migrated
 
 Paths = Annotated[list[Path], typer.Argument(help="playbook files, or folders of them")]
-Name = Annotated[str, typer.Argument(metavar="NAME")]
+Name = Annotated[str, typer.Argument(help="name of the new playbook or step", metavar="NAME")]
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 def migrate(

@@ -30,7 +30,7 @@ def run(
     playbook: Annotated[str, typer.Argument(help="file; or path, path@2 or path@latest, if registered")],
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", help="workload value in YAML; repeatable", metavar="KEY=VALUE"),
+        typer.Option("--set", help="workload value in YAML; may be repeated", metavar="KEY=VALUE"),
     ] = None,
     payload: Annotated[Path | None, typer.Option(help="YAML or JSON file of workload values")] = None,
     partition: Annotated[

@@ -13,7 +13,7 @@ from noetl_dagster.cli.console import Json, console, print_json, warn_of_stores
 from noetl_dagster.launcher.address import stop
 from noetl_dagster.settings import get_settings
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from pydantic import SecretStr
@@ -52,38 +52,17 @@ async def doctor(as_json: Json = False) -> None:
     raise typer.Exit(0 if healthy else 1)
 
 
-HEAD = """# Settings
-
-Every setting is an environment variable. What is left empty is filled by the embedded services.
-
-| variable | default | meaning |
-|---|---|---|
-"""
-
-
-def settings(markdown: Annotated[bool, typer.Option("--markdown", help="docs/settings.md")] = False) -> None:
+def settings() -> None:
     """Show the settings of this process; secrets are hidden."""
-    if markdown:
-        typer.echo(settings_page(), nl=False)
-        return
     current = get_settings()
     table = Table("variable", "value", Column("meaning", overflow="fold"), box=None)
     for name, field in Settings.model_fields.items():
-        table.add_row(f"NOETL_{name.upper()}", _shown(getattr(current, name)), field.description)
+        table.add_row(f"NOETL_{name.upper()}", shown(getattr(current, name)), field.description)
     console.print(table)
 
 
-def settings_page() -> str:
-    """Returns ``docs/settings.md``, made from the settings class."""
-    page = HEAD
-    for name, field in Settings.model_fields.items():
-        shown = _shown(field.get_default(call_default_factory=True))
-        default = f"`{shown}`" if shown else ""
-        page += f"| `NOETL_{name.upper()}` | {default} | {(field.description or '').replace('|', '/')} |\n"
-    return page
-
-
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Returns the value of a setting without secrets; empty if it is not set."""
     if value is None or value == {}:
         return ""
     if isinstance(value, SecretStr):

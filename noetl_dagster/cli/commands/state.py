@@ -17,7 +17,7 @@ from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.wording import is_template
 from noetl_dagster.process.event_loop import run_sync
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Path = Annotated[str, typer.Argument(help="metadata.path of the playbook", metavar="PATH")]
 Step = Annotated[str, typer.Argument(help="name of the step, or of its state", metavar="STEP")]
