@@ -51,11 +51,12 @@ An error is a problem document (RFC 9457, `application/problem+json`):
 """
 TITLES = {
     "executions": "Executions",
+    "catalog": "Catalog",
+    "results": "Results",
+    "health": "Health",
     "workers": "Workers",
     "commands": "Commands and their playbooks",
-    "catalog": "Catalog",
 }
-TITLES |= {"results": "Results", "health": "Health"}
 _REFERENCE = re.compile(r"#/components/schemas/([A-Za-z]+)(?:-\w+)?$")
 
 

@@ -41,8 +41,8 @@ def markdown(text: str) -> str:
 
 
 def fenced(text: str) -> list[str]:
-    """Returns the lines of a code block."""
-    language = "yaml" if f"{_CODE_BLOCK} yaml" in text else "python"
+    """Returns the lines of a code block; YAML without a title would be a playbook."""
+    language = 'yaml title="Configuration"' if f"{_CODE_BLOCK} yaml" in text else "python"
     body = [line for line in text.splitlines() if _CODE_BLOCK not in line]
     return [f"```{language}", inspect.cleandoc("\n".join(body)).strip(), "```", ""]
 
