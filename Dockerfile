@@ -110,7 +110,7 @@ WORKDIR /opt/noetl
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.source="https://github.com/noetl/noetl-dagster" \
-      org.opencontainers.image.documentation="https://github.com/noetl/noetl-dagster/blob/main/docs/kubernetes.md" \
+      org.opencontainers.image.documentation="https://github.com/noetl/noetl-dagster/blob/main/docs/how-to/kubernetes.md" \
       org.opencontainers.image.vendor="NoETL" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \

@@ -25,7 +25,7 @@ from tests.service.test_dashboards import DASHBOARDS, TARGET, counted, series_of
 from tests.service.test_dashboards import scraped as scraped
 
 PROJECT = Path(__file__).parents[2]
-RUNBOOK = PROJECT / "docs/operations.md"
+RUNBOOK = PROJECT / "docs/reference/runbook.md"
 CASES = Path(__file__).with_name("alerts_test.yaml")
 
 
@@ -202,9 +202,9 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
     assert re.fullmatch(r"\d+[smh]", rule["for"])
     assert rule["annotations"]["summary"]
     page, _, anchor = rule["annotations"]["runbook_url"].rpartition("#")
-    assert page.endswith("/docs/operations.md")
+    assert page.endswith(f"/{RUNBOOK.relative_to(PROJECT)}")
     sections = _sections(RUNBOOK.read_text())
-    assert anchor in sections, f"docs/operations.md has no heading {name}"
+    assert anchor in sections, f"{RUNBOOK.name} has no heading {name}"
     assert len(sections[anchor].split()) > 15, f"what to do when {name}?"
     for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["description"]):
         assert re.search(rf"\b{label}\b", rule["expr"]), f"{label} is not among the labels that are left"

@@ -1,4 +1,4 @@
-"""Backup and restore as docs/kubernetes.md describes them: dump, lose everything, restore, resume."""
+"""Backup and restore as docs/how-to/backup-and-restore.md describes them: dump, lose everything, restore, resume."""
 
 from __future__ import annotations
 

@@ -10,15 +10,39 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from typer.core import TyperGroup
 
 from noetl_dagster.cli.app import COMMANDS, LazyCommand
+from noetl_dagster.cli.health import Health
+from noetl_dagster.service.metrics import Metrics
 from noetl_dagster.settings import Settings
 from tests.operations.test_alerts import _sections
+from tests.service.test_metrics import QUIET
 
 PROJECT = Path(__file__).parents[2]
 CHART = PROJECT / "helm/noetl-dagster"
-PAGES = [PROJECT / name for name in ("README.md", "docs/kubernetes.md", "docs/operations.md", "docs/scaling.md")]
+PAGES = [
+    PROJECT / "README.md",
+    PROJECT / "docs/explanation/scaling.md",
+    *(
+        PROJECT / f"docs/how-to/{name}.md"
+        for name in (
+            "alerts-and-traces",
+            "backup-and-restore",
+            "images",
+            "kubernetes",
+            "run-in-production",
+            "upgrades",
+            "workers",
+        )
+    ),
+    *(
+        PROJECT / f"docs/reference/{name}.md"
+        for name in ("catalog", "metrics", "operations", "runbook", "runs", "status", "traces")
+    ),
+]
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = yaml.safe_load((CHART / "values.schema.json").read_text())
 
@@ -42,7 +66,9 @@ def test_a_value_that_there_is_not_is_found() -> None:
 
 
 def test_blocks_of_values_are_taken_by_the_charts_schema() -> None:
-    blocks = re.findall(r"```yaml\n# values\n(.*?)```", "".join(page.read_text() for page in PAGES), re.DOTALL)
+    blocks = re.findall(
+        r'```yaml title="values.yaml"\n(.*?)```', "".join(page.read_text() for page in PAGES), re.DOTALL
+    )
 
     assert blocks
     for block in blocks:
@@ -106,6 +132,20 @@ def test_components_and_files_of_the_chart_are_there(page: Path) -> None:
         assert name in components, f"{kind} {name}"
     for name in re.findall(r"(?:-f |`)((?:helm/)[\w./-]+)", text):
         assert (PROJECT / name).exists(), f"{page.name}: {name}"
+
+
+def test_the_page_of_metrics_lists_every_metric() -> None:
+    rows = re.findall(r"^\| `(noetl_\w+)` \| (\w+)", (PROJECT / "docs/reference/metrics.md").read_text(), re.MULTILINE)
+    health = Health(Settings())  # of processes without an API
+    families: list[Metric] = [*text_string_to_metric_families(Metrics().text(QUIET).decode()), *health.collect()]
+    there = {
+        (f"{one.name}_total" if one.type == "counter" else one.name, one.type)
+        for one in families
+        if one.name.startswith("noetl_")
+    }
+
+    assert set(rows) == there
+    assert len(rows) == len(there)
 
 
 def values_named(text: str) -> Iterator[str]:
