@@ -11,6 +11,7 @@ from chart_page import chart_page, chart_schema
 from cli_page import cli_page
 from http_page import http_page
 from settings_page import settings_page
+from tool_pages import tool_pages
 
 PROJECT = Path(__file__).parents[1]
 PAGES: dict[str, Callable[[], str]] = {
@@ -18,6 +19,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/http-api.md": http_page,
     "docs/reference/python-api.md": api_page,
     "docs/reference/settings.md": settings_page,
+    **tool_pages(),
     "helm/noetl-dagster/values.schema.json": chart_schema,
     "helm/noetl-dagster/README.md": chart_page,
 }

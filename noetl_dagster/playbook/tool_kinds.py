@@ -245,7 +245,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     ),
     "duckdb": ToolKind(
         _fields(
-            "script extensions as",
+            "script as",
             CHUNK_SIZE,
             SQL_FIELD,
             DATABASE_FILE,
@@ -253,7 +253,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         ),
         needs=("command", "script"),
         words={"as": AS_WORDS},
-        without_effect=("read_only",),
+        without_effect=("read_only", "extensions"),
         takes_references=True,
         keeps_to_driver=True,
     ),
@@ -275,7 +275,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     "gcs": replace(_BUCKET, extra="gcs"),
     "http": ToolKind(
         _fields(
-            "method headers as format",
+            "method headers format",
             URL,
             QUERY_PARAMS,
             HTTP_BODY,
@@ -286,7 +286,7 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         ),
         needs=("url",),
         words={"format": TEXT_FORMATS},
-        without_effect=("stream", "response_type", "response_format"),
+        without_effect=("as", "stream", "response_type", "response_format"),
     ),
     "mysql": _sql_server("mysql"),
     "nats": ToolKind(
@@ -312,7 +312,9 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
         words={"as": AS_WORDS},
         without_effect=("pool", "db_schema", "fetch", "autocommit", "transaction"),
     ),
-    "python": ToolKind(_fields("code script libs env isolation memory", TIMEOUT), needs=("code", "script")),
+    "python": ToolKind(
+        _fields("code script libs isolation memory", TIMEOUT), needs=("code", "script"), without_effect=("env",)
+    ),
     "resolve": _ARTIFACT,
     "result": _ARTIFACT,
     "s3": _BUCKET,
@@ -326,10 +328,10 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     "snowflake": _sql_server("snowflake"),
     "spark": ToolKind(
         _fields(
-            "code function script libs source target conf path from format options params partition_by schemas "
-            "collect output_as max_rows mode tier",
+            "code function script libs from format options params partition_by schemas collect max_rows tier",
             ("command", "sql", "query"),
         ),
+        without_effect=("source", "target", "conf", "path", "output_as", "mode"),
         takes_references=True,
         keeps_to_driver=True,
     ),
@@ -342,13 +344,14 @@ TOOL_KINDS: Mapping[str, ToolKind] = {
     ),
     "transfer": ToolKind(
         _fields(
-            "source target mode schemas verify resumable",
+            "source target mode verify resumable",
             ("on_drift", "on_new_column"),
             ("chunk_size", "batch_size"),
             ("key", "keys", "key_columns"),
         ),
         needs=("source", "target"),
         needs_all=True,
+        without_effect=("schemas",),
         words={
             "mode": ("append", "replace", "upsert"),
             "verify": ("rows", "checksum", "none"),
