@@ -58,7 +58,7 @@ def chart_schema() -> str:
     """
     schema = _schema()
     settings = {name: _setting(Settings.model_fields[_field(name)]) for name in sorted(free_settings())}
-    settings |= {name: {"description": "A secret: see secrets"} for name in sorted(secret_settings())}
+    settings |= {name: {"description": "A secret: use the value secrets"} for name in sorted(secret_settings())}
     schema["properties"]["settings"] |= {"additionalProperties": False, "properties": settings}
     schema["$defs"]["workers"]["properties"]["toolPools"]["propertyNames"] = {"enum": sorted(SUPPORTED_KINDS)}
     instance = {
