@@ -17,12 +17,12 @@ from noetl_dagster.settings import Settings
 HEAD = """# HTTP API
 
 All requests of the HTTP API, which `noetl-dagster serve` answers. `/openapi.json` describes the same requests for
-programs. [The worker protocol](../protocol.md) explains the requests of workers.
+programs. [The worker protocol](worker-protocol.md) explains the requests of workers.
 
 Bodies are JSON, with `content-type: application/json`. If the service has tokens (`NOETL_SERVICE_TOKENS`), send one as
 `Authorization: Bearer TOKEN`. It must have one of the scopes of the request. A service without tokens accepts requests
 of the same machine only. Below `/api/`, they need the header `X-NoETL-Client` with the name of your program. See
-[access](../protocol.md#access).
+[access](worker-protocol.md#access).
 
 ```sh
 curl -H "Authorization: Bearer $TOKEN" http://127.0.0.1:8700/api/executions?limit=5

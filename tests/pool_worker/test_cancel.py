@@ -117,7 +117,7 @@ async def _equals(engine: Engine, query: str, execution_id: int, wanted: int) ->
 
 
 async def test_a_worker_that_only_knows_the_protocol_hears_of_it(settings: Settings) -> None:
-    """It asks for its command, as docs/protocol.md says: 404 means that it has ended."""
+    """It asks for its command, as docs/reference/worker-protocol.md says: 404 means that it has ended."""
     async with serving(settings) as service:
         engine = await Engine.open(service.settings)
         execution = await engine.lifecycle.create(playbook(SMALL))

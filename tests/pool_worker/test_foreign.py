@@ -1,4 +1,4 @@
-"""A worker that uses none of our code: a NATS client, an HTTP client and docs/protocol.md."""
+"""A worker that uses none of our code: a NATS client, an HTTP client and docs/reference/worker-protocol.md."""
 
 from __future__ import annotations
 

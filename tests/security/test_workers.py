@@ -249,8 +249,8 @@ async def test_a_worker_reads_what_belongs_to_its_commands(service: Service, hel
 
 @pytest.fixture
 def permitted(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
-    """A NATS server with the users and permissions of docs/protocol.md."""
-    text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+    """A NATS server with the users and permissions of docs/reference/worker-protocol.md."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "worker-protocol.md").read_text(encoding="utf-8")
     [example] = re.findall(r"```conf\n(.*?)```", text, re.DOTALL)
     (tmp_path / "nats.conf").write_text(example.replace("/var/lib/nats", str(tmp_path / "jetstream")))
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Events as JSON messages, as workers and the API exchange them (docs/protocol.md)."""
+"""Events as JSON messages, as workers and the API exchange them (docs/reference/worker-protocol.md)."""
 
 from __future__ import annotations
 
