@@ -39,7 +39,7 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
 
     app = FastAPI(
         title="NoETL on Dagster",
-        description="Events, claims, executions, workers and results. See docs/reference/worker-protocol.md for workers.",
+        description="Events, claims, executions, workers and results. Workers: docs/reference/worker-protocol.md.",
         version=version("noetl-dagster"),
         lifespan=lifespan,
     )
