@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -114,11 +115,52 @@ def new_project(folder: Path, version: str) -> list[Path]:
         "conftest.py": text("conftest.py"),
         "tests/test_playbooks.py": text("test_playbooks.py"),
     }
-    files = {folder / path: content for path, content in texts.items()}
-    there = [str(path) for path in files if path.exists()]
+    return _write(folder, texts)
+
+
+def examples() -> dict[str, str]:
+    """Returns the examples of this package by name, each with the title of its README."""
+    readmes = sorted(_examples_folder().glob("*/README.md"))
+    return {path.parent.name: path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for path in readmes}
+
+
+def copy_example(folder: Path, example: str) -> list[Path]:
+    """Copies an example into a folder, and returns the files.
+
+    Raises:
+        UnknownExampleError: there is no such example; the message lists them.
+        ProjectExistsError: a file is there already; nothing was written.
+    """
+    known = examples()
+    if example not in known:
+        listed = "".join(f"\n  {name:20} {title}" for name, title in known.items())
+        raise UnknownExampleError(f"there is no example {example!r}; the examples are{listed}")
+    source = _examples_folder() / example
+    paths = sorted(path for path in source.rglob("*") if path.is_file() and not _is_made(path.relative_to(source)))
+    texts = {str(path.relative_to(source)): path.read_text(encoding="utf-8") for path in paths}
+    return _write(folder, {".gitignore": _filled("project/gitignore.tmpl"), **texts})
+
+
+class UnknownExampleError(NoetlError):
+    """There is no example of this name."""
+
+
+def _examples_folder() -> Path:
+    packaged = Path(str(files("noetl_dagster"))) / "examples"  # a checkout has it beside the package
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "examples"
+
+
+def _is_made(path: Path) -> bool:
+    """Reports whether a file was made by a run of the example."""
+    return any(part.startswith(".") or part in ("__pycache__", "out") for part in path.parts)
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    made = {folder / path: content for path, content in texts.items()}
+    there = [str(path) for path in made if path.exists()]
     if there:
         raise ProjectExistsError(f"{', '.join(there)} is there already; give a folder without")
-    for path, content in files.items():
+    for path, content in made.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
-    return list(files)
+    return list(made)

@@ -49,6 +49,19 @@ def test_what_is_there_stays(cli: Cli, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "flow").iterdir()] == ["README.md"]
 
 
+def test_an_example_is_copied(cli: Cli, tmp_path: Path) -> None:
+    done = cli("init", "mine", "--example", "hello_squares")
+    assert done.returncode == 0, done.stderr
+    copied = {path.name for path in (tmp_path / "mine").iterdir()}
+    assert copied == {".gitignore", "README.md", "squares.yaml"}
+    assert cli("check", "mine").returncode == 0
+    unknown = cli("init", "other", "--example", "squares")
+    assert unknown.returncode == 1
+    for path in (PROJECT / "examples").glob("*/README.md"):
+        assert path.parent.name in unknown.stderr
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_playbook_and_a_step(cli: Cli, tmp_path: Path) -> None:
     assert cli("new", "playbook", "cubes").returncode == 0
     assert cli("new", "step", "playbooks/cubes.yaml", "fetch", "--kind", "http").returncode == 0

@@ -14,7 +14,7 @@ import typer
 from noetl_dagster import __version__
 from noetl_dagster.cli.commands.check import Lenient, playbook_files
 from noetl_dagster.cli.console import Json, fail, note, print_json, warn
-from noetl_dagster.code_location.scaffold import new_playbook, new_project, new_step, with_step
+from noetl_dagster.code_location.scaffold import copy_example, new_playbook, new_project, new_step, with_step
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.events.catalog import PlaybookDraft, draft_of
 from noetl_dagster.playbook.loader import parse_playbook
@@ -142,9 +142,13 @@ def _drafts(files: list[Path], *, lenient: bool) -> tuple[dict[Path, PlaybookDra
     return drafts, refused
 
 
-def init(folder: Annotated[Path, typer.Argument(help="folder of the new project")]) -> None:
-    """Create a working project: a playbook, its Definitions and a test."""
-    for path in new_project(folder, __version__):
+def init(
+    folder: Annotated[Path, typer.Argument(help="folder of the new project")],
+    example: Annotated[str | None, typer.Option(help="copy this example; an unknown name lists them")] = None,
+) -> None:
+    """Create a working project: a playbook, its Definitions and a test; or a copy of an example."""
+    made = new_project(folder, __version__) if example is None else copy_example(folder, example)
+    for path in made:
         typer.echo(str(path))
     typer.echo(f"\nContinue with {folder / 'README.md'}")
 
