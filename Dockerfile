@@ -63,6 +63,7 @@ RUN python3 -m venv --without-pip /opt/noetl/.venv \
 COPY pyproject.toml README.md ./
 COPY schema ./schema
 COPY playbooks ./playbooks
+COPY examples ./examples
 COPY noetl_dagster ./noetl_dagster
 # uv leaves a note of when it read the wheel, and lists it
 RUN /opt/build/bin/uv build --wheel --out-dir dist --build-constraints requirements-build.lock --require-build-hashes \
