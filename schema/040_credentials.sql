@@ -16,7 +16,7 @@ COMMENT ON COLUMN noetl.credential.type IS
     'postgres, http, bearer, basic, header, s3, gcs, nats, duckdb or secret';
 COMMENT ON COLUMN noetl.credential.data IS 'Fernet token (AES-128-CBC, HMAC-SHA256) of the JSON object';
 
--- Tokens that playbooks' keychains ask for, shared by all processes until they expire (docs/language.md).
+-- Tokens that playbooks' keychains ask for, shared by all processes until they expire (docs/reference/credentials.md).
 CREATE TABLE IF NOT EXISTS noetl.keychain (
     name         text        NOT NULL,            -- of the entry, and a keyed digest of what it asks
     execution_id bigint      NOT NULL DEFAULT 0,  -- 0: of every execution
