@@ -36,10 +36,11 @@ test: setup java ## all tests, over the embedded services; TEST_ARGS for pytest
 test-slow: setup java ## the long tests, one after another: races, kills, large fan-outs and files; SLOW_ARGS for pytest
 	.venv/bin/pytest -m slow $(SLOW_ARGS)
 
-lint: setup ## ruff and mypy
+lint: setup ## ruff, mypy, and the English of the documentation
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/python scripts/prose.py
 
 bench: setup java ## the benchmarks
 	@scripts/bench

@@ -132,22 +132,24 @@ class Settings(BaseSettings):
     home: Path = Field(Path(".noetl"), description="State folder of the embedded services and of Dagster")
     playbooks_path: Path = Field(Path("playbooks"), description="Folder whose playbooks become jobs")
     playbook_bytes: int = Field(
-        4 * 1024**2, ge=1024, description="Largest text of a playbook; aliases count with all that they repeat"
+        4 * 1024**2, ge=1024, description="Largest size of a playbook; aliases count with everything that they repeat"
     )
     playbook_values: int = Field(
-        200_000, ge=1000, description="Maximum of values in a playbook; aliases count with all that they repeat"
+        200_000,
+        ge=1000,
+        description="Maximum number of values in a playbook; aliases count with everything that they repeat",
     )
-    playbook_depth: int = Field(100, ge=20, le=200, description="Maximum of levels that a playbook is nested")
+    playbook_depth: int = Field(100, ge=20, le=200, description="Maximum nesting depth of a playbook")
     check_seconds: float = Field(
-        10.0, gt=0, description="Processor time in which the HTTP API must have checked a playbook of a client"
+        10.0, gt=0, description="Maximum processor time for checking a playbook that a client sends to the HTTP API"
     )
     check_bytes: int = Field(
-        1024**3, ge=128 * 1024**2, description="Memory of a process that checks playbooks for the HTTP API"
+        1024**3, ge=128 * 1024**2, description="Maximum memory of a process that checks playbooks for the HTTP API"
     )
     template_bytes: int = Field(
-        128 * 1024**2, ge=1024**2, description="Bytes that the rendering of one template may build"
+        128 * 1024**2, ge=1024**2, description="Maximum size of the values that one template builds"
     )
-    template_seconds: float = Field(10.0, gt=0, description="Time that the rendering of one template may take")
+    template_seconds: float = Field(10.0, gt=0, description="Maximum time for rendering one template")
     log_level: str = Field("WARNING", description="Level of the noetl_dagster loggers")
     log_format: LogFormat = Field(LogFormat.TEXT, description="text, or json: one JSON object per line")
 
@@ -176,9 +178,11 @@ class Settings(BaseSettings):
 
     nats_url: str | None = Field(None, description="NATS server, nats://... or tls://...; empty: embedded")
     nats_ca: Path | None = Field(None, description="CA certificate of NATS, PEM; empty: the system's")
-    nats_connect_seconds: float = Field(10, gt=0, description="Outage of NATS after which connecting fails")
-    nats_namespace: str = Field("noetl", description="Prefix of our streams, subjects and KV buckets")
-    event_transport: EventTransport = Field(EventTransport.DIRECT, description="direct, http or nats")
+    nats_connect_seconds: float = Field(10, gt=0, description="Time after which connecting to NATS fails")
+    nats_namespace: str = Field("noetl", description="Prefix of the streams, subjects and KV buckets")
+    event_transport: EventTransport = Field(
+        EventTransport.DIRECT, description="How workers send events to the log: direct, http or nats"
+    )
     event_nats_subject_prefix: str = Field("noetl.events", description="Subject prefix of worker events")
     nats_replicas: int = Field(1, ge=1, description="Replicas of streams: 1 on one server, 3 in a cluster")
 
@@ -187,29 +191,31 @@ class Settings(BaseSettings):
     server_ca: Path | None = Field(None, description="CA certificate of the API, PEM; empty: the system's")
     service_host: str = Field("127.0.0.1", description="Address that the HTTP API listens on")
     service_port: int = Field(8700, description="Port of the HTTP API; 0: any free port, which is printed")
-    service_processes: int = Field(1, ge=1, description="Processes of 'serve' behind its address")
+    service_processes: int = Field(1, ge=1, description="Number of processes that 'serve' starts")
     service_tokens: SecretStr | None = Field(
         None,
         description='Tokens of the HTTP API, JSON: {"<token>": ["<scope>", ...]} with scopes of worker:<worker id>, '
-        "pool:<pool>, operator, reader; empty: none are needed, on loopback addresses only",
+        "pool:<pool>, operator, reader; empty: no tokens are needed, on loopback addresses only",
     )
     service_tls_cert: Path | None = Field(None, description="Certificate of the HTTP API, PEM")
     service_tls_key: Path | None = Field(None, description="Key of the certificate, PEM")
-    service_tls_terminated: bool = Field(False, description="A proxy in front of the HTTP API does TLS")
+    service_tls_terminated: bool = Field(False, description="A proxy in front of the HTTP API terminates TLS")
     service_body_bytes: int = Field(8 * 1024**2, description="Largest request body of the HTTP API")
     service_rate: float = Field(
-        2000.0, gt=0, description="Maximum of requests per second of one client: a known token, else an address"
+        2000.0, gt=0, description="Maximum requests per second of one client: a known token, otherwise an address"
     )
     service_header_bytes: int = Field(
-        64 * 1024, ge=1024, description="Largest address and headers of a request to the HTTP API"
+        64 * 1024, ge=1024, description="Maximum size of the address and headers of a request to the HTTP API"
     )
-    service_headers: int = Field(100, ge=10, description="Maximum of headers of a request to the HTTP API")
+    service_headers: int = Field(100, ge=10, description="Maximum number of headers of a request to the HTTP API")
     service_header_seconds: float = Field(
-        10, gt=0, description="Time for a new connection or a begun request to send all its headers"
+        10, gt=0, description="Maximum time in which a client must send all headers of a request"
     )
-    service_body_seconds: float = Field(60, gt=0, description="Further time for a request to send all its body")
+    service_body_seconds: float = Field(
+        60, gt=0, description="Maximum further time in which a client must send the body"
+    )
     service_connections: int = Field(
-        4096, ge=1, description="Maximum of connections of one process of the HTTP API; others get 503"
+        4096, ge=1, description="Maximum connections of one process of the HTTP API; further ones get 503"
     )
     service_proxies: Annotated[tuple[str, ...], NoDecode, _Listed] = Field(
         (),
@@ -217,7 +223,7 @@ class Settings(BaseSettings):
         "address; empty: none",
     )
     service_page_bytes: int = Field(
-        8 * 1024**2, ge=64 * 1024, description="Size at which a page of events of the HTTP API ends"
+        8 * 1024**2, ge=64 * 1024, description="Maximum size of a page of events of the HTTP API"
     )
 
     run_processes: int = Field(
@@ -228,12 +234,12 @@ class Settings(BaseSettings):
     )
 
     worker_pool: str = Field(DEFAULT_POOL, pattern=POOL_NAME, description="Pool that a worker serves")
-    worker_slots: int = Field(16, ge=1, description="Commands that a worker process runs at once")
+    worker_slots: int = Field(16, ge=1, description="Maximum commands that a worker process runs at once")
     worker_tool_pools: dict[str, int] = Field(
-        default_factory=dict, description='Commands at once by tool kind, JSON: {"postgres": 4, "spark": 1}'
+        default_factory=dict, description='Maximum commands at once by tool kind, JSON: {"postgres": 4, "spark": 1}'
     )
     worker_heartbeat_seconds: float = Field(15.0, gt=0, description="Interval of a worker's capacity reports")
-    worker_drain_seconds: float = Field(60.0, description="Time that a stopping worker gives its commands")
+    worker_drain_seconds: float = Field(60.0, description="Time in which the commands of a stopping worker may finish")
 
     minio_endpoint: str | None = Field(None, description="S3 endpoint of the minio tier; empty: embedded")
     minio_access_key: str = Field("noetl", description="Access key of the minio tier")
@@ -255,8 +261,12 @@ class Settings(BaseSettings):
     )
 
     default_store_tier: StoreTier = Field(StoreTier.MINIO, description="Tier of results that are not inline")
-    pvc_mount_path: Path | None = Field(None, description="Mount of the pvc tier; embedded: a folder of home")
-    pvc_tier_threshold_bytes: int = Field(10 * 1024**2, description="Larger results go to a mounted pvc")
+    pvc_mount_path: Path | None = Field(
+        None, description="Mount of the pvc tier; with embedded services: a folder of NOETL_HOME"
+    )
+    pvc_tier_threshold_bytes: int = Field(
+        10 * 1024**2, description="Results above this size are stored in the pvc tier, if it is mounted"
+    )
     http_body_bytes: int = Field(
         32 * 1024**2,
         ge=1024,
@@ -271,8 +281,8 @@ class Settings(BaseSettings):
     chunks_ahead: int = Field(4, ge=0, description="Chunks of a step that may wait for the next step")
     inline_result_bytes: int = Field(
         8 * 1024,
-        description="Results up to this size stay in the event itself; the same for workers, API and ingestors, which "
-        "refuse larger ones",
+        description="Results up to this size are stored in the event itself; workers, API and ingestors need the same "
+        "value, because they refuse larger results",
     )
     event_bytes: int = Field(
         1024**2, ge=64 * 1024, description="Largest event of a worker: its meta, context, result and error as JSON"
@@ -285,16 +295,18 @@ class Settings(BaseSettings):
     execution_stored_bytes: Annotated[int | None, _NoneIfEmpty] = Field(
         None,
         ge=1,
-        description="Most bytes that the results of one execution have in the stores; a task that stores more fails; "
+        description="Maximum stored bytes of the results of one execution; a task that stores more fails; "
         "empty: no limit",
     )
     result_preview_bytes: int = Field(1024, description="Largest preview stored with a reference")
     loop_collection_threshold: int = Field(1000, description="Larger loop collections become references")
 
     command_heartbeat_seconds: float = Field(15.0, description="Interval of a running command's heartbeats")
-    command_heartbeat_timeout_seconds: float = Field(300.0, description="Life of claims without heartbeat")
-    event_buffer_size: int = Field(1000, ge=1, description="Maximum of events in a group commit")
-    event_buffer_milliseconds: float = Field(5.0, description="Longest wait of an event for its group commit")
+    command_heartbeat_timeout_seconds: float = Field(
+        300.0, description="Time after which a claim without heartbeats expires"
+    )
+    event_buffer_size: int = Field(1000, ge=1, description="Maximum number of events in a group commit")
+    event_buffer_milliseconds: float = Field(5.0, description="Maximum time that an event waits for its group commit")
 
     retention_days: int | None = Field(
         None, ge=1, description="Age of months of events that are dropped with their executions; empty: never"
@@ -304,11 +316,11 @@ class Settings(BaseSettings):
         ge=0,
         description="Time for which an IO manager keeps a replaced asset, for current readers",
     )
-    recovery_attempts: int = Field(5, ge=0, description="Resumptions of an execution whose process is gone")
+    recovery_attempts: int = Field(5, ge=0, description="Maximum resumptions of an execution whose process has ended")
     recovery_backoff_seconds: float = Field(30.0, gt=0, description="Pause before a resumption; it doubles")
 
     runs_at_once: int | None = Field(
-        None, ge=1, description="Runs that this machine drives at once; empty: four per core, 16 at most"
+        None, ge=1, description="Maximum runs that this machine drives at once; empty: four per core, 16 at most"
     )
 
     run_launcher: RunLauncher = Field(
@@ -327,7 +339,7 @@ class Settings(BaseSettings):
     )
 
     python_isolation: PythonIsolation = Field(
-        PythonIsolation.THREAD, description="isolation of Python code that names none: thread, or subprocess"
+        PythonIsolation.THREAD, description="Isolation of Python code without 'isolation': thread, or subprocess"
     )
     playbook_sandbox: SandboxMode = Field(
         SandboxMode.OFF,
@@ -353,7 +365,7 @@ class Settings(BaseSettings):
     playbook_processes: Annotated[int | None, _NoneIfEmpty] = Field(
         None,
         ge=1,
-        description="Maximum of processes and threads of NOETL_PLAYBOOK_USER at the same time; empty: no limit",
+        description="Maximum number of processes and threads of NOETL_PLAYBOOK_USER; empty: no limit",
     )
 
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
@@ -367,7 +379,7 @@ class Settings(BaseSettings):
         600.0,
         gt=0,
         description="Seconds for which a container's job may wait for something that Kubernetes reports, such as an "
-        "image that cannot be pulled, a quota, or a node with room",
+        "image that cannot be pulled, a quota, or missing capacity",
     )
     file_folders: Annotated[tuple[Path, ...], NoDecode, _Listed] = Field(
         (),
@@ -381,13 +393,13 @@ class Settings(BaseSettings):
         "empty: Google's own",
     )
     default_postgres_credential: str | None = Field(
-        None, description="'embedded': postgres credentials that are not found mean the embedded server"
+        None, description="'embedded': unknown postgres credentials refer to the embedded server"
     )
 
     duckdb_memory: str = Field(
         "",
-        description="Memory of a duckdb call, which spills to disk beyond: 4GB; empty: half of the container's limit, "
-        "or DuckDB's own choice",
+        description="Memory of a duckdb call, such as 4GB; larger data is spilled to disk; empty: half of the "
+        "container's limit, or DuckDB's own choice",
     )
 
     spark_master: str = Field("local[*]", description="Spark master: local[*], spark://, k8s://")
@@ -403,7 +415,8 @@ class Settings(BaseSettings):
     )
     spark_class_archive: bool = Field(
         True,
-        description="Keep Spark's classes as a driver's JVM has loaded them, 200 MB, for the next driver",
+        description="Keep an archive (200 MB) of the classes that Spark has loaded, so that the next driver starts "
+        "faster",
     )
     spark_driver_memory: str = Field(
         "", description="Memory of a local Spark driver; empty: half of the container's limit, or 2g"
@@ -415,7 +428,9 @@ class Settings(BaseSettings):
     embedded: bool = Field(True, description="Start embedded services for the addresses that are not set")
     records_api_port: int = Field(0, description="Port of the embedded records API; 0: any free port")
     records_api_seed: int = Field(7, description="Seed of the records and faults of the records API")
-    records_api_faults: float = Field(0.05, ge=0, le=1, description="Faulty share of records API answers")
+    records_api_faults: float = Field(
+        0.05, ge=0, le=1, description="Share of answers of the records API that are faults"
+    )
 
     @field_validator("container_allow")
     @classmethod

@@ -18,14 +18,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def cell(text: str | None) -> str:
     """Returns a text for a cell of a table; what is in angle brackets is no HTML."""
-    return re.sub(r"(`[^`]*`)|<", lambda found: found[1] or "&lt;", one_line(text)).replace("|", "/")
+    return re.sub(r"(`[^`]*`)|<", lambda found: found[1] or "&lt;", one_line(text)).replace("|", "&#124;")
 
 
 def code(text: object) -> str:
     """Returns a text as code for a cell of a table; nothing for None and empty values."""
     if isinstance(text, bool):
         text = str(text).lower()
-    return "" if text is None or text in ("", {}, [], ()) else f"`{str(text).replace('|', '/')}`"
+    if text is None or text in ("", {}, [], ()):
+        return ""
+    return f"`{text}`" if "|" not in str(text) else f"<code>{str(text).replace('|', '&#124;')}</code>"
 
 
 def one_line(text: str | None) -> str:

@@ -25,10 +25,13 @@ from noetl_dagster.settings import LogFormat, get_settings
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run:run", "Run a playbook as its Dagster job; exit code 0 if it completes, else 1."),
-    "resume": ("run:resume", "Resume an execution that failed or lost its process, without repeating work."),
+    "resume": ("run:resume", "Resume an execution that failed or lost its process; finished work is not repeated."),
     "status": ("executions:status", "Show the state of an execution: its steps, loops and pool commands."),
     "events": ("executions:events", "Print every event of an execution, oldest first."),
-    "cancel": ("executions:cancel", "Cancel an execution: no new commands, and running ones are notified."),
+    "cancel": (
+        "executions:cancel",
+        "Cancel an execution: it starts no new commands, and its running commands are notified.",
+    ),
     "executions": ("executions:listing", "List the newest executions."),
     "state": ("state:app", "Show or set how far the steps of a playbook have loaded their sources."),
     "check": ("check:check", "Find mistakes in playbooks without running them; exit code 1 on errors."),
@@ -49,7 +52,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "provision:provision",
         "Create what a deployment needs: schema, streams, buckets, storage.",
     ),
-    "missing": ("upkeep:missing", "List results whose bytes are gone; exit code 1 if there are any."),
+    "missing": ("upkeep:missing", "List results whose stored bytes are missing; exit code 1 if there are any."),
     "settings": ("settings:settings", "Show the settings of this process; secrets are hidden."),
     "doctor": ("settings:doctor", "Try every address, credential, folder and program of the settings."),
     "services": ("services:app", "Manage the embedded PostgreSQL, NATS and object store."),

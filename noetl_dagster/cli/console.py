@@ -26,7 +26,7 @@ console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 notes = Console(stderr=True)
 """Progress and remarks, on standard error, so that ``--json`` stays clean."""
 
-Json = Annotated[bool, typer.Option("--json", help="output for programs")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 
 
 class _Records(io.StringIO):

@@ -19,7 +19,7 @@ def test_registered_versions_run_without_their_file(cli: Cli, tmp_path: Path) ->
     for result in (1, 2):
         file.write_text(text("one", f"result = {result}"))
         assert cli("register", str(file)).stdout == f"tests/one@{result}  registered  {file}\n"
-    assert "is the latest already" in cli("register", str(file)).stdout
+    assert "is already the latest" in cli("register", str(file)).stdout
     file.unlink()
 
     for reference, version in (("tests/one@1", 1), ("tests/one", 2), ("tests/one@latest", 2)):

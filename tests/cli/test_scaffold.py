@@ -70,7 +70,7 @@ def test_a_playbook_and_a_step(cli: Cli, tmp_path: Path) -> None:
     assert "no path leads here" in checked.stdout, "it says that the step waits for an arc"
     again = cli("new", "step", "playbooks/cubes.yaml", "fetch")
     assert "has a step fetch already" in again.stderr
-    assert "is there already" in cli("new", "playbook", "cubes").stderr
-    assert "is no name for a step" in cli("new", "step", "playbooks/cubes.yaml", "a-b").stderr
-    assert "is no name for a playbook" in cli("new", "playbook", "../cubes").stderr
+    assert "already exists" in cli("new", "playbook", "cubes").stderr
+    assert "is not a name that templates can use" in cli("new", "step", "playbooks/cubes.yaml", "a-b").stderr
+    assert "is not a valid name for a playbook" in cli("new", "playbook", "../cubes").stderr
     assert "there is no tool 'htp'" in cli("new", "step", "playbooks/cubes.yaml", "other", "--kind", "htp").stderr

@@ -61,5 +61,5 @@ def test_a_name_that_the_playbook_does_not_have(cli: Cli, tmp_path: Path) -> Non
     cli("run", str(file))
     refused = cli("state", "set", "tests/numbers", "laod", "7")
     assert refused.returncode == 1
-    assert "playbook tests/numbers keeps no state as 'laod'; what it keeps: load" in refused.stderr
+    assert "playbook tests/numbers stores no state as 'laod'; it stores: load" in refused.stderr
     assert "load continues from 7" in cli("state", "set", "tests/numbers", "load", "7").stdout

@@ -129,7 +129,7 @@ async def test_a_log_that_is_newer_than_the_objects_says_what_is_missing(setting
         "name": "later",
         "physical_uri": later.physical_uri,
     }
-    assert "1 results are gone" in everywhere.stderr
+    assert "1 results are missing" in everywhere.stderr
     assert (await _ran(environment, tmp_path, "missing", "7")).returncode == 0
 
 

@@ -32,7 +32,7 @@ def migrate(
 ) -> None:
     """Rewrite playbooks in the current syntax, and print what changes.
 
-    Comments, order and styles stay.
+    Comments, order and style are kept.
     """
     changed = stuck = 0
     for path in paths:
@@ -80,9 +80,9 @@ def _write(file: Path, text: str) -> None:
 def register(paths: Paths, lenient: Lenient = False, as_json: Json = False) -> None:
     """Register playbooks as versions, which then run without their files.
 
-    Content that differs from the latest version of its path becomes the next version. A version that was registered
-    with --lenient runs so. Invalid playbooks are refused
-    with their problems and exit code 1; the others are registered nevertheless.
+    Content that differs from the latest version of its path becomes the next version. A version that you register with
+    --lenient also runs leniently. Invalid playbooks are refused with their problems, and the exit code is 1. Valid
+    playbooks of the same command are registered.
     """
     # the engine takes long to import, and the other commands do not need it
     from noetl_dagster.cli.session import open_session
@@ -92,7 +92,7 @@ def register(paths: Paths, lenient: Lenient = False, as_json: Json = False) -> N
     for path in paths:
         found = playbook_files(path, code=2)
         if not found:
-            fail(f"{path}: no playbooks in it (YAML with 'kind: Playbook')", code=2)
+            fail(f"{path}: contains no playbooks (YAML with 'kind: Playbook')", code=2)
         files += found
     drafts, refused = _drafts(files, lenient=lenient)
     done = []
@@ -116,7 +116,7 @@ def register(paths: Paths, lenient: Lenient = False, as_json: Json = False) -> N
         for file, draft, one in done:
             for warning in draft.warnings:
                 warn(f"{file}: warning: {warning}")
-            state = "registered" if one.new else "is the latest already"
+            state = "registered" if one.new else "is already the latest"
             typer.echo(f"{one.version.reference}  {state}  {file}")
     for problem in refused:
         note(problem, style="red", level=logging.ERROR)
@@ -157,10 +157,10 @@ def init(
 def playbook(name: Name, folder: Annotated[Path, typer.Option(help="folder of the file")] = Path("playbooks")) -> None:
     """Write a playbook of two steps that can run at once."""
     if not name.replace("-", "_").isidentifier():
-        fail(f"{name!r} is no name for a playbook: use letters, digits, - and _", code=2)
+        fail(f"{name!r} is not a valid name for a playbook: use letters, digits, - and _", code=2)
     file = folder / f"{name}.yaml"
     if file.exists():
-        fail(f"{file} is there already; choose another name")
+        fail(f"{file} already exists; choose another name")
     folder.mkdir(parents=True, exist_ok=True)
     place = folder.resolve()
     project = place.parent.name if place.name == "playbooks" else place.name
@@ -170,15 +170,15 @@ def playbook(name: Name, folder: Annotated[Path, typer.Option(help="folder of th
 
 @app.command()
 def step(
-    file: Annotated[Path, typer.Argument(help="its file", exists=True, dir_okay=False, metavar="PLAYBOOK")],
+    file: Annotated[Path, typer.Argument(help="file of the playbook", exists=True, dir_okay=False, metavar="PLAYBOOK")],
     name: Name,
     kind: Annotated[str, typer.Option(help="tool kind: python, http, postgres, spark, ...")] = "python",
 ) -> None:
     """Append a step to a playbook's workflow; then add an arc that leads to it."""
     if not name.isidentifier():
-        fail(f"{name!r} is no name for a step that templates can use: use letters, digits and _", code=2)
+        fail(f"{name!r} is not a name that templates can use for a step: use letters, digits and _", code=2)
     text = file.read_text(encoding="utf-8")
     if any(one.name == name for one in parse_playbook(text, file=str(file)).steps):
-        fail(f"{file} has a step {name} already; choose another name")
+        fail(f"{file} already has a step {name}; choose another name")
     file.write_text(with_step(text, new_step(name, kind), str(file)), encoding="utf-8")
-    typer.echo(f"{file}: {name}; lead to it with next: [{name}]")
+    typer.echo(f"{file}: {name}; add an arc to it: next: [{name}]")

@@ -45,12 +45,12 @@ def status(execution_id: ExecutionId, as_json: Json = False) -> None:
         else:
             show(session.engine, found)
             if found.status == "RUNNING" and not run_sync(session.engine.liveness.is_driven(execution_id)):
-                note(f"no process drives it now; if its run has died: noetl-dagster resume {execution_id}")
+                note(f"no process runs it now; to resume it: noetl-dagster resume {execution_id}")
 
 
 def events(
     execution_id: ExecutionId,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
     after: Annotated[int, typer.Option(help="only events after this event id")] = 0,
 ) -> None:
     """Print every event of an execution, oldest first."""
@@ -61,9 +61,9 @@ def events(
 
 
 def listing(
-    limit: Annotated[int, typer.Option(min=1)] = 20,
-    partition: Annotated[str | None, typer.Option(help="only those of this partition")] = None,
-    asset: Annotated[str | None, typer.Option(help="only those that produced this asset, as a/b")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="number of executions")] = 20,
+    partition: Annotated[str | None, typer.Option(help="only executions of this partition")] = None,
+    asset: Annotated[str | None, typer.Option(help="only executions that produced this asset, as a/b")] = None,
     as_json: Json = False,
 ) -> None:
     """List the newest executions."""
@@ -85,9 +85,9 @@ def listing(
 
 def cancel(
     execution_id: ExecutionId,
-    reason: Annotated[str, typer.Option(help="recorded in the log")] = "cancelled on request",
+    reason: Annotated[str, typer.Option(help="reason, which the log records")] = "cancelled on request",
 ) -> None:
-    """Cancel an execution: no new commands, and running ones are notified."""
+    """Cancel an execution: it starts no new commands, and its running commands are notified."""
     with open_session(quickly=True) as session:
         done = run_sync(session.engine.lifecycle.cancel(execution_id, reason))
     typer.echo(f"execution {execution_id} " + ("is cancelled" if done else "had ended already"))

@@ -24,7 +24,7 @@ from noetl_dagster.settings import get_settings
 
 async def ingest(
     batch: Annotated[int, typer.Option(min=1, help="largest number of events in a transaction")] = BATCH,
-    once: Annotated[bool, typer.Option("--once", help="ingest what is there, and end")] = False,
+    once: Annotated[bool, typer.Option("--once", help="ingest the waiting events, and end")] = False,
 ) -> None:
     """Move worker events from NATS into the event log until interrupted.
 
@@ -56,7 +56,7 @@ async def ingest(
         stop = health.stop_on_signals()
         health.active_at = lambda: ingestor.active_at
         health.begins()
-        typer.echo("taking worker events from NATS; end with Ctrl-C")
+        typer.echo("moving worker events from NATS; end with Ctrl-C")
         await ingestor.run(stop)
         typer.echo(str(ingestor.total))
 

@@ -87,7 +87,7 @@ async def provision(
             typer.echo(str(Provided(thing, ProvisionState.REFUSED, more)))
             well = False
     if not well:
-        fail("something is refused; see above, then run 'noetl-dagster provision' again")
+        fail("a part was refused, see above; then run 'noetl-dagster provision' again")
 
 
 async def _event_log(settings: Settings, deadline: float) -> AsyncIterator[Provided]:

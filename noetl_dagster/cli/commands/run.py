@@ -27,7 +27,7 @@ from noetl_dagster.process.event_loop import run_sync
 
 
 def run(
-    playbook: Annotated[str, typer.Argument(help="file; or path, path@2 or path@latest, if registered")],
+    playbook: Annotated[str, typer.Argument(help="file, or a registered playbook: path, path@2 or path@latest")],
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", help="workload value in YAML; may be repeated", metavar="KEY=VALUE"),
@@ -35,7 +35,7 @@ def run(
     payload: Annotated[Path | None, typer.Option(help="YAML or JSON file of workload values")] = None,
     partition: Annotated[
         str | None,
-        typer.Option(help="of a playbook with partitions: 2026-01-31, or 'day|place' of two dimensions"),
+        typer.Option(help="key of the partition: 2026-01-31, or 'day|place' with two dimensions"),
     ] = None,
     lenient: Lenient = False,
     as_json: Json = False,
@@ -63,7 +63,7 @@ def run(
 
 
 def resume(execution_id: ExecutionId, as_json: Json = False) -> None:
-    """Resume an execution that failed or lost its process, without repeating work."""
+    """Resume an execution that failed or lost its process; finished work is not repeated."""
     with open_session() as session:
         engine = session.engine
         execution = run_sync(engine.runtime.load(execution_id))
@@ -103,7 +103,7 @@ def run_playbook(
             with showing(engine, execution_id, quiet=quiet):
                 error = drive(session.settings, playbook, execution_id, workload, resumed=resumed)
         except ServiceError as busy:
-            warn(f"the run is driven here: {busy}")
+            warn(f"this process drives the run: {busy}")
             here = True
     if here:
         error = _drive_here(session, playbook, execution_id, workload, resumed=resumed, quiet=quiet, verbose=verbose)
@@ -184,7 +184,7 @@ def _payload(path: Path | None) -> dict[str, Any]:
         fail(f"--payload {path}: {error}", code=2)
     values = _yaml(text, f"--payload {path}")
     if not isinstance(values, dict):
-        fail(f"--payload {path}: it must contain a mapping of workload keys", code=2)
+        fail(f"--payload {path}: the file must contain a mapping of workload keys", code=2)
     return values
 
 
@@ -212,5 +212,5 @@ def _finish(session: Session, found: Overview, as_json: bool) -> None:
     else:
         show(session.engine, found)
         if found.status == ExecutionStatus.RUNNING:
-            note(f"it has not ended: noetl-dagster resume {found.execution_id}")
+            note(f"it has not ended; to resume it: noetl-dagster resume {found.execution_id}")
     raise typer.Exit(0 if found.status == ExecutionStatus.COMPLETED else 1)

@@ -18,14 +18,17 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.command()
 def up() -> None:
-    """Start the services without an address in the settings, create the bucket of results, and print addresses."""
+    """Start the services that have no address in the settings, and print the addresses.
+
+    The bucket of results is created if it is missing.
+    """
     asyncio.run(warn_of_stores(embedded.ensure(get_settings())))
     _print(embedded.status(get_settings()))
 
 
 @app.command()
 def down() -> None:
-    """Stop all services of the state folder; their data and ports stay."""
+    """Stop all services of the state folder; their data and ports are kept."""
     settings = get_settings()
     stop(embedded.run_server_folder(settings))
     embedded.down(settings)
@@ -48,7 +51,7 @@ def status(as_json: Json = False) -> None:
 
 @app.command()
 def env() -> None:
-    """Start the services and print the settings that lead to them, for ``eval "$(...)"``.
+    """Start the services and print settings with their addresses, for ``eval "$(...)"``.
 
     The settings include the records API and the credentials of the example playbooks.
     """

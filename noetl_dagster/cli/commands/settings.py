@@ -63,10 +63,12 @@ def settings() -> None:
 
 def shown(value: Any) -> str:
     """Returns the value of a setting without secrets; empty if it is not set."""
-    if value is None or value == {}:
-        return ""
     if isinstance(value, SecretStr):
-        return "*****"
+        return "*****" if value.get_secret_value() else ""
+    if value is None or value in ({}, ()):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
     return re.sub(r"(?<=://)[^/@\s]+@", "*****@", str(value))  # logins of addresses
 
 

@@ -81,18 +81,18 @@ def reset(path: Path, step: Step, partition: Partition = "") -> None:
     if before is None:
         known = [one.name + (f" --partition {one.partition}" if one.partition else "") for one in found]
         loaded = ", ".join(known) or "nothing"
-        fail(f"playbook {path} has not loaded anything as {step!r}; what it has loaded: {loaded}")
+        fail(f"playbook {path} has not loaded anything as {step!r}; it has loaded: {loaded}")
     typer.echo(f"{path}: {step} starts again; it was {_shown(before.value, 'reset')}")
 
 
 def _look_up(playbook: Playbook | None, path: str, name: str) -> None:
     """Refuses a name under which a playbook stores nothing; warns if the playbook is unknown."""
     if playbook is None:
-        warn(f"warning: playbook {path} is not registered and has not run, so {name!r} is taken as it is")
+        warn(f"warning: playbook {path} is not registered and has not run, so {name!r} is not checked")
         return
     kept = [step.state.name or step.name for step in playbook.steps if step.state is not None]
     if name not in kept and not any(map(is_template, kept)):
-        fail(f"playbook {path} keeps no state as {name!r}; what it keeps: {', '.join(kept) or 'none'}")
+        fail(f"playbook {path} stores no state as {name!r}; it stores: {', '.join(kept) or 'none'}")
 
 
 def _of(found: list[Watermark], name: str, partition: str) -> Watermark | None:

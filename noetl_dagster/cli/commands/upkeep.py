@@ -33,7 +33,7 @@ from noetl_dagster.storage.store import ResultStore
 LONGEST_REAP_SECONDS = 600.0
 """Releasing the rows of dead drivers takes place in databases of playbooks, which may be slow."""
 
-Once = Annotated[bool, typer.Option("--once", help="do what is due, and end")]
+Once = Annotated[bool, typer.Option("--once", help="do the due work once, and end")]
 
 
 async def project(
@@ -135,7 +135,7 @@ class ReplayEngine(StrEnum):
 
 
 async def replay(
-    every: Annotated[bool, typer.Option("--all", help="every execution of the log")] = False,
+    every: Annotated[bool, typer.Option("--all", help="confirm that every execution is rebuilt")] = False,
     engine: Annotated[
         ReplayEngine, typer.Option(help="'spark' replays in this process too, which is faster")
     ] = ReplayEngine.LOCAL,
@@ -160,11 +160,11 @@ def maintain() -> None:
 
 async def missing(
     execution_id: Annotated[
-        int | None, typer.Argument(help="this execution alone; default: all", show_default=False)
+        int | None, typer.Argument(help="only this execution; default: all", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="output for programs: one object per line")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
-    """List results whose bytes are gone; exit code 1 if there are any."""
+    """List results whose stored bytes are missing; exit code 1 if there are any."""
     settings = embedded.ensure(get_settings())
     found = 0
     pool = await open_settled_pool(settings, size=2, application="noetl missing")
@@ -176,12 +176,12 @@ async def missing(
                 if as_json:
                     typer.echo(orjson.dumps({**place, "physical_uri": ref.physical_uri}).decode())
                 else:
-                    typer.echo(f"{' '.join(place.values())}: nothing is at {ref.physical_uri}")
+                    typer.echo(f"{' '.join(place.values())}: missing at {ref.physical_uri}")
     finally:
         await pool.close()
     if found:
         note(
-            f"{found} results are gone: restore their objects, or run these executions again; "
-            "one that needs a missing result fails when it is resumed"
+            f"{found} results are missing: restore their objects, or run these executions again; "
+            "an execution that needs a missing result fails when it is resumed"
         )
         raise typer.Exit(1)

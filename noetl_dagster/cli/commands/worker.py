@@ -28,14 +28,14 @@ async def worker(
     transport: Annotated[
         EventTransport | None, typer.Option(help="how events reach the log; NOETL_EVENT_TRANSPORT")
     ] = None,
-    worker_id: Annotated[str | None, typer.Option("--id", help="its name; default: host and process")] = None,
+    worker_id: Annotated[str | None, typer.Option("--id", help="name of the worker; default: host and process")] = None,
 ) -> None:
     """Run commands of steps with ``dispatch: workers`` until interrupted.
 
     The process finishes its running commands before it ends.
     """
     if pool is not None and re.fullmatch(POOL_NAME, pool) is None:
-        fail(f"--pool {pool!r}: write small letters, digits and hyphens, 63 at most", code=2)
+        fail(f"--pool {pool!r}: use lower-case letters, digits and hyphens, at most 63", code=2)
     settings = embedded.ensure(
         settings_with(
             worker_pool=pool,

@@ -100,7 +100,7 @@ async def _nats(settings: Settings) -> Finding:
     if differences:
         return warning(f"{server}: {'; '.join(differences)}", "edit the stream, or delete it if empty")
     if not exists:
-        return ok(f"{server}, JetStream; 'noetl-dagster serve' will make {client.names.event_stream}")
+        return ok(f"{server}, JetStream; 'noetl-dagster serve' will create {client.names.event_stream}")
     return ok(f"{server}, JetStream with its stream")
 
 
@@ -132,13 +132,13 @@ async def _traces(settings: Settings) -> Finding:
     except ImportError:
         return wrong("OpenTelemetry is missing", needs_extra("tracing", "tracing"))
     if answer is None:
-        return ok(f"{where} takes traces")
+        return ok(f"{where} accepts traces")
     try:
         secure = settings.tracing_endpoint.startswith("https:")
         await connects(settings.tracing_endpoint, 443 if secure else 80)
     except OSError as error:
         answer = f"no server answers there: {error}"
-    return wrong(f"{where} takes no traces: {answer[:300]}", "check NOETL_TRACING_ENDPOINT, and that it is up")
+    return wrong(f"{where} does not accept traces: {answer[:300]}", "check NOETL_TRACING_ENDPOINT, and that it is up")
 
 
 async def _kubernetes() -> Finding:
@@ -181,14 +181,14 @@ async def _event_log(settings: Settings) -> Finding:
         if found is None:
             return warning(f"{server} has no schema yet", applies)
         if found.number > SCHEMA_VERSION:
-            return warning(f"{server} has a later schema, {found.number}", "update this version at some time")
+            return warning(f"{server} has a later schema, {found.number}", "update this version")
         if not found.serves:
             return warning(f"{server} has the schema of an earlier version, {found.number}", applies)
         if not await connection.fetchval("SELECT has_table_privilege('noetl.event', 'SELECT, INSERT')"):
             remedy = "grant SELECT and INSERT on schema noetl"
-            return wrong(f"{server}: the user may not write noetl.event", remedy)
+            return wrong(f"{server}: the user is not allowed to write noetl.event", remedy)
         if partition_name(datetime.now(UTC)) not in await partitions(connection):
-            return warning(f"{server} has no partition for this month", "'noetl-dagster maintain' makes it")
+            return warning(f"{server} has no partition for this month", "'noetl-dagster maintain' creates it")
     return ok(f"{server}, schema {found.number}, up to date")
 
 
@@ -199,7 +199,7 @@ async def _dagster(settings: Settings) -> Finding:
         return not_set("NOETL_DAGSTER_DB_URL and DAGSTER_HOME")
     async with _connected(settings.dagster_db_url) as (connection, server):
         made = await connection.fetchval("SELECT to_regclass('runs') IS NOT NULL")
-    return ok(server if made else f"{server}, empty: the first run makes its tables")
+    return ok(server if made else f"{server}, empty: the first run creates its tables")
 
 
 def _instance(home: str) -> Finding:
@@ -257,7 +257,7 @@ async def _disk(settings: Settings) -> Finding:
     free = shutil.disk_usage(folder).free
     what = f"{free / 1024**3:.1f} GB free in {folder}"
     if free < TOO_LOW_BYTES:
-        return wrong(what, "make room, or set NOETL_HOME to another disk")
+        return wrong(what, "free some space, or set NOETL_HOME to another disk")
     if free < LOW_BYTES:
         return warning(what, "make room before large results do not fit")
     return ok(what)
@@ -341,7 +341,7 @@ async def _playbooks(settings: Settings) -> Finding:
     folder = settings.playbooks_path
     if not folder.is_dir():
         if "playbooks_path" in settings.model_fields_set:
-            return wrong(f"{folder.absolute()} is no folder", "correct NOETL_PLAYBOOKS_PATH")
+            return wrong(f"{folder.absolute()} is not a folder", "correct NOETL_PLAYBOOKS_PATH")
         return not_set("NOETL_PLAYBOOKS_PATH, and no folder 'playbooks' here")
     count = len(await in_background(lambda: find_playbooks(folder)))
     return ok(f"{count} in {folder.absolute()}; 'noetl-dagster check {folder}' reads them")

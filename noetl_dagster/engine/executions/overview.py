@@ -45,9 +45,10 @@ WHERE NOT EXISTS (
 class LoopView(BaseModel):
     """Counts of a loop's iterations.
 
-    ``total`` is 0 while the number is not known: over a cursor, or over the chunks of another step, of which ``so_far``
-    have been made. While it runs, ``rate`` is the number that ended per second lately, and ``remaining_seconds`` the
-    time that the others take at that rate; None while unknown. ``waiting``: no process has begun an iteration.
+    ``total`` is 0 while the number is not known: for a loop over a cursor, or over the chunks of another step.
+    ``so_far`` is the number of chunks so far. While the loop runs, ``rate`` is the number of iterations that ended per
+    second lately, and ``remaining_seconds`` the time for the others at that rate; None while unknown. ``waiting``: no
+    process has begun an iteration.
     """
 
     model_config = ConfigDict(frozen=True)
