@@ -69,7 +69,7 @@ def test_a_playbook_and_a_step(cli: Cli, tmp_path: Path) -> None:
     assert checked.returncode == 0
     assert "no path leads here" in checked.stdout, "it says that the step waits for an arc"
     again = cli("new", "step", "playbooks/cubes.yaml", "fetch")
-    assert "has a step fetch already" in again.stderr
+    assert "already has a step fetch" in again.stderr
     assert "already exists" in cli("new", "playbook", "cubes").stderr
     assert "is not a name that templates can use" in cli("new", "step", "playbooks/cubes.yaml", "a-b").stderr
     assert "is not a valid name for a playbook" in cli("new", "playbook", "../cubes").stderr

@@ -29,7 +29,7 @@ def test_how_far_it_is(cli: Cli, tmp_path: Path) -> None:
     assert "tests/numbers has not loaded anything" in cli("state", "show", "tests/numbers").stdout
     refused = cli("state", "reset", "tests/numbers", "load")
     assert refused.returncode == 1
-    assert "has not loaded anything as 'load'; what it has loaded: nothing" in refused.stderr
+    assert "has not loaded anything as 'load'; it has loaded: nothing" in refused.stderr
 
     ran = cli("run", str(file))
     assert "load has loaded up to 2, from 0" in ran.stdout, ran.stderr

@@ -56,7 +56,7 @@ async def ingest(
         stop = health.stop_on_signals()
         health.active_at = lambda: ingestor.active_at
         health.begins()
-        typer.echo("moving worker events from NATS; end with Ctrl-C")
+        typer.echo("taking worker events from NATS; end with Ctrl-C")
         await ingestor.run(stop)
         typer.echo(str(ingestor.total))
 
