@@ -23,31 +23,17 @@ from tests.service.test_metrics import QUIET
 
 PROJECT = Path(__file__).parents[2]
 CHART = PROJECT / "helm/noetl-dagster"
-PAGES = [
-    PROJECT / "README.md",
-    PROJECT / "docs/explanation/scaling.md",
-    *(
-        PROJECT / f"docs/how-to/{name}.md"
-        for name in (
-            "alerts-and-traces",
-            "backup-and-restore",
-            "images",
-            "kubernetes",
-            "run-in-production",
-            "upgrades",
-            "workers",
-        )
-    ),
-    *(
-        PROJECT / f"docs/reference/{name}.md"
-        for name in ("catalog", "metrics", "operations", "runbook", "runs", "status", "traces")
-    ),
-]
+PAGES = sorted(
+    {PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md"), *(PROJECT / "examples").glob("*/*.md")}
+    - {PROJECT / "docs/reference/cli.md"}  # made from the commands, with their help
+)
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = yaml.safe_load((CHART / "values.schema.json").read_text())
 
 OF_SPARK = re.compile(r"spark\.(driver|executor|kubernetes|sql|connect|log|hadoop|python|local|ui)\.")
 """Spark's own names begin like the chart's value ``spark``."""
+OF_DAGSTER = {"dagster.pools", "dagster.partitions", "dagster.Definitions.merge"}
+"""Keys of a playbook, and a function of Dagster's, begin like the chart's value ``dagster``."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -82,8 +68,10 @@ def test_settings_are_read(page: Path) -> None:
     ours = {f"NOETL_{name.upper()}" for name in Settings.model_fields}
     named = set(re.findall(r"\bNOETL_[A-Z][A-Z_]*[A-Z]\b", page.read_text()))
 
-    # streams of NATS, and credentials that are named by variables
-    assert {name for name in named - ours if not re.match(r"NOETL_(WORKER_EVENTS|COMMANDS|CREDENTIAL_)", name)} == set()
+    # streams of NATS, credentials that are named by variables, the token of a foreign worker, the input of a script
+    assert {
+        name for name in named - ours if not re.match(r"NOETL_(WORKER_EVENTS|COMMANDS|CREDENTIAL_|TOKEN$|INPUT$)", name)
+    } == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -156,7 +144,7 @@ def values_named(text: str) -> Iterator[str]:
             if "." in name:
                 yield name
     for name in re.findall(r"(?<!`)`([a-zA-Z]+(?:\.[a-zA-Z]+)+)`", text):
-        of_chart = name.partition(".")[0] in VALUES and not OF_SPARK.match(name)
+        of_chart = name.partition(".")[0] in VALUES and not OF_SPARK.match(name) and name not in OF_DAGSTER
         if of_chart and not name.endswith((".yaml", ".json")):
             yield name
 
