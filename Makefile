@@ -1,6 +1,7 @@
 # The project's verbs. Each is a thin script in scripts/; everything runs in .venv.
 SIZE ?= medium
 TEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST ?= .venv/bin/pytest
 QUICK := $(addprefix tests/,architecture playbook events engine tools corpus)
 
 # images set it; every process would compile what it imports of this project, again and again
@@ -28,7 +29,7 @@ check: lint ## what a change must pass before a commit: ruff, mypy, the architec
 	.venv/bin/pytest tests/architecture
 
 test-quick: setup ## the language, the log, the control plane and the tools, without the tests that take seconds
-	.venv/bin/pytest $(TEST_ARGS) -m "not long and not spark and not slow and not chaos and not huge" $(QUICK)
+	$(PYTEST) $(TEST_ARGS) -m "not long and not spark and not slow and not chaos and not huge" $(QUICK)
 
 test: setup java ## all tests, over the embedded services; TEST_ARGS for pytest
 	.venv/bin/pytest $(TEST_ARGS)
