@@ -13,19 +13,22 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[1]
 PLACES = ("*.md", "docs/**/*.md", "examples/**/*.md", "benchmarks/*.md", "helm/**/*.md", ".github/**/*.md")
-NOT_YET: tuple[str, ...] = (
+NOT_YET = {
     "CHANGELOG.md",
     "SECURITY.md",
     "benchmarks/README.md",
-    "docs/explanation/",
-    "docs/how-to/",
+    "docs/explanation/architecture.md",
+    "docs/explanation/guarantees.md",
+    "docs/explanation/loops-or-fanout.md",
+    "docs/explanation/scaling.md",
+    "docs/how-to/errors.md",
+    "docs/how-to/kubernetes.md",
     "docs/reference/security.md",
     "docs/reference/streams.md",
     "docs/reference/tools/spark.md",
     "docs/reference/worker-protocol.md",
-    "examples/clinic/",
-)
-"""Beginnings of the names of files that are not checked yet."""
+}
+"""Files that are not checked yet."""
 
 MOST_WORDS = 40
 AVOIDED = {
@@ -88,7 +91,7 @@ def main(names: Iterable[str]) -> int:
     found = 0
     for path in [Path(name) for name in names] or files:
         name = str(path.resolve().relative_to(PROJECT))
-        if not names and name.startswith(NOT_YET):
+        if not names and name in NOT_YET:
             continue
         for line, complaint in complaints(path.read_text(encoding="utf-8")):
             print(f"{name}:{line}: {complaint}")
