@@ -137,8 +137,8 @@ def copy_example(folder: Path, example: str) -> list[Path]:
         raise UnknownExampleError(f"there is no example {example!r}; the examples are{listed}")
     source = _examples_folder() / example
     paths = sorted(path for path in source.rglob("*") if path.is_file() and not _is_made(path.relative_to(source)))
-    texts = {str(path.relative_to(source)): path.read_text(encoding="utf-8") for path in paths}
-    return _write(folder, {".gitignore": _filled("project/gitignore.tmpl"), **texts})
+    contents = {str(path.relative_to(source)): path.read_bytes() for path in paths}
+    return _write(folder, {".gitignore": _filled("project/gitignore.tmpl"), **contents})
 
 
 class UnknownExampleError(NoetlError):
@@ -155,12 +155,12 @@ def _is_made(path: Path) -> bool:
     return any(part.startswith(".") or part in ("__pycache__", "out") for part in path.parts)
 
 
-def _write(folder: Path, texts: Mapping[str, str]) -> list[Path]:
-    made = {folder / path: content for path, content in texts.items()}
+def _write(folder: Path, contents: Mapping[str, str | bytes]) -> list[Path]:
+    made = {folder / path: content for path, content in contents.items()}
     there = [str(path) for path in made if path.exists()]
     if there:
         raise ProjectExistsError(f"{', '.join(there)} is there already; give a folder without")
     for path, content in made.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     return list(made)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from noetl_dagster.code_location import scaffold
 from noetl_dagster.settings import Settings
 from tests.cli.conftest import Cli
 from tests.conftest import HOME, PROJECT
@@ -60,6 +61,16 @@ def test_an_example_is_copied(cli: Cli, tmp_path: Path) -> None:
     for path in (PROJECT / "examples").glob("*/README.md"):
         assert path.parent.name in unknown.stderr
     assert not (tmp_path / "other").exists()
+
+
+def test_an_example_may_have_any_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "examples" / "shop"
+    source.mkdir(parents=True)
+    (source / "README.md").write_text("# Shop\n")
+    (source / "shop.duckdb").write_bytes(b"\xff\xfe\x80\r\n")
+    monkeypatch.setattr(scaffold, "_examples_folder", lambda: source.parent)
+    scaffold.copy_example(tmp_path / "mine", "shop")
+    assert (tmp_path / "mine" / "shop.duckdb").read_bytes() == b"\xff\xfe\x80\r\n"
 
 
 def test_a_playbook_and_a_step(cli: Cli, tmp_path: Path) -> None:
