@@ -67,7 +67,7 @@ TOGETHER = {
         *(
             "tests/io_managers/test_spark.py",
             "tests/io_managers/test_project.py",
-            "tests/examples/test_clinic.py",
+            "tests/examples/test_spark_lake.py",
         ),
     ),
     "one rendering": ("tests/helm/",),

@@ -1,11 +1,11 @@
-"""What Dagster loads: two playbooks, and an asset of Python between them."""
+"""What Dagster loads: three playbooks, and a Python asset on Spark."""
 
 from pathlib import Path
 
 from dagster import Definitions, load_assets_from_modules
 
-from clinic import assets
 from noetl_dagster import MinioIOManager, PySparkResource, load_playbooks
+from spark_lake import assets
 
 defs = Definitions.merge(
     load_playbooks(

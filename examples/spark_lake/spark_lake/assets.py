@@ -14,5 +14,5 @@ from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
     automation_condition=AutomationCondition.eager(),
 )
 def ward_load(visits: DataFrame) -> DataFrame:
-    """Visits and minutes of every ward and day, of the visits where the playbook has stored them."""
+    """Visits and minutes of each ward and day. Spark reads the stored visits in place."""
     return visits.groupBy("ward", "day").agg(F.count("*").alias("visits"), F.sum("minutes").alias("minutes"))

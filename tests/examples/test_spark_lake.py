@@ -1,4 +1,4 @@
-"""The example project: a playbook, an asset of Python on Spark, a playbook."""
+"""The example ``spark_lake``: playbooks, and a Python asset on Spark between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from noetl_dagster.resources.noetl import NoetlResource
 from noetl_dagster.settings import Settings, get_settings
 from tests.conftest import PROJECT
 
-CLINIC = PROJECT / "examples" / "clinic"
+EXAMPLE = PROJECT / "examples" / "spark_lake"
 VISITS, LOAD, OVERLOADED, HANDS = (
     AssetKey(["clinic", *name]) for name in (("visits",), ("ward_load",), ("plan", "overloaded"), ("plan", "hands"))
 )
@@ -26,10 +26,10 @@ def defs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Defini
     for name, value in embedded.environment(settings).items():
         monkeypatch.setenv(name, value)
     get_settings.cache_clear()
-    monkeypatch.syspath_prepend(str(CLINIC))
-    yield importlib.import_module("clinic.definitions").defs
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    yield importlib.import_module("spark_lake.definitions").defs
     NoetlResource().close()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "clinic"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "spark_lake"]:
         del sys.modules[name]
     get_settings.cache_clear()
 
