@@ -12,7 +12,7 @@ PROJECT = Path(__file__).parents[2]
 
 
 def test_the_site_is_whole(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path)]  # --quiet hides warnings
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
