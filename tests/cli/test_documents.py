@@ -12,6 +12,7 @@ import pytest
 
 import noetl_dagster
 from noetl_dagster.errors import ProblemKind
+from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.loader import parse_report
 
 PROJECT = Path(__file__).parents[2]
@@ -28,6 +29,15 @@ def test_the_python_page_has_every_public_name() -> None:
     written = (DOCS / "reference" / "python-api.md").read_text(encoding="utf-8")
     for name in noetl_dagster.__all__:
         assert f"### {name}\n" in written
+
+
+def test_the_page_of_events_has_every_type() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", (DOCS / "reference" / "events.md").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = [
+        name for row in rows for name in re.findall(r"`([a-z.]+[._][a-z_]+|warning)`", row) if not name.endswith("_id")
+    ]
+    columns = {"event_type", "node_name", "node_type", "current_index", "current_item", "created_at"}
+    assert sorted(set(listed) - columns) == sorted(EventType)
 
 
 def test_public_names_are_what_the_package_says() -> None:

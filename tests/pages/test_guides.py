@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.events.types import EventType
 from noetl_dagster.tools.base import ToolCall
 
 GUIDES = Path(__file__).parents[2] / "docs" / "how-to"
@@ -27,13 +26,3 @@ async def test_the_tool_of_the_guide() -> None:
     assert (await tool.run(call(name="Ada", times=2), None)).data == ["Hello Ada", "Hello Ada"]
     with pytest.raises(ToolError, match="greet in step start: 'name' is missing"):
         await tool.run(call(), None)
-
-
-def test_the_page_of_events_lists_every_type() -> None:
-    page = (GUIDES.parent / "reference" / "events.md").read_text(encoding="utf-8")
-    table = page.partition("## Types")[2].partition("## Columns")[0]
-    assert set(
-        re.findall(
-            r"`([a-z_]+(?:\.[a-z]+)*)`", "\n".join(row.split("|")[1] for row in table.splitlines() if "|" in row)
-        )
-    ) == set(EventType)
