@@ -38,7 +38,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "migrate": ("authoring:migrate", "Rewrite playbooks in the current syntax, and print what changes."),
     "register": ("authoring:register", "Register playbooks as versions, which then run without their files."),
     "schema": ("check:schema", "Print the JSON Schema of the playbook language, for editors."),
-    "init": ("authoring:init", "Create a working project: a playbook, its Definitions and a test."),
+    "init": (
+        "authoring:init",
+        "Create a working project: a playbook, its Definitions and a test; or a copy of an example.",
+    ),
     "new": ("authoring:app", "Write a commented template of a playbook, or of a step in one."),
     "demo": ("demo:demo", "Run the patient flow on a simulated records API with faults."),
     "serve": ("serve:serve", "Serve the HTTP API, and move worker events from NATS into the event log."),
