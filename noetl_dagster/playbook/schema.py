@@ -161,7 +161,7 @@ def _step() -> Schema:
 
 
 def _check() -> Schema:
-    asks: Schema = {
+    asks: dict[assets.CheckKind, Schema] = {
         assets.CheckKind.WHEN: CONDITION,
         assets.CheckKind.UNIQUE: ONE_OR_MORE,
         assets.CheckKind.NOT_NULL: ONE_OR_MORE,
@@ -171,7 +171,8 @@ def _check() -> Schema:
         assets.CheckKind.FRESH: {"type": "object", "additionalProperties": SECONDS},
     }
     common = {"name": TEXT, "description": TEXT, "severity": words(assets.Severity), "blocking": FLAG}
-    return closed(common | asks) | {"oneOf": [{"required": [kind.value]} for kind in assets.CheckKind]}
+    tests = {kind.value: test for kind, test in asks.items()}  # orjson refuses keys that are members of an enum
+    return closed(common | tests) | {"oneOf": [{"required": [kind.value]} for kind in assets.CheckKind]}
 
 
 def _dagster() -> Schema:

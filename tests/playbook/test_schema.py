@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from noetl_dagster.cli.commands.check import schema
 from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.playbook.dialects import loop, playbook, routing, step
@@ -30,6 +31,11 @@ def test_it_is_json_and_complete() -> None:
     assert set(step.STEP_KEYS) <= set(SCHEMA["$defs"]["step"]["properties"])
     assert set(routing.ARC_KEYS) <= set(SCHEMA["$defs"]["arc"]["properties"])
     assert set(loop.LOOP_KEYS) <= set(SCHEMA["$defs"]["loop"]["properties"])
+
+
+def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    schema()
+    assert json.loads(capsys.readouterr().out) == SCHEMA
 
 
 def test_every_reference_leads_somewhere() -> None:
