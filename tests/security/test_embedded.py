@@ -27,7 +27,7 @@ from botocore.exceptions import ClientError
 from pydantic import SecretStr
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.commands.settings import _shown
+from noetl_dagster.cli.commands.settings import shown
 from noetl_dagster.embedded import ServiceName, object_store, postgres
 from noetl_dagster.embedded.postgres import administering
 from noetl_dagster.embedded.supervisor import read_state
@@ -293,7 +293,7 @@ def _open_to_others(*paths: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("address", ["postgresql://noetl:hush@h/d", "nats://hush@a:1,nats://b:hush@c:2"])
 def test_settings_are_shown_without_passwords(address: str) -> None:
-    assert "hush" not in _shown(address)
+    assert "hush" not in shown(address)
 
 
 @AS_ROOT
