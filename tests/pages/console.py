@@ -107,7 +107,7 @@ class Reader:
     ) -> None:
         self.folder = folder
         self.replaced = replaced or {}
-        self.staying: list[forked.Forked | subprocess.Popen[bytes]] = []
+        self.staying: list[forked.Forked] = []
         self.environment = {**environment, "COLUMNS": COLUMNS, "TERM": "dumb", "NO_COLOR": "1"}
         self.texts = texts
         self.execution_id = ""
@@ -187,20 +187,7 @@ class Reader:
         output = self.texts / f"terminal-{len(self.staying)}.txt"
         output.touch()
         program, *arguments = shlex.split(line)
-        started: forked.Forked | subprocess.Popen[bytes]
-        if program in forked.MAINS:
-            started = forked.Forked(
-                program, *arguments, environment=self.environment, folder=self.folder, output=output
-            )
-        else:
-            with output.open("wb") as written:
-                started = subprocess.Popen(
-                    [program, *arguments],
-                    env=self.environment,
-                    cwd=self.folder,
-                    stdout=written,
-                    stderr=subprocess.STDOUT,
-                )
+        started = forked.Forked(program, *arguments, environment=self.environment, folder=self.folder, output=output)
         self.staying.append(started)
         until_now(lambda: matches(expected, output.read_text()) or started.poll() is not None, line)
         assert started.poll() is None, f"$ {line}\nended:\n{output.read_text()}"
@@ -209,7 +196,6 @@ class Reader:
         """Ends what still runs in the second terminal."""
         for one in self.staying:
             one.kill()
-            one.wait()
 
 
 def with_programs(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
