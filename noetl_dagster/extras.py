@@ -1,9 +1,10 @@
-"""The optional dependencies: the extras of the package, and the one text that names a missing one."""
+"""The parts of an installation: the extras, the text that names a missing one, and the folders beside the code."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 EXTRAS: Mapping[str, str] = {
     "ducklake": "duckdb_extension_ducklake",
@@ -27,3 +28,9 @@ def has_extra(extra: str) -> bool:
         return find_spec(EXTRAS[extra]) is not None
     except ModuleNotFoundError:  # a package above the module is missing
         return False
+
+
+def shipped_folder(name: str) -> Path:
+    """Returns a folder that the wheel contains in the package, and a checkout beside it."""
+    package = Path(__file__).parent
+    return package / name if (package / name).is_dir() else package.parent / name

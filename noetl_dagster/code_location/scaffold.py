@@ -12,6 +12,7 @@ from string import Template
 import yaml
 
 from noetl_dagster.errors import NoetlError, Place, PlaybookError, Problem
+from noetl_dagster.extras import shipped_folder
 from noetl_dagster.playbook.tool_kinds import SUPPORTED_KINDS, TOOL_KINDS
 
 TEMPLATES = files("noetl_dagster.code_location") / "templates"
@@ -120,7 +121,7 @@ def new_project(folder: Path, version: str) -> list[Path]:
 
 def examples() -> dict[str, str]:
     """Returns the examples of this package by name, each with the title of its README."""
-    readmes = sorted(_examples_folder().glob("*/README.md"))
+    readmes = sorted(shipped_folder("examples").glob("*/README.md"))
     return {path.parent.name: path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for path in readmes}
 
 
@@ -135,7 +136,7 @@ def copy_example(folder: Path, example: str) -> list[Path]:
     if example not in known:
         listed = "".join(f"\n  {name:20} {title}" for name, title in known.items())
         raise UnknownExampleError(f"there is no example {example!r}; the examples are{listed}")
-    source = _examples_folder() / example
+    source = shipped_folder("examples") / example
     paths = sorted(path for path in source.rglob("*") if path.is_file() and not _is_made(path.relative_to(source)))
     contents = {str(path.relative_to(source)): path.read_bytes() for path in paths}
     return _write(folder, {".gitignore": _filled("project/gitignore.tmpl"), **contents})
@@ -143,11 +144,6 @@ def copy_example(folder: Path, example: str) -> list[Path]:
 
 class UnknownExampleError(NoetlError):
     """There is no example of this name."""
-
-
-def _examples_folder() -> Path:
-    packaged = Path(str(files("noetl_dagster"))) / "examples"  # a checkout has it beside the package
-    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "examples"
 
 
 def _is_made(path: Path) -> bool:

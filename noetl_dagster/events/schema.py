@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +20,7 @@ import asyncpg
 from noetl_dagster.errors import ServiceError, VersionError
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import snowflake_floor
+from noetl_dagster.extras import shipped_folder
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import Settings
 
@@ -97,8 +97,7 @@ class AppliedSchema:
 
 def schema_files() -> list[Path]:
     """Returns the SQL files in the order in which they are applied."""
-    packaged = Path(str(resources.files("noetl_dagster"))) / "schema"  # a checkout has it beside the package
-    folder = packaged if packaged.is_dir() else Path(__file__).parents[2] / "schema"
+    folder = shipped_folder("schema")
     files = sorted(folder.glob("[0-9]*.sql"))
     if not files:
         raise ServiceError(f"no schema files in {folder}; reinstall noetl-dagster")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from noetl_dagster.cli.commands.demo import packaged_playbook
+from noetl_dagster.cli.commands.demo import FLOW
+from noetl_dagster.extras import shipped_folder
 
 from .conftest import Cli
 
@@ -25,7 +26,7 @@ def test_without_java_it_names_the_remedy_before_it_starts_anything(
 
 
 def test_its_playbook_has_its_functions_beside_it() -> None:
-    found = packaged_playbook()
+    found = shipped_folder("playbooks") / FLOW
 
     assert found.with_name("patient_flow_spark.py").is_file()
     assert "patient_flow_spark.py:normalise" in found.read_text()

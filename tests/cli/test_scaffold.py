@@ -68,7 +68,7 @@ def test_an_example_may_have_any_files(tmp_path: Path, monkeypatch: pytest.Monke
     source.mkdir(parents=True)
     (source / "README.md").write_text("# Shop\n")
     (source / "shop.duckdb").write_bytes(b"\xff\xfe\x80\r\n")
-    monkeypatch.setattr(scaffold, "_examples_folder", lambda: source.parent)
+    monkeypatch.setattr(scaffold, "shipped_folder", lambda name: source.parent)
     scaffold.copy_example(tmp_path / "mine", "shop")
     assert (tmp_path / "mine" / "shop.duckdb").read_bytes() == b"\xff\xfe\x80\r\n"
 

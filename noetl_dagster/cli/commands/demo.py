@@ -17,6 +17,7 @@ from noetl_dagster.cli.doctor.checks import find_java
 from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.engine.executions.overview import Overview
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.extras import shipped_folder
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import get_settings
@@ -26,6 +27,7 @@ SIZES: dict[str, dict[str, int]] = {
     "medium": {"facilities": 5, "patients": 100, "batch_size": 10},
     "full": {"facilities": 10, "patients": 1000, "batch_size": 25},
 }
+FLOW = "patient_flow.yaml"
 DATA_TYPES = ("assessments", "conditions", "medications", "vital_signs", "demographics")
 
 VALIDATION = f"""
@@ -59,19 +61,14 @@ def demo(
         os.environ.setdefault(name, value)
     get_settings.cache_clear()
     with open_session() as session:
-        found = run_playbook(session, load_playbook(playbook or packaged_playbook()), dict(SIZES[size]))
+        found = run_playbook(
+            session, load_playbook(playbook or shipped_folder("playbooks") / "patient_flow.yaml"), dict(SIZES[size])
+        )
         pool, execution_id = session.engine.runtime.pool, int(found.execution_id)
         validation = run_sync(pool.fetch(VALIDATION, execution_id))
         results = run_sync(pool.fetch(RESULTS, execution_id))
         _show(session, found, validation, results)
     raise typer.Exit(0 if found.status == ExecutionStatus.COMPLETED else 1)
-
-
-def packaged_playbook() -> Path:
-    """Returns the file of the patient flow: in the package, or beside it in a checkout."""
-    packaged = Path(__file__).parents[2] / "playbooks"
-    folder = packaged if packaged.is_dir() else Path(__file__).parents[3] / "playbooks"
-    return folder / "patient_flow.yaml"
 
 
 def _show(session: Session, found: Overview, validation: list[Any], results: list[Any]) -> None:
