@@ -16,6 +16,8 @@ from noetl_dagster.extras import shipped_folder
 from noetl_dagster.playbook.tool_kinds import SUPPORTED_KINDS, TOOL_KINDS
 
 TEMPLATES = files("noetl_dagster.code_location") / "templates"
+OUTWARD_LINK = re.compile(r"\[([^\]]+)\]\(\.\./[^)]+\)")
+"""A link of an example to this project's documentation, which a copy of the example does not have."""
 
 
 def new_playbook(name: str, *, path: str, file: str | None = None) -> str:
@@ -138,7 +140,8 @@ def copy_example(folder: Path, example: str) -> list[Path]:
         raise UnknownExampleError(f"there is no example {example!r}; the examples are{listed}")
     source = shipped_folder("examples") / example
     paths = sorted(path for path in source.rglob("*") if path.is_file() and not _is_made(path.relative_to(source)))
-    contents = {str(path.relative_to(source)): path.read_bytes() for path in paths}
+    contents: dict[str, str | bytes] = {str(path.relative_to(source)): path.read_bytes() for path in paths}
+    contents["README.md"] = OUTWARD_LINK.sub(r"\1", (source / "README.md").read_text(encoding="utf-8"))
     return _write(folder, {".gitignore": _filled("project/gitignore.tmpl"), **contents})
 
 

@@ -56,6 +56,10 @@ def test_an_example_is_copied(cli: Cli, tmp_path: Path) -> None:
     copied = {path.name for path in (tmp_path / "mine").iterdir()}
     assert copied == {".gitignore", "README.md", "squares.yaml"}
     assert cli("check", "mine").returncode == 0
+    assert cli("init", "queue", "--example", "queue_cursor").returncode == 0
+    readme = (tmp_path / "queue" / "README.md").read_text()
+    assert "See cursor loops." in readme
+    assert "](../" not in readme
     unknown = cli("init", "other", "--example", "squares")
     assert unknown.returncode == 1
     for path in (PROJECT / "examples").glob("*/README.md"):
