@@ -148,6 +148,14 @@ async def test_code_sees_context_and_values_of_templates(run: Run) -> None:
     assert result.data == 7
 
 
+async def test_a_script_is_code_in_a_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "count.py").write_text("def main(spark, most):\n    return spark.range(most).count()\n")
+
+    result = await run(script="count.py", input={"most": 4})
+
+    assert result.data == 4
+
+
 async def test_code_that_does_not_compile_or_raises_is_of_kind_python(run: Run) -> None:
     for code in ("def main(spark)\n    return 1", "result = {}['nothing']"):
         with pytest.raises(ToolError, match="line 1 of the code") as caught:
@@ -182,7 +190,7 @@ result = {"good": spark.range(10), "broken": broken}
         ({"code": "result = spark.range(5)", "collect": True, "max_rows": 3}, ["more than 3 rows"]),
         (
             {"code": "result = 1", "command": "SELECT 1"},
-            ["one of sql, function and code", "command and code"],
+            ["one of sql, function, code and script", "command and code"],
         ),
         ({"code": "result = object()"}, ["no JSON form"]),
     ],

@@ -53,7 +53,7 @@ from noetl_dagster.tools.python.context import LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
 from noetl_dagster.tools.python.tool import rendered_templates
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, is_table, to_jsonable
-from noetl_dagster.tools.scripts import script_file
+from noetl_dagster.tools.scripts import load_script, script_file
 from noetl_dagster.tools.spark.inputs import inputs_of, split_spark_statements, stored_inputs
 
 MOST_COLLECTED_ROWS = 10_000
@@ -77,8 +77,8 @@ class SparkTool(Tool):
     is set; SQL infers.
 
     Then one of ``sql`` (every DataFrame is a view; the rows of the last statement are the result; ``params``
-    binds ``:name``), ``function`` (``"file.py:name"``) and ``code`` (defines ``main`` or leaves ``result``).
-    Functions get ``spark`` and the inputs by parameter name.
+    binds ``:name``), ``function`` (``"file.py:name"``), ``code`` (defines ``main`` or leaves ``result``) and
+    ``script`` (a file or URL with such code). Functions get ``spark`` and the inputs by parameter name.
 
     Output: a DataFrame becomes a dataset (``format``, ``partition_by``, ``tier``, ``options``), on tiers of
     single objects such as kv one Parquet object of at most ``max_rows``; a mapping with DataFrames in it
@@ -97,9 +97,9 @@ class SparkTool(Tool):
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Runs the call, or only reports the rest of a dataset that an earlier run has written."""
-        ways = [way for way in ("command", "function", "code") if call.config.get(way)]
+        ways = [way for way in ("command", "function", "code", "script") if call.config.get(way)]
         if len(ways) != 1:
-            message = f"needs one of sql, function and code; it has {' and '.join(ways) or 'none'}"
+            message = f"needs one of sql, function, code and script; it has {' and '.join(ways) or 'none'}"
             raise ToolError(f"spark in step {call.step} {message}", kind="schema")
         recorded = await box.chunks.recorded(call) if box.chunks is not None and box.chunks.wanted(call) else ()
         if recorded:
@@ -128,7 +128,7 @@ class SparkTool(Tool):
 
 async def _program(call: ToolCall, box: Toolbox) -> tuple[Program | None, Mapping[str, Any]]:
     """Returns the code of the call, if any, and the values of the templates in it."""
-    source = str(call.config.get("code") or "")
+    source = await load_script(call, box) if call.config.get("script") else call.config.get("code")
     if not source:
         return None, {}
     try:
