@@ -53,7 +53,7 @@ DATABASE_SECONDS = 10.0
 DAGSTER_SECONDS = 60.0
 """Includes the import of Dagster."""
 
-OLDEST_SERVER = 13
+OLDEST_SERVER = 15
 """Events are read in commit order by ``xid8``, which PostgreSQL has from this version on."""
 
 ANYBODYS = "/api/executions/0/lifecycle"
