@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
 import orjson
@@ -67,6 +68,11 @@ def print_json(model: BaseModel | dict[str, object] | list[object]) -> None:
     """Prints one JSON document on standard output."""
     plain = model.model_dump(mode="json") if isinstance(model, BaseModel) else model
     typer.echo(orjson.dumps(plain, option=orjson.OPT_INDENT_2, default=str).decode())
+
+
+def announce_start(names: Sequence[str]) -> None:
+    """Prints which embedded services start now: the first start takes some seconds."""
+    note(f"starting the embedded services: {', '.join(name.replace('_', ' ') for name in names)} ...")
 
 
 async def warn_of_stores(settings: Settings) -> None:

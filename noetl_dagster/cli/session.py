@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from noetl_dagster import embedded
+from noetl_dagster.cli.console import announce_start
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.settings import Settings, get_settings
@@ -34,7 +35,7 @@ class Session:
 @contextmanager
 def open_session(*, quickly: bool = False) -> Iterator[Session]:
     """Starts the required services, if ``quickly`` only the event log; commits and closes everything at the end."""
-    settings = embedded.ensure(get_settings(), only=["postgres"] if quickly else None)
+    settings = embedded.ensure(get_settings(), ["postgres"] if quickly else None, announce_start)
     os.environ.update(embedded.environment(settings))
     get_settings.cache_clear()
     try:

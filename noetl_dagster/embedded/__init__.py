@@ -25,13 +25,16 @@ from noetl_dagster.private_files import closed_folder, write_private
 from noetl_dagster.settings import Settings, plain_settings
 
 
-def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
+def ensure(
+    settings: Settings, only: Collection[str] | None = None, announce: supervisor.Announce | None = None
+) -> Settings:
     """Starts the services that have no address in the settings, and adds their addresses.
 
     The call takes a few milliseconds if the services are running, so every process makes it when it starts.
 
     Args:
         only: names of the required services; default: all except the records API.
+        announce: called with the services that are not running, before they are started.
 
     Returns:
         A copy with the missing ones of ``db_url``, ``dagster_db_url``, ``nats_url`` and ``minio_endpoint`` with its
@@ -47,7 +50,7 @@ def ensure(settings: Settings, only: Collection[str] | None = None) -> Settings:
     if not names:
         return settings
     home = settings.home.resolve()
-    found: dict[str, object] = {**supervisor.start(settings, names)}
+    found: dict[str, object] = {**supervisor.start(settings, names, announce)}
     if "db_url" in found and settings.db_url is None:
         found["pvc_mount_path"] = closed_folder(home / "pvc")  # on one machine, a folder serves as the shared volume
         found["default_postgres_credential"] = "embedded"  # so that playbooks run without any set-up

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +57,11 @@ class ServiceStatus:
     log: Path
 
 
-def start(settings: Settings, names: Iterable[ServiceName]) -> dict[str, str]:
+Announce = Callable[[Sequence[ServiceName]], None]
+"""Called with the services that are started now, before the wait until they answer."""
+
+
+def start(settings: Settings, names: Iterable[ServiceName], announce: Announce | None = None) -> dict[str, str]:
     """Starts the services that are not running, and returns the settings that lead to them.
 
     Each service is started once, even if several processes call this at the same time. Services start in parallel.
@@ -69,10 +73,12 @@ def start(settings: Settings, names: Iterable[ServiceName]) -> dict[str, str]:
     with _locked(home):
         state = read_state(home)
         wanted = [service(name, settings, state) for name in names]
-        for one in wanted:
-            if not _is_up(one, state.services.get(one.name)):
-                _launch(one, home, state)
-                _write_state(home, state)  # at once, so that ``down`` finds the process whatever happens next
+        absent = [one for one in wanted if not _is_up(one, state.services.get(one.name))]
+        if absent and announce is not None:
+            announce([one.name for one in absent])
+        for one in absent:
+            _launch(one, home, state)
+            _write_state(home, state)  # at once, so that ``down`` finds the process whatever happens next
         for one in wanted:
             record = state.services[one.name]
             if not record.ready:

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from noetl_dagster import embedded
 from noetl_dagster.cli.commands.executions import check_table
 from noetl_dagster.cli.commands.run import run_playbook
-from noetl_dagster.cli.console import console, fail, note
+from noetl_dagster.cli.console import announce_start, console, fail
 from noetl_dagster.cli.doctor.checks import find_java
 from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.engine.executions.overview import Overview
@@ -56,8 +56,8 @@ def demo(
             f"the demo uses Spark, which needs Java: {java.what}; {java.remedy}. "
             "What runs without Java: noetl-dagster init my_project"
         )
-    note("starting PostgreSQL, NATS, the object store and the records API ...")
-    for name, value in embedded.demo_environment(get_settings()).items():
+    settings = embedded.ensure(get_settings(), announce=announce_start)
+    for name, value in embedded.demo_environment(settings).items():
         os.environ.setdefault(name, value)
     get_settings.cache_clear()
     with open_session() as session:

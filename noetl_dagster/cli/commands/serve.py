@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.console import fail, warn_of_stores
+from noetl_dagster.cli.console import announce_start, fail, warn_of_stores
 from noetl_dagster.cli.service_processes import ParentProcess, ServiceProcesses
 from noetl_dagster.service.tokens import parse_tokens
 from noetl_dagster.settings import METRICS_FOLDER, Settings, settings_with
@@ -32,7 +32,7 @@ def serve(
 ) -> None:
     """Serve the HTTP API, and move worker events from NATS into the event log."""
     given = settings_with(service_host=host, service_port=port, service_processes=processes)
-    settings = embedded.ensure(given)
+    settings = embedded.ensure(given, announce=announce_start)
     check_exposure(settings)
     if parent is not None:
         one = ParentProcess(parent)

@@ -9,7 +9,7 @@ import typer
 from rich.table import Column, Table
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.console import Json, console, print_json, warn_of_stores
+from noetl_dagster.cli.console import Json, announce_start, console, print_json, warn_of_stores
 from noetl_dagster.launcher.address import stop
 from noetl_dagster.settings import get_settings
 
@@ -22,7 +22,7 @@ def up() -> None:
 
     The bucket of results is created if it is missing.
     """
-    asyncio.run(warn_of_stores(embedded.ensure(get_settings())))
+    asyncio.run(warn_of_stores(embedded.ensure(get_settings(), announce=announce_start)))
     _print(embedded.status(get_settings()))
 
 
@@ -55,7 +55,7 @@ def env() -> None:
 
     The settings include the records API and the credentials of the example playbooks.
     """
-    settings = embedded.ensure(get_settings())
+    settings = embedded.ensure(get_settings(), announce=announce_start)
     variables = {
         **embedded.environment(settings),
         **embedded.demo_environment(settings),
