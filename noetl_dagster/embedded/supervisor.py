@@ -26,6 +26,11 @@ from noetl_dagster.settings import Settings
 
 _SERVICES: dict[ServiceName, type[Service]] = {one.name: one for one in (Postgres, Nats, ObjectStore, RecordsApi)}
 
+PORT_TAKEN = "ddress already in use"
+"""In the log of a server whose port was taken between its choice and its use."""
+
+MOST_LAUNCHES = 3
+
 
 class ServiceRecord(BaseModel):
     """The record of one service. Ports are kept when it stops, so that addresses stay the same."""
@@ -80,11 +85,8 @@ def start(settings: Settings, names: Iterable[ServiceName], announce: Announce |
             _launch(one, home, state)
             _write_state(home, state)  # at once, so that ``down`` finds the process whatever happens next
         for one in wanted:
-            record = state.services[one.name]
-            if not record.ready:
-                _await_ready(one, home, record)
-                state.services[one.name] = record.model_copy(update={"ready": True})
-                _write_state(home, state)
+            if not state.services[one.name].ready:
+                _await_ready(one, home, state)
     found: dict[str, str] = {}
     for one in wanted:
         found |= one.addresses(state.services[one.name].ports)
@@ -207,15 +209,22 @@ def _ports(one: Service, record: ServiceRecord | None, state: ServicesFile) -> d
     return dict(zip(one.listeners, processes.free_ports(len(one.listeners), taken), strict=True))
 
 
-def _await_ready(one: Service, home: Path, record: ServiceRecord) -> None:
-    deadline = time.monotonic() + one.start_patience
-    while not one.ready(record.ports):
+def _await_ready(one: Service, home: Path, state: ServicesFile) -> None:
+    """Waits until a service serves requests. If another program took its port first, it is started again."""
+    deadline, launches = time.monotonic() + one.start_patience, 1
+    while not one.ready((record := state.services[one.name]).ports):
         if not _lives(record):
-            raise _failure(one, "ended while starting", home)
+            if launches == MOST_LAUNCHES or PORT_TAKEN not in (home / one.name / "log").read_text(errors="replace"):
+                raise _failure(one, "ended while starting", home)
+            launches += 1
+            _launch(one, home, state)
+            _write_state(home, state)
         if time.monotonic() > deadline:
             raise _failure(one, f"is not ready after {one.start_patience:.0f} s", home)
         time.sleep(0.05)
     one.furnish(record.ports)
+    state.services[one.name] = record.model_copy(update={"ready": True})
+    _write_state(home, state)
 
 
 def _end(one: Service, record: ServiceRecord) -> None:

@@ -131,6 +131,22 @@ def test_port_taken_by_another_program_is_given_up(tmp_path: Path) -> None:
     assert second != first
 
 
+def test_port_taken_in_the_last_moment_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Settings(home=tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken: int = other.getsockname()[1]
+
+        def choose_once(*_: object) -> list[int]:
+            monkeypatch.undo()
+            return [taken]
+
+        monkeypatch.setattr(processes, "free_ports", choose_once)
+        url = embedded.ensure(own, only=["nats"]).nats_url
+    embedded.down(own)
+    assert url is not None
+    assert not url.endswith(f":{taken}")
+
+
 def test_failure_to_start_shows_the_log_and_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "nats").mkdir()
     (tmp_path / "nats" / "jetstream").write_text("a file where the folder should be")
