@@ -83,12 +83,43 @@ def end(pid: int, mark: str, first_signal: signal.Signals, patience: float) -> N
     process = psutil.Process(pid)
     family = [process, *process.children(recursive=True)]
     process.send_signal(first_signal)
-    _, alive = psutil.wait_procs(family, timeout=patience)
-    for one in alive:
+    for one in _alive(family, patience):
         one.kill()
-    psutil.wait_procs(alive, timeout=5)
+    _alive(family, patience=5)
+    _reap(pid)
+
+
+def await_reaped(pid: int, patience: float = 10.0) -> None:
+    """Waits until no zombie of this process is left: PostgreSQL takes the zombie of a killed server for a live one."""
+    deadline = time.monotonic() + patience
+    while _is_zombie(pid) and time.monotonic() < deadline:
+        _reap(pid)
+        time.sleep(0.02)
+
+
+def _reap(pid: int) -> None:
     with suppress(ChildProcessError):  # another process started it
-        os.waitpid(pid, os.WNOHANG)  # so that no zombie remains
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _alive(family: Sequence[psutil.Process], patience: float) -> list[psutil.Process]:
+    """Waits until these processes have ended, and returns those that have not.
+
+    A zombie has ended: process 1 of a container may take seconds to reap it.
+    """
+    deadline = time.monotonic() + patience
+    while (
+        alive := [one for one in family if one.is_running() and not _is_zombie(one.pid)]
+    ) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return alive
 
 
 def answers(port: int) -> bool:

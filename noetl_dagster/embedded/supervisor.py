@@ -10,6 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,11 +99,11 @@ def down(settings: Settings) -> None:
     home = settings.home.resolve()
     with _locked(home):
         state = read_state(home)
-        for name, record in reversed(state.services.items()):
-            _end(service(name, settings, state), record)
-            stopped = {"pid": None, "started": "", "ready": False}
-            state.services[name] = record.model_copy(update=stopped)
-        _write_state(home, state)
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda name: _end(service(name, settings, state), state.services[name]), state.services))
+        stopped = {"pid": None, "started": "", "ready": False}
+        records = {name: record.model_copy(update=stopped) for name, record in state.services.items()}
+        _write_state(home, ServicesFile(services=records))
 
 
 def status(settings: Settings) -> list[ServiceStatus]:
@@ -182,6 +183,8 @@ def _launch(one: Service, home: Path, state: ServicesFile) -> None:
     record = state.services.get(one.name)
     if record is not None:
         _end(one, record)  # it may be alive without answering
+        if record.pid is not None:
+            processes.await_reaped(record.pid)
     ports = _ports(one, record, state)
     log = folder / "log"
     log.unlink(missing_ok=True)

@@ -136,6 +136,7 @@ def log(settings: Settings) -> Iterator[psycopg2.extensions.cursor]:
 
 
 @pytest.mark.spark
+@pytest.mark.slow  # tests/engine/fanout/test_spark.py kills Spark's processes in every run
 def test_a_killed_driver_of_a_spark_fan_out(
     start: Start, log: psycopg2.extensions.cursor, dagster_instance: DagsterInstance, tmp_path: Path
 ) -> None:

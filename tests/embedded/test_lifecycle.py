@@ -18,6 +18,7 @@ from noetl_dagster.embedded.supervisor import read_state
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
 from tests.embedded.peers import PEERS, Peer
+from tests.waiting import until_now
 
 CORE = (ServiceName.POSTGRES, ServiceName.NATS, ServiceName.OBJECT_STORE)
 
@@ -76,7 +77,7 @@ async def test_killed_service_comes_back_with_its_port_and_data(
     await peer.write(running, "kept")
     before = pid_of(home, name)
     os.kill(before, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(before)] if psutil.pid_exists(before) else [], timeout=60)
+    until_now(lambda: processes.start_mark(before) is None, f"the end of {name}")
 
     assert embedded.ensure(Settings(home=home)) == running
     assert pid_of(home, name) != before
@@ -113,7 +114,7 @@ async def test_down_ends_all_and_up_finds_ports_and_data_again(running: Settings
         await peer.write(running, "stored")
     pids = [record.pid for record in read_state(home).services.values() if record.pid]
     embedded.down(running)
-    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert not [pid for pid in pids if processes.start_mark(pid)]
     assert not [one.name for one in embedded.status(running) if one.running]
 
     assert embedded.ensure(Settings(home=home)) == running

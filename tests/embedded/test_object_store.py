@@ -14,6 +14,7 @@ from tests.embedded.peers import s3_client
 BUCKETS = 200
 
 
+@pytest.mark.slow
 def test_hundreds_of_buckets_come_and_go(running: Settings) -> None:
     client = s3_client(running)
 

@@ -85,7 +85,7 @@ def is_kept(one: Object) -> bool:
 
 @pytest.mark.parametrize(
     "name",
-    ["kind", "minimal", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gke", "eks", "official"))],
+    ["kind", *(pytest.param(one, marks=pytest.mark.slow) for one in ("minimal", "gke", "eks", "official"))],
 )
 def test_a_release_from_its_install_to_its_end(recorded: Release, name: str) -> None:
     release, values = recorded, SCENARIOS[name]

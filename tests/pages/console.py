@@ -23,8 +23,9 @@ BLOCK = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOT
 TITLE = re.compile(r'title="([^"]+)"')
 CODE = re.compile(r"\s+# exit code (\d+)$")
 EXECUTION = re.compile(r"execution (\d{12,})")
+QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
 SHELL = set("|&;<>()$`*?[]{}~\n=")
-"""Characters for which a command needs a shell. Others are run in a forked process, which starts faster."""
+"""Outside quotes, characters for which a command needs a shell. Others run in a forked process, which starts faster."""
 
 COLUMNS = "100"
 HERE = "--- variables ---"
@@ -151,7 +152,7 @@ class Reader:
         """Runs one command and returns its exit code and everything that it printed."""
         if line.startswith(("export ", 'eval "$(')):
             return self._set(line), ""
-        words = shlex.split(line) if not SHELL & set(line) else []
+        words = shlex.split(line) if not SHELL & set(QUOTED.sub("", line)) else []
         if words and words[0] == "cd":
             self.folder = (self.folder / words[1]).resolve()
             return 0, ""

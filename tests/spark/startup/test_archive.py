@@ -148,6 +148,7 @@ def test_it_is_not_made_where_memory_is_short(tmp_path: Path, monkeypatch: pytes
     assert has_memory()
 
 
+@pytest.mark.slow
 def test_a_jvm_that_dies_of_its_archive_is_started_without(archive: ClassArchive, tmp_path: Path) -> None:
     whole = tmp_path / "whole.jsa"
     subprocess.run(["java", f"-XX:ArchiveClassesAtExit={whole}", "-version"], check=True, capture_output=True)
