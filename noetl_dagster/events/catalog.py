@@ -26,7 +26,18 @@ _LENIENT = "lenient"
 
 
 class PlaybookVersion(BaseModel):
-    """A registered text of a playbook. ``version`` counts from 1 for each path; ``sha256`` is that of the text."""
+    """A registered text of a playbook.
+
+    Attributes:
+        catalog_id: identifies the text.
+        path: ``metadata.path`` of the playbook.
+        version: counts from 1 for each path.
+        kind: ``Playbook``.
+        sha256: of the text.
+        created_at: time of the registration.
+        meta: the playbook's metadata.
+        content: the text; null in lists.
+    """
 
     model_config = ConfigDict(frozen=True)
 

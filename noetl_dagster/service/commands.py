@@ -43,11 +43,14 @@ Pool = Annotated[Name, Field(pattern=POOL_NAME, description="the worker's pool, 
 
 
 class Claim(BaseModel):
-    """``event_ids`` names the ``command.claimed`` events, one for each free slot of the worker.
+    """Claims commands. A claim that is sent again with the same ids gets the same answer.
 
-    A claim that is sent again with the same ids gets the same answer. ``limits``: slots by tool kind, for kinds with
-    fewer. ``known``: versions of executions whose states the worker has; the answer holds those of others.
-    ``command_ids``: the only commands to claim, which ``limits`` do not bound.
+    Attributes:
+        worker_id: name of the worker.
+        event_ids: ids of the ``command.claimed`` events, one for each free slot of the worker.
+        limits: slots by tool kind, for kinds with fewer.
+        known: versions of executions whose states the worker has. The answer contains the states of others.
+        command_ids: the only commands to claim, which ``limits`` do not bound.
     """
 
     worker_id: Annotated[Name, Field(min_length=1, max_length=LONGEST_WORKER_ID)]
@@ -70,7 +73,11 @@ class Release(BaseModel):
 
 
 class Released(BaseModel):
-    """``queued``: commands that wait for a worker again; the others had ended, or another worker holds them."""
+    """The outcome of a release.
+
+    Attributes:
+        queued: commands that wait for a worker again. The others had ended, or another worker holds them.
+    """
 
     queued: int
 

@@ -32,7 +32,16 @@ ExecutionId = Annotated[Id, Path(description="as it was returned when the execut
 
 
 class ExecutionSummary(BaseModel):
-    """An execution in a list."""
+    """An execution in a list. Times are UTC.
+
+    Attributes:
+        execution_id: id of the execution.
+        playbook: name of the playbook.
+        partition: key of the partition that it makes.
+        status: ``RUNNING``, ``COMPLETED``, ``FAILED`` or ``CANCELLED``.
+        started_at: time of the start; null while it waits.
+        ended_at: time of the end; null while it runs.
+    """
 
     execution_id: str
     playbook: str | None
@@ -73,7 +82,12 @@ class Cancel(BaseModel):
 
 
 class Cancelled(BaseModel):
-    """``cancelled`` is false when the execution had ended already."""
+    """The outcome of a cancellation.
+
+    Attributes:
+        execution_id: id of the execution.
+        cancelled: false if the execution had ended already.
+    """
 
     execution_id: str
     cancelled: bool

@@ -34,7 +34,13 @@ class WorkerRegistration(BaseModel):
 
 
 class WorkerView(BaseModel):
-    """``silent_seconds``: since its latest report. ``lost``: it stopped, or missed several reports."""
+    """A worker and its latest report.
+
+    Attributes:
+        report: the report.
+        silent_seconds: seconds since the report.
+        lost: the worker stopped, or missed several reports.
+    """
 
     report: WorkerReport
     silent_seconds: float

@@ -22,7 +22,21 @@ class CommandContext(BaseModel):
     """Everything that makes a command run the same in any process.
 
     Attributes:
+        step: name of the step.
+        visit: number of the visit of the step, from 1.
+        attempt: number of the attempt, from 1.
+        index: position of the item, from 0; null outside loops.
         item: the loop's item, where it is small; else it is stored under ``item_ref``.
+        item_ref: the stored item.
+        length: number of items of the loop; null if it is not known.
+        loop_id: identifies the loop of this visit.
+        shard: the command is a shard of a fan-out.
+        part: one of several commands of a shard, whose end is an event of its own after the last of them.
+        follows: it comes after an attempt that succeeded: the next page, or the next poll.
+        iter_key: the key of a shard in its results.
+        catalog_id: the text of the playbook, in the catalog.
+        parent_execution_id: the execution that started this one.
+        overrides: changed parts of the call, for paginated requests.
         ctx: the ``ctx`` values, where they are newer than the log (sequential loops); else None.
         values: values that ``set`` wrote to ``iter`` in earlier attempts of the iteration.
         final: a failure of this command will not be tried again.
@@ -105,9 +119,14 @@ def own_context(command: Command, **more: Any) -> dict[str, Any]:
 
 
 class Grant(BaseModel):
-    """A command that was claimed for the ``claim``-th time, for ``lease_seconds`` without a heartbeat.
+    """A claimed command.
 
-    ``state_version`` changes whenever the execution's state does; a worker that knows it need not ask again.
+    Attributes:
+        command_id: the command.
+        claim: how often it has been claimed, this time included.
+        state_version: changes whenever the execution's state does. A worker that knows it need not ask again.
+        lease_seconds: for how long the claim holds without a heartbeat.
+        context: everything that the worker needs to run it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -122,7 +141,13 @@ class Grant(BaseModel):
 
 
 class ClaimedCommand(BaseModel):
-    """One command of a batch. ``context`` lies over what its group shares."""
+    """One command of a batch.
+
+    Attributes:
+        command_id: the command.
+        claim: how often it has been claimed, this time included.
+        context: replaces what its group shares, field by field.
+    """
 
     command_id: str
     event_id: Id

@@ -45,10 +45,16 @@ WHERE NOT EXISTS (
 class LoopView(BaseModel):
     """Counts of a loop's iterations.
 
-    ``total`` is 0 while the number is not known: for a loop over a cursor, or over the chunks of another step.
-    ``so_far`` is the number of chunks so far. While the loop runs, ``rate`` is the number of iterations that ended per
-    second lately, and ``remaining_seconds`` the time for the others at that rate; None while unknown. ``waiting``: no
-    process has begun an iteration.
+    Attributes:
+        loop_id: identifies the loop of this visit.
+        total: number of items; 0 while it is not known, as for a cursor or the chunks of another step.
+        done: iterations that completed.
+        failed: iterations that failed after their last attempt.
+        fanout: the loop is a fan-out.
+        rate: iterations that ended per second lately, while the loop runs.
+        remaining_seconds: time for the remaining iterations at that rate; null if it is not known.
+        waiting: no process has begun an iteration.
+        so_far: chunks so far, if the loop takes the chunks of another step.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -65,7 +71,12 @@ class LoopView(BaseModel):
 
 
 class ChunksView(BaseModel):
-    """The chunks that a step has made for others; ``rows`` is None if they were not counted."""
+    """The chunks that a step has made for others.
+
+    Attributes:
+        made: number of chunks.
+        rows: rows in all of them; null if they were not counted.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -74,7 +85,16 @@ class ChunksView(BaseModel):
 
 
 class CheckView(BaseModel):
-    """The latest outcome of a check; ``why`` and ``facts`` explain a check that did not pass."""
+    """The latest outcome of a check.
+
+    Attributes:
+        name: name of the check.
+        passed: the condition was true.
+        severity: ``WARN`` or ``ERROR``.
+        blocking: the step fails if the check does not pass.
+        why: the reason, if the check did not pass.
+        facts: values that explain the reason.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -87,9 +107,17 @@ class CheckView(BaseModel):
 
 
 class StoredView(BaseModel):
-    """A result that is too large for the log: ``ref`` is its name, ``physical_uri`` the location of its bytes.
+    """A result that is too large for the log.
 
-    ``preview`` is the beginning, ``extracted`` the fields that ``output_select`` copied out.
+    Attributes:
+        ref: its name, ``noetl://execution/...``.
+        store_tier: the tier that stores it.
+        physical_uri: location of its bytes.
+        content_type: media type of the bytes.
+        bytes_size: size in bytes, as stored.
+        rows: number of rows, if it has rows.
+        preview: its beginning, as text.
+        extracted: the fields that ``output_select`` copied out.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -105,7 +133,12 @@ class StoredView(BaseModel):
 
 
 class WatermarkView(BaseModel):
-    """The watermark of a step (``state``), and its value before."""
+    """The watermark of a step (``state``).
+
+    Attributes:
+        value: the watermark now.
+        previous: its value before this execution; null for a first load.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -116,14 +149,23 @@ class WatermarkView(BaseModel):
 class StepView(BaseModel):
     """The latest visit of a step.
 
-    Its status is ``OPEN`` if it had not ended when the execution failed: a step that takes chunks, which a resumed
-    execution continues. ``chunks`` is set for a step whose chunks others take. ``result`` is the address of a stored
-    result, None for a small one.
+    The answer about one execution also has results, ``checks``, ``watermark`` and ``pool``.
 
-    :func:`full_overview` adds the result of an ended step: ``data`` if the log has it, ``ref`` if it is stored. A
-    loop's ``data`` is the list in item order, with ``{"ref": ...}`` for a stored item and
-    ``{"status": "error", "error": ...}`` for a failed one. It also adds ``checks``, a ``watermark`` that moved, and
-    ``pool`` if the commands run in the pool of workers.
+    Attributes:
+        step: name of the step.
+        status: ``RUNNING``, ``COMPLETED``, ``FAILED``, or ``OPEN``: the execution failed before a step that takes
+            chunks had ended, and a resumption continues the step.
+        visits: how often the execution entered the step.
+        loop: counts, if the step is a loop.
+        result: name of the stored result; null for a small one.
+        data: the result, if the log has it. The result of a loop is the list in item order, with ``{"ref": ...}`` for a
+            stored item and ``{"status": "error", "error": ...}`` for a failed one.
+        ref: the stored result.
+        error: the error, if the step failed.
+        pool: its commands in the pool of workers.
+        checks: the latest outcome of each check.
+        watermark: the watermark, if it moved.
+        chunks: the chunks that it has made, if other steps take them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -143,10 +185,25 @@ class StepView(BaseModel):
 
 
 class Overview(BaseModel):
-    """Status of an execution. Times are UTC, ``seconds`` counts from the start to the end or to now.
+    """Status of an execution. Times are UTC.
 
-    :func:`full_overview` adds the text that it runs: ``path``, ``sha256`` of the text, and its ``version`` if it is
-    registered.
+    Attributes:
+        execution_id: id of the execution.
+        playbook: name of the playbook.
+        path: catalog path of the playbook.
+        version: its version, if it is registered.
+        sha256: of the text that the execution runs.
+        status: ``RUNNING``, ``COMPLETED``, ``FAILED`` or ``CANCELLED``.
+        epoch: number of starts and resumptions.
+        run_id: the latest Dagster run.
+        parent_execution_id: the execution that started this one.
+        started_at: time of the start.
+        ended_at: time of the end; null while it runs.
+        seconds: from the start to the end, or to now.
+        error: the error, if it failed.
+        steps: the steps in the order of their first visits.
+        warnings: warnings about the playbook, such as unknown keys of a lenient one.
+        workload: the input values.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -226,12 +226,17 @@ FROM unnest($2::text[], $3::int[]) AS wanted (step, most) CROSS JOIN since CROSS
 
 
 class PoolView(BaseModel):
-    """A step in the pool: its commands now, and seconds of its latest ones; None while there are none.
+    """The commands of a step in the pool of workers, with the durations of the latest ones in seconds.
 
-    ``waiting`` commands are counted to :data:`MOST_WAITING` in all steps together; those that a worker has claimed
-    are ``running``. ``queue_*`` are from the queueing of a command to its claim, ``run_*`` how long commands ran.
-    ``unattended`` is the pool that they wait for, where no worker of it reports.
-    While the step runs, ``rate`` is how many of them a second ended lately.
+    Attributes:
+        waiting: commands in the queue, counted to :data:`MOST_WAITING` in all steps together.
+        running: commands that a worker has claimed.
+        unattended: name of the pool, if no worker of it reports.
+        rate: commands that ended per second lately, while the step runs.
+        queue_p50: median from the queueing of a command to its claim.
+        queue_p99: the same, 99th percentile.
+        run_p50: median duration of a command.
+        run_p99: the same, 99th percentile.
     """
 
     model_config = ConfigDict(frozen=True)

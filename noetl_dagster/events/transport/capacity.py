@@ -49,8 +49,12 @@ class WorkerReport(BaseModel):
     """A worker's capacity report, ``worker.capacity``.
 
     Attributes:
+        worker_id: name of the worker.
         status: ``ready``, ``draining`` (claims nothing more) or ``stopped``.
         pool: the pool whose commands it claims.
+        slots: commands that it can run at once.
+        available_slots: free slots.
+        active_tasks: commands that it runs now.
         tool_pools: free slots by tool kind, for kinds with fewer than the worker has slots.
         interval: most seconds until the next report.
         since: an identifier from its start: commands claimed under its name with a smaller one belong to an

@@ -99,7 +99,21 @@ class RefusedEvent(NamedTuple):
 
 
 class EventPayload(BaseModel):
-    """The payload of an event."""
+    """The payload of an event.
+
+    Attributes:
+        node_name: the step.
+        node_type: kind of the tool.
+        status: status of the step or command after the event.
+        catalog_id: the text of the playbook, in the catalog.
+        parent_event_id: the event that caused this one.
+        parent_execution_id: the execution that started this one.
+        context: further facts of the event; see the list of events.
+        result: the result, or a reference to it.
+        error: the error.
+        current_index: the iteration, from 0.
+        current_item: the item of the iteration, if it is small.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -118,7 +132,14 @@ class EventPayload(BaseModel):
 
 
 class EventMessage(BaseModel):
-    """One event in transit. The emitter creates ``event_id``, so that sending it twice is harmless."""
+    """One event in transit. The emitter creates ``event_id``, so that sending it twice is harmless.
+
+    Attributes:
+        event_type: name of the event, such as ``command.completed``.
+        payload: the fields that depend on the type.
+        meta: identifies the command, its visit and its attempt.
+        worker_id: the process that emitted it.
+    """
 
     model_config = ConfigDict(frozen=True)
 
