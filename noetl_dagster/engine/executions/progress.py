@@ -37,6 +37,17 @@ WHERE beat.execution_id = $1 AND beat.event_type = 'command.heartbeat' AND beat.
 ORDER BY beat.node_name, beat.event_id DESC
 """
 
+# By step, the worker that holds most of its commands while its reports are overdue.
+_SILENT_WORKERS = """
+SELECT DISTINCT ON (held.node_name) held.node_name, worker_id, count(*) AS commands,
+       extract(epoch FROM now() - worker.heartbeat)::float8 AS seconds
+FROM noetl.queue held JOIN noetl.runtime worker USING (worker_id)
+WHERE held.execution_id = $1 AND held.status = 'leased'
+  AND worker.heartbeat < now() - make_interval(secs => 1.5 * COALESCE((worker.capacity ->> 'interval')::float8, 15))
+GROUP BY held.node_name, worker_id, worker.heartbeat
+ORDER BY held.node_name, commands DESC, worker_id
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class LoopProgress:
@@ -162,9 +173,14 @@ async def loop_rates(pool: asyncpg.Pool, execution_id: int) -> dict[str, float]:
 
 
 async def running_notes(pool: asyncpg.Pool, execution_id: int) -> dict[str, str]:
-    """Returns by step the latest progress note of a running command."""
+    """Returns by step the latest progress note of a running command, or the silent worker that holds its commands."""
     rows = await pool.fetch(RUNNING_NOTES, execution_id)
-    return {row["node_name"]: row["note"] for row in rows}
+    silent = await pool.fetch(_SILENT_WORKERS, execution_id)
+    return {row["node_name"]: row["note"] for row in rows} | {
+        row["node_name"]: f"worker {row['worker_id']} holds {row['commands']} commands, "
+        f"and has not reported for {duration(row['seconds'])}"
+        for row in silent
+    }
 
 
 # Commands that run are found by the index of those that have a worker.

@@ -13,7 +13,7 @@ from noetl_dagster.cli.commands.executions import _pool_figures, _pool_table
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions import progress
 from noetl_dagster.engine.executions.overview import Overview, StepView, full_overview
-from noetl_dagster.engine.executions.progress import PoolView, brief, pool_views
+from noetl_dagster.engine.executions.progress import PoolView, brief, pool_views, running_notes
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import Settings
@@ -160,6 +160,23 @@ async def test_what_runs_now_hides_no_end(engine: Engine, commands: Commands, mo
     )
     found = await view(engine, commands.execution_id)
     assert (found.running, found.run_p50) == (30, 2.0)
+
+
+@pytest.mark.parametrize(("seconds", "is_noted"), [(20, False), (40, True)])
+async def test_a_worker_that_is_silent_is_noted(
+    engine: Engine, execution_id: int, seconds: int, is_noted: bool
+) -> None:
+    await engine.runtime.pool.execute(
+        "INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, status, worker_id) "
+        "SELECT $1, number::text, 0, 'pooled', 'noop', 'leased', 'w1' FROM generate_series(1, 3) AS number",
+        execution_id,
+    )
+    await engine.runtime.pool.execute(
+        "INSERT INTO noetl.runtime (worker_id, heartbeat) VALUES ('w1', now() - make_interval(secs => $1))", seconds
+    )
+    notes = await running_notes(engine.runtime.pool, execution_id)
+    expected = {"pooled": f"worker w1 holds 3 commands, and has not reported for {seconds} s"}
+    assert notes == (expected if is_noted else {})
 
 
 async def test_the_rate_is_that_since_the_latest_start(engine: Engine, commands: Commands) -> None:
