@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -105,6 +106,10 @@ def pytest_configure(config: pytest.Config) -> None:
         ours = name.startswith("NOETL_") and not name.startswith("NOETL_TEST_")
         if ours or name == "DAGSTER_HOME":
             del os.environ[name]
+    # Dagster gives SIGTERM the handler of SIGINT. A shell that starts a command in the background makes it ignore SIGINT;
+    # the processes that capture output would then ignore their end for a minute
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # every test has a state folder of its own, in which each would make an archive
     os.environ["NOETL_SPARK_CLASS_ARCHIVE"] = "false"
     os.environ["NOETL_CONTAINER_ALLOW"] = "hostPath, serviceAccount, secret"
