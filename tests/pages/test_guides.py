@@ -1,4 +1,4 @@
-"""Code and tables of the guides and of the reference agree with the package."""
+"""The guides work as they are written, and their code agrees with the package."""
 
 from __future__ import annotations
 
@@ -10,8 +10,29 @@ import pytest
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import ToolCall
+from tests.pages.console import Reader
 
 GUIDES = Path(__file__).parents[2] / "docs" / "how-to"
+
+
+@pytest.mark.parametrize(
+    ("name", "commands"),
+    [
+        ("credentials", 6),
+        ("embed", 6),
+        ("errors", 3),
+        ("exactly-once", 2),
+        ("install", 1),
+        ("local-development", 4),
+        ("pagination", 3),
+        pytest.param("spark", 1, marks=pytest.mark.spark),
+        ("streams", 1),
+        ("transfers", 1),
+        ("workers", 2),
+    ],
+)
+def test_a_guide_prints_what_it_shows(name: str, commands: int, reader: Reader) -> None:
+    assert reader.follow(GUIDES / f"{name}.md") == commands
 
 
 async def test_the_tool_of_the_guide() -> None:
