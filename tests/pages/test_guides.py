@@ -25,7 +25,7 @@ GUIDES = Path(__file__).parents[2] / "docs" / "how-to"
         ("install", 1),
         ("local-development", 4),
         ("pagination", 3),
-        pytest.param("spark", 1, marks=pytest.mark.spark),
+        pytest.param("spark", 1, marks=[pytest.mark.spark, pytest.mark.slow]),
         ("streams", 1),
         ("transfers", 1),
         ("workers", 2),

@@ -48,6 +48,7 @@ def remote(server_folder: Path) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_everything_works_over_connect(remote: str, settings: Settings, server_folder: Path) -> None:
     own = settings.model_copy(update={"spark_remote": remote, "default_postgres_credential": "embedded"})
     done = run_client("-m", "tests.spark.remote.connect_client", dump_settings(own))
