@@ -1,7 +1,7 @@
 """The ASGI application: routes, paging, and injected faults, which retries overcome.
 
 The fault of an attempt depends on the seed, the request and the attempt number that the client sends as ``X-Attempt``.
-So a run with the same seed meets the same faults.
+So a run that sends the number meets the same faults if it has the same seed.
 """
 
 from __future__ import annotations
