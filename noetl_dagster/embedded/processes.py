@@ -115,11 +115,11 @@ def _alive(family: Sequence[psutil.Process], patience: float) -> list[psutil.Pro
     A zombie has ended: process 1 of a container may take seconds to reap it.
     """
     deadline = time.monotonic() + patience
-    while (
-        alive := [one for one in family if one.is_running() and not _is_zombie(one.pid)]
-    ) and time.monotonic() < deadline:
+    while True:
+        alive = [one for one in family if one.is_running() and not _is_zombie(one.pid)]
+        if not alive or time.monotonic() > deadline:
+            return alive
         time.sleep(0.02)
-    return alive
 
 
 def answers(port: int) -> bool:

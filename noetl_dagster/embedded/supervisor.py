@@ -27,8 +27,8 @@ from noetl_dagster.settings import Settings
 
 _SERVICES: dict[ServiceName, type[Service]] = {one.name: one for one in (Postgres, Nats, ObjectStore, RecordsApi)}
 
-PORT_TAKEN = "ddress already in use"
-"""In the log of a server whose port was taken between its choice and its use."""
+PORT_TAKEN = "address already in use"
+"""Part of the log, in lower case, of a server whose port another program took between its choice and its use."""
 
 MOST_LAUNCHES = 3
 
@@ -217,7 +217,8 @@ def _await_ready(one: Service, home: Path, state: ServicesFile) -> None:
     deadline, launches = time.monotonic() + one.start_patience, 1
     while not one.ready((record := state.services[one.name]).ports):
         if not _lives(record):
-            if launches == MOST_LAUNCHES or PORT_TAKEN not in (home / one.name / "log").read_text(errors="replace"):
+            log = (home / one.name / "log").read_text(errors="replace")
+            if launches == MOST_LAUNCHES or PORT_TAKEN not in log.lower():
                 raise _failure(one, "ended while starting", home)
             launches += 1
             _launch(one, home, state)

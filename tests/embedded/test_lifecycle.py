@@ -143,6 +143,12 @@ def test_port_taken_in_the_last_moment_is_given_up(tmp_path: Path, monkeypatch: 
 
         monkeypatch.setattr(processes, "free_ports", choose_once)
         url = embedded.ensure(own, only=["nats"]).nats_url
+    announced: list[ServiceName] = []
+    embedded.ensure(own, only=["nats"], announce=announced.extend)
+    assert announced == [], "it runs"
+    embedded.down(own)
+    embedded.ensure(own, only=["nats"], announce=announced.extend)
+    assert announced == [ServiceName.NATS]
     embedded.down(own)
     assert url is not None
     assert not url.endswith(f":{taken}")

@@ -61,9 +61,7 @@ def demo(
         os.environ.setdefault(name, value)
     get_settings.cache_clear()
     with open_session() as session:
-        found = run_playbook(
-            session, load_playbook(playbook or shipped_folder("playbooks") / "patient_flow.yaml"), dict(SIZES[size])
-        )
+        found = run_playbook(session, load_playbook(playbook or shipped_folder("playbooks") / FLOW), dict(SIZES[size]))
         pool, execution_id = session.engine.runtime.pool, int(found.execution_id)
         validation = run_sync(pool.fetch(VALIDATION, execution_id))
         results = run_sync(pool.fetch(RESULTS, execution_id))

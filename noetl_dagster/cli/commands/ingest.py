@@ -9,7 +9,7 @@ import nats.errors
 import typer
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.console import warn_of_stores
+from noetl_dagster.cli.console import announce_start, warn_of_stores
 from noetl_dagster.cli.health import healthy
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.ids import Snowflake, process_node
@@ -30,7 +30,7 @@ async def ingest(
 
     Any number of these processes may run at once.
     """
-    settings = embedded.ensure(get_settings(), only=["postgres", "nats"])
+    settings = embedded.ensure(get_settings(), ["postgres", "nats"], announce_start)
     async with healthy(settings) as health, AsyncExitStack() as opened:
         await warn_of_stores(settings)
         pool = await health.open(lambda: open_settled_pool(settings, size=4, application="noetl ingest"))

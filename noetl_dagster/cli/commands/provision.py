@@ -19,7 +19,7 @@ import typer
 import yaml
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.console import fail
+from noetl_dagster.cli.console import announce_start, fail
 from noetl_dagster.cli.doctor import DAGSTER_REMEDY, place_of
 from noetl_dagster.errors import NoetlError, ServiceError, StorageError
 from noetl_dagster.events.connection import check_certificates
@@ -71,7 +71,8 @@ async def provision(
 
     The command can be repeated safely.
     """
-    settings, deadline, well = embedded.ensure(get_settings()), time.monotonic() + wait, True
+    settings = embedded.ensure(get_settings(), announce=announce_start)
+    deadline, well = time.monotonic() + wait, True
     for thing, remedy, work in (
         ("event log", "check NOETL_DB_URL, and that its user may create in the database", _event_log),
         ("NATS", "check that JetStream is on", _nats),

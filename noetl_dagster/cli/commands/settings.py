@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.console import Json, console, print_json
+from noetl_dagster.cli.console import Json, announce_start, console, print_json
 from noetl_dagster.cli.doctor import Finding, FindingState, ok, wrong
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.process.redaction import SECRETS
@@ -29,7 +29,7 @@ async def doctor(as_json: Json = False) -> None:
     """
     settings, found = get_settings(), []
     try:
-        filled = embedded.ensure(settings)
+        filled = embedded.ensure(settings, announce=announce_start)
         if filled is not settings:
             found.append(("embedded services", ok(f"run in {filled.home}")))
         settings = filled

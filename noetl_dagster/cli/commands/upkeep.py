@@ -14,7 +14,7 @@ import orjson
 import typer
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.console import fail, note
+from noetl_dagster.cli.console import announce_start, fail, note
 from noetl_dagster.cli.health import Health, healthy
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.loops.frames import release_expired
@@ -88,7 +88,7 @@ async def reap(
 @asynccontextmanager
 async def log_pool(application: str) -> AsyncIterator[tuple[Settings, asyncpg.Pool, Health]]:
     """Opens a few connections to the event log, with its schema applied, and the health port if it is set."""
-    settings = embedded.ensure(get_settings(), only=["postgres"])
+    settings = embedded.ensure(get_settings(), ["postgres"], announce_start)
     async with healthy(settings) as health:
         pool = await health.open(lambda: open_settled_pool(settings, size=2, application=application))
         try:
@@ -165,7 +165,7 @@ async def missing(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
     """List results whose stored bytes are missing; exit code 1 if there are any."""
-    settings = embedded.ensure(get_settings())
+    settings = embedded.ensure(get_settings(), announce=announce_start)
     found = 0
     pool = await open_settled_pool(settings, size=2, application="noetl missing")
     try:

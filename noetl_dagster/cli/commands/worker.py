@@ -11,7 +11,7 @@ import typer
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.console import fail, warn_of_stores
+from noetl_dagster.cli.console import announce_start, fail, warn_of_stores
 from noetl_dagster.cli.health import healthy
 from noetl_dagster.pool_worker.worker import PoolWorker
 from noetl_dagster.process.environment import withhold_settings
@@ -42,7 +42,8 @@ async def worker(
             worker_slots=slots,
             event_transport=transport,
             worker_tool_pools=None if pools is None else _pools(pools),
-        )
+        ),
+        announce=announce_start,
     )
     withhold_settings()  # from the code of playbooks
     worker_id = worker_id or own_worker_id()

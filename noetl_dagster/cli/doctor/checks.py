@@ -54,7 +54,7 @@ DAGSTER_SECONDS = 60.0
 """Includes the import of Dagster."""
 
 OLDEST_SERVER = 15
-"""Events are read in commit order by ``xid8``, which PostgreSQL has from this version on."""
+"""The oldest supported version of PostgreSQL. Events are read in commit order by ``xid8``, which came with 13."""
 
 ANYBODYS = "/api/executions/0/lifecycle"
 """A path that is open to tokens of every scope; the execution does not exist."""
