@@ -292,3 +292,26 @@ async def test_who_is_patient_waits_for_the_worker_that_is_at_it(
         await waiting
     await settle(projection)
     assert await pool.fetchrow(ROW, execution_id) is not None
+
+
+async def test_events_that_arrive_meanwhile_are_left_to_the_next_call(
+    pool: asyncpg.Pool[Any], log: EventLog, event: MakeEvent, ids: Snowflake
+) -> None:
+    projection, execution_id, batches = Projection(pool), ids.next(), 0
+    await settle(projection)
+    await log.append(opening(event, execution_id, 100))
+
+    class Watched(Projection):
+        async def _apply_batch(self, connection: Any, lock: str) -> Any:
+            nonlocal batches
+            batches += 1
+            found = await super()._apply_batch(connection, lock)
+            await log.append([end(event, execution_id, batches)])
+            return found
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await Watched(pool).catch_up()
+    assert batches <= 2, "shards with different checkpoints take one batch more"
+    await settle(projection)
+    row = await pool.fetchrow(ROW, execution_id)
+    assert row["state"]["loop"]["work"]["done"] == batches
