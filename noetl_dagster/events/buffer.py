@@ -20,10 +20,11 @@ _PATIENCE = RetryLimits(DATABASE_AWAY, seconds=30.0, longest_pause=2.0)
 EventWriter = EventLog | Transport
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _BufferedEvents:
     events: Sequence[Event]
     done: asyncio.Future[set[int]] | None
+    urgent: bool = False
 
 
 class EventBuffer:
@@ -66,10 +67,25 @@ class EventBuffer:
                 return await self._append(list(events))
             finally:
                 self._landed.set()
+        return await self.begin(events)
+
+    def begin(self, events: Sequence[Event], *, urgent: bool = True) -> asyncio.Future[set[int]]:
+        """Adds events. The future has the ids of the new ones; unless it is ``urgent``, they wait for others."""
         future: asyncio.Future[set[int]] = asyncio.get_running_loop().create_future()
-        self._push(_BufferedEvents(events, future))
-        self._urgent.set()
-        return await future
+        self._push(_BufferedEvents(events, future, urgent))
+        if urgent:
+            self._urgent.set()
+        return future
+
+    def withdraw(self, begun: asyncio.Future[set[int]]) -> bool:
+        """Removes events that :meth:`begin` has added, for a caller who writes them; False if that is too late."""
+        for entry in self._entries:
+            if entry.done is begun:
+                self._entries.remove(entry)
+                self._pending -= len(entry.events)
+                begun.cancel()
+                return True
+        return False
 
     async def post(self, events: Sequence[Event]) -> None:
         """Adds events without waiting for the commit; waits only while the buffer is full.
@@ -89,11 +105,8 @@ class EventBuffer:
         """Waits until all events added so far are committed, not those added meanwhile; raises as :meth:`post`."""
         await self._landed.wait()
         if not self._is_idle:
-            reached: asyncio.Future[set[int]] = asyncio.get_running_loop().create_future()
-            self._push(_BufferedEvents((), reached))
-            self._urgent.set()
             with suppress(Exception):  # the caller of those events gets it
-                await reached
+                await self.begin(())
         self._raise_failure()
 
     @property
@@ -123,6 +136,8 @@ class EventBuffer:
                     await asyncio.wait_for(self._urgent.wait(), self._linger)
             self._urgent.clear()
             batch = self._take()
+            if not batch:  # all have been withdrawn
+                return
             try:
                 await self._commit(batch)
             except asyncio.CancelledError as error:
@@ -155,7 +170,7 @@ class EventBuffer:
         self._pending -= count
         if self._pending < 20 * self._size:
             self._room.set()
-        if any(entry.done is not None for entry in self._entries) or self._pending >= self._size:
+        if any(entry.urgent for entry in self._entries) or self._pending >= self._size:
             self._urgent.set()
         return batch
 

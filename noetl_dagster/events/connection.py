@@ -60,6 +60,9 @@ _NO_STATEMENT = SimpleNamespace(name="none")  # asyncpg prepares again what an u
 IDLE_SECONDS = 0.01
 
 _JSONB_VERSION = b"\x01"
+_WRITTEN_WHOLE = 1e16
+"""From this number on, floats are written with an exponent, which ``jsonb`` replaces by zeros."""
+
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -69,6 +72,30 @@ def encode_json(value: Any) -> bytes:
     if b"\\u0000" in encoded:
         encoded = encoded.replace(b"\\u0000", b"\\ufffd")
     return encoded
+
+
+def as_stored(value: Any) -> Any:
+    """Returns a value as it would be read from a column of ``jsonb``."""
+    return _as_jsonb(orjson.loads(encode_json(value)))
+
+
+def _as_jsonb(value: Any) -> Any:
+    """Changes JSON as ``jsonb`` does: keys are sorted, and large whole numbers have no fraction."""
+    if isinstance(value, list):
+        return [_as_jsonb(item) for item in value]
+    if isinstance(value, dict):
+        if len(value) > 1:
+            keys = sorted(value, key=_key_order)
+            return {key: _as_jsonb(value[key]) for key in keys}
+        return {key: _as_jsonb(item) for key, item in value.items()}
+    if isinstance(value, float):
+        return int(value) if abs(value) >= _WRITTEN_WHOLE and -(2**63) <= value < 2**64 else value + 0.0
+    return value
+
+
+def _key_order(key: str) -> tuple[int, bytes]:
+    encoded = key.encode()
+    return len(encoded), encoded
 
 
 def check_certificates(url: str) -> None:
@@ -176,14 +203,19 @@ class KeptConnection:
 
     async def fetchval(self, query: str, *values: Any) -> Any:
         """Returns the first value of a statement; it uses a connection of the pool while this one is busy."""
+        rows = await self.fetch(query, *values)
+        return rows[0][0] if rows else None
+
+    async def fetch(self, query: str, *values: Any) -> list[asyncpg.Record]:
+        """Returns the rows of a statement, as :meth:`fetchval`."""
         if self._busy:
-            return await self._pool.fetchval(query, *values)
+            return list(await self._pool.fetch(query, *values))
         self._busy = True
         try:
             if self._connection is None:
                 self._connection = await self._pool.acquire()
                 asyncio.get_running_loop().call_later(IDLE_SECONDS, self._check)
-            return await self._connection.fetchval(query, *values)
+            return list(await self._connection.fetch(query, *values))
         finally:
             self._busy = False
             self._used = asyncio.get_running_loop().time()

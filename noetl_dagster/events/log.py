@@ -20,6 +20,9 @@ from noetl_dagster.process.redaction import SECRETS
 GATED = frozenset({EventType.COMMAND_ISSUED, EventType.COMMAND_CLAIMED})
 """Events that a cancelled execution accepts no more: its commands end with it, and no command starts after it."""
 
+SMALL_BATCH = 50
+"""Events that are inserted by one statement: a transaction with a COPY takes six round trips."""
+
 PAGE = 5_000
 """Events read from the log at a time."""
 
@@ -93,6 +96,8 @@ class EventLog:
             [event] = events
             appended = await self.append_once(event, connection=connection, gated=gated)
             return {event.event_id} if appended else set()
+        if len(events) <= SMALL_BATCH and (new := await self._append_small(events, connection or self._kept, gated)):
+            return new
         if connection is not None:
             async with _admitted(connection, events, gated) as admitted:
                 return await _insert_new(connection, admitted)
@@ -105,6 +110,18 @@ class EventLog:
             except asyncpg.UniqueViolationError:
                 async with _admitted(own, events, gated) as admitted:
                     return await _insert_new(own, admitted)
+
+    async def _append_small(self, events: Sequence[Event], where: Any, all_gated: bool) -> set[int]:
+        """Appends a few events in one round trip; nothing if their execution is cancelled, or gates are several."""
+        columns = [list(column) for column in zip(*map(as_row, events), strict=True)]
+        match _gates(events, all_gated):
+            case []:
+                found = await where.fetch(queries.INSERT_NEW, *columns)
+            case [gate]:
+                found = await where.fetch(queries.INSERT_NEW_GATED, gate, *columns)
+            case _:
+                return set()
+        return {record["event_id"] for record in found}
 
     async def present(self, events: Sequence[Event], *, connection: Connection | None = None) -> set[int]:
         """Returns which of these events the log holds, for a writer whose connection broke during a commit."""
@@ -168,15 +185,20 @@ def _is_gated(event: Event) -> bool:
     return event.event_type in GATED or "sink" in event.meta
 
 
+def _gates(events: Sequence[Event], all_gated: bool) -> list[int]:
+    """Returns the executions whose cancellation excludes some of the events."""
+    return sorted({event.execution_id for event in events if all_gated or _is_gated(event)})
+
+
 @asynccontextmanager
 async def _admitted(connection: Connection, events: Sequence[Event], all_gated: bool) -> AsyncIterator[Sequence[Event]]:
     """Yields the events that no cancellation excludes, in a transaction during which none of them is cancelled."""
-    gated = {event.execution_id for event in events if all_gated or _is_gated(event)}
+    gated = _gates(events, all_gated)
     if not gated:
         yield events
         return
     async with connection.transaction():
-        closed = {record["id"] for record in await connection.fetch(queries.CLOSED, sorted(gated))}
+        closed = {record["id"] for record in await connection.fetch(queries.CLOSED, gated)}
         if closed:
             _refuse({one.execution_id for one in events if one.event_type == EventType.COMMAND_ISSUED} & closed)
             events = [

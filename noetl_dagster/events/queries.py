@@ -36,6 +36,9 @@ def _insert(source: str) -> str:
 
 INSERT_NEW = insert_new(first=1)
 
+# The same, unless an execution is cancelled.
+INSERT_NEW_GATED = insert_new(first=2, condition="noetl.is_open($1::bigint)")
+
 # Inserts one event in the cheapest way, unless a unique index refuses it.
 INSERT_ONE = _insert(f"VALUES ({', '.join(f'${place}' for place in range(1, len(COLUMNS) + 1))})")
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -13,6 +14,7 @@ import asyncpg
 import orjson
 
 from noetl_dagster.events.buffer import EventBuffer
+from noetl_dagster.events.connection import as_stored
 from noetl_dagster.events.envelopes import OK, Envelope, from_result
 from noetl_dagster.events.queries import CHUNK_ITERATIONS, CHUNKS, CHUNKS_RECORDED
 from noetl_dagster.events.types import Event
@@ -31,6 +33,9 @@ StreamKey = tuple[int, str, int]
 class ChunkStream:
     """Counts the chunks between a step and its consumers, in the process that drives both. The log has the chunks.
 
+    Attributes:
+        waiting: consumers that have nothing to do until a chunk arrives.
+
     Args:
         room: by consuming step, how many chunks may wait for it or be in work.
     """
@@ -40,8 +45,11 @@ class ChunkStream:
         self.has_ended = False
         self.has_failed = False
         self.has_consumers = False
+        self.waiting = 0
         self.published = 0
+        self._being_written = 0
         self._ahead: set[int] = set()
+        self._recent: dict[int, dict[str, Any]] = {}
         self._room = dict(room)
         self._consumed = dict.fromkeys(room, 0)
         self._changed = asyncio.Event()
@@ -49,9 +57,24 @@ class ChunkStream:
     @property
     def has_room(self) -> bool:
         """Reports that every consumer has room for one more chunk; consumers that have not begun don't count."""
-        return not self.has_consumers or all(
-            self.published - count < self._room[step] for step, count in self._consumed.items()
-        )
+        begun = self.published + self._being_written
+        return not self.has_consumers or all(begun - count < self._room[step] for step, count in self._consumed.items())
+
+    def begin(self, count: int) -> None:
+        """Counts chunks that are being written to the log."""
+        self._being_written += count
+
+    def written(self, count: int, new: Mapping[int, dict[str, Any]]) -> None:
+        """Ends :meth:`begin`. ``new``: the chunks that are in the log now, as items of the loops that consume them."""
+        self._being_written -= count
+        if self.has_consumers:
+            self._recent |= new
+
+    def recent(self, start: int, stop: int) -> list[dict[str, Any]] | None:
+        """Returns chunks of ``start <= number < stop`` if this process has written all of them a short time ago."""
+        if not all(number in self._recent for number in range(start, stop)):
+            return None
+        return [self._recent[number] for number in range(start, stop)]
 
     def add(self, number: int) -> None:
         """Counts a chunk that is in the log. ``published`` counts them from the first without a gap."""
@@ -66,11 +89,13 @@ class ChunkStream:
         """Sets how many chunks a consumer has done, from the first without a gap."""
         if step in self._consumed:
             self._consumed[step] = count
+            self._forget()
             self._wake()
 
     def leave(self, step: str) -> None:
         """Removes a consumer: the producer does not wait for it any more."""
         self._consumed.pop(step, None)
+        self._forget()
         self._wake()
 
     def end(self, *, failed: bool) -> None:
@@ -81,6 +106,12 @@ class ChunkStream:
     async def changed(self) -> None:
         """Waits for the next change of the counts or flags."""
         await self._changed.wait()
+
+    def _forget(self) -> None:
+        """Drops the chunks that every consumer has done."""
+        done = min(self._consumed.values(), default=self.published)
+        for number in [number for number in self._recent if number < done]:
+            del self._recent[number]
 
     def _wake(self) -> None:
         self._changed.set()
@@ -205,10 +236,21 @@ class ChunkStreams:
     # -- for the engine -------------------------------------------------------------------------------
 
     async def publish_result(self, command: Command, index: int, envelope: Envelope, *, more: bool) -> None:
-        """Publishes a result as one chunk: of an iteration, or of a tool that publishes no others."""
-        kept: Envelope = {key: envelope[key] for key in ("status", "data", "ref", "error") if key in envelope}
-        meta = {"chunk_index": index, "has_more": more, "row_count": row_count(kept)}
-        await self._publish(command, [self._events.partial(command, kept, meta)])
+        """Publishes a result as one chunk, for example that of a tool that publishes no others."""
+        await self._publish(command, [self._result(command, index, envelope, more=more)])
+
+    def begin_iteration(self, command: Command, index: int, envelope: Envelope) -> asyncio.Future[set[int]]:
+        """Publishes the result of an iteration as one chunk. It is in the log when the future is done.
+
+        Chunks reach the log in the order of the calls, and after the events that were posted before.
+        """
+        return self._begin(command, [self._result(command, index, envelope, more=True)])
+
+    async def room(self, key: StreamKey) -> None:
+        """Returns when there is room for another chunk."""
+        for stream in tuple(self._open.get(key, ())):
+            while not stream.has_room:
+                await stream.changed()
 
     async def skip(self, command: Command, index: int) -> None:
         """Records that a step makes nothing of a chunk that it consumes, so that no other step waits for it."""
@@ -220,21 +262,44 @@ class ChunkStreams:
         rows = await self._pool.fetch(CHUNK_ITERATIONS, *_parameters(key))
         return {row["chunk_index"]: row["current_index"] for row in rows}
 
-    async def items(self, key: StreamKey, start: int, stop: int) -> list[dict[str, Any]]:
+    async def items(self, stream: ChunkStream, start: int, stop: int) -> list[dict[str, Any]]:
         """Returns the chunks of ``start <= number < stop`` as items of the loops that consume them."""
-        rows = await self._pool.fetch(CHUNKS, *_parameters(key), start, stop)
+        recent = stream.recent(start, stop)
+        if recent is not None:
+            return recent
+        rows = await self._pool.fetch(CHUNKS, *_parameters(stream.key), start, stop)
         return [_item(row) for row in rows]
+
+    def _result(self, command: Command, index: int, envelope: Envelope, *, more: bool) -> Event:
+        kept: Envelope = {key: envelope[key] for key in ("status", "data", "ref", "error") if key in envelope}
+        meta = {"chunk_index": index, "has_more": more, "row_count": row_count(kept)}
+        return self._events.partial(command, kept, meta)
 
     async def _publish(self, command: Command, events: Sequence[Event]) -> None:
         """Writes chunks to the log at once, and returns when there is room for another one."""
-        await self._buffer.append(events)
+        await self._begin(command, events)
+        await self.room(command.visit_key)
+
+    def _begin(self, command: Command, events: Sequence[Event]) -> asyncio.Future[set[int]]:
         streams = tuple(self._open.get(command.visit_key, ()))
         for stream in streams:
-            for event in events:
-                stream.add(event.meta["chunk_index"])
-        for stream in streams:
-            while not stream.has_room:
-                await stream.changed()
+            stream.begin(len(events))
+        urgent = not streams or any(stream.waiting for stream in streams)
+        writing = self._buffer.begin(events, urgent=urgent)
+        if streams:
+            writing.add_done_callback(partial(_written, streams, events))
+        return writing
+
+
+def _written(streams: Sequence[ChunkStream], events: Sequence[Event], writing: asyncio.Future[set[int]]) -> None:
+    """Counts chunks once they are in the log. Chunks that the log had before may differ: those are read from it."""
+    failed = writing.cancelled() or writing.exception() is not None
+    new = () if failed else [event for event in events if event.event_id in writing.result()]
+    items = {event.meta["chunk_index"]: _item({**event.meta, "result": as_stored(event.result)}) for event in new}
+    for stream in streams:
+        stream.written(len(events), items)
+        for event in () if failed else events:
+            stream.add(event.meta["chunk_index"])
 
 
 def _parameters(key: StreamKey) -> tuple[int, str, str]:

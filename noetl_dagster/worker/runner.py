@@ -58,6 +58,35 @@ class Runner(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Claim:
+    """The claim of a command, which waits a few milliseconds for its end: both may be written in one transaction."""
+
+    buffer: EventBuffer
+    event: Event
+    writing: asyncio.Future[set[int]]
+
+    @classmethod
+    def begin(cls, buffer: EventBuffer, event: Event) -> _Claim:
+        """Adds a claim to the buffer."""
+        return cls(buffer, event, buffer.begin([event], urgent=False))
+
+    async def taken(self) -> list[Event]:
+        """Returns the claim for the caller to write, or nothing when it is in the log."""
+        if self.buffer.withdraw(self.writing):
+            return [self.event]
+        await self.written()
+        return []
+
+    async def written(self) -> None:
+        """Returns when the claim is in the log. One that was taken is written now, if it is not there."""
+        if self.writing.cancelled():
+            await self.buffer.append([self.event])
+        else:
+            self.buffer.hurry()
+            await self.writing
+
+
 @dataclass(frozen=True, slots=True)
 class CommandRunner:
     """Runs one command at a time for each caller; callers bound how many at once."""
@@ -101,18 +130,23 @@ class CommandRunner:
         return outcome
 
     async def _run(self, call: Call, claimed: bool, span: CommandSpan | None) -> Outcome:
-        program, command = call.visit.program, call.command
-        if not claimed:
+        program, command, sink = call.visit.program, call.command, call.visit.program.sink
+        claim = None
+        if not claimed and sink is not None and not sink.is_staged:
+            claim = _Claim.begin(self.buffer, self.events.claimed(command))
+        elif not claimed:
             await self.buffer.post([self.events.claimed(command)])
         cache = ReferenceCache()
         with self.heartbeats.beating(command), self.streams.running(command, program.telling_task):
             outcome = await self.outcome(call, cache, span)
             if claimed and program.retries:
                 outcome.values = call.values or {}  # the next attempt may run in any process
-            if program.sink is not None and not outcome.failed:
-                return await self._end_with_sink(call, program.sink, outcome, cache)
+            if sink is not None and not outcome.failed:
+                return await self._end_with_sink(call, sink, outcome, cache, claim)
             if program.step.state is not None and not outcome.failed:
                 outcome = await self._with_reached(call, outcome, cache)
+        if claim is not None:
+            await claim.written()
         await self.buffer.post([self._ended(call, outcome)])
         return outcome
 
@@ -154,16 +188,20 @@ class CommandRunner:
             )
             return Outcome(error_envelope(late), duration=limit)
 
-    async def _end_with_sink(self, call: Call, sink: Sink, outcome: Outcome, cache: ReferenceCache) -> Outcome:
+    async def _end_with_sink(
+        self, call: Call, sink: Sink, outcome: Outcome, cache: ReferenceCache, claim: _Claim | None
+    ) -> Outcome:
         """Writes the sink and the completion: in one transaction if they share a database.
 
-        Any other sink is staged first, and published when the completion is in the log.
+        Any other sink is staged first, and published when the completion is in the log. ``claim``: the command's
+        claim, if it may not be in the log yet.
         """
         command, view = call.command, ResultView(outcome.envelope, cache)
         names = (await self._scope(call, cache)).with_locals({"result": view, "output": view})
         meta, identity = command.meta(), {"execution_id": command.execution_id}
         identity |= {name: meta[name] for name in ("loop_id", "iter_index", "shard_id") if name in meta}
-        await self.buffer.flush()
+        if claim is None:
+            await self.buffer.flush()
         completed = False
         try:
             value = await self._result(outcome, view)
@@ -176,16 +214,20 @@ class CommandRunner:
                     sink, value, names, name=name, own=identity, folder=call.visit.execution.folder
                 )
             else:
-                complete = self._completion(call, outcome)
+                complete = self._completion(call, outcome, claim)
                 completed = await write_sink(self.box, sink, value, names, identity=identity, complete=complete)
         except Exception as error:
             known = error
             if not isinstance(error, TASK_ERRORS):
                 known = defect(error, f"sink {sink.tool}", command.step)
             failed = Outcome(error_envelope(known, sink.tool), tasks=outcome.tasks, duration=outcome.duration)
+            if claim is not None:
+                await claim.written()
             await self.buffer.post([self._ended(call, failed)])
             return failed
         if not completed:
+            if claim is not None:
+                await claim.written()
             ended = self.events.ended(command, outcome)
             new = await self.buffer.append([ended])
             if outcome.sink is not None and self.buffer.log.transactional and ended.event_id in new:
@@ -225,19 +267,23 @@ class CommandRunner:
         moves = watermark is not None and program.moves_with_command
         return {"reached": reached, "watermark": watermark} if moves else {"reached": reached}
 
-    def _completion(self, call: Call, outcome: Outcome) -> Complete | None:
-        """Returns the function that writes the completion on the sink's connection, if events go to the log."""
+    def _completion(self, call: Call, outcome: Outcome, claim: _Claim | None) -> Complete | None:
+        """Returns the function that writes the completion on the sink's connection, if events go to the log.
+
+        A claim that is not in the log yet is written with it.
+        """
         log, command = self.buffer.log, call.command
         if not log.transactional:
             return None
         kept = call.visit.execution.state.watermarks.get((command.step, command.visit))
 
         async def complete(connection: Any) -> None:
+            claimed = [] if claim is None else await claim.taken()
             if kept is not None and kept.get("claimed"):
                 await _check_claim(connection, command, kept)
             # the execution may have been cancelled after the claim of the command
             ended = self.events.ended(command, outcome)
-            if not await log.append([ended], connection=connection, gated=True):
+            if ended.event_id not in await log.append([*claimed, ended], connection=connection, gated=True):
                 raise ToolError(
                     f"command {command.command_id} was ended by another worker, to which its sink is left, "
                     "or with its execution",

@@ -14,12 +14,15 @@ from tests.cli.conftest import Cli
 from tests.cli.kills import killed_at
 from tests.playbooks import text_of
 
+SELECT = "{kind: postgres, auth: pg, command: SELECT n FROM source ORDER BY n, as: rows, chunk_size: 100 KEY}"
+LOOP = """{kind: python, input: {page: "{{ page }}"}, code: "result = [{'n': n} for n in range(100 * page + 1, min(1051, 100 * page + 101))]"}
+    loop: {in: "{{ range(11) }}", iterator: page}"""
 STREAM = text_of(
     "orders",
     """
     workflow:
       - step: read
-        tool: {kind: postgres, auth: pg, command: SELECT n FROM source ORDER BY n, as: rows, chunk_size: 100 KEY}
+        tool: SOURCE
         next: [{step: double, on: call.partial}, {step: count}]
       - step: double
         loop: {spec: {max_in_flight: 2}}
@@ -30,7 +33,7 @@ STREAM = text_of(
         sink: {tool: postgres, auth: pg, table: target}
         next: [count]
       - step: count
-        tool: {kind: python, input: {rows: "{{ read.row_count }}", sinks: "{{ load.done }}"}, code: "result = [rows, sinks]"}
+        tool: {kind: python, input: {rows: "{{ read.row_count | default(1050) }}", sinks: "{{ load.done }}"}, code: "result = [rows, sinks]"}
     """,
 )
 AGAIN = """
@@ -45,10 +48,16 @@ WHERE execution_id = $1 AND event_type = 'step.exit' AND node_name = 'count'
 """
 
 
-@pytest.mark.parametrize("key", ["", ", key: n"], ids=["read again", "goes on"])
+READ_AGAIN, CONTINUED = SELECT.replace(" KEY", ""), SELECT.replace(" KEY", ", key: n")
+
+
+@pytest.mark.parametrize("source", [READ_AGAIN, CONTINUED, LOOP], ids=["read again", "continued", "loop"])
 @pytest.mark.parametrize(
     "place",
     [
+        pytest.param(("command.issued", "double", 5), id="a command is issued ahead"),
+        pytest.param(("command.completed", "double", 5), id="an iteration and its chunk"),
+        pytest.param(("command.claimed", "load", 5), id="a claim, with the end or before it"),
         pytest.param(("call.partial", "read", 5), id="a chunk is told of"),
         pytest.param(("call.partial", "double", 5), id="what was made of it is"),
         pytest.param(("command.completed", "load", 5), id="in the transaction of a sink"),
@@ -58,7 +67,7 @@ WHERE execution_id = $1 AND event_type = 'step.exit' AND node_name = 'count'
 )
 async def test_each_row_arrives_once(
     place: tuple[str, str, int | None],
-    key: str,
+    source: str,
     cli: Cli,
     environment: dict[str, str],
     pool: asyncpg.Pool[Any],
@@ -68,7 +77,7 @@ async def test_each_row_arrives_once(
     await pool.execute("CREATE TABLE source AS SELECT n FROM generate_series(1, 1050) AS n")
     await pool.execute("CREATE TABLE target (n int)")
     file = tmp_path / "orders.yaml"
-    file.write_text(STREAM.replace("KEY", key))
+    file.write_text(STREAM.replace("SOURCE", source))
     type_, step, number = place
     condition = f"NEW.event_type = '{type_}' AND NEW.node_name = '{step}'"
     if number is not None:

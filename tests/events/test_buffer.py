@@ -79,3 +79,25 @@ async def test_what_was_posted_waits_for_company_until_somebody_hurries(
 
 async def arrived(log: EventLog, events: Sequence[Event]) -> bool:
     return len(await log.present(events)) == len(events)
+
+
+async def test_what_is_not_urgent_waits_and_may_be_withdrawn(log: EventLog, event: MakeEvent, ids: Snowflake) -> None:
+    buffer, execution_id = EventBuffer(log, linger=600.0), ids.next()
+    kept, withdrawn = (event(execution_id, EventType.WARNING) for _ in range(2))
+    writing, other = buffer.begin([kept], urgent=False), buffer.begin([withdrawn], urgent=False)
+    await asyncio.sleep(0.1)
+    assert (writing.done(), other.done()) == (False, False)
+    assert buffer.withdraw(other)
+    buffer.hurry()
+    assert await writing == {kept.event_id}
+    assert not buffer.withdraw(writing), "it is in the log"
+    assert await log.present([kept, withdrawn]) == {kept.event_id}
+
+
+async def test_a_buffer_from_which_all_is_withdrawn_goes_on(log: EventLog, event: MakeEvent, ids: Snowflake) -> None:
+    buffer, execution_id = EventBuffer(log, linger=0.01), ids.next()
+    assert buffer.withdraw(buffer.begin([event(execution_id, EventType.WARNING)], urgent=False))
+    await asyncio.sleep(0.05)
+    later = event(execution_id, EventType.WARNING)
+    assert await buffer.append([later]) == {later.event_id}
+    await buffer.flush()

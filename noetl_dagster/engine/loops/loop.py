@@ -39,6 +39,8 @@ class IterationChunks:
         self._publishes_failures = self._ordered and loop.may_fail_in_part
         self.published = set(published.values())
         self._free = filterfalse(published.__contains__, count())
+        self._key = loop_run.key
+        self._writing: deque[asyncio.Future[set[int]]] = deque()
 
     @classmethod
     async def of(cls, loop_run: LoopRun, stop: int) -> IterationChunks | None:
@@ -61,13 +63,24 @@ class IterationChunks:
             await self._streams.skip(command, command.index)
 
     async def publish(self, command: Command, envelope: Envelope) -> None:
-        """Publishes the result of a successful iteration once; returns when there is room for another chunk."""
+        """Publishes the result of a successful iteration once; returns when there is room for another chunk.
+
+        The chunk may not be in the log by then. Raises the failure of an earlier one.
+        """
         if command.index in self.published or (envelope["status"] != OK and not self._publishes_failures):
             return
         number = command.index if self._ordered else next(self._free)
         assert number is not None
         self.published.add(command.index)
-        await self._streams.publish_result(command, number, envelope, more=True)
+        self._writing.append(self._streams.begin_iteration(command, number, envelope))
+        while self._writing[0].done() and len(self._writing) > 1:
+            self._writing.popleft().result()
+        await self._streams.room(self._key)
+
+    async def settle(self) -> None:
+        """Waits until all chunks are in the log."""
+        while self._writing:
+            await self._writing.popleft()
 
 
 class IterationSource:
@@ -133,7 +146,11 @@ async def run_loop(runtime: Runtime, open_source: OpenSource, visit: Visit) -> L
             source.stop()
         return outcome
 
-    await source.run(iterate, chunks)
+    try:
+        await source.run(iterate, chunks)
+    finally:
+        if chunks is not None:
+            await chunks.settle()
     await runtime.buffer.flush()
     stop, sequences = source.stop_index, program.retries
     return await gather(loop_run, stop=stop, sequences=sequences, counts=source.counts)

@@ -130,7 +130,7 @@ async def begin_loop(
     return loop_run
 
 
-async def issue(loop_run: LoopRun, start: int, stop: int) -> AsyncIterator[list[Command]]:
+async def issue(loop_run: LoopRun, start: int, stop: int, *, urgent: bool = True) -> AsyncIterator[list[Command]]:
     """Issues the commands of a range of items in bulk, slice by slice, and yields those that are to run.
 
     Leaves out iterations that are done in the log; failed ones get a new attempt. Yields commands when they are in
@@ -155,10 +155,11 @@ async def issue(loop_run: LoopRun, start: int, stop: int) -> AsyncIterator[list[
             commands.append(command)
             if not pending:
                 events.extend(issue_events(loop_run, command))
-        writing.append((asyncio.ensure_future(buffer.append(events)), commands))
+        written = asyncio.ensure_future(buffer.append(events)) if urgent else buffer.begin(events, urgent=False)
+        writing.append((written, commands))
         while len(writing) > (ahead if end < stop else 0):
-            written, commands = writing.popleft()
-            await written
+            earlier, commands = writing.popleft()
+            await earlier
             if commands:
                 yield commands
 

@@ -15,7 +15,8 @@ from noetl_dagster.errors import NoetlError
 from noetl_dagster.playbook.templates.chunks import ChunkView
 from noetl_dagster.playbook.templates.rendering import Compiled, holds_async
 from noetl_dagster.playbook.templates.views import ReferenceCache
-from noetl_dagster.worker.chunks import ChunkStream, ChunkStreams, StreamKey
+from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.worker.chunks import ChunkStream, ChunkStreams
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Visit
 
@@ -27,17 +28,20 @@ class StreamBrokenError(NoetlError):
 class _Chunks(Collection):
     """The chunks in the log as the items of a loop."""
 
-    def __init__(self, streams: ChunkStreams, key: StreamKey) -> None:
+    def __init__(self, streams: ChunkStreams, stream: ChunkStream) -> None:
         super().__init__()
         self._streams = streams
-        self._key = key
+        self._stream = stream
 
     async def slice(self, start: int, stop: int) -> Sequence[Any]:
-        return await self._streams.items(self._key, start, stop)
+        return await self._streams.items(self._stream, start, stop)
 
 
 class ChunkSource(IterationSource):
-    """The commands of the chunks that arrive, in order, until the producer has ended and its last chunk is done."""
+    """The commands of the chunks that arrive, in order, until the producer has ended and its last chunk is done.
+
+    Commands are issued while those before them run.
+    """
 
     def __init__(self, loop_run: LoopRun, stream: ChunkStream) -> None:
         super().__init__(loop_run, stream.published)
@@ -46,7 +50,9 @@ class ChunkSource(IterationSource):
         self._ready: deque[tuple[Command, bool]] = deque()
         self._open: set[int] = set()
         self._position = 0
+        self._all_issued = False
         self._lock = asyncio.Lock()
+        self._arrived = asyncio.Event()
         self._when = _condition(loop_run, stream.key[1])
 
     @classmethod
@@ -57,7 +63,7 @@ class ChunkSource(IterationSource):
         key = (visit.execution.id, source, visit.number)
         stream = runtime.streams.of(key)
         assert stream is not None, f"the steps {source} and {visit.step} are walked together"
-        return cls(await begin_loop(runtime, visit, items=_Chunks(runtime.streams, key)), stream)
+        return cls(await begin_loop(runtime, visit, items=_Chunks(runtime.streams, stream)), stream)
 
     async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
         """Runs the chunks as they arrive; raises :class:`StreamBrokenError` after the last if the producer failed."""
@@ -69,29 +75,54 @@ class ChunkSource(IterationSource):
                 self._open.discard(found[0].index or 0)  # those before it may not be done
                 self._report_progress()
 
-        await run_side_by_side(work, self.loop_run.program.loop.max_in_flight)
+        issuing = asyncio.create_task(self._issue_arriving())
+        try:
+            await run_side_by_side(work, self.loop_run.program.loop.max_in_flight)
+            if not self._stopped:
+                await issuing
+        finally:
+            await cancel_and_wait(issuing)
         self.stop_index, source = self._stream.published, self._stream.key[1]
         if self._stream.has_failed:
             raise StreamBrokenError(f"step {self.loop_run.step}: {source}, whose chunks it takes, has failed")
 
+    def stop(self) -> None:
+        """Begins no further iterations."""
+        super().stop()
+        self._arrived.set()
+
     async def _next(self) -> tuple[Command, bool] | None:
         async with self._lock:
-            while not self._ready and not self._stopped:
+            while not (self._ready or self._stopped or self._all_issued):
+                self._arrived.clear()
+                self._stream.waiting += 1
+                self._runtime.buffer.hurry()
+                try:
+                    await self._arrived.wait()
+                finally:
+                    self._stream.waiting -= 1
+            return self._ready.popleft() if self._ready and not self._stopped else None
+
+    async def _issue_arriving(self) -> None:
+        """Issues chunks as they arrive, until the producer has ended."""
+        try:
+            while self._position < self._stream.published or not self._stream.has_ended:
                 if self._position < self._stream.published:
                     await self._issue(self._position, min(self._position + SLICE, self._stream.published))
-                elif self._stream.has_ended:
-                    return None
                 else:
                     await self._stream.changed()
-            return None if self._stopped else self._ready.popleft()
+        finally:
+            self._all_issued = True
+            self._arrived.set()
 
     async def _issue(self, start: int, stop: int) -> None:
         """Issues the commands of chunks that are in the log, without those that are done or do not match."""
         resumed = self.loop_run.resumed
         for first, last in await self._wanted(start, stop):
-            async for commands in issue(self.loop_run, first, last):
-                self._ready.extend((command, resumed) for command in commands)
+            async for commands in issue(self.loop_run, first, last, urgent=not self._ready):
                 self._open.update(command.index or 0 for command in commands)
+                self._ready.extend((command, resumed) for command in commands)
+                self._arrived.set()
         self._position = stop
         self._report_progress()
 
