@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -91,6 +92,7 @@ class HelperWork:
         loop_run = await begin_loop(runtime, visit, shard=loop.shard)
         if loop_run.loop_id != loop.loop_id:
             raise ExecutionStateError(f"the driver works on loop {loop.loop_id}, not {loop_run.loop_id}")
+        loop_run = replace(loop_run, resumed=loop.resumed)
         try:
             return await (work_on_shards if loop.shard else work_on_loop)(loop_run, items)
         finally:

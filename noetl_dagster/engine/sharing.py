@@ -114,13 +114,19 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class SharedLoop:
-    """The loop run of a loop whose items are shared. ``tool_kinds``: whose modules a helper process needs."""
+    """The loop run of a loop whose items are shared.
+
+    Attributes:
+        resumed: an earlier process may have issued or ended commands of the same run.
+        tool_kinds: those whose modules a helper process needs.
+    """
 
     execution_id: int
     step: str
     visit: int
     loop_id: str
     shard: bool
+    resumed: bool = True
     tool_kinds: tuple[str, ...] = ()
 
 

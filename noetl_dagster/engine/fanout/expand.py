@@ -10,7 +10,7 @@ from noetl_dagster.engine.fanout.shards import Group, GroupReport, run_here
 from noetl_dagster.engine.fanout.spark import run_on_spark
 from noetl_dagster.engine.loops.collection import Partitions
 from noetl_dagster.engine.loops.gather import gather
-from noetl_dagster.engine.loops.loop_run import LoopRun, begin_loop, issue
+from noetl_dagster.engine.loops.loop_run import LoopRun, begin_loop
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.step import Steps, VisitEntry
 from noetl_dagster.errors import ToolError
@@ -29,6 +29,7 @@ class Expanded:
     groups: tuple[Group, ...] = ()
     end: StepEnd | None = None
     total: int = 0
+    loop_run: LoopRun | None = None
 
 
 class Fanouts:
@@ -39,7 +40,7 @@ class Fanouts:
         self._steps = steps
 
     async def expand(self, execution: Execution, step: str) -> Expanded:
-        """Issues one command for each item and returns the groups of shards; a repeated call issues nothing twice."""
+        """Evaluates the items and returns the groups of shards, which issue their commands as they run."""
         async with self._steps.entering(execution, step) as entry:
             return await self._expand(execution, step, entry)
 
@@ -53,16 +54,14 @@ class Fanouts:
         except TASK_ERRORS as error:
             return Expanded(end=await self._steps.fail(visit, error))
         total = len(loop_run.items)
-        if not _on_spark(visit):  # Spark's tasks issue the commands of their slices themselves
-            async for _ in issue(loop_run, 0, total):
-                pass
-            await self._runtime.buffer.flush()
-        return Expanded(groups=tuple(_groups(visit, total)), total=total)
+        return Expanded(groups=tuple(_groups(visit, total)), total=total, loop_run=loop_run)
 
-    async def run_group(self, execution: Execution, step: str, group: Group) -> GroupReport:
-        """Runs the shards of a group that are not done, on the engine that the playbook names."""
+    async def run_group(
+        self, execution: Execution, step: str, group: Group, loop_run: LoopRun | None = None
+    ) -> GroupReport:
+        """Issues and runs the shards of a group that are not done, on the engine that the playbook names."""
         visit = execution.visit(step)
-        loop_run = await begin_loop(self._runtime, visit, shard=True)
+        loop_run = loop_run or await begin_loop(self._runtime, visit, shard=True)
         if _on_spark(visit):
             return await run_on_spark(loop_run, group)
         return await run_here(loop_run, group)
@@ -87,7 +86,7 @@ class Fanouts:
             if expanded.end is not None:
                 return expanded.end
             if expanded.total:  # one group: several are only useful to ops of a Dagster run
-                await self.run_group(execution, step, Group(0, expanded.total))
+                await self.run_group(execution, step, Group(0, expanded.total), expanded.loop_run)
             return await self.fan_in(execution, step)
 
 

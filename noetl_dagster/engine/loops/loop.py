@@ -18,6 +18,7 @@ from noetl_dagster.engine.sharing import ItemSource, SharedItems, SharedLoop, Ta
 from noetl_dagster.events.envelopes import OK, Envelope
 from noetl_dagster.events.state import assign
 from noetl_dagster.playbook.models import LoopMode
+from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Visit
 
@@ -207,7 +208,7 @@ def shared_items(loop_run: LoopRun, start: int, stop: int, slots: int) -> Abstra
     """Opens a range of a loop's items, shared with helper processes where the step's tools allow it."""
     runtime, program, shard = loop_run.runtime, loop_run.program, loop_run.shard
     kinds = tuple(sorted({task.task.kind for task in program.tasks}))
-    loop = SharedLoop(*loop_run.key, loop_run.loop_id, shard, kinds)
+    loop = SharedLoop(*loop_run.key, loop_run.loop_id, shard, loop_run.resumed, kinds)
     slots = max(1, min(slots, stop - start))
     helpers = runtime.helpers
     if helpers is None or runtime.runner_of(program) is not runtime.runner or program.keeps_to_driver:
@@ -216,12 +217,16 @@ def shared_items(loop_run: LoopRun, start: int, stop: int, slots: int) -> Abstra
 
 
 class SharedCommands:
-    """The commands of one process's items, issued range by range. The flag is that of :data:`Iterate`."""
+    """The commands of one process's items. The flag is that of :data:`Iterate`.
+
+    They are issued range by range, each while the one before it runs.
+    """
 
     def __init__(self, loop_run: LoopRun, items: ItemSource) -> None:
         self._loop_run = loop_run
         self._items = items
         self._slices = self._issued()
+        self._ahead: asyncio.Task[list[tuple[Command, bool]] | None] | None = None
         self._ready: deque[tuple[Command, bool]] = deque()
         self._lock = asyncio.Lock()
         self._pauses = 0
@@ -247,7 +252,11 @@ class SharedCommands:
             while (found := await self._next()) is not None:
                 await iterate(*found)
 
-        return await self._items.run(work)
+        try:
+            return await self._items.run(work)
+        finally:
+            if self._ahead is not None:
+                await cancel_and_wait(self._ahead)
 
     async def _next(self) -> tuple[Command, bool] | None:
         """Returns the next command, or None when a coroutine has nothing more to do."""
@@ -259,12 +268,28 @@ class SharedCommands:
             async with self._lock:
                 if self._ready:
                     break
-                found = await anext(self._slices, None)
+                found = await self._slice()
                 if found is None:
-                    self._slices = self._issued()  # items of a process that is gone may come later
                     return None
                 self._ready.extend(found)
         return self._ready.popleft()
+
+    async def _slice(self) -> list[tuple[Command, bool]] | None:
+        """Returns the next commands, and begins to issue those after them."""
+        ahead, self._ahead = self._ahead, None
+        found = None if ahead is None else await ahead
+        if found is None:
+            if ahead is not None:
+                self._slices = self._issued()  # items of a process that is gone may have come meanwhile
+            found = await anext(self._slices, None)
+        if found is None:
+            self._slices = self._issued()
+            return None
+        self._ahead = asyncio.create_task(self._following())
+        return found
+
+    async def _following(self) -> list[tuple[Command, bool]] | None:
+        return await anext(self._slices, None)
 
     async def _issued(self) -> AsyncIterator[list[tuple[Command, bool]]]:
         while (taken := await self._items.take()) is not None:
