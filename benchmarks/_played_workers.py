@@ -276,11 +276,14 @@ class PlayedWorker:
     async def _keep_reporting(self) -> None:
         interval = self._fleet.settings.worker_heartbeat_seconds
         await asyncio.sleep(random.random())
+        sent, reported = 0.0, -1
         while True:
-            await self._send_report()
+            if self._free != reported or time.monotonic() >= sent + interval:
+                sent, reported = time.monotonic(), self._free
+                await self._send_report()
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval):
+                async with asyncio.timeout(max(sent + interval - time.monotonic(), 0)):
                     await self._changed.wait()
                     await asyncio.sleep(CHANGE_SECONDS)
 

@@ -132,21 +132,29 @@ DO $$ BEGIN
 END $$;
 
 -- Claims up to as many commands as there are ``ids``, in one transaction: by priority, then by turn, none that another
--- claim holds, has ended or belongs to a cancelled execution. The ids become those of the command.claimed events; a claim
--- that is sent again with the same ids returns the same answer, without commands that the worker no longer holds.
--- ``limits`` bounds the commands by tool kind; ``own_pool`` is the pool of the worker and of the commands; ``wanted_of``
--- and ``wanted``, if given, are the executions and ids of the only commands to claim, which limits do not bound.
--- Returns one row per step and shared context; ``answer`` is the JSON of its commands.
+-- claim holds, has ended or belongs to a cancelled execution. ``workers`` are the workers of the ids: the ids of one worker
+-- are one claim, and the commands go to the claims in the order of their ids here. The ids become those of the
+-- command.claimed events; a claim that is sent again with the same ids, with whatever other claims, returns the same
+-- answer, without commands that the worker no longer holds. ``limits`` bounds the commands by tool kind; ``own_pool`` is
+-- the pool of the workers and of the commands; ``wanted_of`` and ``wanted``, if given, are the executions and ids of the
+-- only commands to claim, which limits do not bound.
+-- Returns one row per worker, step and shared context; ``answer`` is the JSON of its commands.
 CREATE OR REPLACE FUNCTION noetl.claim(
-        worker text, ids bigint[], lease float8, limits jsonb, own_pool text, wanted_of bigint[], wanted text[])
-    RETURNS TABLE (execution_id bigint, node_name text, tool_kind text, waited float8[], version text, answer text)
+        workers text[], ids bigint[], lease float8, limits jsonb, own_pool text, wanted_of bigint[], wanted text[])
+    RETURNS TABLE (worker text, execution_id bigint, node_name text, tool_kind text, waited float8[], version text,
+                   answer text)
     LANGUAGE plpgsql VOLATILE
     -- planned once per session, whatever the tables hold then: every lookup uses an index
     SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
     SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
-    capacity int := cardinality(ids);
+    capacity int;
+    claims int;
+    lasts int;
+    answered text[];  -- workers whose claims have been made before
+    open_ids bigint[];
+    open_workers text[];
     picked noetl.queue_place[];
     bound record;
     latest bigint;
@@ -154,12 +162,13 @@ DECLARE
     lowest bigint := (SELECT min(claim_id) FROM unnest(ids) AS claim_id);
     highest bigint := (SELECT max(claim_id) FROM unnest(ids) AS claim_id);
 BEGIN
-    -- the same request sent twice waits for itself, and then sees what the first one did
-    PERFORM pg_advisory_xact_lock(hashtext('noetl.claims'), hashint8(ids[1]));
-    IF EXISTS (SELECT FROM noetl.queue
-               WHERE worker_id = worker AND status = 'leased' AND claim_event_id = ANY(ids)) THEN
-        capacity := 0;
-    END IF;
+    -- a claim that is sent twice waits for itself, and then sees what the first one did
+    PERFORM pg_advisory_xact_lock(hashtext('noetl.claims'), lock)
+    FROM (SELECT DISTINCT hashtext(name) AS lock FROM unnest(workers) AS name ORDER BY lock) locks;
+    answered := ARRAY(SELECT DISTINCT worker_id FROM noetl.queue
+                      WHERE worker_id = ANY(workers) AND status = 'leased' AND claim_event_id = ANY(ids));
+    SELECT count(*), count(DISTINCT name) INTO capacity, claims
+    FROM unnest(workers) AS name WHERE name <> ALL(answered);
     -- separate, simple statements lock the rows
     IF wanted IS NOT NULL THEN
         SELECT array_agg(one) INTO picked FROM (
@@ -187,19 +196,32 @@ BEGIN
         END LOOP;
     END IF;
     -- the commands claimed with these ids have ended since, or were taken from the worker: an id serves once
-    IF EXISTS (SELECT FROM (SELECT DISTINCT execution_id AS id FROM unnest(picked)) asked
-               WHERE (SELECT event_id FROM noetl.event
-                      WHERE execution_id = id AND event_id BETWEEN lowest AND highest AND event_id = ANY(ids)
-                      LIMIT 1) IS NOT NULL) THEN
-        capacity := 0;
-    END IF;
-    FOR execution_id, node_name, tool_kind, waited, version, answer, latest IN
+    answered := answered || ARRAY(
+        SELECT workers[array_position(ids, event_id)]
+        FROM (SELECT DISTINCT execution_id AS id FROM unnest(picked)) asked
+        CROSS JOIN LATERAL (
+            SELECT event_id FROM noetl.event
+            WHERE execution_id = id AND event_id BETWEEN lowest AND highest AND event_id = ANY(ids)
+            OFFSET 0) AS used);
+    lasts := (SELECT count(*) FROM unnest(picked) WHERE last);
+    -- the first ids of the claims come first, as many as there are last attempts
+    SELECT array_agg(id ORDER BY first > lasts, place), array_agg(name ORDER BY first > lasts, place), count(*),
+        count(DISTINCT name)
+    INTO open_ids, open_workers, capacity, claims
+    FROM (
+        SELECT id, name, place, CASE WHEN nth = 1 THEN row_number() OVER (PARTITION BY nth ORDER BY place)
+                                     ELSE lasts + 1 END AS first
+        FROM (
+            SELECT *, row_number() OVER (PARTITION BY name ORDER BY place) AS nth
+            FROM unnest(ids, workers) WITH ORDINALITY AS given (id, name, place)
+            WHERE name <> ALL(answered)) counted) open;
+    FOR worker, execution_id, node_name, tool_kind, waited, version, answer, latest IN
     WITH chosen AS MATERIALIZED (
-        -- commands with one attempt left are claimed one at a time, so that one that kills its workers fails alone
+        -- a claim gets at most one command with one attempt left, so that one that kills its workers fails alone
         SELECT * FROM (
             SELECT *, row_number() OVER (PARTITION BY last ORDER BY priority DESC, turn, event_id) AS place
             FROM unnest(picked)) ranked
-        WHERE NOT last OR place = 1
+        WHERE NOT last OR place <= claims
         ORDER BY priority DESC, turn, event_id LIMIT capacity
     ), alive AS MATERIALIZED (
         SELECT id FROM (SELECT DISTINCT execution_id AS id FROM chosen) asked WHERE noetl.is_open_now(id)
@@ -214,13 +236,14 @@ BEGIN
         DELETE FROM noetl.queue USING over
         WHERE queue.execution_id = over.execution_id AND queue.command_id = over.command_id
     ), named AS MATERIALIZED (
-        SELECT execution_id, command_id,
-               ids[row_number() OVER (ORDER BY priority DESC, turn, event_id)] AS claim_id
-        FROM chosen
-        WHERE execution_id IN (SELECT id FROM alive)
-          AND (execution_id, command_id) NOT IN (SELECT execution_id, command_id FROM over)
+        SELECT execution_id, command_id, open_ids[position] AS claim_id, open_workers[position] AS claimant
+        FROM (
+            SELECT *, row_number() OVER (ORDER BY last DESC, priority DESC, turn, event_id) AS position
+            FROM chosen
+            WHERE execution_id IN (SELECT id FROM alive)
+              AND (execution_id, command_id) NOT IN (SELECT execution_id, command_id FROM over)) placed
     ), leased AS (
-        UPDATE noetl.queue SET status = 'leased', worker_id = worker, claim_event_id = named.claim_id,
+        UPDATE noetl.queue SET status = 'leased', worker_id = named.claimant, claim_event_id = named.claim_id,
             attempts = attempts + 1, lease_until = now() + make_interval(secs => lease)
         FROM named
         WHERE queue.execution_id = named.execution_id AND queue.command_id = named.command_id
@@ -234,19 +257,19 @@ BEGIN
             (context -> 'meta') || jsonb_strip_nulls(jsonb_build_object(
                 'waited', round(extract(epoch FROM now() - available_at), 4),
                 'claim', CASE WHEN attempts > 1 THEN attempts END)),
-            (context ->> 'index')::int, worker
+            (context ->> 'index')::int, worker_id
         FROM leased
         ON CONFLICT DO NOTHING  -- a command that a resumed driver queues again may count its claims again
     ), held AS MATERIALIZED (
         SELECT * FROM leased
         UNION ALL
         SELECT * FROM noetl.queue
-        WHERE capacity = 0 AND worker_id = worker AND status = 'leased' AND claim_event_id = ANY(ids)
+        WHERE answered <> '{}' AND worker_id = ANY(answered) AND status = 'leased' AND claim_event_id = ANY(ids)
     ), versions AS MATERIALIZED (
         SELECT id, noetl.state_version(id) AS state_version
         FROM (SELECT DISTINCT execution_id AS id FROM held) asked
     )
-    SELECT execution_id, node_name, tool_kind,
+    SELECT worker_id, execution_id, node_name, tool_kind,
         array_agg(extract(epoch FROM now() - available_at)::float8), state_version,
         json_build_object(
             'execution_id', execution_id::text, 'tool_kind', tool_kind, 'state_version', state_version,
@@ -256,7 +279,7 @@ BEGIN
                 'claim', attempts, 'context', context) ORDER BY turn, event_id))::text,
         max(turn)
     FROM held JOIN versions ON versions.id = execution_id
-    GROUP BY execution_id, state_version, shared, node_name, tool_kind
+    GROUP BY worker_id, execution_id, state_version, shared, node_name, tool_kind
 
     LOOP
         reached := GREATEST(reached, latest);

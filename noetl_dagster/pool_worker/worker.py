@@ -251,16 +251,19 @@ class PoolWorker:
         await self._runtime.runner.run(call, claimed=True)
 
     async def _keep_reporting(self) -> None:
-        """Reports at every interval and, over NATS only, soon after each change."""
+        """Reports at every interval and, over NATS only, soon after a change of what it reported."""
         interval = self._runtime.settings.worker_heartbeat_seconds
         clock = asyncio.get_running_loop().time
-        written, status = -interval, ""
+        written, reported = -interval, None
         while True:
-            await self._send_report()
-            if clock() >= written + interval or self._status != status:
-                written, status = clock(), self._status
+            report, due = self.report(), clock() >= written + interval
+            if due or report != reported:
+                await self._send_report()
+            if due or reported is None or report.status != reported.status:
+                written = clock()
                 with contextlib.suppress(*DATABASE_AWAY):
-                    await self._control.report(self.report())
+                    await self._control.report(report)
+            reported = report
             self._changed.clear()
             # asyncio.timeout, not wait_for: the latter may swallow a cancellation
             with contextlib.suppress(TimeoutError):

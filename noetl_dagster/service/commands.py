@@ -109,9 +109,9 @@ async def claim_commands(claim: Claim, plane: ThePlane, sender: Worker) -> bytes
     only = claim.command_ids
     claimed = await plane.claims.claim(claim.worker_id, claim.event_ids, claim.limits, claim.pool, only=only)
     plane.metrics.claim_sizes.observe(sum(len(one.waited) for one in claimed))
-    unknown = {one.execution_id for one in claimed if claim.known.get(one.execution_id) != one.state_version}
-    log = plane.engine.runtime.log
-    states = {execution_id: await log.lifecycle(execution_id) for execution_id in unknown}
+    versions = {one.execution_id: one.state_version for one in claimed}
+    unknown = {execution_id for execution_id, version in versions.items() if claim.known.get(execution_id) != version}
+    states = {execution_id: await plane.states.of(execution_id, versions[execution_id]) for execution_id in unknown}
     return plane.claims.answer(claimed, states)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol
 from fastapi import Depends, Request
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.pool.claims import Claims
+from noetl_dagster.engine.pool.claims import Claims, States
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.capacity import CapacityListener
 from noetl_dagster.events.transport.handler import EventHandler
@@ -55,6 +55,7 @@ class Plane:
     engine: Engine
     handler: EventHandler
     claims: Claims
+    states: States
     catalog: Catalog
     checker: PlaybookChecker
     client: NatsClient
@@ -81,6 +82,7 @@ class Plane:
             engine=engine,
             handler=handler,
             claims=Claims(runtime.pool, lease, metrics.count_waited),
+            states=States(runtime.log),
             catalog=Catalog(settings.playbooks_path),
             checker=PlaybookChecker(settings),
             client=client,

@@ -42,6 +42,9 @@ SLICE = 500
 SWEEP_SECONDS = 5.0
 """Longest interval at which claims are checked; ends never wait for it."""
 
+BROADCAST_SECONDS = 0.0005
+"""For each worker of a pool, all of them are notified so much less often: at most every 0.1 s of 200 workers."""
+
 PATIENCE = RetryLimits(DATABASE_AWAY)
 
 
@@ -74,6 +77,8 @@ class Link:
         self._stop = asyncio.Event()
         self._pools: dict[tuple[int, str], str] = {}  # by execution and step
         self._unattended: set[str] = set()
+        self._unannounced: Counter[str] = Counter()  # commands by pool
+        self._broadcasts: dict[str, asyncio.Task[None]] = {}  # by pool
         self._ends = CommandEnds(runtime.pool, settings.db_url)
 
     async def open(self) -> None:
@@ -89,7 +94,7 @@ class Link:
     async def close(self) -> None:
         """Stops the tasks, commits events that were already fetched, and closes the connections."""
         self._stop.set()
-        await cancel_and_wait(*self._tasks)
+        await cancel_and_wait(*self._tasks, *self._broadcasts.values())
         if self._ingesting is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ingesting
@@ -186,9 +191,27 @@ class Link:
         # the others have ended, or an earlier run has queued them
         self._ends.check({request.call.command.command_id for request in batch} - names)
         for pool, waiting in kinds.items():
-            targets = self._capacity.registry.targets(len(waiting), set(waiting), pool)
-            await announce_commands(self._client, len(waiting), pool, targets)
+            await self._announce(pool, waiting)
         return names
+
+    async def _announce(self, pool: str, kinds: Sequence[str]) -> None:
+        """Notifies workers with capacity of waiting commands; if there are none, all of the pool, not too often.
+
+        Workers without capacity claim as soon as they have some, and report what they have left.
+        """
+        broadcast = self._broadcasts.get(pool)
+        if broadcast is not None and not broadcast.done():
+            self._unannounced[pool] += len(kinds)
+        elif targets := self._capacity.registry.targets(len(kinds), set(kinds), pool):
+            await announce_commands(self._client, len(kinds), pool, targets)
+        else:
+            self._unannounced[pool] += len(kinds)
+            self._broadcasts[pool] = asyncio.create_task(self._broadcast(pool))
+
+    async def _broadcast(self, pool: str) -> None:
+        while commands := self._unannounced.pop(pool, 0):
+            await announce_commands(self._client, commands, pool)
+            await asyncio.sleep(BROADCAST_SECONDS * self._capacity.registry.attending(pool))
 
     async def _sweep(self) -> None:
         interval = min(SWEEP_SECONDS, self._runtime.settings.worker_heartbeat_seconds)
@@ -263,7 +286,7 @@ class Link:
 
     def _note_workers(self, pool: str, waits: bool) -> None:
         """Warns, once, that commands wait for a pool that has no worker."""
-        if not waits or not self._client.is_connected or self._capacity.registry.attended(pool):
+        if not waits or not self._client.is_connected or self._capacity.registry.attending(pool):
             self._unattended.discard(pool)
         elif pool not in self._unattended:
             self._unattended.add(pool)

@@ -5,10 +5,11 @@ It decides which workers are notified of waiting commands. Any worker of the poo
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -23,9 +24,13 @@ from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.nats import NatsClient, subject_token
 from noetl_dagster.events.transport.queries import MISSED_REPORTS
 from noetl_dagster.events.transport.wire import Id
+from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME
 
 logger = logging.getLogger(__name__)
+
+WRITE_SECONDS = 0.5
+"""Reports are written at most this often, those of many workers together."""
 
 TARGETED_SECONDS = 0.5
 """A worker that was notified and reports no change within this time is assumed to have capacity again."""
@@ -134,9 +139,9 @@ class CapacityRegistry:
             if not worker.lost:
                 worker.heard = now
 
-    def attended(self, pool: str) -> bool:
-        """Returns whether a worker of the pool claims commands."""
-        return any(self._ready(pool))
+    def attending(self, pool: str) -> int:
+        """Returns how many workers of the pool claim commands."""
+        return sum(1 for _ in self._ready(pool))
 
     def targets(self, commands: int, kinds: Collection[str], pool: str = DEFAULT_POOL) -> list[str]:
         """Returns the workers of a pool to notify of so many commands: those with the most capacity, some in reserve.
@@ -188,6 +193,8 @@ class CapacityListener:
         self._client = client
         self._pool = pool
         self._subscriptions: list[Any] = []
+        self._unwritten: dict[tuple[str, str], WorkerReport] = {}
+        self._writing: asyncio.Task[None] | None = None
         self.registry = CapacityRegistry()
 
     async def open(self) -> None:
@@ -198,10 +205,13 @@ class CapacityListener:
         await self._client.publish(f"{prefix}.report.now", b"")
 
     async def close(self) -> None:
-        """Ends the subscriptions."""
+        """Ends the subscriptions, and writes the last reports."""
         for subscription in self._subscriptions:
             if not self._client.is_closed:
                 await subscription.unsubscribe()
+        if self._writing is not None:
+            await cancel_and_wait(self._writing)
+            await self._write_reports()
 
     async def _receive(self, message: Msg) -> None:
         names = self._client.names
@@ -221,18 +231,43 @@ class CapacityListener:
             return
         self.registry.heard(report)
         if self._pool is not None:
+            self._unwritten[report.pool, report.worker_id] = report
+            if self._writing is None or self._writing.done():
+                self._writing = asyncio.create_task(self._keep_writing())
+
+    async def _keep_writing(self) -> None:
+        """Writes reports, the first at once, until there are none for a while."""
+        while self._unwritten:
+            await self._write_reports()
+            await asyncio.sleep(WRITE_SECONDS)
+
+    async def _write_reports(self) -> None:
+        """Writes the latest report of each worker; of two pools with a worker of one name, one after the other."""
+        assert self._pool is not None
+        while self._unwritten:
+            reports = {report.worker_id: report for report in reversed([*self._unwritten.values()])}
+            for report in reports.values():
+                del self._unwritten[report.pool, report.worker_id]
             try:
-                await put_worker(self._pool, report)
+                await put_workers(self._pool, [*reports.values()])
             except DATABASE_AWAY as error:
-                logger.debug("capacity of %s is not written: %s", report.worker_id, error)
+                logger.debug("the capacities of %d workers are not written: %s", len(reports), error)
+            except asyncpg.PostgresError:
+                logger.exception("the capacities of %d workers are not written", len(reports))
 
 
 async def put_worker(pool: asyncpg.Pool, report: WorkerReport) -> str | None:
     """Writes a report to ``noetl.runtime``; returns another pool for which a worker of that name reports, else None."""
-    capacity = report.model_dump(include={"pool", "slots", "available_slots", "active_tasks", "tool_pools", "interval"})
-    own = (report.worker_id, report.status, capacity, report.meta)
-    other: str | None = await pool.fetchval(queries.PUT_WORKER, *own, float(MISSED_REPORTS))
-    return other
+    return (await put_workers(pool, [report])).get(report.worker_id)
+
+
+async def put_workers(pool: asyncpg.Pool, reports: Sequence[WorkerReport]) -> dict[str, str]:
+    """Writes reports of different workers; returns the other pools for which workers of their names report."""
+    shown = {"pool", "slots", "available_slots", "active_tasks", "tool_pools", "interval"}
+    rows = [(one.worker_id, one.status, one.model_dump(include=shown), one.meta) for one in reports]
+    columns = map(list, zip(*rows, strict=True))
+    found = await pool.fetch(queries.PUT_WORKERS, *columns, float(MISSED_REPORTS))
+    return {row["worker_id"]: row["pool"] for row in found}
 
 
 async def publish_report(client: NatsClient, report: WorkerReport) -> None:

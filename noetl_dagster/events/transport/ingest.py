@@ -37,6 +37,7 @@ from noetl_dagster.events.transport.nats import (
 )
 from noetl_dagster.events.transport.wire import EventLimits, RefusedEvent, decode_message, message_of
 from noetl_dagster.events.types import Event
+from noetl_dagster.process.pace import Pace
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 
@@ -229,6 +230,7 @@ class Ingestor:
         self._observe = observe
         self._pull = Pull(client, self._names.event_stream, self._names.ingest_consumer, ahead=2 * batch)
         self._taking = asyncio.Lock()
+        self._pace = Pace()
         self.total = IngestReport()
         self.active_at = time.monotonic()
 
@@ -279,10 +281,14 @@ class Ingestor:
         async def work() -> None:
             while True:
                 async with self._taking:
+                    await asyncio.sleep(self._pace.pause)
                     messages = await take()
+                    self._pace.begin()
                 if messages is None:
                     return
                 self.active_at = time.monotonic()
+                for message in messages:
+                    self._pace.note(message.subject.rsplit(".", 2)[0])  # without execution and type
                 await self._ingest(messages)
 
         async with asyncio.TaskGroup() as group:

@@ -96,7 +96,7 @@ FROM unnest($1::bigint[], $2::text[]) AS wanted (execution_id, command_id), LATE
 
 # Claims as many commands as there are ids in $2, only those of $6 and $7 if given; see schema/060_pool.sql.
 CLAIM = """
-SELECT execution_id, node_name, tool_kind, waited, version, answer
+SELECT worker, execution_id, node_name, tool_kind, waited, version, answer
 FROM noetl.claim($1, $2, $3, $4, $5, $6::bigint[], $7::text[])
 """
 
@@ -201,22 +201,28 @@ ON CONFLICT (source, message_id) DO UPDATE SET deliveries = EXCLUDED.deliveries,
 """
 DEAD_LETTER_COUNT = "SELECT count(*) FROM noetl.dead_letter"
 
-# A worker's capacity as it reports it. Every process of the API hears it, and the first writes it. If a worker of that
-# name reports for another pool, and has missed fewer than $5 reports, nothing is written; returns that pool.
-PUT_WORKER = """
-WITH other AS MATERIALIZED (
-    SELECT capacity ->> 'pool' AS pool FROM noetl.runtime
-    WHERE worker_id = $1 AND capacity ->> 'pool' <> $3::jsonb ->> 'pool' AND status <> 'stopped'
-      AND heartbeat > now() - make_interval(secs => $5 * (capacity ->> 'interval')::float8)
+# The capacities of workers as they report them, each named once. Every process of the API hears them, and the first
+# writes them. If a worker of that name reports for another pool, and has missed fewer than $5 reports, its capacity is
+# not written; returns the name and that pool.
+PUT_WORKERS = """
+WITH given AS MATERIALIZED (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::jsonb[], $4::jsonb[]) AS given (worker_id, status, capacity, meta)
+), other AS MATERIALIZED (
+    SELECT known.worker_id, known.capacity ->> 'pool' AS pool
+    FROM given JOIN noetl.runtime known USING (worker_id)
+    WHERE known.capacity ->> 'pool' <> given.capacity ->> 'pool' AND known.status <> 'stopped'
+      AND known.heartbeat > now() - make_interval(secs => $5 * (known.capacity ->> 'interval')::float8)
 ), put AS (
     INSERT INTO noetl.runtime AS known (worker_id, kind, status, capacity, meta, heartbeat)
-    SELECT $1, 'worker', $2, $3, $4, now() WHERE NOT EXISTS (SELECT FROM other)
+    SELECT worker_id, 'worker', status, capacity, meta, now() FROM given
+    WHERE worker_id NOT IN (SELECT worker_id FROM other)
+    ORDER BY worker_id  -- every process locks rows in this order
     ON CONFLICT (worker_id) DO UPDATE SET status = EXCLUDED.status, capacity = EXCLUDED.capacity,
         meta = known.meta || EXCLUDED.meta, heartbeat = now()
     WHERE (known.status, known.capacity) IS DISTINCT FROM (EXCLUDED.status, EXCLUDED.capacity)
        OR NOT known.meta @> EXCLUDED.meta OR known.heartbeat < now() - interval '1 second'
 )
-SELECT pool FROM other
+SELECT worker_id, pool FROM other
 """
 WORKERS = """
 SELECT worker_id, status, capacity, meta, started_at, heartbeat,

@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.pool.claims import ClaimRow, Claims
+from noetl_dagster.engine.pool.claims import ClaimRow, Claims, States
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.handler import EventHandler
@@ -99,7 +99,8 @@ async def test_an_answer_holds_what_a_worker_needs(engine: Engine, claims: Claim
     asked = engine.runtime.ids.take(5)
     granted = await claims.claim("w", asked)
     events = await engine.runtime.log.lifecycle(execution_id)
-    batch = Batch.model_validate_json(claims.answer(granted, {execution_id: events}))
+    state = await States(engine.runtime.log).of(execution_id, granted[0].state_version)
+    batch = Batch.model_validate_json(claims.answer(granted, {execution_id: state}))
     [group] = batch.groups
     assert (group.execution_id, group.tool_kind, len(batch)) == (execution_id, "noop", 3)
     assert group.shared == {"step": "work", "loop_id": "noop0", "shard": True}
@@ -331,6 +332,68 @@ async def test_commands_with_one_chance_left_are_claimed_one_at_a_time(engine: E
     await pool.execute("UPDATE noetl.queue SET attempts = 2 WHERE command_id NOT LIKE '%:9:1'")
     sizes = [len(names(await claims.claim("w", ids.take(20)))) for _ in range(10)]
     assert sizes == [2, 1, 1, 1, 1, 1, 1, 1, 1, 0]
+
+
+async def test_each_of_many_claims_gets_one_command_with_one_chance_left(engine: Engine, claims: Claims) -> None:
+    await enqueue(engine, await execution_of(engine), 10)
+    pool, ids = engine.runtime.pool, engine.runtime.ids
+    await pool.execute("UPDATE noetl.queue SET attempts = 2 WHERE (context ->> 'index')::int < 5")
+    answers = await asyncio.gather(*(claims.claim(f"w{number}", ids.take(3)) for number in range(3)))
+    held = "SELECT worker_id, count(*) FROM noetl.queue WHERE attempts = 3 AND status = 'leased' GROUP BY 1"
+    assert dict(await pool.fetch(held)) == {"w0": 1, "w1": 1, "w2": 1}
+    assert sum(len(names(answer)) for answer in answers) == 7, "of the first nine, two with one chance left wait"
+
+
+async def test_claims_of_many_workers_share_a_statement(engine: Engine, claims: Claims) -> None:
+    first, second = await execution_of(engine), await execution_of(engine)
+    for execution_id in (first, second):
+        await enqueue(engine, execution_id, 20)
+    ids, pool = engine.runtime.ids, engine.runtime.pool
+    asked = {f"w{number}": ids.take(1 + number % 3) for number in range(12)}
+    answers = await asyncio.gather(*(claims.claim(name, given) for name, given in asked.items()))
+    taken = dict(zip(asked, map(names, answers), strict=True))
+    assert {name: len(found) for name, found in taken.items()} == {name: len(given) for name, given in asked.items()}
+    every = [command for found in taken.values() for command in found]
+    assert len(set(every)) == len(every) == 24
+    assert 11 <= sum(command.startswith(f"{first}:") for command in every) <= 13, "in turn"
+    rows = await pool.fetch("SELECT * FROM noetl.event WHERE event_type = 'command.claimed'")
+    assert {row["event_id"]: row["worker_id"] for row in rows} == {
+        event_id: name for name, given in asked.items() for event_id in given
+    }
+    assert len({row["xact_id"] for row in rows}) == 1
+    # the same claims again, beside others
+    others = {f"other{number}": ids.take(2) for number in range(5)}
+    again = dict([*asked.items()][3:9]) | others
+    answers = await asyncio.gather(*(claims.claim(name, given) for name, given in again.items()))
+    found = dict(zip(again, map(names, answers), strict=True))
+    assert all(sorted(found[name]) == sorted(taken[name]) for name in again if name in taken)
+    assert len({command for name in others for command in found[name]} - set(every)) == 10
+
+
+async def test_ids_serve_once_among_other_claims(engine: Engine, claims: Claims) -> None:
+    """Those of a claim whose commands have ended, of another worker, or of another claim in the same statement."""
+    execution_id = await execution_of(engine)
+    commands = await enqueue(engine, execution_id, 2)
+    await enqueue(engine, execution_id, 20, start=2, priority=-1)
+    runtime = engine.runtime
+    used, shared = runtime.ids.take(2), runtime.ids.take(2)
+    await claims.claim("w", used)
+    ends = [runtime.commands.ended(command, Outcome({"status": "ok", "data": 1})) for command in commands]
+    await EventHandler(runtime.log, 300.0).handle_events(ends)
+    given = {"w": used, "thief": used, "first": shared, "second": shared, "else": runtime.ids.take(3)}
+    answers = await asyncio.gather(*(claims.claim(name, ids) for name, ids in given.items()))
+    sizes = dict(zip(given, (len(names(answer)) for answer in answers), strict=True))
+    assert sizes == {"w": 0, "thief": 0, "first": 2, "second": 0, "else": 3}
+    assert await runtime.pool.fetchval(QUEUED) == 15
+
+
+async def test_a_claim_that_the_database_refuses_fails_alone(engine: Engine, claims: Claims) -> None:
+    await enqueue(engine, await execution_of(engine), 5)
+    ids = engine.runtime.ids
+    good, bad = await asyncio.gather(claims.claim("w", ids.take(2)), claims.claim("x", [2**70]), return_exceptions=True)
+    assert not isinstance(good, BaseException)
+    assert len(names(good)) == 2
+    assert isinstance(bad, asyncpg.DataError)
 
 
 async def test_a_cancellation_that_takes_long_keeps_nothing_from_the_others(engine: Engine, claims: Claims) -> None:

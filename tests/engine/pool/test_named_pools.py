@@ -104,7 +104,7 @@ def test_who_is_woken() -> None:
     registry.heard(WorkerReport(worker_id="gpu", pool="gpu", slots=2, available_slots=2))
     assert registry.targets(1, {"http"}, "gpu") == ["gpu"]
     assert registry.targets(1, {"http"}) == ["other"]
-    assert [registry.attended(pool) for pool in ("gpu", "default", "x")] == [True, True, False]
+    assert [registry.attending(pool) for pool in ("gpu", "default", "x")] == [1, 1, 0]
 
 
 async def test_whether_something_waits_is_looked_up_by_execution(engine: Engine) -> None:
