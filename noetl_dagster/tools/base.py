@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -169,18 +169,26 @@ def as_result_ref(value: Any) -> ResultRef | str | None:
     return None
 
 
-@asynccontextmanager
-async def time_limit(call: ToolCall, most: float | None = None) -> AsyncIterator[None]:
+_UNLIMITED = nullcontext()
+
+
+def time_limit(call: ToolCall, most: float | None = None) -> AbstractAsyncContextManager[None]:
     """Cancels the block after the call's ``timeout`` seconds, if it has one, with a retryable ``ToolError``.
 
     Args:
         most: the limit of the installation, ``NOETL_PLAYBOOK_SECONDS``. The smaller limit applies.
     """
     own = seconds_of(call)
-    seconds = min((one for one in (own, most) if one is not None), default=None)
-    if seconds is None:
-        yield
-        return
+    if own is None and most is None:
+        return _UNLIMITED
+    if own is None or (most is not None and most < own):
+        assert most is not None
+        return _limited(call, most, f"the {most:g} s of NOETL_PLAYBOOK_SECONDS")
+    return _limited(call, own, f"its timeout of {own:g} s")
+
+
+@asynccontextmanager
+async def _limited(call: ToolCall, seconds: float, name: str) -> AsyncIterator[None]:
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
@@ -188,12 +196,8 @@ async def time_limit(call: ToolCall, most: float | None = None) -> AsyncIterator
     except TimeoutError:
         if not limit.expired():
             raise
-        raise ToolError(
-            f"{call.task.kind} in step {call.step} took longer than "
-            + (f"its timeout of {seconds:g} s" if seconds == own else f"the {seconds:g} s of NOETL_PLAYBOOK_SECONDS"),
-            kind="timeout",
-            retryable=True,
-        ) from None
+        message = f"{call.task.kind} in step {call.step} took longer than {name}"
+        raise ToolError(message, kind="timeout", retryable=True) from None
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -25,6 +25,8 @@ from noetl_dagster.worker.command import Command, CommandEvents
 
 LEFT_OUT = "skipped"
 """Status of a chunk of which the consuming step makes none."""
+
+_NONE_PUBLISHED = nullcontext()
 
 StreamKey = tuple[int, str, int]
 """Execution, step and visit, which have one stream of chunks."""
@@ -170,16 +172,17 @@ class ChunkStreams:
         streams = self._open.get(key, ())
         return next((stream for stream in streams if stream.has_consumers), streams[-1] if streams else None)
 
-    @contextmanager
-    def running(self, command: Command, task: str) -> Iterator[None]:
+    def running(self, command: Command, task: str) -> AbstractContextManager[None]:
         """Lets a command's calls of a task publish chunks until the block ends, unless its result is a chunk itself."""
-        own = None
-        if command.index is None:
-            own = self._running[command.command_id] = _PublishingCommand(command, task)
+        return self._publishing(command, task) if command.index is None else _NONE_PUBLISHED
+
+    @contextmanager
+    def _publishing(self, command: Command, task: str) -> Iterator[None]:
+        own = self._running[command.command_id] = _PublishingCommand(command, task)
         try:
             yield
         finally:
-            if own is not None and self._running.get(command.command_id) is own:  # not that of a later claim
+            if self._running.get(command.command_id) is own:  # not that of a later claim
                 del self._running[command.command_id]
 
     # -- for tools -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from noetl_dagster.errors import Place, PlaybookError, Problem, TemplateError, UndefinedNameError
@@ -107,7 +108,7 @@ class TaskProgram:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepProgram:
     """A step with its tasks, input, loop and routing compiled.
 
@@ -140,7 +141,7 @@ class StepProgram:
             return False
         return not any(one.rule.continues_success for task in self.tasks for one in task.continuations)
 
-    @property
+    @cached_property
     def in_pool(self) -> bool:
         """Reports that its commands run in worker processes. Child playbooks are routing, and stay in the driver.
 
@@ -159,7 +160,7 @@ class StepProgram:
         given = None if loop is None else loop.fanout.max_concurrent
         return given or (SHARDS_IN_POOL if self.in_pool else SHARDS_HERE)
 
-    @property
+    @cached_property
     def keeps_to_driver(self) -> bool:
         """Reports that its commands run only in the process that drives the execution."""
         if any(task.task.config.get("pipes") for task in self.tasks):  # the driver receives the job's messages
@@ -177,7 +178,7 @@ class StepProgram:
         inside = [task.task.settings for task in self.tasks]
         return self.step.settings | {name: text for own in inside for name, text in own.items()}
 
-    @property
+    @cached_property
     def telling_task(self) -> str:
         """The task whose calls may publish chunks of the step's result: the last, if no attempt follows a success."""
         entries = (entry for task in self.tasks for entry in task.continuations)
@@ -202,12 +203,12 @@ class StepProgram:
         """Kind of the first task's tool, which the step's commands carry."""
         return self.tasks[0].task.kind if self.tasks else "noop"
 
-    @property
+    @cached_property
     def retries(self) -> bool:
         """Reports that a task has a ``retry`` block, so that each attempt is a command of its own."""
         return any(task.continuations for task in self.tasks)
 
-    @property
+    @cached_property
     def sink(self) -> Sink | None:
         """The sink of each iteration's or attempt's result: a task's, or that of a rule of its ``retry``."""
         for task in self.tasks:

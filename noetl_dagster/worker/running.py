@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,14 +37,28 @@ LATER = RetryLimits((ToolError,), seconds=3600.0, longest_pause=15.0)
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _RunningCommand:
-    """A command that runs. ``due``: the time of its next heartbeat; ``written``: the note of the last one."""
+    """A command that runs until the block ends.
+
+    Attributes:
+        due: the time of its next heartbeat.
+        written: the note of the last one.
+        others: all running commands, by their ids.
+    """
 
     command: Command
     due: float
+    others: dict[str, _RunningCommand]
     note: str = ""
     written: str = ""
+
+    def __enter__(self) -> None:
+        self.others[self.command.command_id] = self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.others.get(self.command.command_id) is self:  # not that of a later claim of the same command
+            del self.others[self.command.command_id]
 
 
 class Heartbeats:
@@ -61,19 +75,12 @@ class Heartbeats:
         self._running: dict[str, _RunningCommand] = {}
         self._task: asyncio.Task[None] | None = None
 
-    @contextmanager
-    def beating(self, command: Command) -> Iterator[None]:
+    def beating(self, command: Command) -> AbstractContextManager[None]:
         """Writes heartbeats until the block ends."""
         loop = asyncio.get_running_loop()
-        key = command.command_id
-        own = self._running[key] = _RunningCommand(command, loop.time() + self._interval)
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._beat())
-        try:
-            yield
-        finally:
-            if self._running.get(key) is own:  # not that of a later claim of the same command
-                del self._running[key]
+        return _RunningCommand(command, loop.time() + self._interval, self._running)
 
     def tell(self, call: ToolCall, message: str) -> None:
         """Stores a call's progress for the next heartbeat of its command."""
