@@ -1,6 +1,8 @@
 """Executions a second of a playbook of two python steps: warm processes beside Dagster's default launcher.
 
-python benchmarks/executions.py [executions] [of the default launcher]
+They have a Dagster run each, or none. The CPU time is that of each kind of process.
+
+python benchmarks/executions.py [executions] [of the default launcher] [without a run]
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import asyncpg
 import httpx
 import psutil
@@ -32,11 +35,13 @@ from noetl_dagster.settings import Settings
 
 EXECUTIONS = 1000
 DEFAULT = 12
+WITHOUT_RUN = 3000
 ALONE = 20
 FIRST_STEP = """
 SELECT extract(epoch FROM min(created_at))::float8 FROM noetl.event
 WHERE execution_id = $1 AND event_type = 'step.enter'
 """
+REPORTED = "SELECT count(*) FROM noetl.event WHERE event_type = 'execution.reported' AND execution_id = ANY($1)"
 ENDED = "SELECT count(*) FROM noetl.event WHERE event_type = 'playbook.completed' AND execution_id = ANY($1)"
 
 LAUNCH = """
@@ -71,17 +76,21 @@ with DagsterInstance.get() as instance, WorkspaceProcessContext(instance, target
 """
 
 
-async def main(executions: int, default: int) -> None:
+async def main(executions: int, default: int, without_run: int) -> None:
     with tempfile.TemporaryDirectory(prefix="noetl-bench-") as name:
         folder = Path(name)
         (folder / "two.yaml").write_text(PLAYBOOK)
         settings = embedded.ensure(Settings(home=folder / "home", playbooks_path=folder))
         try:
-            plain = _plainly(settings, default)
-            print(f"Dagster's default launcher: {default} runs in {plain:.1f} s, {default / plain:.2f} a second")
+            plain = _plainly(settings, default) if default else 0.0
+            if default:
+                print(f"Dagster's default launcher: {default} runs in {plain:.1f} s, {default / plain:.2f} a second")
             with _serving(settings) as url:
-                rate = await _ours(settings, url, executions)
-            print(f"{rate / (default / plain):.1f} times Dagster's default launcher")
+                rate = await _ours(settings, url, executions) if executions else 0.0
+                if without_run:
+                    await _without_run(settings, url, without_run)
+            if default and executions:
+                print(f"{rate / (default / plain):.1f} times Dagster's default launcher")
         finally:
             stop(embedded.run_server_folder(settings))
             embedded.down(settings)
@@ -116,8 +125,75 @@ async def _ours(settings: Settings, url: str, executions: int) -> float:
     return executions / seconds
 
 
-async def _post(client: httpx.AsyncClient) -> int:
-    answer = await client.post("/api/executions/execute", json={"path": "bench/two"})
+async def _without_run(settings: Settings, url: str, executions: int) -> None:
+    """Posts executions at once from a process of its own, and waits until Dagster has their assets."""
+    assert settings.db_url is not None
+    connection = await asyncpg.connect(settings.db_url)
+    headers = {CLIENT_HEADER: "benchmark"}
+    async with httpx.AsyncClient(base_url=url, timeout=600, headers=headers) as client:
+        await _counted(connection, REPORTED, [await _post(client, "engine") for _ in range(3)])
+    before, began = _cpu(), time.perf_counter()
+    posted = await _post_many(url, executions)
+    accepted = time.perf_counter() - began
+    await _counted(connection, ENDED, posted)
+    seconds = time.perf_counter() - began
+    await _counted(connection, REPORTED, posted)
+    reported = time.perf_counter() - began
+    cpu = {kind: 1000 * (now - before.get(kind, 0.0)) / executions for kind, now in _cpu().items()}
+    await connection.close()
+    print(
+        f"without a run: {executions} POSTed at once: accepted in {accepted:.1f} s, all completed in {seconds:.1f} s, "
+        f"{executions / seconds:.0f} a second; Dagster had all assets after {reported:.1f} s, "
+        f"{executions / reported:.0f} a second"
+    )
+    print("CPU time of each in ms: " + ", ".join(f"{kind} {used:.1f}" for kind, used in sorted(cpu.items())))
+
+
+async def _post_many(url: str, count: int) -> list[int]:
+    """Posts over 64 connections with aiohttp, which needs less CPU time than httpx."""
+    left = iter(range(count))
+    posted: list[int] = []
+    body = {"path": "bench/two", "runner": "engine"}
+    async with aiohttp.ClientSession(url, headers={CLIENT_HEADER: "benchmark"}) as session:
+
+        async def post() -> None:
+            for _ in left:
+                async with session.post("/api/executions/execute", json=body) as answer:
+                    answer.raise_for_status()
+                    posted.append(int((await answer.json())["execution_id"]))
+
+        await asyncio.gather(*(post() for _ in range(64)))
+    return posted
+
+
+async def _counted(connection: Any, query: str, executions: list[int]) -> None:
+    while await connection.fetchval(query, executions) < len(executions):
+        await asyncio.sleep(0.2)
+
+
+def _cpu() -> dict[str, float]:
+    """Seconds of CPU time by kind of process, of those that live."""
+    found: dict[str, float] = {"this benchmark": time.process_time()}
+    for process in psutil.process_iter(["name", "cmdline"]):
+        line = process.info["cmdline"] or []
+        if "noetl_dagster.launcher.server" in line:
+            kind = "run server and drivers"
+        elif "serve" in line and "noetl_dagster" in line:
+            kind = "API"
+        elif "postgres" in (process.info["name"] or ""):
+            kind = "PostgreSQL"
+        else:
+            continue
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        found[kind] = found.get(kind, 0.0) + times.user + times.system
+    return found
+
+
+async def _post(client: httpx.AsyncClient, runner: str = "dagster") -> int:
+    answer = await client.post("/api/executions/execute", json={"path": "bench/two", "runner": runner})
     return int(answer.raise_for_status().json()["execution_id"])
 
 
@@ -182,4 +258,4 @@ def _serving(settings: Settings) -> Iterator[str]:
 
 if __name__ == "__main__":
     given = [int(argument) for argument in sys.argv[1:]]
-    asyncio.run(main(*(given + [EXECUTIONS, DEFAULT][len(given) :])))
+    asyncio.run(main(*(given + [EXECUTIONS, DEFAULT, WITHOUT_RUN][len(given) :])))

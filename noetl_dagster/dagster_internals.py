@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dagster._core.definitions.job_base import InMemoryJob
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
     from dagster._core.event_api import EventLogCursor
-    from dagster._core.events import EngineEventData
+    from dagster._core.events import EngineEventData, StepMaterializationData
     from dagster._core.execution.api import ExecuteRunWithPlanIterable, execute_run
     from dagster._core.execution.compute_logs import create_compute_log_file_key, redirect_to_file
     from dagster._core.execution.context_creation_job import PlanExecutionContextManager
@@ -104,6 +104,10 @@ _PRIVATE = {
         "dagster._core.execution.retries": "RetryMode",
         "dagster._core.execution.step_dependency_config": "StepDependencyConfig",
     },
+    (
+        "compiler/reporting.py: the assets of many executions without runs, stored together",
+        "DagsterInstance.report_runless_asset_event for each",
+    ): {"dagster._core.events": "StepMaterializationData"},
     (
         "compiler/executors/pods.py: the pods of steps",
         "k8s_job_executor for the whole run, which launches and watches pods by itself",

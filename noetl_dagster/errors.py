@@ -251,7 +251,7 @@ class LaunchError(ServiceError):
 
 
 class NotDeployedError(NoetlError):
-    """No code location contains the job of a playbook."""
+    """No code location contains the job of a playbook, or the playbook cannot be started in the wanted way."""
 
 
 class TransportError(ServiceError):

@@ -323,6 +323,10 @@ class Settings(BaseSettings):
         None, ge=1, description="Maximum runs that this machine drives at once; empty: four per core, 16 at most"
     )
 
+    engine_at_once: int = Field(
+        200, ge=1, description="Executions without a Dagster run that a machine drives side by side; others wait"
+    )
+
     run_launcher: RunLauncher = Field(
         RunLauncher.WARM,
         description="Runs of executions that the HTTP API accepts: warm, in processes of its machine; dagster, "

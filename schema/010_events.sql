@@ -73,6 +73,11 @@ CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_terminal_epoch
     ON noetl.event (execution_id, (meta ->> 'epoch'))
     WHERE event_type IN ('playbook.completed', 'playbook.failed', 'execution.cancelled');
 
+-- An epoch of an execution without a Dagster run is reported to Dagster at most once.
+CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_reported_epoch
+    ON noetl.event (execution_id, (meta ->> 'epoch'))
+    WHERE event_type = 'execution.reported';
+
 CREATE UNIQUE INDEX IF NOT EXISTS uidx_event_resumed_epoch
     ON noetl.event (execution_id, (meta ->> 'epoch'))
     WHERE event_type IN ('playbook.initialized', 'execution.resumed');

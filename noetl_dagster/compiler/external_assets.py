@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from dagster import AssetKey, AssetMaterialization, AssetRecordsFilter, OpExecutionContext
+from dagster import AssetKey, AssetMaterialization, AssetRecordsFilter, DagsterInstance, OpExecutionContext
 
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import AssetNotFoundError
@@ -23,8 +23,9 @@ class ExternalAssets:
     stored once more, for the execution that reads it.
     """
 
-    def __init__(self, runtime: Runtime, context: OpExecutionContext) -> None:
+    def __init__(self, runtime: Runtime, instance: DagsterInstance, context: OpExecutionContext | None = None) -> None:
         self._runtime = runtime
+        self._instance = instance
         self._context = context
 
     async def find(self, key: Key, partition: str | None) -> dict[str, Any] | None:
@@ -41,7 +42,7 @@ class ExternalAssets:
 
     def _observed(self, key: Key) -> dict[str, Any] | None:
         """Returns the latest observation of a source that no run makes: its address and its version."""
-        records = self._context.instance.fetch_observations(AssetKey(key), limit=1).records
+        records = self._instance.fetch_observations(AssetKey(key), limit=1).records
         seen = records[0].asset_observation if records else None
         if seen is None:
             return None
@@ -52,7 +53,7 @@ class ExternalAssets:
     def _latest(self, key: Key, partition: str | None) -> AssetMaterialization | None:
         partitions = None if partition is None else [partition]
         wanted = AssetRecordsFilter(AssetKey(key), asset_partitions=partitions)
-        records = self._context.instance.fetch_materializations(wanted, limit=1).records
+        records = self._instance.fetch_materializations(wanted, limit=1).records
         return records[0].asset_materialization if records else None
 
     async def _reference(self, key: Key, made: AssetMaterialization) -> ResultRef:
@@ -66,7 +67,7 @@ class ExternalAssets:
 
     def _load(self, key: Key, partition: str | None) -> Any:
         try:
-            repository = self._context.repository_def
+            repository = None if self._context is None else self._context.repository_def
         except Exception:  # a run outside of a code location has none
             repository = None
         if repository is None or AssetKey(key) not in repository.assets_defs_by_key:
@@ -75,7 +76,7 @@ class ExternalAssets:
                 "Dagster, or give the asset one of MinioIOManager, PvcIOManager, GcsIOManager, NoetlResultIOManager"
             )
         try:
-            return repository.load_asset_value(AssetKey(key), instance=self._context.instance, partition_key=partition)
+            return repository.load_asset_value(AssetKey(key), instance=self._instance, partition_key=partition)
         except Exception as error:  # IO managers may raise anything
             raise AssetNotFoundError(
                 f"asset {key_text(key)} cannot be loaded by its IO manager: {type(error).__name__}: {error}"

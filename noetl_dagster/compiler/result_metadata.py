@@ -6,9 +6,11 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 from dagster import (
+    AssetCheckSeverity,
     AssetKey,
     MetadataValue,
     TableColumn,
@@ -22,9 +24,11 @@ from noetl_dagster.compiler.lineage.tables import ROWS_LOOKED_AT, columns_of, ha
 from noetl_dagster.compiler.plan import PlaybookPlan, StepPlan
 from noetl_dagster.compiler.specs import relation_metadata
 from noetl_dagster.events.envelopes import Envelope
-from noetl_dagster.events.state import ExecutionState, StepEnd
-from noetl_dagster.io_managers.metadata import LINEAGE, with_origins
+from noetl_dagster.events.state import CheckOutcome, ExecutionState, StepEnd
+from noetl_dagster.io_managers.metadata import LINEAGE, redacted, with_origins
+from noetl_dagster.playbook.assets import Severity
 from noetl_dagster.playbook.models import Step
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.worker.execution import Execution
 
 logger = logging.getLogger(__name__)
@@ -67,6 +71,17 @@ def step_metadata(
     except Exception as error:  # metadata is for people: the step has completed without it
         log.warning(f"step {end.step}: some metadata is missing: {error!r}")
     return metadata
+
+
+def check_facts(
+    outcome: CheckOutcome, execution_id: int, more: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Returns severity, description and metadata of an evaluated check, for Dagster."""
+    return {
+        "severity": AssetCheckSeverity.WARN if outcome.severity == Severity.WARN else AssetCheckSeverity.ERROR,
+        "description": SECRETS.redact(outcome.why) or None,
+        "metadata": redacted({"execution": str(execution_id), **more, **check_metadata(outcome.facts)}),
+    }
 
 
 def check_metadata(facts: Mapping[str, Any]) -> dict[str, Any]:

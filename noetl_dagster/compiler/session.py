@@ -14,7 +14,6 @@ from typing import Any
 
 from dagster import (
     AssetCheckResult,
-    AssetCheckSeverity,
     DagsterExecutionInterruptedError,
     DagsterRunStatus,
     Failure,
@@ -28,7 +27,7 @@ from noetl_dagster.compiler.names import NOETL, PYSPARK
 from noetl_dagster.compiler.partitions import PlaybookPartitions
 from noetl_dagster.compiler.pipes import open_session, receiving, take_messages
 from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan, StepPlan
-from noetl_dagster.compiler.result_metadata import check_metadata, step_metadata
+from noetl_dagster.compiler.result_metadata import check_facts, step_metadata
 from noetl_dagster.compiler.runs import attach
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.progress import (
@@ -43,11 +42,9 @@ from noetl_dagster.engine.executions.spark_ahead import prepare_spark
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, StepStatus
 from noetl_dagster.io_managers.metadata import redacted, redacted_part
-from noetl_dagster.playbook.assets import Severity
 from noetl_dagster.playbook.graph import have_same_steps_and_arcs
 from noetl_dagster.process.event_loop import background_loop, run_sync
 from noetl_dagster.process.log_context import LogContext
-from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.worker.execution import Execution
 
@@ -96,7 +93,7 @@ class OpSession:
         """
         resource: EngineProvider = getattr(context.resources, NOETL)
         engine = resource.engine()
-        engine.runtime.find_external = ExternalAssets(engine.runtime, context).find
+        engine.runtime.find_external = ExternalAssets(engine.runtime, context.instance, context).find
         engine.runtime.partition_of = lambda playbook, values: PlaybookPartitions(playbook).choose(values)
         engine.runtime.box.pipes = partial(open_session, engine.runtime.box)
         pyspark = getattr(context.resources, PYSPARK, None)
@@ -231,9 +228,7 @@ class OpSession:
             passed=outcome.passed,
             asset_key=one.key,
             check_name=outcome.name,
-            severity=AssetCheckSeverity.WARN if outcome.severity == Severity.WARN else AssetCheckSeverity.ERROR,
-            description=SECRETS.redact(outcome.why) or None,
-            metadata=redacted({"execution": str(self.execution.id), **check_metadata(outcome.facts)}),
+            **check_facts(outcome, self.execution.id),
         )
 
     def pace(self, step: str) -> dict[str, Any]:

@@ -70,12 +70,12 @@ class Engine:
     async def run(self, playbook: Playbook, workload: dict[str, Any] | None = None) -> ExecutionState:
         """Runs a playbook in this process, without Dagster, and returns its final state."""
         execution = await self.lifecycle.create(playbook, workload)
-        return await self._drive(execution)
+        return await self.drive(execution)
 
     async def resume(self, execution_id: int) -> ExecutionState:
         """Resumes an execution that stopped or failed, in this process, without Dagster."""
         execution = await self.lifecycle.resume(execution_id)
-        return await self._drive(execution)
+        return await self.drive(execution)
 
     async def guard(self, execution: Execution, work: Coroutine[Any, Any, T]) -> T:
         """Awaits work that drives an execution, and projects its events; see :meth:`InterruptionWatch.guard`."""
@@ -98,10 +98,18 @@ class Engine:
         retention = timedelta(days=days) if days is not None else None
         return Maintenance(self.runtime.pool, self.runtime.results, retention)
 
-    async def _drive(self, execution: Execution) -> ExecutionState:
+    async def drive(self, execution: Execution, *, release: bool = True) -> ExecutionState:
+        """Takes an execution to its end, in this process, without Dagster, and returns its final state.
+
+        Args:
+            release: other processes may then work on it; else the caller releases it.
+        """
         await self.liveness.hold(execution.id)
         try:
             await self.guard(execution, self.walker.run(execution))
         except ExecutionCancelledError:
             return (await self.runtime.load(execution.id)).state
+        finally:
+            if release:
+                await self.liveness.release(execution.id)
         return execution.state

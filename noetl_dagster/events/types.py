@@ -19,6 +19,7 @@ class EventType(StrEnum):
     WORKFLOW_FAILED = "workflow.failed"
     EXECUTION_RESUMED = "execution.resumed"
     EXECUTION_CANCELLED = "execution.cancelled"
+    EXECUTION_REPORTED = "execution.reported"
 
     STEP_ENTER = "step.enter"
     STEP_EXIT = "step.exit"

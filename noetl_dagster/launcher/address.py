@@ -24,6 +24,7 @@ from typing import IO, Any
 
 import orjson
 
+from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.private_files import private_folder
 from noetl_dagster.process.environment import without_tokens
@@ -116,6 +117,7 @@ def execute_request(
     lenient: bool,
     priority: int = 0,
     resumed: bool = False,
+    runner: Runner = Runner.DAGSTER,
 ) -> Message:
     """Returns the request to drive an execution that is in the log; a resumed one had a run before."""
     return {
@@ -127,6 +129,7 @@ def execute_request(
         "workload": workload,
         "priority": priority,
         "resumed": resumed,
+        "runner": runner.value,
     }
 
 
@@ -289,11 +292,11 @@ class RunLock:
         self._folder, self._run_id, self._file = folder, run_id, file
 
     @classmethod
-    def take(cls, folder: Path, run_id: str) -> RunLock | None:
+    def take(cls, folder: Path, run_id: str, tries: int = LOCK_TRIES) -> RunLock | None:
         """Locks a run; None if a living process drives it already."""
         private_folder(folder)
         file = _path(folder, run_id).open("a+")
-        for _ in range(LOCK_TRIES):
+        for _ in range(tries):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break

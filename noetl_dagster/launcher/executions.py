@@ -18,6 +18,7 @@ import orjson
 
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.runners import Runner, check_runner
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.launcher.address import Address, Channel, Message, driver_of, execute_request, interrupt
 from noetl_dagster.playbook.models import Playbook
@@ -54,16 +55,25 @@ class WarmLauncher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
-    async def check(self, playbook: Playbook) -> None:
-        """Accepts every playbook: one that loads can be launched."""
+    async def check(self, playbook: Playbook, runner: Runner = Runner.DAGSTER) -> None:
+        """Accepts every playbook that loads, unless it needs a run and gets none."""
+        check_runner(playbook, runner)
 
     async def cancelled(self, playbook: str, execution_id: int) -> None:
         """Does nothing: the driver of the execution reads the cancellation in the log."""
 
-    async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0) -> None:
+    async def launch(
+        self,
+        playbook: Playbook,
+        execution_id: int,
+        workload: dict[str, Any],
+        priority: int = 0,
+        runner: Runner = Runner.DAGSTER,
+    ) -> None:
         """Hands an execution to the run server."""
-        lenient = playbook.lenient
-        message = execute_request(playbook.file, execution_id, workload, lenient=lenient, priority=priority)
+        message = execute_request(
+            playbook.file, execution_id, workload, lenient=playbook.lenient, priority=priority, runner=runner
+        )
         # while it waits, this process holds it: recovery leaves it alone
         await self._engine.liveness.hold(execution_id)
         self._pending[str(execution_id)] = message, playbook

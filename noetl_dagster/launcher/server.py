@@ -22,6 +22,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.launcher.address import Address, Channel, Message, stamp_of
 from noetl_dagster.process import logs
 from noetl_dagster.process.environment import hide_from_children
@@ -47,6 +48,7 @@ IMPORTED = (
     "noetl_dagster.code_location.definitions",
     "noetl_dagster.code_location.launch",
     "noetl_dagster.launcher.driver",
+    "noetl_dagster.launcher.engine_driver",
     "noetl_dagster.launcher.warm",
     "noetl_dagster.storage.tiers.objects",
     "noetl_dagster.tools.http.tool",
@@ -82,6 +84,8 @@ class DriverProcess:
 
     Attributes:
         stamp: of the playbooks' files when it was forked.
+        item: the request that it handles.
+        many: requests that it handles side by side, by id; None for a driver of runs, which handles one.
         since: time of its latest request or message, monotonic.
     """
 
@@ -90,13 +94,14 @@ class DriverProcess:
     stamp: object
     ready: bool = False
     item: QueuedRequest | None = None
+    many: dict[str, QueuedRequest] | None = None
     ending: bool = False
     since: float = field(default_factory=time.monotonic)
 
     @property
     def is_idle(self) -> bool:
         """True if it can take a request."""
-        return self.ready and self.item is None and not self.ending
+        return self.ready and self.item is None and not self.many and not self.ending
 
 
 class RunServer:
@@ -111,6 +116,8 @@ class RunServer:
         self._callers: set[Channel] = set()
         self._drivers: dict[int, DriverProcess] = {}
         self._waiting: list[QueuedRequest] = []  # sorted
+        self._without_run: list[QueuedRequest] = []  # sorted; they wait for the driver of many
+        self._engine_at_once = get_settings().engine_at_once
         self._count = itertools.count()
         self._begin_again = 0.0
         self._failed_begins = 0
@@ -126,7 +133,7 @@ class RunServer:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         self._add({"do": "recover", "id": "recover", "priority": FIRST})
-        while not (self._ending and not self._waiting and not self._driven()):
+        while not (self._ending and not self._waiting and not self._known()):
             if self._ending:
                 self._stop_listening()
             self._assign()
@@ -153,15 +160,18 @@ class RunServer:
             match message["do"]:
                 case "run" | "execute" if self._ending:
                     self._send(caller, {"refused": message["id"], "error": "the run server is ending"})
+                case "execute" if message["runner"] == Runner.ENGINE:
+                    self._add(message, caller)
                 case "run" | "execute":
                     item = self._add(message, caller)
                     free = self._address.runs_at_once - len(self._driven())
                     ahead = max(0, self._waiting.index(item) + 1 - free)
                     self._send(caller, {"accepted": item.id, "ahead": ahead})
                 case "withdraw":
-                    before = len(self._waiting)
-                    self._waiting = [item for item in self._waiting if item.id != message["id"]]
-                    self._send(caller, {"withdrawn": len(self._waiting) < before})
+                    before = len(self._waiting) + len(self._without_run)
+                    for queue in (self._waiting, self._without_run):
+                        queue[:] = [item for item in queue if item.id != message["id"]]
+                    self._send(caller, {"withdrawn": len(self._waiting) + len(self._without_run) < before})
                 case "ask":
                     self._send(caller, {"known": message["id"] in self._known()})
                 case "status":
@@ -169,6 +179,10 @@ class RunServer:
                         "pid": os.getpid(),
                         "waiting": [item.id for item in self._waiting],
                         "driven": [item.id for item in self._driven()],
+                        "without_run": {
+                            "waiting": [item.id for item in self._without_run],
+                            "driven": [item.id for item in self._driven_without_run()],
+                        },
                         "drivers": sorted(self._drivers),
                     }
                     self._send(caller, status)
@@ -184,6 +198,12 @@ class RunServer:
             driver.since = time.monotonic()
             if "ready" in message:
                 driver.ready, self._failed_begins = True, 0
+            elif driver.many is not None:
+                if message["needs_replacement"] and not driver.ending:
+                    self._end(driver)
+                ended = driver.many.pop(message["ended"], None)
+                if ended is not None and ended.caller is not None:
+                    self._send(ended.caller, {"ended": ended.id, "error": None})
             elif "unfit" in message:
                 item, driver.item, driver.ending = driver.item, None, True
                 if item is not None:
@@ -210,10 +230,12 @@ class RunServer:
             logger.error("a driver could not begin; see %s", self._address.log)
             if self._failed_begins >= TRIES:
                 self._give_up()
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        for lost in (driver.many or {}).values():
+            self._resume(lost, f"the process that drove it, {driver.pid}, ended {how}")
         item = driver.item
         if item is None:
             return
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         why = f"the process of this run, {driver.pid}, ended {how} without a report"
         logger.error("%s: %s", item.id, why)
         if item.message["do"] == "recover":
@@ -230,37 +252,51 @@ class RunServer:
             if item.caller is not None:
                 self._send(item.caller, {"ended": item.id, "error": why})
 
+    def _resume(self, item: QueuedRequest, why: str) -> None:
+        """Lets another process resume an execution, once. After that, the recovery sensor starts a run for it."""
+        logger.error("%s: %s", item.id, why)
+        if not item.message["resumed"] and not self._ending:
+            item.message["resumed"] = True
+            insort(self._without_run, item)
+        elif item.caller is not None:
+            self._send(item.caller, {"ended": item.id, "error": None})
+
     def _give_up(self) -> None:
         """Refuses all waiting requests, since no driver starts; the next caller starts a new server."""
         self._ending = True
-        for item in self._waiting:
+        for item in [*self._waiting, *self._without_run]:
             if item.caller is not None:
                 self._send(item.caller, {"refused": item.id, "error": f"no driver begins; see {self._address.log}"})
         self._waiting.clear()
+        self._without_run.clear()
 
     def _add(self, message: Message, caller: Channel | None = None) -> QueuedRequest:
         self._last_request = time.monotonic()
         rank = -int(message.get("priority", 0))
         item = QueuedRequest(rank, next(self._count), str(message.get("id", "")), message, caller)
-        insort(self._waiting, item)
+        insort(self._without_run if message.get("runner") == Runner.ENGINE else self._waiting, item)
         return item
 
     def _driven(self) -> list[QueuedRequest]:
         return [driver.item for driver in self._drivers.values() if driver.item is not None]
 
+    def _driven_without_run(self) -> list[QueuedRequest]:
+        return [item for driver in self._drivers.values() for item in (driver.many or {}).values()]
+
     def _known(self) -> set[str]:
-        return {item.id for item in [*self._waiting, *self._driven()]}
+        queues = (self._waiting, self._driven(), self._without_run, self._driven_without_run())
+        return {item.id for queue in queues for item in queue}
 
     def _assign(self) -> None:
         """Hands waiting requests to drivers, and forks as many drivers as there is work for, at least one."""
         stamp = None
-        if self._waiting or not self._drivers:
+        if self._waiting or self._without_run or not self._drivers:
             stamp = stamp_of(get_settings().playbooks_path, ".yaml", ".yml", ".py", ".sql")
         for driver in list(self._drivers.values()):
             if stamp is not None and driver.is_idle and driver.stamp != stamp:
                 self._end(driver)  # it has compiled the earlier playbooks
         while self._waiting and len(self._driven()) < self._address.runs_at_once:
-            free = next((driver for driver in self._drivers.values() if driver.is_idle), None)
+            free = next((one for one in self._drivers.values() if one.is_idle and one.many is None), None)
             if free is None:
                 break
             item = self._waiting.pop(0)
@@ -272,7 +308,7 @@ class RunServer:
                 free.item, free.ending = None, True
                 item.rank = -FIRST
                 insort(self._waiting, item)
-        alive = [driver for driver in self._drivers.values() if not driver.ending]
+        alive = [driver for driver in self._drivers.values() if driver.many is None and not driver.ending]
         coming = sum(1 for driver in alive if not driver.ready)
         wanted = min(len(self._waiting), self._address.runs_at_once - len(alive) + coming)
         if not alive and not self._ending:
@@ -280,18 +316,41 @@ class RunServer:
         if time.monotonic() >= self._begin_again:
             for _ in range(wanted - coming):
                 self._fork(stamp)
+        if self._without_run:
+            self._assign_without_run(stamp)
 
-    def _fork(self, stamp: object) -> None:
+    def _assign_without_run(self, stamp: object) -> None:
+        """Hands executions without a run to the process that drives them side by side, which is forked if necessary."""
+        drivers = [driver for driver in self._drivers.values() if driver.many is not None and not driver.ending]
+        for driver in drivers:
+            if driver.stamp != stamp:  # it has imported earlier code; it ends when it has driven what it has
+                self._end(driver)
+        current = [driver for driver in drivers if not driver.ending]
+        if not current and time.monotonic() >= self._begin_again:
+            self._fork(stamp, many={})
+        for driver in current:
+            assert driver.many is not None
+            while driver.ready and self._without_run and len(driver.many) < self._engine_at_once:
+                item = self._without_run.pop(0)
+                driver.many[item.id] = item
+                self._last_request = driver.since = time.monotonic()
+                try:
+                    driver.channel.send(item.message)
+                except OSError:  # it has ended, and its requests are resumed
+                    driver.ending = True
+                    break
+
+    def _fork(self, stamp: object, many: dict[str, QueuedRequest] | None = None) -> None:
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
             ours.close()  # else the driver would not notice the end of this process
-            self._become_driver(theirs)
+            self._become_driver(theirs, many=many is not None)
         theirs.close()
-        driver = self._drivers[pid] = DriverProcess(pid, Channel(ours), stamp)
+        driver = self._drivers[pid] = DriverProcess(pid, Channel(ours), stamp, many=many)
         self._selector.register(driver.channel, selectors.EVENT_READ, partial(self._handle_driver, driver))
 
-    def _become_driver(self, sock: socket.socket) -> None:
+    def _become_driver(self, sock: socket.socket, *, many: bool) -> None:
         """Becomes a driver in the forked process, without the server's sockets. Never returns."""
         code = 1
         try:
@@ -303,8 +362,9 @@ class RunServer:
             for channel in [*self._callers, *(driver.channel for driver in self._drivers.values())]:
                 channel.close()
             from noetl_dagster.launcher.driver import Driver
+            from noetl_dagster.launcher.engine_driver import EngineDriver
 
-            Driver(Channel(sock), self._address).main()
+            (EngineDriver if many else Driver)(Channel(sock), self._address).main()
             code = 0
         except BaseException:
             logger.exception("a driver ends")
@@ -317,10 +377,12 @@ class RunServer:
         now = time.monotonic()
         self._address.trim_log()
         idle = [driver for driver in self._drivers.values() if driver.is_idle]
-        for driver in idle[1:]:
+        spare = [one for one in idle if one.many is None][1:] + [one for one in idle if one.many is not None]
+        for driver in spare:
             if now - driver.since > SPARE_SECONDS:
                 self._end(driver)
-        if not self._waiting and len(idle) == len(self._drivers) and now - self._last_request > IDLE_SECONDS:
+        waits = self._waiting or self._without_run
+        if not waits and len(idle) == len(self._drivers) and now - self._last_request > IDLE_SECONDS:
             self._ending = True
 
     def _end(self, driver: DriverProcess) -> None:
@@ -356,6 +418,7 @@ class RunServer:
             (self._address.folder / f"{self._address.key}.sock").unlink(missing_ok=True)
             self._listener.close()
         self._waiting = [item for item in self._waiting if item.message["do"] == "report_lost"]
+        self._without_run.clear()
 
 
 def main() -> None:

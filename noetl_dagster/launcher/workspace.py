@@ -22,6 +22,7 @@ from noetl_dagster.compiler.plan import PLAYBOOK_TAG, PlaybookPlan, plan_playboo
 from noetl_dagster.compiler.runs import execution_tags, latest_run
 from noetl_dagster.dagster_internals import WorkspaceFileTarget, WorkspaceProcessContext
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.errors import LaunchError, NoetlError, NotDeployedError
 from noetl_dagster.events.connection import DATABASE_ERRORS
 from noetl_dagster.launcher.address import PRIORITY_TAG
@@ -183,16 +184,27 @@ class WorkspaceLauncher:
         self._workspace = Workspace(instance, path)
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def check(self, playbook: Playbook) -> None:
+    async def check(self, playbook: Playbook, runner: Runner = Runner.DAGSTER) -> None:
         """Checks that a code location has the playbook's job.
 
         Raises:
-            NotDeployedError: none has it.
+            NotDeployedError: none has it, or the execution is to have no run.
             LaunchError: the workspace cannot be loaded.
         """
+        if runner is Runner.ENGINE:
+            raise NotDeployedError(
+                "runner 'engine' needs NOETL_RUN_LAUNCHER=warm: this API starts every execution as a Dagster run"
+            )
         await asyncio.to_thread(lambda: self._workspace.job_of(plan_playbook(playbook)))
 
-    async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0) -> None:
+    async def launch(
+        self,
+        playbook: Playbook,
+        execution_id: int,
+        workload: dict[str, Any],
+        priority: int = 0,
+        runner: Runner = Runner.DAGSTER,
+    ) -> None:
         """Creates the run of an execution and hands it to the run coordinator.
 
         Raises:

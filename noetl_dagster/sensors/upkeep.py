@@ -3,16 +3,14 @@
 # no `from __future__ import annotations` here: Dagster rejects ops whose annotations are strings
 
 import logging
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagster import (
-    AssetKey,
-    AssetMaterialization,
     DefaultScheduleStatus,
     DefaultSensorStatus,
     JobDefinition,
-    MetadataValue,
     OpExecutionContext,
     RunRequest,
     ScheduleDefinition,
@@ -28,15 +26,13 @@ from dagster import (
 )
 from pydantic import ValidationError
 
+from noetl_dagster.compiler.reporting import DagsterReporter
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.results import EndPosition, finished_outside, reference_of
+from noetl_dagster.engine.executions.results import EndPosition, ended_outside
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.projection import Projection
-from noetl_dagster.events.state import StepStatus
 from noetl_dagster.events.transport.handler import EventHandler
-from noetl_dagster.io_managers.results import metadata_of
 from noetl_dagster.resources.engines import EngineProvider
-from noetl_dagster.worker.execution import Execution
 
 if TYPE_CHECKING:
     from noetl_dagster.events.transport.ingest import IngestReport
@@ -59,7 +55,7 @@ PROJECTION_INTERVAL = 30
 def build_event_sensor(noetl: EngineProvider) -> SensorDefinition:
     """Builds the sensor. It may run next to any number of ingestors: each event is stored once.
 
-    Its cursor is the position in the log up to which finished executions are reported.
+    Its cursor is the position in the log up to which ended executions are reported.
     """
 
     @sensor(
@@ -74,17 +70,16 @@ def build_event_sensor(noetl: EngineProvider) -> SensorDefinition:
             taken = str(noetl.run(drain(engine)))
         except ServiceError as error:  # finished executions can still be reported
             taken = f"no events taken: {error}"
-        executions, position = noetl.run(finished_outside(engine.runtime, position_of(context.cursor)))
-        materialised = [event for execution in executions for event in _materialised(noetl, execution)]
-        for execution in executions:
-            context.log.info(f"execution {execution.id} of {execution.playbook.name} completed outside of Dagster")
+        reporter, began = DagsterReporter(engine, context.instance), time.monotonic()
+        position, made, count, more = position_of(context.cursor), 0, 0, True
+        while more and time.monotonic() < began + EVENTS_SECONDS:
+            executions, after = noetl.run(ended_outside(engine.runtime, engine.liveness, position))
+            made += noetl.run(reporter.report(executions))
+            count += len(executions)
+            position, more = after, after != position
         context.log.info(taken)
-        report = f"{len(materialised)} assets of {len(executions)} executions reported"
-        return SensorResult(
-            skip_reason=f"{taken}; {report if executions else 'nothing to report'}",
-            cursor=position.model_dump_json(),
-            asset_events=materialised,
-        )
+        report = f"{made} assets of {count} executions reported" if count else "nothing to report"
+        return SensorResult(skip_reason=f"{taken}; {report}", cursor=position.model_dump_json())
 
     return noetl_events
 
@@ -115,18 +110,6 @@ def position_of(cursor: str | None) -> EndPosition:
     except ValidationError:
         logger.warning("the cursor %r is no position; finished executions are reported again", cursor)
         return EndPosition()
-
-
-def _materialised(noetl: EngineProvider, execution: Execution) -> Iterator[AssetMaterialization]:
-    for end in execution.state.latest.values():
-        if end.status is not StepStatus.COMPLETED:
-            continue
-        reference = noetl.run(reference_of(noetl.engine().runtime, execution.id, end))
-        yield AssetMaterialization(
-            asset_key=AssetKey(execution.playbook.asset_key(end.step)),
-            description=f"step {end.step} of execution {execution.id}, run outside of Dagster",
-            metadata={**metadata_of(reference), "execution_id": MetadataValue.text(str(execution.id))},
-        )
 
 
 def build_upkeep(noetl: EngineProvider) -> tuple[Sequence[JobDefinition], Sequence[ScheduleDefinition]]:

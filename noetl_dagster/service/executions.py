@@ -11,6 +11,7 @@ from fastapi import APIRouter, Header, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.engine.executions.overview import Overview, full_overview, newest_executions
+from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.errors import LaunchError, NotDeployedError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.transport.wire import EventMessage, Id, Name, message_of
@@ -67,6 +68,10 @@ class Execute(BaseModel):
     partition: Name | None = Field(None, description="of a playbook with partitions, a key as in Dagster")
     lenient: bool = Field(False, description=LENIENT)
     priority: int = Field(0, description="if runs have to wait, those with a larger number start first")
+    runner: Runner = Field(
+        Runner.DAGSTER,
+        description="dagster: in a Dagster run of its own; engine: without one, beside many others in one process",
+    )
 
 
 class Started(BaseModel):
@@ -125,14 +130,14 @@ async def execute(
         str | None, Header(description="W3C Trace Context: the execution's trace links to this span")
     ] = None,
 ) -> Started:
-    """Starts a playbook of the service's folder, or a registered one, as its Dagster job.
+    """Starts a playbook of the service's folder, or a registered one, as its Dagster job or without a Dagster run.
 
     The execution is in the log before the answer: it can be followed and cancelled at once, and if its process
     does not start, the recovery sensor starts it.
     """
     playbook = await _playbook(plane, request.path.strip("/"), lenient=request.lenient)
     lifecycle = plane.engine.lifecycle
-    await plane.launcher.check(playbook)
+    await plane.launcher.check(playbook, request.runner)
     partition = None
     if request.partition is not None or playbook.dagster.partitions:
         partition = await asyncio.to_thread(plane.choose_partition, playbook, request.workload, request.partition)
@@ -140,11 +145,12 @@ async def execute(
         request.workload if partition is None else request.workload | partition.workload(playbook.dagster.partitions)
     )
     await plane.checker.check(playbook, given)
-    execution = await lifecycle.create(
-        playbook, request.workload, partition=partition, origin=origin_of_request(traceparent)
-    )
+    origin = origin_of_request(traceparent)
+    if request.runner is Runner.ENGINE:
+        origin = {**origin, "runner": request.runner.value}
+    execution = await lifecycle.create(playbook, request.workload, partition=partition, origin=origin)
     try:
-        await plane.launcher.launch(playbook, execution.id, request.workload, request.priority)
+        await plane.launcher.launch(playbook, execution.id, request.workload, request.priority, request.runner)
     except Exception as error:
         # the caller may try again: this execution must not start later
         await lifecycle.fail(execution, f"the run did not start: {error}")

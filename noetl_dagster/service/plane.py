@@ -11,6 +11,7 @@ from typing import Annotated, Any, Protocol
 from fastapi import Depends, Request
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.engine.pool.claims import Claims, States
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.capacity import CapacityListener
@@ -30,16 +31,23 @@ ChoosePartition = Callable[[Playbook, Mapping[str, Any], str | None], Partition 
 
 
 class Launcher(Protocol):
-    """Starts the Dagster run that drives an execution of the log."""
+    """Starts what drives an execution of the log: a Dagster run, or the engine without one."""
 
     async def connect(self) -> None:
         """Prepares for the first execution."""
 
-    async def check(self, playbook: Playbook) -> None:
+    async def check(self, playbook: Playbook, runner: Runner = Runner.DAGSTER) -> None:
         """Raises a ``NoetlError`` with the reason if it cannot launch a playbook; called before an execution exists."""
 
-    async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0) -> None:
-        """Starts a run without waiting for it. If runs have to wait, those with a larger priority start first."""
+    async def launch(
+        self,
+        playbook: Playbook,
+        execution_id: int,
+        workload: dict[str, Any],
+        priority: int = 0,
+        runner: Runner = Runner.DAGSTER,
+    ) -> None:
+        """Starts an execution without waiting for it. Of those that wait, the larger priority starts first."""
 
     async def cancelled(self, playbook: str, execution_id: int) -> None:
         """Ends the run of a cancelled execution if it would not end by itself; returns at once."""

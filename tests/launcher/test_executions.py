@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from noetl_dagster import embedded
+from noetl_dagster.cli.api import choose_partition
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.launcher.address import Address
 from noetl_dagster.launcher.executions import WarmLauncher
@@ -34,11 +36,14 @@ class Api:
     folder: Path
     address: Address
 
-    async def execute(self, name: str, priority: int = 0, **workload: Any) -> int:
-        playbook = load_playbook(self.folder / "gated.yaml")
+    async def execute(
+        self, name: str, priority: int = 0, runner: Runner = Runner.DAGSTER, file: str = "gated.yaml", **workload: Any
+    ) -> int:
+        playbook = load_playbook(self.folder / file)
         values = {"gate": str(self.folder), "name": name, **workload}
-        execution = await self.engine.lifecycle.create(playbook, values)
-        await self.launcher.launch(playbook, execution.id, values, priority)
+        partition = choose_partition(playbook, values, None) if playbook.dagster.partitions else None
+        execution = await self.engine.lifecycle.create(playbook, values, partition=partition)
+        await self.launcher.launch(playbook, execution.id, values, priority, runner)
         return execution.id
 
     async def begun(self, name: str) -> int:
@@ -70,8 +75,8 @@ def serving(settings: Settings, tmp_path: Path) -> Serving:
     (tmp_path / "gated.yaml").write_text(GATED)
 
     @asynccontextmanager
-    async def serving(runs_at_once: int = 2) -> AsyncIterator[Api]:
-        own = settings.model_copy(update={"playbooks_path": tmp_path, "runs_at_once": runs_at_once})
+    async def serving(runs_at_once: int = 2, **changed: Any) -> AsyncIterator[Api]:
+        own = settings.model_copy(update={"playbooks_path": tmp_path, "runs_at_once": runs_at_once, **changed})
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("NOETL_")},
             **embedded.environment(own),

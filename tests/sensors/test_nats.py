@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from dagster import AssetKey, DagsterInstance, SensorResult, build_sensor_context
+from dagster import AssetCheckKey, AssetKey, AssetMaterialization, DagsterInstance, SensorResult, build_sensor_context
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from noetl_dagster.events.transport.nats import connect
 from noetl_dagster.events.transport.nats_transport import NatsTransport
@@ -33,6 +35,14 @@ workflow:
     next: [large]
   - step: large
     tool: {kind: python, code: "result = 'x' * 50_000"}
+"""
+
+
+CHECKED = """
+workflow:
+  - step: start
+    tool: {kind: python, code: "result = {'rows': [{'n': 1}], 'row_count': 1}"}
+    checks: [{row_count: 2, name: enough}]
 """
 
 
@@ -66,7 +76,7 @@ def reporting_tick(noetl: EngineProvider, instance: DagsterInstance, cursor: str
 
     def reported() -> SensorResult | None:
         result = tick(noetl, instance, cursor)
-        return result if result.asset_events else None
+        return None if "nothing to report" in (result.skip_reason.skip_message or "") else result
 
     result = until_now(reported)
     assert result is not None
@@ -103,21 +113,45 @@ def test_executions_outside_of_dagster_become_materialisations(
 ) -> None:
     state = run_sync(noetl.engine().run(playbook(TEXT)))
     result = reporting_tick(noetl, dagster_instance)
-    assert {event.asset_key for event in result.asset_events} == {
-        AssetKey(["tests", "sample", "start"]),
-        AssetKey(["tests", "sample", "large"]),
-    }
-    for event in result.asset_events:
-        assert event.metadata["execution_id"].value == str(state.execution_id)
     assert "2 assets of 1 executions reported" in (result.skip_reason.skip_message or "")
+    for step in ("start", "large"):
+        [event] = materialised(dagster_instance, step)
+        assert event.metadata["execution"].value == str(state.execution_id)
     again = tick(noetl, dagster_instance, result.cursor)
-    assert not again.asset_events
+    assert "nothing to report" in (again.skip_reason.skip_message or "")
     assert again.cursor == result.cursor
+
+
+def materialised(instance: DagsterInstance, step: str) -> list[AssetMaterialization]:
+    found = instance.fetch_materializations(AssetKey(["tests", "sample", step]), limit=100).records
+    return [one.asset_materialization for one in found if one.asset_materialization is not None]
+
+
+def test_a_sensor_that_ended_before_it_recorded_its_report_reports_nothing_twice(
+    noetl: EngineProvider, dagster_instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = noetl.engine().runtime.log
+
+    async def killed(*_: Any, **__: Any) -> set[int]:
+        raise ConnectionError("killed")
+
+    noetl.run(noetl.engine().run(playbook(CHECKED)))
+    with monkeypatch.context() as patched:
+        patched.setattr(log, "append", killed)
+        with pytest.raises(ConnectionError):
+            reporting_tick(noetl, dagster_instance)
+    assert len(materialised(dagster_instance, "start")) == 1
+    reporting_tick(noetl, dagster_instance)
+    assert len(materialised(dagster_instance, "start")) == 1
+    key = AssetCheckKey(AssetKey(["tests", "sample", "start"]), "enough")
+    [evaluated] = dagster_instance.event_log_storage.get_asset_check_execution_history(key, limit=10)
+    assert evaluated.status is AssetCheckExecutionRecordStatus.FAILED
 
 
 def test_an_edited_cursor_starts_anew(noetl: EngineProvider, dagster_instance: DagsterInstance) -> None:
     run_sync(noetl.engine().run(playbook(TEXT)))
-    assert len(reporting_tick(noetl, dagster_instance, "what?").asset_events) == 2
+    result = reporting_tick(noetl, dagster_instance, "what?")
+    assert "2 assets of 1 executions reported" in (result.skip_reason.skip_message or "")
 
 
 def test_sensor_and_ingestor_at_once_take_nothing_twice(

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.api import choose_partition
+from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.events.transport.wire import CLIENT_HEADER
 from noetl_dagster.launcher.executions import ProcessLauncher
 from noetl_dagster.playbook.models import Playbook
@@ -52,11 +53,16 @@ class SimpleLauncher(ProcessLauncher):
     """A process for each execution, without a run server."""
 
     async def connect(self) -> None: ...
-    async def check(self, playbook: Playbook) -> None: ...
+    async def check(self, playbook: Playbook, runner: Runner = Runner.DAGSTER) -> None: ...
     async def cancelled(self, playbook: str, execution_id: int) -> None: ...
 
     async def launch(  # type: ignore[override]
-        self, playbook: Playbook, execution_id: int, workload: dict[str, Any], priority: int = 0
+        self,
+        playbook: Playbook,
+        execution_id: int,
+        workload: dict[str, Any],
+        priority: int = 0,
+        runner: Runner = Runner.DAGSTER,
     ) -> None:
         await super().launch(playbook, execution_id, workload)
 

@@ -184,6 +184,10 @@ async def test_an_execution_is_launched_followed_and_resolved(settings: Settings
         assert "NOETL_PLAYBOOKS_PATH" in missing.json()["detail"]
         misspelt = {"path": "tests/served", "payload": {"who": "Ada"}}
         assert (await client.post("/api/executions/execute", json=misspelt)).status_code == 422
+        unknown = {"path": "tests/served", "runner": "airflow"}
+        refused = await client.post("/api/executions/execute", json=unknown)
+        assert refused.status_code == 422
+        assert refused.json()["detail"] == "body.runner: Input should be 'dagster' or 'engine'"
         answer = await client.post("/api/executions/execute", json={"path": "tests/served", "workload": {"who": "Ada"}})
         assert answer.status_code == 202
         execution_id = answer.json()["execution_id"]

@@ -1,4 +1,4 @@
-"""Results of steps for Dagster: references, values, and executions that completed without a Dagster run."""
+"""Results of steps for Dagster: references, values, and executions that ended without a Dagster run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.envelopes import OK
 from noetl_dagster.events.ids import snowflake_floor
@@ -41,9 +42,13 @@ async def value_of(runtime: Runtime, envelope: Mapping[str, Any]) -> Any:
 
 
 # Ends are read below the oldest running transaction: a slow one may still commit a smaller number.
-COMPLETED = """
-SELECT execution_id, event_id, xact_id::text AS xact_id FROM noetl.event
-WHERE event_type = 'playbook.completed' AND execution_id >= $3
+ENDED = """
+SELECT execution_id, event_id, xact_id::text AS xact_id, EXISTS (
+    SELECT FROM noetl.event reported
+    WHERE reported.execution_id = ended.execution_id AND reported.event_type = 'execution.reported'
+      AND reported.meta ->> 'epoch' = ended.meta ->> 'epoch') AS is_reported
+FROM noetl.event ended
+WHERE event_type IN ('playbook.completed', 'playbook.failed', 'execution.cancelled') AND execution_id >= $3
   AND (xact_id, event_id) > ($1::text::xid8, $2::bigint)
   AND xact_id < pg_snapshot_xmin(pg_current_snapshot())
 ORDER BY xact_id, event_id
@@ -63,16 +68,22 @@ class EndPosition(BaseModel):
     event_id: int = 0
 
 
-async def finished_outside(
-    runtime: Runtime, position: EndPosition, *, limit: int = 100
+async def ended_outside(
+    runtime: Runtime, liveness: Liveness, position: EndPosition, *, limit: int = 100
 ) -> tuple[list[Execution], EndPosition]:
-    """Returns the next executions that completed outside of Dagster, and the position after them."""
+    """Returns the next executions that ended without a Dagster run and are not reported, and the position after them.
+
+    Stops at an execution that a process still drives, since that process reports it.
+    """
     floor = snowflake_floor(datetime.now(UTC) - timedelta(seconds=SECONDS_BACK))
-    rows = await runtime.pool.fetch(COMPLETED, str(position.xact_id), position.event_id, floor, limit)
-    found = []
+    rows = await runtime.pool.fetch(ENDED, str(position.xact_id), position.event_id, floor, limit)
+    found = {}
     for row in rows:
+        if not row["is_reported"]:
+            execution = await runtime.load(row["execution_id"])
+            if execution.state.run_id is None and not execution.state.is_running:
+                if await liveness.is_driven(execution.id):
+                    break
+                found[execution.id] = execution
         position = EndPosition(xact_id=int(row["xact_id"]), event_id=row["event_id"])
-        execution = await runtime.load(row["execution_id"])
-        if execution.state.run_id is None:
-            found.append(execution)
-    return found, position
+    return list(found.values()), position
