@@ -131,13 +131,13 @@ async def _without_run(settings: Settings, url: str, executions: int) -> None:
     connection = await asyncpg.connect(settings.db_url)
     headers = {CLIENT_HEADER: "benchmark"}
     async with httpx.AsyncClient(base_url=url, timeout=600, headers=headers) as client:
-        await _counted(connection, REPORTED, [await _post(client, "engine") for _ in range(3)])
+        await _ended(connection, [await _post(client, "engine") for _ in range(3)], query=REPORTED)
     before, began = _cpu(), time.perf_counter()
     posted = await _post_many(url, executions)
     accepted = time.perf_counter() - began
-    await _counted(connection, ENDED, posted)
+    await _ended(connection, posted)
     seconds = time.perf_counter() - began
-    await _counted(connection, REPORTED, posted)
+    await _ended(connection, posted, query=REPORTED)
     reported = time.perf_counter() - began
     cpu = {kind: 1000 * (now - before.get(kind, 0.0)) / executions for kind, now in _cpu().items()}
     await connection.close()
@@ -166,11 +166,6 @@ async def _post_many(url: str, count: int) -> list[int]:
     return posted
 
 
-async def _counted(connection: Any, query: str, executions: list[int]) -> None:
-    while await connection.fetchval(query, executions) < len(executions):
-        await asyncio.sleep(0.2)
-
-
 def _cpu() -> dict[str, float]:
     """Seconds of CPU time by kind of process, of those that live."""
     found: dict[str, float] = {"this benchmark": time.process_time()}
@@ -197,11 +192,11 @@ async def _post(client: httpx.AsyncClient, runner: str = "dagster") -> int:
     return int(answer.raise_for_status().json()["execution_id"])
 
 
-async def _ended(connection: Any, executions: list[int], settings: Settings | None = None) -> int:
+async def _ended(connection: Any, executions: list[int], settings: Settings | None = None, query: str = ENDED) -> int:
     """Waits for executions to complete; the most memory of the run processes meanwhile, in bytes."""
     peak = 0
-    while await connection.fetchval(ENDED, executions) < len(executions):
-        await asyncio.sleep(1.0 if len(executions) > 10 else 0.01)
+    while await connection.fetchval(query, executions) < len(executions):
+        await asyncio.sleep(0.01 if len(executions) < 10 else 1.0 if settings is not None else 0.2)
         if settings is not None:
             peak = max(peak, _memory())
     return peak
