@@ -181,7 +181,7 @@ class BackgroundProjection:
             taken = 0
             try:
                 taken = await self._projection.catch_up()
-                behind = await self._projection.lag_seconds() > 0
+                behind = taken > 0 or await self._projection.lag_seconds() > 0
             except DATABASE_AWAY as error:
                 logger.warning("the projection cannot continue now: %s", error)
             except Exception:  # readers apply the events that it has not

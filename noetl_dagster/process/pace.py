@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 
-SECONDS_A_SENDER = 0.0005
-MOST_SECONDS = 0.05
+SECONDS_A_SENDER = 0.001
+MOST_SECONDS = 0.1
 SPAN_SECONDS = 1.0
 
 
 class Pace:
     """The pause between two batches, so that the requests of many senders share a statement.
 
-    It is 0.5 ms for each sender of the last seconds, and at most 50 ms. A few senders hardly wait: they send as much as
+    It is 1 ms for each sender of the last seconds, and at most 100 ms. A few senders hardly wait: they send as much as
     they have at once. After a quiet time, nothing waits.
     """
 

@@ -42,8 +42,8 @@ SLICE = 500
 SWEEP_SECONDS = 5.0
 """Longest interval at which claims are checked; ends never wait for it."""
 
-BROADCAST_SECONDS = 0.0005
-"""For each worker of a pool, all of them are notified so much less often: at most every 0.1 s of 200 workers."""
+BROADCAST_SECONDS, MOST_SECONDS = 0.0005, 0.2
+"""Pause between two notices to all workers of a pool: for each worker, and at most."""
 
 PATIENCE = RetryLimits(DATABASE_AWAY)
 
@@ -147,6 +147,7 @@ class Link:
         """Puts requests into the queue, as many at once as there are, and announces them."""
         while True:
             batch = [await self._requests.get()]
+            await asyncio.sleep(self._pause(batch[0].call.visit.program.step.worker_pool) / 2)
             while len(batch) < SLICE and not self._requests.empty():
                 batch.append(self._requests.get_nowait())
             batch = [request for request in batch if not request.done.done()]
@@ -159,6 +160,13 @@ class Link:
                     if not request.done.done():
                         request.done.set_exception(error)
             self._queued |= {one.call.command.command_id: one for one in batch if not one.done.done()}
+
+    def _pause(self, pool: str) -> float:
+        """Returns for how long commands wait for others: 0 unless no worker of the pool is known to have capacity."""
+        broadcast = self._broadcasts.get(pool)
+        if broadcast is None or broadcast.done():
+            return 0.0
+        return min(BROADCAST_SECONDS * self._capacity.registry.attending(pool), MOST_SECONDS)
 
     async def _enqueue(self, batch: list[_Request]) -> set[str]:
         """Puts requests into the queue, and announces them; returns the commands that are new there."""
@@ -211,7 +219,7 @@ class Link:
     async def _broadcast(self, pool: str) -> None:
         while commands := self._unannounced.pop(pool, 0):
             await announce_commands(self._client, commands, pool)
-            await asyncio.sleep(BROADCAST_SECONDS * self._capacity.registry.attending(pool))
+            await asyncio.sleep(self._pause(pool))
 
     async def _sweep(self) -> None:
         interval = min(SWEEP_SECONDS, self._runtime.settings.worker_heartbeat_seconds)
