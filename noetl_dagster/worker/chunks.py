@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -127,12 +128,14 @@ class _PublishingCommand:
     Attributes:
         ended: how many calls have published their last chunk. A policy may call the task again, for the next page.
         first: the number of the first chunk of the present call, after those of the calls before.
+        writing: chunks that may not be in the log yet.
     """
 
     command: Command
     task: str
     ended: int = 0
     first: int = 0
+    writing: deque[asyncio.Future[set[int]]] = field(default_factory=deque)
 
 
 class ChunkStreams:
@@ -216,7 +219,10 @@ class ChunkStreams:
         ]
 
     async def record(self, call: ToolCall, *chunks: Chunk) -> None:
-        """Publishes chunks of a call; returns when there is room for another one."""
+        """Publishes chunks of a call; returns when there is room for another one.
+
+        They may not be in the log by then. After the last one, all of them are. Raises the failure of an earlier one.
+        """
         running = self._of_call(call)
         if running is None or not chunks:
             return
@@ -230,7 +236,12 @@ class ChunkStreams:
             events.append(self._events.partial(running.command, result, meta, kept))
             if not chunk.more:
                 running.ended, running.first = running.ended + 1, number + 1
-        await self._publish(running.command, events)
+        running.writing.append(self._begin(running.command, events))
+        if not chunks[-1].more:
+            self._buffer.hurry()
+        while running.writing and (running.writing[0].done() or not chunks[-1].more):
+            await running.writing.popleft()
+        await self.room(running.command.visit_key)
 
     def _of_call(self, call: ToolCall) -> _PublishingCommand | None:
         running = self._running.get(call.command_id)
@@ -280,7 +291,9 @@ class ChunkStreams:
 
     async def _publish(self, command: Command, events: Sequence[Event]) -> None:
         """Writes chunks to the log at once, and returns when there is room for another one."""
-        await self._begin(command, events)
+        writing = self._begin(command, events)
+        self._buffer.hurry()
+        await writing
         await self.room(command.visit_key)
 
     def _begin(self, command: Command, events: Sequence[Event]) -> asyncio.Future[set[int]]:

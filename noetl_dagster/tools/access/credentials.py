@@ -37,6 +37,9 @@ from noetl_dagster.tools.access.managers.asking import MANAGERS, SecretManagers
 from noetl_dagster.tools.access.tokens import HttpClients, Token, TokenRequest, Tokens
 
 CACHE_SECONDS = 60.0
+MISSED_SECONDS = 1.0
+"""How long a name without a credential stands for the embedded server before it is looked up again."""
+
 HANDLE_PREFIX = "secret://"
 INLINE = "inline"  # the name of credentials that ``auth`` writes out
 
@@ -84,6 +87,7 @@ class Credentials:
         self.tokens = Tokens(self.encryption, pool, clients)
         self._managers = SecretManagers(settings)
         self._cache: dict[str, tuple[float, Credential, list[str]]] = {}
+        self._missed: dict[str, float] = {}
         SECRETS.hide_settings(settings)
 
     async def get(self, name: str, *types: CredentialType) -> Credential:
@@ -198,6 +202,7 @@ class Credentials:
         kind = credential_type(str(type)).value
         await self._pool.execute(UPSERT_CREDENTIAL, name, kind, self.encryption.seal(name, data))
         self._cache.pop(name, None)
+        self._missed.pop(name, None)
 
     async def reveal(self, value: Any) -> Any:
         """Returns the secret of a handle ``secret://<provider>/<name>``; any other value unchanged.
@@ -260,15 +265,20 @@ class Credentials:
 
     async def _named(self, name: str, types: tuple[CredentialType, ...]) -> Credential:
         """Returns the credential of that name as it is stored."""
+        now = time.monotonic()
         cached_at, found, secrets = self._cache.get(name, (0.0, None, []))
-        if found is None or time.monotonic() - cached_at >= CACHE_SECONDS:
+        if found is None or now - cached_at >= CACHE_SECONDS:
+            embedded = self._embedded(name, types)
+            if embedded is not None and now - self._missed.get(name, 0.0) < MISSED_SECONDS:
+                return embedded
             found = await self._find(name)
             if found is None:
-                if (embedded := self._embedded(name, types)) is not None:
+                if embedded is not None:
+                    self._missed[name] = now
                     return embedded
                 raise CredentialError(self._not_found(name))
             secrets = found.secrets()
-            self._cache[name] = (time.monotonic(), found, secrets)
+            self._cache[name] = (now, found, secrets)
         SECRETS.hide(*secrets)
         return found
 

@@ -6,6 +6,7 @@ completion are written in one transaction.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +27,7 @@ from noetl_dagster.tools.sql.drift import drift_of_sink, kind_of_value, type_of_
 from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.tools.sql.statements import bind, split_statements, without_percent
 from noetl_dagster.tools.sql.tables import (
+    SqlTable,
     WriteMode,
     add_columns,
     conflict_clause,
@@ -37,6 +39,8 @@ from noetl_dagster.tools.sql.tables import (
 )
 
 ROWS_PER_STATEMENT = 5_000
+KNOWN_SECONDS = 1.0
+
 # quoted identifiers; the rows travel as one parameter, which the server converts to the types of the table
 INSERT_ROWS = "INSERT INTO {table} ({columns}) SELECT {columns} FROM jsonb_populate_recordset(NULL::{table}, $1::jsonb)"
 
@@ -79,11 +83,21 @@ async def write_sink(
         raise CredentialError("the sink names no credential; write auth: <name of a postgres credential>")
     shared = complete is not None and is_event_log(credential, box.settings)
     pool = await box.clients.postgres(credential)
-    try:
+    known = KnownTables(box.clients.statements(pool))
+
+    async def write() -> None:
         async with pool.acquire() as connection, connection.transaction():
-            await write_result(connection, ready, value, identity or {})
+            await write_result(connection, ready, value, identity or {}, known)
             if shared and complete is not None:
                 await complete(connection)
+
+    try:
+        try:
+            await write()
+        except asyncpg.SyntaxOrAccessError:
+            if not known.forget(ready.table):
+                raise
+            await write()  # the table has changed since it was described
     except asyncpg.PostgresError as error:
         raise postgres_error("sink", error) from None
     except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
@@ -92,7 +106,36 @@ async def write_sink(
     return shared
 
 
-async def write_result(connection: asyncpg.Connection, sink: Sink, value: Any, identity: Mapping[str, Any]) -> None:
+class KnownTables:
+    """Descriptions of the tables of a server, each used for :data:`KNOWN_SECONDS`.
+
+    Args:
+        kept: where they are kept, with other facts about the server.
+    """
+
+    def __init__(self, kept: dict[str, Any] | None = None) -> None:
+        self._kept = {} if kept is None else kept
+
+    async def describe(self, connection: asyncpg.Connection, name: str, *, anew: bool = False) -> SqlTable:
+        """Returns a description that may be as old as that, unless it is asked for ``anew``."""
+        key = f"table {name}"
+        known: tuple[float, SqlTable] | None = self._kept.get(key)
+        if anew or known is None or time.monotonic() - known[0] >= KNOWN_SECONDS:
+            known = self._kept[key] = (time.monotonic(), await describe_table(connection, name))
+        return known[1]
+
+    def forget(self, name: str | None) -> bool:
+        """Forgets a table; returns whether it was known."""
+        return self._kept.pop(f"table {name}", None) is not None
+
+
+async def write_result(
+    connection: asyncpg.Connection,
+    sink: Sink,
+    value: Any,
+    identity: Mapping[str, Any],
+    known: KnownTables | None = None,
+) -> None:
     """Writes one result on an open connection, inside the caller's transaction.
 
     ``sink`` has no templates. With ``command``, its statements run with ``args`` bound by name. With ``table``, the
@@ -115,28 +158,39 @@ async def write_result(connection: asyncpg.Connection, sink: Sink, value: Any, i
         return
     if not sink.table:
         raise ToolError("a sink needs 'table' or 'command'", kind="schema")
-    table = await describe_table(connection, sink.table)
+    known = KnownTables() if known is None else known
     mode = write_mode(sink.mode)
-    own = {name: item for name, item in identity.items() if name in table.columns}
+    table = await known.describe(connection, sink.table)
 
     async def batches() -> AsyncIterator[list[dict[str, Any]]]:
+        own = {name: item for name, item in identity.items() if name in table.columns}
         async for rows in batches_of(sink.args or value):
             yield [{**own, **_fitting(row, table.columns)} for row in rows]
 
-    kinds: dict[str, set[str]] = {}
-    async for rows in batches():
-        for row in rows:
-            for name, item in row.items():
-                known = kinds.setdefault(name, set())
-                if item is not None and name not in table.columns:
-                    known.add(kind_of_value(item))
+    async def kinds_of_columns() -> dict[str, set[str]]:
+        kinds: dict[str, set[str]] = {}
+        async for rows in batches():
+            for row in rows:
+                for name, item in row.items():
+                    found = kinds.setdefault(name, set())
+                    if item is not None and name not in table.columns:
+                        found.add(kind_of_value(item))
+        return kinds
+
+    kinds = await kinds_of_columns()
+    if not kinds.keys() <= table.columns.keys():
+        table = await known.describe(connection, sink.table, anew=True)
+        kinds = await kinds_of_columns()
     drift = drift_of_sink(sink.on_new_column, f"table {table.name}", table.columns)
     columns, new = drift.sort(list(kinds), lambda name: type_of_kinds(kinds[name]))
     if kinds and not columns:
         known_names = ", ".join(table.columns)
         raise ToolError(f"table {table.name}: the rows have none of its columns: {known_names}", kind="schema")
-    await add_columns(connection, table, new)  # first, since it takes the table's strongest lock
+    if new:  # first, since it takes the table's strongest lock
+        known.forget(sink.table)
+        await add_columns(connection, table, new)
     if mode is WriteMode.REPLACE:
+        own = {name: item for name, item in identity.items() if name in table.columns}
         await delete_rows(connection, table, own)
     async for rows in batches():
         statement = INSERT_ROWS.format(table=table.name, columns=listed(columns))

@@ -221,3 +221,14 @@ async def test_event_log_is_recognised(box: Toolbox) -> None:
 
     assert is_event_log(own, box.settings)
     assert not is_event_log(other, box.settings)
+
+
+async def test_a_table_that_has_changed_is_described_again(box: Toolbox, pool: asyncpg.Pool) -> None:
+    await pool.execute("CREATE TABLE changing (id int, iter_index int)")
+    sink = Sink(tool="postgres", auth={"type": "postgres", "url": box.settings.db_url}, table="changing")
+    await write_sink(box, sink, [{"id": 1}], {}, identity={"iter_index": 1})
+    await pool.execute("ALTER TABLE changing DROP COLUMN iter_index, ADD COLUMN note text")
+    await write_sink(box, sink, [{"id": 2}], {}, identity={"iter_index": 2})
+    await write_sink(box, sink, [{"id": 3, "note": "new"}], {}, identity={"iter_index": 3})
+    rows = await pool.fetch("SELECT id, note FROM changing ORDER BY id")
+    assert [tuple(row) for row in rows] == [(1, None), (2, None), (3, "new")]
