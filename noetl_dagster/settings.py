@@ -278,7 +278,7 @@ class Settings(BaseSettings):
         description="Networks (10.0.0.0/8), addresses and host names (*.internal), separated by commas, that the http "
         "tool, transfers, scripts, keychain entries and requests for tokens must not reach",
     )
-    chunks_ahead: int = Field(4, ge=0, description="Chunks of a step that may wait for the next step")
+    chunks_ahead: int = Field(16, ge=0, description="Chunks of a step that may wait for the next step")
     inline_result_bytes: int = Field(
         8 * 1024,
         description="Results up to this size are stored in the event itself; workers, API and ingestors need the same "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.buffer import EventBuffer
 from noetl_dagster.events.envelopes import error_envelope, event_context
+from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.queries import WATERMARK_CLAIMANT, WATERMARK_LOCK_SHARED
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Sink
@@ -23,7 +24,7 @@ from noetl_dagster.tools.rows.batches import batches_of, has_rows, value_or_rows
 from noetl_dagster.tools.rows.watermarks import greatest, greatest_of_batches, moved
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import part_prefix
-from noetl_dagster.tools.sinks.postgres import Complete, write_sink
+from noetl_dagster.tools.sinks.postgres import Complete, CompletingEvents, write_sink
 from noetl_dagster.worker.chunks import ChunkStreams
 from noetl_dagster.worker.command import Command, CommandEvents, Outcome
 from noetl_dagster.worker.execution import Visit
@@ -85,6 +86,33 @@ class _Claim:
         else:
             self.buffer.hurry()
             await self.writing
+
+
+@dataclass(slots=True)
+class _Completion(CompletingEvents):
+    """The end of a command, with its claim if that is not in the log yet."""
+
+    log: EventLog
+    command: Command
+    ended: Event
+    claim: _Claim | None
+
+    async def events(self) -> list[Event]:
+        """Returns the events, the end last."""
+        return [*([] if self.claim is None else await self.claim.taken()), self.ended]
+
+    def check(self, new: Set[int]) -> None:
+        """Raises ``ToolError`` if the end is not new. The execution may have been cancelled after the claim."""
+        if self.ended.event_id not in new:
+            raise ToolError(
+                f"command {self.command.command_id} was ended by another worker, to which its sink is left, "
+                "or with its execution",
+                kind="claim",
+            )
+
+    async def __call__(self, connection: Any) -> None:
+        """Writes the events in the transaction of a connection."""
+        self.check(await self.log.append(await self.events(), connection=connection, gated=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,27 +296,19 @@ class CommandRunner:
         return {"reached": reached, "watermark": watermark} if moves else {"reached": reached}
 
     def _completion(self, call: Call, outcome: Outcome, claim: _Claim | None) -> Complete | None:
-        """Returns the function that writes the completion on the sink's connection, if events go to the log.
-
-        A claim that is not in the log yet is written with it.
-        """
+        """Returns the function that writes the completion on the sink's connection, if events go to the log."""
         log, command = self.buffer.log, call.command
-        if not log.transactional:
+        if not isinstance(log, EventLog):
             return None
+        ended = self.events.ended(command, outcome)
+        completion = _Completion(log, command, ended, claim)
         kept = call.visit.execution.state.watermarks.get((command.step, command.visit))
+        if kept is None or not kept.get("claimed"):
+            return completion
 
         async def complete(connection: Any) -> None:
-            claimed = [] if claim is None else await claim.taken()
-            if kept is not None and kept.get("claimed"):
-                await _check_claim(connection, command, kept)
-            # the execution may have been cancelled after the claim of the command
-            ended = self.events.ended(command, outcome)
-            if ended.event_id not in await log.append([*claimed, ended], connection=connection, gated=True):
-                raise ToolError(
-                    f"command {command.command_id} was ended by another worker, to which its sink is left, "
-                    "or with its execution",
-                    kind="claim",
-                )
+            await _check_claim(connection, command, kept)
+            await completion(connection)
 
         return complete
 

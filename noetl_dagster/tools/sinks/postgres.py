@@ -7,13 +7,17 @@ completion are written in one transaction.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
 
 from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.events.log import as_row
+from noetl_dagster.events.queries import insert_new
+from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.settings import Settings
@@ -47,7 +51,29 @@ INSERT_ROWS = "INSERT INTO {table} ({columns}) SELECT {columns} FROM jsonb_popul
 # take a whole row as JSON if none of its keys is a column
 WHOLE_ROW_COLUMNS = ("data", "result", "payload", "value")
 
+# rows and events in one round trip: the rows only if the log takes the last event
+INSERT_WITH_EVENTS = """
+WITH new AS ({events}), written AS ({rows} WHERE EXISTS (SELECT FROM new WHERE event_id = $2){conflict})
+SELECT event_id FROM new
+"""
+
 Complete = Callable[[asyncpg.Connection], Awaitable[Any]]
+
+
+class CompletingEvents(ABC):
+    """A completion that is nothing but events of one execution, the last of which decides."""
+
+    @abstractmethod
+    async def events(self) -> Sequence[Event]:
+        """Returns the events."""
+
+    @abstractmethod
+    def check(self, new: Set[int]) -> None:
+        """Raises ``ToolError`` if the last event is not among those that the log has taken."""
+
+    @abstractmethod
+    async def __call__(self, connection: asyncpg.Connection) -> None:
+        """Writes the events in the transaction of a connection, or raises ``ToolError``."""
 
 
 async def write_sink(
@@ -86,10 +112,14 @@ async def write_sink(
     known = KnownTables(box.clients.statements(pool))
 
     async def write() -> None:
-        async with pool.acquire() as connection, connection.transaction():
-            await write_result(connection, ready, value, identity or {}, known)
-            if shared and complete is not None:
-                await complete(connection)
+        async with pool.acquire() as connection:
+            at_once = complete if shared and isinstance(complete, CompletingEvents) else None
+            if at_once and await _write_at_once(connection, ready, value, identity or {}, known, at_once):
+                return
+            async with connection.transaction():
+                await write_result(connection, ready, value, identity or {}, known)
+                if shared and complete is not None:
+                    await complete(connection)
 
     try:
         try:
@@ -163,9 +193,8 @@ async def write_result(
     table = await known.describe(connection, sink.table)
 
     async def batches() -> AsyncIterator[list[dict[str, Any]]]:
-        own = {name: item for name, item in identity.items() if name in table.columns}
         async for rows in batches_of(sink.args or value):
-            yield [{**own, **_fitting(row, table.columns)} for row in rows]
+            yield _rows_for(table, rows, identity)
 
     async def kinds_of_columns() -> dict[str, set[str]]:
         kinds: dict[str, set[str]] = {}
@@ -197,10 +226,57 @@ async def write_result(
         if mode is WriteMode.UPSERT:
             keys = upsert_key(table, sink.key)
             statement += conflict_clause(keys, columns)
-            rows = list({tuple(map(repr, map(row.get, keys))): row for row in rows}.values())
+            rows = _last_of_each(rows, keys)
         for start in range(0, len(rows), ROWS_PER_STATEMENT):
             some = rows[start : start + ROWS_PER_STATEMENT]
             await connection.execute(statement, [to_jsonable(row, "a row") for row in some])
+
+
+async def _write_at_once(
+    connection: asyncpg.Connection,
+    sink: Sink,
+    value: Any,
+    identity: Mapping[str, Any],
+    known: KnownTables,
+    complete: CompletingEvents,
+) -> bool:
+    """Writes a few rows and the events of the completion in one statement; False if it takes several."""
+    if not sink.table or sink.command is not None or isinstance(value, StoredResult):
+        return False
+    mode = write_mode(sink.mode)
+    if mode is WriteMode.REPLACE:
+        return False
+    table = await known.describe(connection, sink.table)
+    rows = [row async for batch in batches_of(sink.args or value) for row in _rows_for(table, batch, identity)]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    if not columns or len(rows) > ROWS_PER_STATEMENT or not table.columns.keys() >= set(columns):
+        return False
+    conflict = ""
+    if mode is WriteMode.UPSERT:
+        keys = upsert_key(table, sink.key)
+        conflict, rows = conflict_clause(keys, columns), _last_of_each(rows, keys)
+    statement = INSERT_WITH_EVENTS.format(
+        events=insert_new(first=4, condition="noetl.is_open($3::bigint)"),
+        rows=INSERT_ROWS.format(table=table.name, columns=listed(columns)),
+        conflict=conflict,
+    )
+    written = [to_jsonable(row, "a row") for row in rows]
+    events = await complete.events()
+    arrays = [list(column) for column in zip(*map(as_row, events), strict=True)]
+    last = events[-1]
+    found = await connection.fetch(statement, written, last.event_id, last.execution_id, *arrays)
+    complete.check({record["event_id"] for record in found})
+    return True
+
+
+def _rows_for(table: SqlTable, rows: Sequence[Mapping[str, Any]], identity: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns rows as they fit a table, with the columns that name the iteration."""
+    own = {name: item for name, item in identity.items() if name in table.columns}
+    return [{**own, **_fitting(row, table.columns)} for row in rows]
+
+
+def _last_of_each(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
+    return list({tuple(map(repr, map(row.get, keys))): row for row in rows}.values())
 
 
 def _fitting(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:

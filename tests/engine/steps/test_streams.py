@@ -48,7 +48,9 @@ workflow:
 
 @pytest.fixture
 async def engine(settings: Settings) -> AsyncIterator[Engine]:
-    engine = await Engine.open(settings.model_copy(update={"default_postgres_credential": "embedded"}))
+    engine = await Engine.open(
+        settings.model_copy(update={"default_postgres_credential": "embedded", "chunks_ahead": 4})
+    )
     await engine.runtime.pool.execute("CREATE TABLE loaded (page int)")
     yield engine
     await engine.close()

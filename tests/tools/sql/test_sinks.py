@@ -225,7 +225,7 @@ async def test_event_log_is_recognised(box: Toolbox) -> None:
 
 async def test_a_table_that_has_changed_is_described_again(box: Toolbox, pool: asyncpg.Pool) -> None:
     await pool.execute("CREATE TABLE changing (id int, iter_index int)")
-    sink = Sink(tool="postgres", auth={"type": "postgres", "url": box.settings.db_url}, table="changing")
+    sink = Sink(tool="postgres", auth="embedded", table="changing")
     await write_sink(box, sink, [{"id": 1}], {}, identity={"iter_index": 1})
     await pool.execute("ALTER TABLE changing DROP COLUMN iter_index, ADD COLUMN note text")
     await write_sink(box, sink, [{"id": 2}], {}, identity={"iter_index": 2})
