@@ -11,8 +11,8 @@ import asyncpg
 
 from noetl_dagster.worker.command import own_worker_id
 
-_HOLD = "SELECT pg_advisory_lock_shared($1)"
-_RELEASE = "SELECT pg_advisory_unlock_shared($1)"
+_HOLD = "SELECT pg_advisory_lock_shared(id) FROM unnest($1::bigint[]) AS id"
+_RELEASE = "SELECT pg_advisory_unlock_shared(id) FROM unnest($1::bigint[]) AS id"
 _RELEASE_ALL = "SELECT pg_advisory_unlock_all()"
 _TRY = "SELECT pg_try_advisory_xact_lock($1)"  # released at the end of the statement
 _HOLDS = """
@@ -38,24 +38,36 @@ class Liveness:
         self._pool = pool
         self._connection: Any = None
         self._held: set[int] = set()
+        self._to_hold: set[int] = set()
+        self._to_release: set[int] = set()
         self._listeners: dict[str, Callable[..., None]] = {}
         self._lock = asyncio.Lock()
 
     async def hold(self, execution_id: int) -> None:
-        """Marks the execution as driven by this process until it is released. Reopens a lost connection."""
+        """Marks the execution as driven by this process until it is released. Reopens a lost connection.
+
+        One statement marks those that arrive while another statement runs.
+        """
+        if execution_id in self._held and self._is_open:
+            return
+        self._to_hold.add(execution_id)
         async with self._lock:
             await self._connect()
-            if execution_id not in self._held:
-                await self._connection.execute(_HOLD, execution_id)
-                self._held.add(execution_id)
+            wanted = (self._to_hold | {execution_id}) - self._held
+            self._to_hold.clear()
+            if wanted:
+                await self._connection.fetch(_HOLD, list(wanted))
+                self._held |= wanted
 
     async def release(self, execution_id: int) -> None:
         """Releases an execution that other processes drive from now on, or that has ended."""
+        self._to_release.add(execution_id)
         async with self._lock:
-            if execution_id in self._held:
-                self._held.discard(execution_id)
-                if self._is_open:
-                    await self._connection.execute(_RELEASE, execution_id)
+            ended = self._to_release & self._held
+            self._to_release.clear()
+            self._held -= ended
+            if ended and self._is_open:
+                await self._connection.fetch(_RELEASE, list(ended))
 
     async def release_all(self) -> None:
         """Releases every execution: this process has driven them to their ends, and continues with others."""
@@ -82,8 +94,7 @@ class Liveness:
         named = {"application_name": connection_name(own_worker_id()), **KEEPALIVE}
         connection = await asyncpg.connect(self._url, server_settings=named)
         try:
-            for known in self._held:
-                await connection.execute(_HOLD, known)
+            await connection.fetch(_HOLD, list(self._held))
             for channel, callback in self._listeners.items():
                 await connection.add_listener(channel, callback)
         except BaseException:  # without all of its locks it is useless: the next call opens another

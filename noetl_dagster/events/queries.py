@@ -36,6 +36,15 @@ def _insert(source: str) -> str:
 
 INSERT_NEW = insert_new(first=1)
 
+# The first event, unless a unique index refuses it, and only with it the others.
+_ARRAYS = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(_TYPES.values(), start=1))
+INSERT_WITH_FIRST = f"""
+WITH given AS (SELECT * FROM unnest({_ARRAYS}) WITH ORDINALITY AS new ({_LIST}, number)),
+first AS ({_insert(f"SELECT {_LIST} FROM given WHERE number = 1")}),
+others AS ({_insert(f"SELECT {_LIST} FROM given WHERE number > 1 AND EXISTS (SELECT FROM first)")})
+SELECT event_id FROM first
+"""
+
 # The same, unless an execution is cancelled.
 INSERT_NEW_GATED = insert_new(first=2, condition="noetl.is_open($1::bigint)")
 

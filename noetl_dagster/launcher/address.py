@@ -292,11 +292,11 @@ class RunLock:
         self._folder, self._run_id, self._file = folder, run_id, file
 
     @classmethod
-    def take(cls, folder: Path, run_id: str, tries: int = LOCK_TRIES) -> RunLock | None:
+    def take(cls, folder: Path, run_id: str) -> RunLock | None:
         """Locks a run; None if a living process drives it already."""
         private_folder(folder)
         file = _path(folder, run_id).open("a+")
-        for _ in range(tries):
+        for _ in range(LOCK_TRIES):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break

@@ -23,7 +23,7 @@ from noetl_dagster.compiler.reporting import DagsterReporter
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import RECOVERY
 from noetl_dagster.errors import ExecutionStateError
-from noetl_dagster.launcher.address import Address, Channel, Message, RunLock
+from noetl_dagster.launcher.address import Address, Channel, Message, RunLock, driver_of
 from noetl_dagster.process.environment import withhold_settings
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.process.log_context import LogContext
@@ -41,7 +41,10 @@ MOST_GROWTH_BYTES = 1024**3
 LINE_BYTES = 2**30
 """A request is a line, with the execution's workload."""
 
-REPORTED_AT_ONCE = 100
+REPORTED_AT_ONCE = 200
+LINGER_SECONDS = 0.2
+"""Time for more executions to end: reports of a few at a time cost more."""
+
 REPORT_TRIES = 5
 RETRY_SECONDS = 1.0
 
@@ -77,32 +80,34 @@ class EngineDriver:
     async def _serve(self, engine: Engine, reports: Reports | None) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=self._channel.sock, limit=LINE_BYTES)
         writer.write(_line({"ready": True}))
-        driving: set[asyncio.Task[None]] = set()
+        driving: dict[asyncio.Task[None], Message] = {}
         while line := await reader.readline():
             message = orjson.loads(line)
             if message["do"] == "end":
                 break
             task = asyncio.create_task(self._drive(engine, reports, message, writer))
-            driving.add(task)
-            task.add_done_callback(driving.discard)
+            driving[task] = message
+            task.add_done_callback(driving.pop)
+        # the next server receives the requests again, and must not drive them too
+        locks = [RunLock.take(self._folder, one["run_id"]) for one in driving.values()]
         while driving:
             await asyncio.wait(driving)
+        for lock in locks:
+            if lock is not None:
+                lock.release()
         writer.close()
 
     async def _drive(
         self, engine: Engine, reports: Reports | None, message: Message, writer: asyncio.StreamWriter
     ) -> None:
         """Drives an execution, and reports its end to the run server: another process may drive it from then on."""
-        lock = RunLock.take(self._folder, message["run_id"], tries=1)
         try:
-            if lock is not None:  # else a driver of an earlier server drives it
+            if driver_of(self._folder, message["run_id"]) is None:  # else a driver of an earlier server drives it
                 with LogContext(execution_id=int(message["id"])):
                     await self._drive_to_end(engine, reports, int(message["id"]))
         except Exception:
             logger.exception("execution %s is left to the recovery", message["id"])
         finally:
-            if lock is not None:
-                lock.release()
             self._count += 1
             writer.write(_line({"ended": message["id"], "needs_replacement": self._needs_replacement()}))
 
@@ -150,6 +155,7 @@ class Reports:
 
     async def _report(self) -> None:
         while self._waiting:
+            await asyncio.sleep(LINGER_SECONDS)
             batch = self._waiting[:REPORTED_AT_ONCE]
             del self._waiting[:REPORTED_AT_ONCE]
             try:

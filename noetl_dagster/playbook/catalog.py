@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -74,6 +75,7 @@ class Catalog:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._loaded: dict[tuple[Path, bool], Playbook] = {}
 
     @cached_property
     def paths(self) -> dict[str, tuple[Path, ...]]:
@@ -125,8 +127,20 @@ class Catalog:
         return any(found.is_relative_to(folder.resolve()) for folder in folders)
 
     def load(self, path: str, *, caller: Path | str | None = None, lenient: bool = False) -> Playbook:
-        """Resolves and loads."""
-        return load_playbook(self.resolve(path, caller=caller), lenient=lenient)
+        """Resolves and loads; a text that was loaded before is not parsed again."""
+        file = self.resolve(path, caller=caller)
+        key = file, lenient
+        known = self._loaded.get(key)
+        if known is None or known.source.encode() != _bytes_of(file):
+            known = self._loaded[key] = load_playbook(file, lenient=lenient)
+        return known
+
+
+def _bytes_of(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes().removeprefix(codecs.BOM_UTF8)
+    except OSError:  # loading reports the reason
+        return None
 
 
 def _catalog_path(file: Path) -> str | None:

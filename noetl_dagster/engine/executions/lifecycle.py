@@ -113,10 +113,7 @@ class Lifecycle:
         entry = self._event(state, EventType.WORKFLOW_INITIALIZED, "RUNNING")
         entry.meta["entry"] = playbook.entry.name
         warnings = [self._event(state, EventType.WARNING, "WARNING", text) for text in playbook.main_warnings]
-        async with runtime.pool.acquire() as connection, connection.transaction():
-            if await runtime.log.append_once(started, connection=connection):
-                for event in (entry, *warnings):
-                    await runtime.log.append_once(event, connection=connection)
+        await runtime.log.append_with_first([started, entry, *warnings])
         return await runtime.load(new_id)
 
     async def resume(
@@ -289,11 +286,7 @@ class Lifecycle:
         state = execution.state
         type_ = _WORKFLOW_ENDS[EventType(event.event_type)]
         workflow = self._event(state, type_, event.status or "", event.error)
-        async with self._runtime.pool.acquire() as connection, connection.transaction():
-            ended = await self._runtime.log.append_once(event, connection=connection)
-            if ended:
-                await self._runtime.log.append_once(workflow, connection=connection)
-        if ended:
+        if await self._runtime.log.append_with_first([event, workflow]):
             if execution.trace is not None:
                 execution_ended(execution.trace, state, event)
             state.apply(event)
