@@ -42,7 +42,7 @@ SLICE = 500
 SWEEP_SECONDS = 5.0
 """Longest interval at which claims are checked; ends never wait for it."""
 
-BROADCAST_SECONDS, MOST_SECONDS = 0.0005, 0.2
+BROADCAST_SECONDS, MOST_SECONDS = 0.0005, 0.1
 """Pause between two notices to all workers of a pool: for each worker, and at most."""
 
 PATIENCE = RetryLimits(DATABASE_AWAY)
@@ -77,8 +77,8 @@ class Link:
         self._stop = asyncio.Event()
         self._pools: dict[tuple[int, str], str] = {}  # by execution and step
         self._unattended: set[str] = set()
-        self._unannounced: Counter[str] = Counter()  # commands by pool
-        self._broadcasts: dict[str, asyncio.Task[None]] = {}  # by pool
+        self._unannounced: dict[str, list[str]] = {}  # tool kinds of commands, by pool
+        self._notices: dict[str, asyncio.Task[None]] = {}  # by pool
         self._ends = CommandEnds(runtime.pool, settings.db_url)
 
     async def open(self) -> None:
@@ -94,7 +94,7 @@ class Link:
     async def close(self) -> None:
         """Stops the tasks, commits events that were already fetched, and closes the connections."""
         self._stop.set()
-        await cancel_and_wait(*self._tasks, *self._broadcasts.values())
+        await cancel_and_wait(*self._tasks, *self._notices.values())
         if self._ingesting is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ingesting
@@ -163,8 +163,8 @@ class Link:
 
     def _pause(self, pool: str) -> float:
         """Returns for how long commands wait for others: 0 unless no worker of the pool is known to have capacity."""
-        broadcast = self._broadcasts.get(pool)
-        if broadcast is None or broadcast.done():
+        notice = self._notices.get(pool)
+        if notice is None or notice.done():
             return 0.0
         return min(BROADCAST_SECONDS * self._capacity.registry.attending(pool), MOST_SECONDS)
 
@@ -199,27 +199,24 @@ class Link:
         # the others have ended, or an earlier run has queued them
         self._ends.check({request.call.command.command_id for request in batch} - names)
         for pool, waiting in kinds.items():
-            await self._announce(pool, waiting)
+            self._announce(pool, waiting)
         return names
 
-    async def _announce(self, pool: str, kinds: Sequence[str]) -> None:
+    def _announce(self, pool: str, kinds: Sequence[str]) -> None:
         """Notifies workers with capacity of waiting commands; if there are none, all of the pool, not too often.
 
         Workers without capacity claim as soon as they have some, and report what they have left.
         """
-        broadcast = self._broadcasts.get(pool)
-        if broadcast is not None and not broadcast.done():
-            self._unannounced[pool] += len(kinds)
-        elif targets := self._capacity.registry.targets(len(kinds), set(kinds), pool):
-            await announce_commands(self._client, len(kinds), pool, targets)
-        else:
-            self._unannounced[pool] += len(kinds)
-            self._broadcasts[pool] = asyncio.create_task(self._broadcast(pool))
+        self._unannounced.setdefault(pool, []).extend(kinds)
+        if pool not in self._notices or self._notices[pool].done():
+            self._notices[pool] = asyncio.create_task(self._notify(pool))
 
-    async def _broadcast(self, pool: str) -> None:
-        while commands := self._unannounced.pop(pool, 0):
-            await announce_commands(self._client, commands, pool)
-            await asyncio.sleep(self._pause(pool))
+    async def _notify(self, pool: str) -> None:
+        while kinds := self._unannounced.pop(pool, None):
+            targets = self._capacity.registry.targets(len(kinds), set(kinds), pool)
+            await announce_commands(self._client, len(kinds), pool, targets)
+            if not targets:
+                await asyncio.sleep(self._pause(pool))
 
     async def _sweep(self) -> None:
         interval = min(SWEEP_SECONDS, self._runtime.settings.worker_heartbeat_seconds)
