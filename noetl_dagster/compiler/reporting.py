@@ -21,8 +21,9 @@ from dagster import (
     MultiPartitionKey,
 )
 
+from noetl_dagster.compiler.external_assets import ExternalAssets
 from noetl_dagster.compiler.lineage.tables import FolderWriters
-from noetl_dagster.compiler.partitions import stored_partition
+from noetl_dagster.compiler.partitions import PlaybookPartitions, stored_partition
 from noetl_dagster.compiler.plan import PlaybookPlan, StepPlan, plan_playbook
 from noetl_dagster.compiler.result_metadata import check_facts, step_metadata
 from noetl_dagster.dagster_internals import StepMaterializationData
@@ -69,6 +70,13 @@ class _Ended:
     step: StepPlan
     end: StepEnd
     reference: ResultRef | None
+
+
+def connect_to_dagster(engine: Engine, instance: DagsterInstance) -> DagsterReporter:
+    """Lets executions without a run read Dagster's other assets and choose partitions; returns their reporter."""
+    engine.runtime.find_external = ExternalAssets(engine.runtime, instance).find
+    engine.runtime.partition_of = lambda playbook, values: PlaybookPartitions(playbook).choose(values)
+    return DagsterReporter(engine, instance)
 
 
 class DagsterReporter:
@@ -173,15 +181,27 @@ class DagsterReporter:
         """Returns the materializations that Dagster does not have."""
         wanted = {_version(one) for one in made}
         known: set[str | None] = set()
+        newest: tuple[EventLogEntry, int] | None = None
         cursor, more = None, True
         while more and not wanted <= known:
             filters = AssetRecordsFilter(key, after_timestamp=since)
             found = self._instance.fetch_materializations(filters, limit=PAGE, cursor=cursor)
             for record in found.records:
                 if record.asset_materialization is not None:
+                    newest = newest or (record.event_log_entry, record.storage_id)
                     known.add(_version(record.asset_materialization))
             cursor, more = found.cursor, found.has_more
+        if newest is not None and wanted & known:
+            self._show_latest(key, *newest)
         return [one for one in made if _version(one) not in known]
+
+    def _show_latest(self, key: AssetKey, entry: EventLogEntry, storage_id: int) -> None:
+        """Completes a report whose process was killed before Dagster's table of assets named its materialization."""
+        records = self._instance.get_asset_records([key])
+        shown = records[0].asset_entry.last_materialization_storage_id if records else None
+        store = getattr(self._instance.event_log_storage, "store_asset_event", None)
+        if store is not None and (shown is None or shown < storage_id):
+            store(entry, storage_id)
 
     def _is_known(self, check: AssetCheckEvaluation) -> bool:
         """Reports whether Dagster has an evaluation."""

@@ -17,9 +17,7 @@ import psutil
 from dagster import DagsterInstance
 
 from noetl_dagster.compiler.executors.storages import keep_connections
-from noetl_dagster.compiler.external_assets import ExternalAssets
-from noetl_dagster.compiler.partitions import PlaybookPartitions
-from noetl_dagster.compiler.reporting import DagsterReporter
+from noetl_dagster.compiler.reporting import DagsterReporter, connect_to_dagster
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import RECOVERY
 from noetl_dagster.errors import ExecutionStateError
@@ -68,10 +66,8 @@ class EngineDriver:
             if "DAGSTER_HOME" in os.environ:
                 instance = stack.enter_context(DagsterInstance.get())
                 keep_connections(instance)
-                engine.runtime.find_external = ExternalAssets(engine.runtime, instance).find
-                reports = Reports(DagsterReporter(engine, instance))
+                reports = Reports(connect_to_dagster(engine, instance))
             withhold_settings()
-            engine.runtime.partition_of = lambda playbook, values: PlaybookPartitions(playbook).choose(values)
             try:
                 run_sync(self._serve(engine, reports))
             finally:

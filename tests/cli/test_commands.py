@@ -58,6 +58,20 @@ def test_run_status_and_events(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(listed.stdout)[0]["execution_id"] == found["execution_id"]
 
 
+def test_run_without_a_dagster_run(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "sum.yaml"
+    file.write_text(GOOD)
+    run = cli("run", str(file), "--set", "a=10", "--runner", "engine", "--json")
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert (found["status"], found["run_id"]) == ("COMPLETED", None)
+    events = cli("events", found["execution_id"], "--json")
+    assert json.loads(events.stdout.splitlines()[-1])["event_type"] == "execution.reported"
+    unknown = cli("run", str(file), "--runner", "airflow")
+    assert unknown.returncode == 2
+    assert "'airflow' is not one of" in unknown.stderr
+
+
 def test_a_broken_playbook_is_refused_with_its_place(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "broken.yaml"
     file.write_text(BROKEN)

@@ -15,6 +15,7 @@ from noetl_dagster.cli.console import Json, fail, note, print_json, warn
 from noetl_dagster.cli.progress import showing
 from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.engine.executions.overview import Overview, full_overview
+from noetl_dagster.engine.executions.runners import Runner, check_runner
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, ServiceError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.launcher.executions import drive
@@ -23,6 +24,7 @@ from noetl_dagster.playbook.checks.templates import check_code
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_report, required
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.environment import settings_withheld
 from noetl_dagster.process.event_loop import run_sync
 
 
@@ -37,6 +39,9 @@ def run(
         str | None,
         typer.Option(help="key of the partition: 2026-01-31, or 'day|place' with two dimensions"),
     ] = None,
+    runner: Annotated[
+        Runner, typer.Option(help="engine: without a Dagster run; Dagster still receives the assets and checks")
+    ] = Runner.DAGSTER,
     lenient: Lenient = False,
     as_json: Json = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="print Dagster's own log too")] = False,
@@ -50,6 +55,8 @@ def run(
         for problem in check_code(loaded):
             warn(str(replace(problem, severity="warning")))
         _warn_of_unknown_keys(loaded, workload)
+        if runner is Runner.ENGINE:
+            _finish(session, _run_without_dagster(session, loaded, workload, partition, quiet=as_json), as_json)
         begun = None
         if execution_id is None and (partition is not None or loaded.dagster.partitions):
             execution_id = begun = _begin_partition(session, loaded, workload, partition)
@@ -114,6 +121,31 @@ def run_playbook(
     if found is None or (found.run_id is None and found.status == ExecutionStatus.RUNNING):
         fail(f"the Dagster run failed before its first step: {error}")
     return found
+
+
+def _run_without_dagster(
+    session: Session, playbook: Playbook, workload: dict[str, Any], partition: str | None, *, quiet: bool
+) -> Overview:
+    """Drives an execution in this process, without a Dagster run, and reports it to Dagster."""
+    check_runner(playbook, Runner.ENGINE)
+    session.lead_to_dagster()
+    from dagster import DagsterInstance  # takes two seconds
+
+    from noetl_dagster.compiler.partitions import PlaybookPartitions
+    from noetl_dagster.compiler.reporting import connect_to_dagster
+
+    engine, chosen = session.engine, None
+    if partition is not None or playbook.dagster.partitions:
+        chosen = PlaybookPartitions(playbook).choose(workload, partition)
+    with DagsterInstance.get() as instance:
+        reporter = connect_to_dagster(engine, instance)
+        origin = {"runner": Runner.ENGINE.value}
+        execution = run_sync(engine.lifecycle.create(playbook, workload, partition=chosen, origin=origin))
+        note(f"running {playbook.name}, execution {execution.id}")
+        with showing(engine, execution.id, quiet=quiet), settings_withheld():
+            run_sync(engine.drive(execution, release=False))
+        run_sync(reporter.report([run_sync(engine.runtime.load(execution.id))], fresh=True))
+    return run_sync(full_overview(engine.runtime, execution.id))
 
 
 def _drive_here(
