@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from typing import Any
 
 import asyncpg
 import pytest
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.events.ids import Snowflake
+from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.tools.access.credential_types import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.rows.batches import StoredResult, rows_of
-from noetl_dagster.tools.sinks.postgres import is_event_log, write_result, write_sink
+from noetl_dagster.tools.sinks.postgres import CompletingEvents, is_event_log, write_result, write_sink
 
 TABLE = """
 create table out (
@@ -232,3 +235,37 @@ async def test_a_table_that_has_changed_is_described_again(box: Toolbox, pool: a
     await write_sink(box, sink, [{"id": 3, "note": "new"}], {}, identity={"iter_index": 3})
     rows = await pool.fetch("SELECT id, note FROM changing ORDER BY id")
     assert [tuple(row) for row in rows] == [(1, None), (2, None), (3, "new")]
+
+
+class End(CompletingEvents):
+    """The completion of a command."""
+
+    def __init__(self, pool: asyncpg.Pool, execution_id: int, command: str) -> None:
+        self.log = EventLog(pool, Snowflake(1))
+        meta = {"command_id": command}
+        self.event = Event(execution_id, self.log.ids.next(), EventType.COMMAND_COMPLETED, node_name="s", meta=meta)
+
+    async def events(self) -> list[Event]:
+        return [self.event]
+
+    def check(self, new: Set[int]) -> None:
+        if self.event.event_id not in new:
+            raise ToolError("another worker", kind="claim")
+
+    async def __call__(self, connection: Any) -> None:
+        raise AssertionError("rows and end take one statement")
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+async def test_rows_come_with_the_end_that_the_log_takes(box: Toolbox, table: asyncpg.Pool, mode: str) -> None:
+    sink = Sink(table="out", auth="embedded", mode=mode)
+    assert await write_sink(box, sink, {"id": 1}, {}, complete=End(table, 7, "first"))
+    with pytest.raises(ToolError, match="another worker"):
+        await write_sink(box, sink, {"id": 2}, {}, complete=End(table, 7, "first"))
+    await table.execute(
+        "INSERT INTO noetl.event (execution_id, event_id, event_type, meta) VALUES (7, 1, 'execution.cancelled', '{}')"
+    )
+    with pytest.raises(ToolError, match="another worker"):
+        await write_sink(box, sink, {"id": 3}, {}, complete=End(table, 7, "third"))
+    assert [row["id"] for row in await table.fetch("SELECT id FROM out")] == [1]
+    assert await table.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'command.completed'") == 1
