@@ -105,7 +105,7 @@ class OpSession:
         if processes is not None:
             engine.helpers.set_processes(execution.id, processes)
         if runs_in_one_process(context):
-            prepare_spark(engine.runtime, execution)
+            run_sync(prepare_spark(engine.runtime, execution))
         if workload is not None:  # the first op, which is one
             for warning in execution.playbook.main_warnings:
                 context.log.warning(warning)

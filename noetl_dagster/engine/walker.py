@@ -79,7 +79,7 @@ class Walker:
 
     async def _run_region(self, execution: Execution, region: Region) -> bool:
         """Runs a region; returns true if a failure in it was not handled."""
-        prepare_spark(self._runtime, execution)
+        await prepare_spark(self._runtime, execution)
         if region.is_joint:
             walk = run_streams if region.is_stream else run_region
             _, failure = await walk(self._steps, execution, region)

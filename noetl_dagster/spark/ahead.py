@@ -24,9 +24,12 @@ GROUP = "noetl-rehearsal"  # job group of the early job
 _lock = threading.Lock()
 _starting: dict[int, threading.Thread] = {}  # by process id: a forked child has none of its parent's threads
 _step_runs = threading.Event()
+_short = threading.Event()
 
 
-def start_ahead(spark: Callable[[], SparkSession], settings: Settings, *, python_too: bool = False) -> bool:
+def start_ahead(
+    spark: Callable[[], SparkSession], settings: Settings, *, python_too: bool = False, short: bool = False
+) -> bool:
     """Starts the session on a thread and runs a tiny job, so that the first step finds its classes loaded.
 
     Nothing waits for it and nothing fails with it: a step asks for the session again and reports the error.
@@ -35,23 +38,35 @@ def start_ahead(spark: Callable[[], SparkSession], settings: Settings, *, python
     Args:
         spark: returns the session and starts it if there is none.
         python_too: the step will run Python on Spark's workers.
+        short: the steps will probably take less than a minute, see :func:`expects_short_steps`.
 
     Returns:
-        True if a thread was started; not for Connect, whose server already runs, nor if there is a session.
+        True if a thread was started; not if :func:`may_start_ahead` is false.
     """
-    if settings.spark_remote is not None or not settings.spark_start_ahead:
-        return False
     with _lock:
-        running = _starting.get(os.getpid())
-        if _has_session() or (running is not None and running.is_alive()):
+        if not may_start_ahead(settings):
             return False
         _step_runs.clear()
+        (_short.set if short else _short.clear)()
         thread = threading.Thread(
             target=_start, args=(spark, settings, python_too), name="noetl-spark-ahead", daemon=True
         )
         _starting[os.getpid()] = thread
         thread.start()
         return True
+
+
+def may_start_ahead(settings: Settings) -> bool:
+    """Reports whether there is neither a session nor a thread that starts one; Connect's server already runs."""
+    if settings.spark_remote is not None or not settings.spark_start_ahead:
+        return False
+    running = _starting.get(os.getpid())
+    return not _has_session() and (running is None or not running.is_alive())
+
+
+def expects_short_steps() -> bool:
+    """Reports whether the steps of this process will probably end before it is worth to optimise their code."""
+    return _short.is_set()
 
 
 def step_begins() -> None:

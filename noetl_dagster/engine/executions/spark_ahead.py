@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from noetl_dagster.engine.executions.estimate import past_of
 from noetl_dagster.engine.executions.lifecycle import outstanding
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.playbook.models import FanoutEngine, Playbook, RoutingMode, Step
-from noetl_dagster.spark.ahead import start_ahead
+from noetl_dagster.spark.ahead import may_start_ahead, start_ahead
 from noetl_dagster.worker.execution import Execution
 
 SPARK = "spark"
+
+SHORT_SECONDS = 60.0
+"""Spark steps that took no longer in the execution before this one are faster with the JVM's first compiler alone."""
+
 _ALWAYS = (None, "step.done", "call.done", "step.exit", "call.partial")
 """Values of an arc's ``on`` that fire when a step succeeds, and ``call.partial``, whose consumers begin with it."""
 
 
-def prepare_spark(runtime: Runtime, execution: Execution) -> bool:
+async def prepare_spark(runtime: Runtime, execution: Execution) -> bool:
     """Begins to start Spark's session in this process if the execution will certainly need it; returns true if so."""
-    steps = spark_steps_ahead(execution)
+    steps = spark_steps_ahead(execution) if may_start_ahead(runtime.settings) else []
     if not steps:
         return False
     python_too = any(_runs_as_spark_job(execution.playbook.step(name)) for name in steps)
-    return start_ahead(runtime.box.spark, runtime.settings, python_too=python_too)
+    past = await past_of(runtime.pool, execution.id)
+    short = sum(past.seconds(name) or 0.0 for name in steps) <= SHORT_SECONDS
+    return start_ahead(runtime.box.spark, runtime.settings, python_too=python_too, short=short)
 
 
 def spark_steps_ahead(execution: Execution) -> list[str]:

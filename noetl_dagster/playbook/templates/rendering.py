@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, nodes
+from jinja2.utils import missing
 
 from noetl_dagster.errors import NoetlError, TemplateError, UndefinedNameError
 from noetl_dagster.playbook.templates.compiling import TooComplexError, undeclared_names
@@ -202,6 +203,33 @@ class _Expression(_Template):
         return value
 
 
+class _Path(_Expression):
+    """Exactly one ``{{ name.key.key }}``, which most templates are: looked up without compiling it."""
+
+    __slots__ = ("_keys", "_root")
+
+    def __init__(self, source: str, names: frozenset[str], text: str) -> None:
+        super().__init__(source, names, text, may_build=False)
+        self._root, *self._keys = text.strip().strip("{}").strip().split(".")
+
+    def evaluate(self, scope: Mapping[str, Any]) -> Any:
+        root = self._root
+        try:
+            try:
+                value = scope[root]
+            except KeyError:
+                value = ENVIRONMENT.globals.get(root, missing)
+                if value is missing:
+                    value = ENVIRONMENT.undefined(name=root)
+            for key in self._keys:
+                value = ENVIRONMENT.getattr(value, key)
+        except (NoetlError, ReferenceNeeded):
+            raise
+        except Exception as error:
+            raise self._failed(error, scope) from error
+        return value
+
+
 class _Text(_Template):
     """Text with templates in it."""
 
@@ -281,7 +309,7 @@ def _compile_text(source: str, command: bool) -> Compiled:
     path = _PATH.match(source)
     if path is not None and path[1].lower() not in _WORDS:  # most templates: nothing to parse before use
         names = frozenset((path[1],)) - ENVIRONMENT.globals.keys()
-        return _Expression(source, names, source.strip(), may_build=False)
+        return _Path(source, names, source)
     try:
         found, tree = read(source, command=command)
         names = _names(tree) - ENVIRONMENT.globals.keys()

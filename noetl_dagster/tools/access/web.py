@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote_plus, urlencode
 from urllib.request import getproxies, proxy_bypass
 
 from yarl import URL
@@ -30,6 +30,9 @@ USER_AGENT = "noetl-dagster"
 NOTHING_DENIED = DenyList()
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_quoted = lru_cache(maxsize=4096)(quote_plus)
+"""Most names and values of queries repeat."""
+
 _SENDABLE = re.compile(r"[!#$%&'()*+,\-./0-9:;=?@A-Z\[\]_a-z~]*")
 _FOR_ANY_ORIGIN = frozenset(
     {
@@ -158,7 +161,7 @@ async def answered(
     Raises:
         WebError: there is no response, or its body broke off while the caller read it.
     """
-    from aiohttp import ClientConnectorError, ClientError, InvalidURL, NonHttpUrlClientError
+    import aiohttp
 
     response = None
     try:
@@ -166,10 +169,10 @@ async def answered(
         yield response
     except TimeoutError as error:  # of aiohttp, for which it is a client error too
         raise WebError(f"{type(error).__name__}", late=True) from error
-    except (InvalidURL, NonHttpUrlClientError) as error:
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         raise WebError("the address is not one of http or https", retryable=False) from error
-    except (ClientError, OSError) as error:
-        if isinstance(error, ClientConnectorError) and isinstance(error.os_error, RefusedAddressError):
+    except (aiohttp.ClientError, OSError) as error:
+        if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, RefusedAddressError):
             raise WebError(str(error.os_error), retryable=False) from error
         raise WebError(f"{type(error).__name__}: {error}") from error
     finally:
@@ -178,9 +181,9 @@ async def answered(
 
 
 async def _final(web: Web, request: HttpRequest, seconds: float, follow: bool) -> ClientResponse:
-    from aiohttp import CookieJar
+    import aiohttp
 
-    jar: CookieJar | None = None  # for this chain of redirects
+    jar: aiohttp.CookieJar | None = None  # for this chain of redirects
     destinations = web.anywhere
     for _ in range(MAX_REDIRECTS + 1):
         proxy = _proxy(request.url)
@@ -205,7 +208,7 @@ async def _final(web: Web, request: HttpRequest, seconds: float, follow: bool) -
         if following is None:
             return response
         if response.cookies:
-            jar = CookieJar(unsafe=True) if jar is None else jar  # addresses without a name too
+            jar = aiohttp.CookieJar(unsafe=True) if jar is None else jar  # addresses without a name too
             jar.update_cookies(response.cookies, response.url)
         response.release()
         if not same_origin(request.url, following.url) and _is_public(web, response, proxy):
@@ -276,13 +279,13 @@ def address(url: str, params: Mapping[str, Any] | None = None) -> URL:
     if not pairs:
         return URL(url, encoded=encoded)
     if encoded and "?" not in url and "#" not in url:
-        return URL(f"{url}?{urlencode(pairs)}", encoded=True)
+        return URL(f"{url}?{_query(pairs)}", encoded=True)
     written = URL(url, encoded=encoded)
     before = parse_qsl(written.raw_query_string, keep_blank_values=True)
     given = {name for name, _ in pairs}
     kept = [(name, text) for name, text in before if name not in given]
     bare = written.with_query(None).with_fragment(None)
-    return URL(f"{bare}?{urlencode(kept + pairs)}", encoded=True)
+    return URL(f"{bare}?{_query(kept + pairs)}", encoded=True)
 
 
 def form_encoded(fields: Mapping[str, Any]) -> bytes:
@@ -290,8 +293,18 @@ def form_encoded(fields: Mapping[str, Any]) -> bytes:
     return urlencode(_pairs(fields)).encode()
 
 
+def _query(pairs: Iterable[tuple[str, str]]) -> str:
+    return "&".join([f"{_quoted(name)}={_quoted(text)}" for name, text in pairs])
+
+
 def _pairs(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(str(name), text) for name, value in fields.items() for text in _texts(value)]
+    pairs: list[tuple[str, str]] = []
+    for name, value in fields.items():
+        if value.__class__ is str:  # most
+            pairs.append((str(name), value))
+        else:
+            pairs += [(str(name), text) for text in _texts(value)]
+    return pairs
 
 
 def _texts(value: Any) -> Iterable[str]:

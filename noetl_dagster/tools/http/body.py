@@ -94,10 +94,7 @@ async def read_response(body: ResponseBody, call: ToolCall, box: Toolbox) -> Htt
     """Reads a response; a body above ``NOETL_HTTP_BODY_BYTES`` goes to the result store."""
     response = body.response
     redact = SECRETS.redact
-    headers: dict[str, str] = {}
-    for name, value in response.headers.items():
-        key = name.lower()
-        headers[key] = redact(f"{headers[key]}, {value}" if key in headers else value)
+    headers = _headers(response)
     content = await body.beginning(box.settings.http_body_bytes)
     failed = response.status >= 400
     if body.has_ended or failed:
@@ -117,6 +114,18 @@ async def read_response(body: ResponseBody, call: ToolCall, box: Toolbox) -> Htt
     text = redact(_text(content, response))[:EXCERPT] if failed and encoding is None else ""
     url = redact(public(response.url))
     return HttpResponse(response.status, response.reason or "", headers, url, data, text, encoding)
+
+
+def _headers(response: ClientResponse) -> dict[str, str]:
+    """Returns the headers by lower-case name, joined where a name repeats, without secrets."""
+    headers: dict[str, str] = {}
+    for name, value in response.headers.items():
+        key = name.lower()
+        headers[key] = f"{headers[key]}, {value}" if key in headers else value
+    together = "\n".join(headers.values())
+    if SECRETS.redact(together) is together:  # most: one search for all of them
+        return headers
+    return {name: SECRETS.redact(value) for name, value in headers.items()}
 
 
 async def format_of_body(body: ResponseBody, chunks: ChunkedResult, box: Toolbox) -> RowFormat | None:

@@ -13,12 +13,14 @@ from types import ModuleType
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions import spark_ahead
+from noetl_dagster.engine.executions.estimate import past_of
 from noetl_dagster.engine.executions.spark_ahead import spark_steps_ahead
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings, dump_settings
-from noetl_dagster.spark import ahead
+from noetl_dagster.spark import ahead, sessions
 from tests.playbooks import playbook, text_of
-from tests.waiting import PROCESS_SECONDS
+from tests.waiting import PROCESS_SECONDS, until
 
 pytestmark = pytest.mark.long
 
@@ -26,6 +28,7 @@ CRUNCH = """
   - step: crunch
     tool: {kind: spark, sql: SELECT 1 AS one, collect: true}
 """
+SLOW = "kind: python, code: 'import time; time.sleep(0.1)'"
 BEFORE = """
 workflow:
   - step: start
@@ -106,6 +109,39 @@ async def test_what_has_ended_needs_nothing(engine: Engine) -> None:
     assert spark_steps_ahead(execution) == ["crunch"]
     await engine.steps.run(execution, "crunch")
     assert spark_steps_ahead(execution) == []
+
+
+async def test_the_jvm_compiles_quickly_unless_the_steps_took_long_before(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[bool] = []
+
+    def started_ahead(*arguments: object, short: bool, **named: object) -> bool:
+        started.append(short)
+        return True
+
+    monkeypatch.setattr(spark_ahead, "may_start_ahead", lambda settings: True)
+    monkeypatch.setattr(spark_ahead, "start_ahead", started_ahead)
+    text = flow("- step: crunch", CRUNCH.replace("kind: spark, sql: SELECT 1 AS one, collect: true", SLOW))
+    earlier = await engine.run(playbook(text))
+    assert earlier.status == "COMPLETED"
+    monkeypatch.setattr(spark_ahead, "spark_steps_ahead", lambda execution: ["crunch"])
+
+    async def is_projected() -> bool:
+        execution = await engine.lifecycle.create(playbook(text))
+        return (await past_of(engine.runtime.pool, execution.id)).seconds("crunch") is not None
+
+    await until(is_projected, "the projection of the earlier execution")
+    for limit in (60.0, 0.01):
+        monkeypatch.setattr(spark_ahead, "SHORT_SECONDS", limit)
+        execution = await engine.lifecycle.create(playbook(text))
+        assert await spark_ahead.prepare_spark(engine.runtime, execution)
+    assert started == [True, False]
+
+
+@pytest.mark.parametrize(("short", "option"), [(True, sessions.FIRST_ONLY), (False, sessions.HOT_ONLY)])
+def test_options_of_the_compiler(short: bool, option: str) -> None:
+    assert option in sessions.session_config(Settings(), short=short)[sessions.JAVA_OPTIONS]
 
 
 def refused() -> None:
