@@ -13,9 +13,9 @@ from noetl_dagster.engine.executions.progress import Pace
 
 # The newest completed execution of the same playbook, one with the same workload before others.
 _EARLIER = """
-WITH own AS (
-    SELECT execution.state -> 'workload' AS workload, catalog.path
-    FROM noetl.execution JOIN noetl.catalog USING (catalog_id) WHERE execution_id = $1
+WITH own AS (  -- from the log, since a new execution may not be projected yet
+    SELECT context -> 'workload' AS workload, context ->> 'path' AS path
+    FROM noetl.event WHERE execution_id = $1 AND event_type = 'playbook.initialized' LIMIT 1
 ), earlier AS (
     SELECT execution_id, execution.state -> 'workload' AS workload
     FROM noetl.execution JOIN noetl.catalog USING (catalog_id) JOIN own USING (path)
