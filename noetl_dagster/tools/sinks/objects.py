@@ -21,6 +21,9 @@ from noetl_dagster.tools.rows.files import arrow_schema, row_writer
 from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.sinks.place import STAGED, PartPlace, SinkKind
 
+_DRAFT = "#"
+"""In the names of files that obstore writes, until they are complete. Names of parts do not contain it."""
+
 
 class ObjectParts:
     """A :class:`~noetl_dagster.tools.sinks.place.PartTarget` in a folder, which renames parts to publish them."""
@@ -57,6 +60,8 @@ class ObjectParts:
         names = set()
         async for page in obstore.list(store, prefix=_key(target, str(PurePosixPath(target.folder, STAGED)))):
             names |= {PurePosixPath(found["path"]).stem for found in page}
+        if target.kind is SinkKind.FILE:
+            names |= await asyncio.to_thread(_drafts, target)
         return {name for name in names if name.startswith(prefix)}
 
     async def missing(self, target: PartPlace, parts: Collection[PartPlace]) -> list[str]:
@@ -69,6 +74,9 @@ class ObjectParts:
         """Deletes staged parts."""
         store = await self._store(target)
         for name in names:
+            if _DRAFT in name:
+                await asyncio.to_thread(Path(target.folder, STAGED, name).unlink, missing_ok=True)
+                continue
             staged = target.model_copy(update={"part": name}).staged
             with contextlib.suppress(FileNotFoundError):
                 await obstore.delete_async(store, _key(target, staged))
@@ -83,6 +91,11 @@ class ObjectParts:
 def _key(place: PartPlace, path: str) -> str:
     """Returns the key of a path in the store; that of a file is relative to its folder."""
     return str(PurePosixPath(path).relative_to(place.folder)) if place.kind is SinkKind.FILE else path
+
+
+def _drafts(target: PartPlace) -> set[str]:
+    """Returns the files that killed processes were writing into a folder; obstore does not list them."""
+    return {path.name for path in Path(target.folder, STAGED).glob(f"*{_DRAFT}*")}
 
 
 def _missing(parts: Collection[PartPlace]) -> list[str]:

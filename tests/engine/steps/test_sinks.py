@@ -375,6 +375,26 @@ async def test_parts_may_be_settled_again(
         assert str(state.status) == "COMPLETED", state.error
 
 
+async def test_a_part_that_a_killed_process_was_writing_is_removed(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts = tmp_path / "numbers" / "_staged"
+    of_another = "1.each.1.9.1.jsonl#1"  # execution 1 may be writing it
+    settle = PartSinks.settle
+
+    async def after_a_kill(sinks: PartSinks, places: Any, prefix: str, **named: Any) -> None:
+        drafts.mkdir(exist_ok=True)
+        for name in (f"{prefix}9.1.jsonl#1", of_another):
+            (drafts / name).touch()
+        await settle(sinks, places, prefix, **named)
+
+    monkeypatch.setattr(PartSinks, "settle", after_a_kill)
+    sink = f"{{tool: file, path: {tmp_path}/numbers, format: jsonl}}"
+    state = await engine.run(playbook(LOOP.replace("SINK", sink)))
+    assert str(state.status) == "COMPLETED", state.error
+    assert [path.name for path in drafts.iterdir()] == [of_another]
+
+
 async def test_sinks_to_local_files_stay_with_the_driver(engine: Engine, place: Place) -> None:
     text = LOOP.replace("SINK", place.sink).replace("tool: {kind", "spec: {dispatch: workers}\n    tool: {kind")
     program = (await engine.lifecycle.create(playbook(text))).program.step("each")
