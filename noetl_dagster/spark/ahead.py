@@ -65,7 +65,7 @@ def may_start_ahead(settings: Settings) -> bool:
 
 
 def expects_short_steps() -> bool:
-    """Reports whether the steps of this process will probably end before it is worth to optimise their code."""
+    """Reports whether the steps of this process will probably end before optimised code would pay off."""
     return _short.is_set()
 
 
