@@ -165,7 +165,7 @@ async def _of_step(call: ToolCall, box: Toolbox, step: str) -> Any:
             'ref: "{{ <step>._ref }}", a name noetl://execution/..., or step: <step>',
             kind="not_found",
         )
-    return result.stored or await with_references(result.plain, box.results.get)
+    return result.stored or await with_references(box.results.get, result.plain)
 
 
 async def _record_parts(ref: ResultRef, call: ToolCall, box: Toolbox) -> None:

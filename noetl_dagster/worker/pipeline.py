@@ -8,7 +8,6 @@ import time
 from concurrent.futures import BrokenExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
@@ -223,7 +222,7 @@ class Pipeline:
             return await render_input(task.input, scope, self.box.results.get)
         given = {}
         for key, compiled in task.references.items():
-            value = await with_references(partial(compiled.evaluate, scope), self.box.results.get)
+            value = await with_references(self.box.results.get, compiled.evaluate, scope)
             stored = value.stored if isinstance(value, (ResultView, DataView)) else None
             given[key] = stored or await render_async(compiled, scope, self.box.results.get)
         return given
@@ -266,7 +265,7 @@ class Pipeline:
     async def _apply(self, block: CompiledSet, scope: Scope) -> None:
         if not block:
             return
-        for patch in await with_references(lambda: block.patches(scope, scope.stored), self.box.results.get):
+        for patch in await with_references(self.box.results.get, block.patches, scope, scope.stored):
             place = ".".join((patch.scope, *patch.path))
             self._exposed += exposed_in(patch.value, self.command, place).get("secrets", ())
             if patch.scope == "ctx":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, islice, repeat
 from typing import Any
 
@@ -39,7 +39,7 @@ def check_input(task: Task, given: Mapping[str, Any]) -> None:
 async def check_result(task: Task, envelopes: Iterable[Envelope], cache: ReferenceCache, fetch: Fetch) -> None:
     """Raises ``ToolError`` of kind ``schema`` if a key that the task returns is in none of ``envelopes``."""
     views = [ResultView(envelope, cache) for envelope in envelopes]
-    results = [await with_references(partial(unwrapped, view), fetch) for view in views]
+    results = [await with_references(fetch, unwrapped, view) for view in views]
     missing = [name for name in task.asserts.returns if not any(holds_key(one, name) for one in results)]
     if missing:
         last, found = results[-1], f"is a {type(results[-1]).__name__}"

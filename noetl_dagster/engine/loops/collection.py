@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import orjson
@@ -101,7 +100,7 @@ async def evaluate_collection(runtime: Runtime, program: StepProgram, scope: Sco
     wanted, results = program.collection, runtime.results
     assert wanted is not None
     if wanted.is_expression and not wanted.is_fresh:  # a path, which may refer to a stored result
-        value = await with_references(partial(wanted.evaluate, scope), results.get)
+        value = await with_references(results.get, wanted.evaluate, scope)
         stored = _stored_list(value)
         if stored is not None:
             if (stored.rows or 0) > runtime.settings.loop_collection_threshold:

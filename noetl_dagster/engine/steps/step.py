@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from noetl_dagster.engine.loops.attempts import Attempts
@@ -392,7 +391,7 @@ class Steps:
             command = Command(scope.execution_id, program.step.name)
             ending.envelope = await self.runtime.result_writer.seal(shaped, command, None)
         if program.set:
-            for patch in await with_references(lambda: program.set.patches(named), fetch):
+            for patch in await with_references(fetch, program.set.patches, named):
                 if patch.scope == "ctx":
                     patch.apply(scope.ctx)
                     ending.patches.append((list(patch.path), patch.value))
@@ -428,7 +427,7 @@ async def _fire(ending: _Ending, scope: Scope, fetch: Fetch) -> _Routed:
             routed.undefined.append(f"arc to {arc.step}: {error}")
             continue
         routed.fired.append(arc.step)
-        patches = await with_references(partial(block.patches, scope), fetch) if block else []
+        patches = await with_references(fetch, block.patches, scope) if block else []
         for patch in patches:
             if patch.scope == "ctx":
                 patch.apply(scope.ctx)

@@ -235,7 +235,7 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
         """Looks up a key, which wins over a method of the same name."""
         if obj.__class__ is dict and attribute in obj:  # most lookups
             return obj[attribute]
-        if isinstance(obj, (Mapping, View)):
+        if isinstance(obj, (View, Mapping)):
             return self._from_mapping(obj, attribute)
         return super().getattr(obj, attribute)
 

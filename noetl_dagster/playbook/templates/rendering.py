@@ -13,13 +13,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, nodes
-from jinja2.utils import missing
 
 from noetl_dagster.errors import NoetlError, TemplateError, UndefinedNameError
 from noetl_dagster.playbook.templates.compiling import TooComplexError, undeclared_names
+from noetl_dagster.playbook.templates.direct import Evaluate, direct, path
 from noetl_dagster.playbook.templates.environment import ScopeContext, UnknownName
 from noetl_dagster.playbook.templates.reading import ENVIRONMENT, Foreign, read, whole_expression
 from noetl_dagster.playbook.templates.views import (
+    LEAVES,
     LazyMapping,
     ReferenceNeeded,
     View,
@@ -119,19 +120,26 @@ class _Template(Compiled):
     def __init__(self, source: str, names: frozenset[str], text: str, foreign: tuple[Foreign, ...] = ()) -> None:
         super().__init__(source, names, foreign)
         self._text = text
-        self._function: Callable[[ScopeContext], Any] | None = None
+        self._function: Evaluate | None = None
 
-    def _tree(self) -> nodes.Template:
+    def evaluate(self, scope: Mapping[str, Any]) -> Any:
+        try:
+            return (self._function or self._compiled())(scope)
+        except (NoetlError, ReferenceNeeded):
+            raise
+        except Exception as error:
+            raise self._failed(error, scope) from error
+
+    def _compiled(self) -> Evaluate:
         """Parses again, since a playbook of thousands of templates should not keep a tree for each."""
-        return ENVIRONMENT.parse(self._text)
-
-    def _compiled(self) -> Callable[[ScopeContext], Any]:
-        if self._function is None:
-            try:
-                self._function = ENVIRONMENT.function(self._tree())
-            except TemplateSyntaxError as error:
-                raise _syntax_error(self.source, error) from None
+        try:
+            self._function = self._of_tree(ENVIRONMENT.parse(self._text))
+        except TemplateSyntaxError as error:
+            raise _syntax_error(self.source, error) from None
         return self._function
+
+    def _of_tree(self, tree: nodes.Template) -> Evaluate:
+        raise NotImplementedError
 
     def _failed(self, error: Exception, scope: Mapping[str, Any]) -> NoetlError:
         if isinstance(error, UndefinedError):
@@ -147,37 +155,39 @@ class _Expression(_Template):
 
     __slots__ = ("is_fresh",)
 
-    def __init__(self, source: str, names: frozenset[str], text: str, *, may_build: bool) -> None:
+    def __init__(
+        self, source: str, names: frozenset[str], text: str, *, may_build: bool, function: Evaluate | None = None
+    ) -> None:
         super().__init__(source, names, text)
         # a bare path leads to data as stored; only built values can hold views deep inside
         self.is_fresh = may_build
+        self._function = function
 
-    def _tree(self) -> nodes.Template:
-        """Builds ``{% set __result__ = expression %}``: the value is read from the context, never made text."""
-        expression = whole_expression(super()._tree())
+    def _of_tree(self, tree: nodes.Template) -> Evaluate:
+        expression = whole_expression(tree)
         assert expression is not None
-        assign = nodes.Assign(nodes.Name(_RESULT, "store"), expression, lineno=1)
-        tree = nodes.Template([assign], lineno=1)
-        tree.set_environment(ENVIRONMENT)
-        return tree
+        if (function := direct(expression)) is not None:
+            return function
+        # {% set __result__ = expression %}: the value is read from the context, never made text
+        assign = nodes.Template([nodes.Assign(nodes.Name(_RESULT, "store"), expression, lineno=1)], lineno=1)
+        assign.set_environment(ENVIRONMENT)
+        generated = ENVIRONMENT.function(assign)
 
-    def evaluate(self, scope: Mapping[str, Any]) -> Any:
-        function = self._function or self._compiled()
-        context = ScopeContext(ENVIRONMENT, scope)
-        try:
-            for _ in function(context):
+        def evaluate(scope: Mapping[str, Any]) -> Any:
+            context = ScopeContext(ENVIRONMENT, scope)
+            for _ in generated(context):
                 pass
-        except (NoetlError, ReferenceNeeded):
-            raise
-        except Exception as error:
-            raise self._failed(error, scope) from error
-        return context.vars[_RESULT]
+            return context.vars[_RESULT]
+
+        return evaluate
 
     def render_over(self, scope: Mapping[str, Any], before: Any) -> Any:
         return grown(self._defined(scope), before)
 
     def render(self, scope: Mapping[str, Any]) -> Any:
         value = self._defined(scope)
+        if value.__class__ in LEAVES:  # most
+            return value
         try:
             return self._plain(value)
         except (NoetlError, ReferenceNeeded):
@@ -203,49 +213,24 @@ class _Expression(_Template):
         return value
 
 
-class _Path(_Expression):
-    """Exactly one ``{{ name.key.key }}``, which most templates are: looked up without compiling it."""
-
-    __slots__ = ("_keys", "_root")
-
-    def __init__(self, source: str, names: frozenset[str], text: str) -> None:
-        super().__init__(source, names, text, may_build=False)
-        self._root, *self._keys = text.strip().strip("{}").strip().split(".")
-
-    def evaluate(self, scope: Mapping[str, Any]) -> Any:
-        root = self._root
-        try:
-            try:
-                value = scope[root]
-            except KeyError:
-                value = ENVIRONMENT.globals.get(root, missing)
-                if value is missing:
-                    value = ENVIRONMENT.undefined(name=root)
-            for key in self._keys:
-                value = ENVIRONMENT.getattr(value, key)
-        except (NoetlError, ReferenceNeeded):
-            raise
-        except Exception as error:
-            raise self._failed(error, scope) from error
-        return value
-
-
 class _Text(_Template):
     """Text with templates in it."""
 
     __slots__ = ()
 
-    def render(self, scope: Mapping[str, Any]) -> str:
-        function = self._function or self._compiled()
-        try:
-            parts = list(function(context := ScopeContext(ENVIRONMENT, scope)))
+    def render(self, scope: Mapping[str, Any]) -> Any:
+        return self.evaluate(scope)
+
+    def _of_tree(self, tree: nodes.Template) -> Evaluate:
+        generated = ENVIRONMENT.function(tree)
+
+        def evaluate(scope: Mapping[str, Any]) -> str:
+            parts = list(generated(context := ScopeContext(ENVIRONMENT, scope)))
             if len(parts) > _FEW:
                 context.charge(sum(map(len, parts)))
             return "".join(parts)
-        except (NoetlError, ReferenceNeeded):
-            raise
-        except Exception as error:
-            raise self._failed(error, scope) from error
+
+        return evaluate
 
 
 class _List(Compiled):
@@ -306,10 +291,11 @@ def _compiled_mapping(source: Mapping[Any, Any], parts: list[tuple[Compiled, Com
 def _compile_text(source: str, command: bool) -> Compiled:
     if "{{" not in source and "{%" not in source and "{#" not in source:
         return Compiled(source)
-    path = _PATH.match(source)
-    if path is not None and path[1].lower() not in _WORDS:  # most templates: nothing to parse before use
-        names = frozenset((path[1],)) - ENVIRONMENT.globals.keys()
-        return _Path(source, names, source)
+    found_path = _PATH.match(source)
+    if found_path is not None and found_path[1].lower() not in _WORDS:  # most templates: nothing to parse before use
+        names = frozenset((found_path[1],)) - ENVIRONMENT.globals.keys()
+        root, *keys = source.strip().strip("{}").strip().split(".")
+        return _Expression(source, names, source, may_build=False, function=path(root, keys))
     try:
         found, tree = read(source, command=command)
         names = _names(tree) - ENVIRONMENT.globals.keys()
@@ -389,6 +375,8 @@ def _known_names(scope: Mapping[str, Any], wanted: Iterable[str]) -> str:
 
 def is_true(value: Any) -> bool:
     """Returns the truth of a ``when``: the texts false, 0, no, none (in any case) and empty text are false."""
+    if value is True or value is False:  # most
+        return value
     if isinstance(value, View):
         value = value.plain()
     if isinstance(value, str):
@@ -401,11 +389,11 @@ def condition(value: str | bool | None) -> Compiled:
     return compile_value(True if value is None else value)
 
 
-async def with_references(attempt: Callable[[], T], fetch: Fetch) -> T:
+async def with_references(fetch: Fetch, attempt: Callable[..., T], *arguments: Any) -> T:
     """Calls ``attempt`` until it needs no further stored result, fetching each that it asks for once."""
     while True:
         try:
-            return attempt()
+            return attempt(*arguments)
         except ReferenceNeeded as needed:
             needed.cache[needed.reference.ref] = await fetch(needed.reference)
 
@@ -414,7 +402,7 @@ async def render_async(compiled: Compiled, scope: Mapping[str, Any], fetch: Fetc
     """Renders, fetching stored results as templates touch them."""
     if compiled.constant:
         return compiled.source
-    return await with_references(lambda: compiled.render(scope), fetch)
+    return await with_references(fetch, compiled.render, scope)
 
 
 async def render_input(compiled: Compiled, scope: Mapping[str, Any], fetch: Fetch) -> dict[str, Any]:
@@ -430,4 +418,4 @@ async def render_input(compiled: Compiled, scope: Mapping[str, Any], fetch: Fetc
 
 async def holds_async(condition: Compiled, scope: Mapping[str, Any], fetch: Fetch) -> bool:
     """Reports whether ``condition`` holds, fetching stored results as it touches them."""
-    return await with_references(lambda: condition.holds(scope), fetch)
+    return await with_references(fetch, condition.holds, scope)

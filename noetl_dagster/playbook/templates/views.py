@@ -26,7 +26,8 @@ _ENVELOPE_KEYS = frozenset(
 NOTHING = object()
 """Marks a name that was not found."""
 
-_LEAVES = frozenset({str, int, float, bool, type(None)})
+LEAVES = frozenset({str, int, float, bool, type(None)})
+"""Exact types of JSON that contain no other values."""
 
 
 class ReferenceNeeded(Exception):
@@ -387,7 +388,7 @@ def unwrapped(value: Any) -> Any:
 
 def find_in_data(data: Any, key: str) -> Any:
     """Returns ``data[key]``, else ``data["data"][key]``, else a marker that is no value."""
-    if isinstance(data, (Mapping, View)):
+    if data.__class__ is dict or isinstance(data, (View, Mapping)):
         if key in data:
             return data[key]
         inner = data.get("data")
@@ -426,12 +427,12 @@ def plain(value: Any) -> Any:
         ReferenceNeeded: when a view inside has not been fetched yet.
     """
     kind = type(value)
-    if kind in _LEAVES:  # the exact types of JSON first: this runs over every value of large results
+    if kind in LEAVES:  # the exact types of JSON first: this runs over every value of large results
         return value
     if kind is dict:
-        return {key: item if type(item) in _LEAVES else plain(item) for key, item in value.items()}
+        return {key: item if type(item) in LEAVES else plain(item) for key, item in value.items()}
     if kind is list:
-        return [item if type(item) in _LEAVES else plain(item) for item in value]
+        return [item if type(item) in LEAVES else plain(item) for item in value]
     if isinstance(value, View):
         return plain(value.plain())
     if isinstance(value, Mapping):
@@ -451,10 +452,12 @@ def grown(value: Any, before: Any) -> Any:
     if value is before:
         return before
     if type(value) is list and type(before) is list:
+        if all(map(operator.is_, value, before)):  # it was appended to
+            return before[: len(value)] + [plain(item) for item in value[len(before) :]]
         known = {id(item) for item in before}
-        return [item if type(item) in _LEAVES or id(item) in known else plain(item) for item in value]
+        return [item if id(item) in known else plain(item) for item in value]
     if type(value) is dict and type(before) is dict:
-        return {key: item if type(item) in _LEAVES else grown(item, before.get(key)) for key, item in value.items()}
+        return {key: item if type(item) in LEAVES else grown(item, before.get(key)) for key, item in value.items()}
     return plain(value)
 
 
@@ -462,9 +465,9 @@ def copied(value: Any) -> Any:
     """Copies plain mappings and lists of any depth; other values, such as tables, are shared."""
     kind = type(value)
     if kind is dict:
-        return {key: item if type(item) in _LEAVES else copied(item) for key, item in value.items()}
+        return {key: item if type(item) in LEAVES else copied(item) for key, item in value.items()}
     if kind is list:
-        return [item if type(item) in _LEAVES else copied(item) for item in value]
+        return [item if type(item) in LEAVES else copied(item) for item in value]
     return plain(value) if isinstance(value, (View, Mapping, str)) else value
 
 

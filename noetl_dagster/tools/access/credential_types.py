@@ -37,7 +37,7 @@ class CredentialType(StrEnum):
     GOOGLE_SERVICE_ACCOUNT = "google_service_account"
 
 
-HTTP_TYPES = frozenset({CredentialType.HTTP, CredentialType.BEARER, CredentialType.BASIC, CredentialType.HEADER})
+HTTP_TYPES = (CredentialType.BASIC, CredentialType.BEARER, CredentialType.HEADER, CredentialType.HTTP)
 
 TOKEN_TYPES = frozenset({CredentialType.OAUTH2, CredentialType.GOOGLE_ID_TOKEN, CredentialType.GOOGLE_SERVICE_ACCOUNT})
 """Types whose credentials are exchanged for tokens that expire."""

@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, quote_plus, urlencode
 from urllib.request import getproxies, proxy_bypass
 
 from yarl import URL
 
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.access.destinations import DenyList, Destinations, RefusedAddressError
 
 if TYPE_CHECKING:
@@ -59,17 +60,16 @@ class WebError(Exception):
         self.late = late
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(NamedTuple):
     """A request to send.
 
     Attributes:
-        secrets: lower-case names of headers that only the first origin may receive.
+        secrets: lower-case names of headers that only the first origin may receive, besides those with a known secret.
     """
 
     method: str
     url: URL
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
     body: bytes | None = None
     secrets: frozenset[str] = frozenset()
 
@@ -139,7 +139,7 @@ def _response_class() -> type[ClientResponse]:
 
 
 @lru_cache(maxsize=64)
-def _patience(seconds: float) -> ClientTimeout:
+def _patience(seconds: float | None) -> ClientTimeout:
     """Allows ``seconds`` to connect, and as many for each part of the response."""
     from aiohttp import ClientTimeout
 
@@ -148,7 +148,7 @@ def _patience(seconds: float) -> ClientTimeout:
 
 @asynccontextmanager
 async def answered(
-    web: Web, request: HttpRequest, *, seconds: float, follow: bool = False
+    web: Web, request: HttpRequest, *, seconds: float | None, follow: bool = False
 ) -> AsyncIterator[ClientResponse]:
     """Yields the response with its body still unread; follows redirects if ``follow`` is set.
 
@@ -156,7 +156,7 @@ async def answered(
     response. A public address cannot redirect to a private one.
 
     Args:
-        seconds: time limit for connecting, and for each part of the response.
+        seconds: time limit for connecting, and for each part of the response; None: the caller has a limit.
 
     Raises:
         WebError: there is no response, or its body broke off while the caller read it.
@@ -180,7 +180,7 @@ async def answered(
             response.release()
 
 
-async def _final(web: Web, request: HttpRequest, seconds: float, follow: bool) -> ClientResponse:
+async def _final(web: Web, request: HttpRequest, seconds: float | None, follow: bool) -> ClientResponse:
     import aiohttp
 
     jar: aiohttp.CookieJar | None = None  # for this chain of redirects
@@ -238,19 +238,20 @@ def _proxy(url: URL) -> str | None:
 
 def _redirected(request: HttpRequest, response: ClientResponse) -> HttpRequest | None:
     """Returns the request that a response redirects to (RFC 9110, 15.4), None if it is no redirect."""
-    location, status = response.headers.get("Location"), response.status
-    if status not in _REDIRECTS or location is None:
+    status = response.status
+    if status not in _REDIRECTS or (location := response.headers.get("Location")) is None:
         return None
     url = request.url.join(address(location))
     if url.scheme not in ("http", "https"):
         raise WebError(f"it redirects to {url.scheme}:, which is neither http nor https", retryable=False)
     if request.url.fragment and not url.fragment:
         url = url.with_fragment(request.url.fragment)
-    headers, method, body = request.headers, request.method, request.body
+    headers, method, body = dict(request.headers), request.method, request.body
     is_same = same_origin(url, request.url)
     if not is_same:
         kept = {name: value for name, value in headers.items() if name.lower() in _FOR_ANY_ORIGIN}
-        headers = _without(kept, request.secrets)
+        kept = _without(kept, request.secrets)
+        headers = {name: value for name, value in kept.items() if SECRETS.redact(value) == value}
     if method not in ("GET", "HEAD") and (status in (302, 303) or (status == 301 and method == "POST")):
         headers, method, body = _without(headers, _ABOUT_THE_BODY), "GET", None
     if not is_same and (method not in ("GET", "HEAD") or body is not None):
@@ -259,7 +260,7 @@ def _redirected(request: HttpRequest, response: ClientResponse) -> HttpRequest |
             "must not receive the request; use that address if it is the right one",
             retryable=False,
         )
-    return replace(request, method=method, url=url, headers=headers, body=body)
+    return request._replace(method=method, url=url, headers=headers, body=body)
 
 
 def _without(headers: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -35,8 +34,7 @@ _ROW_TYPES = {
 _TEXT_TYPES = ("text/", "json", "xml", "javascript", "x-www-form-urlencoded", "yaml", "graphql")
 
 
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
+class HttpResponse(NamedTuple):
     """A response without secrets.
 
     Attributes:
@@ -77,6 +75,7 @@ class ResponseBody:
             else:
                 self._begun.append(block)
                 self._size += len(block)
+                self.has_ended = self.response.content.at_eof()
         if len(self._begun) > 1:
             self._begun = [b"".join(self._begun)]
         return self._begun[0] if self._begun else b""

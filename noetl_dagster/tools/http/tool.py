@@ -6,7 +6,7 @@ import base64
 import datetime as dt
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
@@ -15,7 +15,6 @@ import orjson
 from yarl import URL
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of_status
-from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.process.tracing import trace
 from noetl_dagster.process.tracing.spans import TRACEPARENT
 from noetl_dagster.tools.access.credential_types import HTTP_TYPES, Credential, CredentialType
@@ -64,9 +63,12 @@ class HttpTool(Tool):
 
     kind = "http"
 
+    def __init__(self) -> None:
+        self._latest = _CredentialFields()
+
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Sends the request and returns its response. A token that the server does not accept is renewed once."""
-        access = await _credential_fields(call, box)
+        access = await self._credential_fields(call, box)
         try:
             return await self._respond(call, box, access)
         except ToolError as error:
@@ -74,7 +76,17 @@ class HttpTool(Tool):
                 raise
             if not box.credentials.reject(access.credential):
                 raise
-        return await self._respond(call, box, await _credential_fields(call, box))
+        return await self._respond(call, box, await self._credential_fields(call, box))
+
+    async def _credential_fields(self, call: ToolCall, box: Toolbox) -> _CredentialFields:
+        """Returns the headers and parameters for the credential that the task names; none without one."""
+        try:
+            credential = await box.credentials.resolve(call.auth, *HTTP_TYPES)
+            if credential is not self._latest.credential:
+                self._latest = _CredentialFields() if credential is None else _added(credential)
+            return self._latest
+        except CredentialError as error:
+            raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
     async def _respond(self, call: ToolCall, box: Toolbox, access: _CredentialFields) -> ToolResult:
         config = call.config
@@ -84,7 +96,7 @@ class HttpTool(Tool):
         try:
             format = _row_format(call) if takes_rows else None
             request = _build_request(url, access, config)
-            seconds = (seconds_of(call) if config.get("timeout") else None) or DEFAULT_SECONDS
+            seconds = _time_limit(call)
         except (NotJsonableError, ValueError) as error:
             raise _http_error(f"{_method(config)} {url} cannot be sent: {error}") from None
         chunks = ChunkedResult(call, box)
@@ -92,8 +104,7 @@ class HttpTool(Tool):
             return await chunks.result({})
         if (position := chunks.position) is not None:  # the rest of the body, or all of it if it has changed
             rest = {"Range": f"bytes={position['offset']}-", "If-Range": str(position["version"])}
-            request = replace(request, headers={**request.headers, **rest})
-        place = f"{request.method} {public(request.url)}"
+            request = request._replace(headers={**request.headers, **rest})
         web = box.clients.http(verify_ssl=_truth(config.get("verify_ssl", True)))
         follow = _truth(config.get("follow_redirects", True))
         try:
@@ -103,18 +114,18 @@ class HttpTool(Tool):
                 if response.status < 400 and takes_rows:
                     rows = format or await format_of_body(body, chunks, box)
                 if rows is not None:
-                    await take_rows(body, rows, chunks, place)
+                    await take_rows(body, rows, chunks, _place(request))
                 answer = await read_response(body, call, box)
         except WebError as error:
             outcome = f"timed out ({error})" if error.late else f"failed: {error}"
             kind: ErrorKind = "timeout" if error.late else "connection" if error.retryable else "client_error"
-            raise _http_error(f"{place} {outcome}", kind, retryable=error.retryable) from None
+            raise _http_error(f"{_place(request)} {outcome}", kind, retryable=error.retryable) from None
         except ValueError as error:
-            raise _http_error(f"{place} cannot be sent: {error}") from None
+            raise _http_error(f"{_place(request)} cannot be sent: {error}") from None
         elapsed = time.perf_counter() - started
         details = {"http": {"status": answer.status, "headers": answer.headers}}
         if answer.status >= 400:
-            raise _refused(place, answer, details)
+            raise _refused(_place(request), answer, details)
         data: dict[str, Any] = {
             "status_code": answer.status,
             "headers": answer.headers,
@@ -144,15 +155,6 @@ class _CredentialFields:
     headers: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
     base_url: str | None = None
-
-
-async def _credential_fields(call: ToolCall, box: Toolbox) -> _CredentialFields:
-    """Returns the headers and parameters for the credential that the task names; none without one."""
-    try:
-        credential = await box.credentials.resolve(call.auth, *sorted(HTTP_TYPES))
-        return _CredentialFields() if credential is None else _added(credential)
-    except CredentialError as error:
-        raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
 
 def _added(credential: Credential) -> _CredentialFields:
@@ -232,10 +234,18 @@ def _build_request(url: str, access: _CredentialFields, config: Mapping[str, Any
     target = address(url, {**params, **access.params} if access.params else params)
     if target.raw_user and any(name.lower() == "authorization" for name in headers):
         target = target.with_user(None)  # the credential takes precedence over the address
-    redact = SECRETS.redact  # a header of the playbook may contain a secret of the keychain
-    secret = {name.lower() for name, value in headers.items() if redact(value) != value}
-    secrets = frozenset(secret | {name.lower() for name in access.headers})
-    return HttpRequest(_method(config), target, headers, body, secrets)
+    return HttpRequest(_method(config), target, headers, body, frozenset(map(str.lower, access.headers)))
+
+
+def _time_limit(call: ToolCall) -> float | None:
+    """Returns the seconds to connect, and for each part of the response; None: the task's own limit comes before."""
+    seconds = (seconds_of(call) if call.config.get("timeout") else None) or DEFAULT_SECONDS
+    most = None if call.limit is None else call.task.spec.timeout
+    return None if most is not None and most <= seconds else seconds
+
+
+def _place(request: HttpRequest) -> str:
+    return f"{request.method} {public(request.url)}"
 
 
 def _method(config: Mapping[str, Any]) -> str:

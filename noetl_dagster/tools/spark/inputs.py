@@ -60,7 +60,7 @@ async def _envelope(address: str, call: ToolCall, box: Toolbox) -> Mapping[str, 
         return plain(value)
 
     try:
-        value = await with_references(follow, box.results.get)
+        value = await with_references(box.results.get, follow)
     except (KeyError, TypeError) as error:
         raise call.error(f"{name!r} has no {rest!r}") from error
     is_reference = not isinstance(value, list) and references_in(value)
