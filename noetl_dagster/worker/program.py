@@ -29,7 +29,7 @@ from noetl_dagster.playbook.templates.rendering import (
     compile_fields,
     compile_value,
     condition,
-    holds_async,
+    with_references,
 )
 from noetl_dagster.playbook.templates.scope import CompiledSet, compile_set
 from noetl_dagster.playbook.tool_kinds import LITERAL_FIELDS, TOOL_KINDS
@@ -310,7 +310,7 @@ async def matches(
 ) -> bool:
     """Evaluates the condition of a rule; one that uses fields that the outcome does not have is false."""
     try:
-        return await holds_async(when, scope, fetch)
+        return await with_references(fetch, when.holds, scope)
     except tolerated:
         return False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.templates.rendering import Compiled, compile_value
@@ -16,8 +16,7 @@ Stored = Callable[[str, tuple[str, ...]], Any]
 READ_ONLY_SCOPES = frozenset({"workload", "keychain", "input", "loop", "event", "output", "results", "job"})
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
+class Patch(NamedTuple):
     """One value that ``set`` wrote: ``scope`` is ctx, iter or step; ``path`` the keys below it."""
 
     scope: str
@@ -141,14 +140,11 @@ class Iteration:
 
     def find(self, name: str) -> Any:
         """Finds a bare name: the iterator or a value that was set, here or in an outer loop; else a marker."""
-        frame: Iteration | None = self
-        while frame is not None:
-            if name == frame.iterator:
-                return frame.item
-            if name in frame.values:
-                return frame.values[name]
-            frame = frame.parent
-        return _NOTHING
+        if name == self.iterator:
+            return self.item
+        if name in self.values:
+            return self.values[name]
+        return _NOTHING if self.parent is None else self.parent.find(name)
 
 
 class Scope(Mapping[str, Any]):
@@ -255,7 +251,7 @@ class Scope(Mapping[str, Any]):
         elif scope == "iter" and self.iteration is not None:
             value = self.iteration.values
         for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
+            value = value.get(key) if value.__class__ is dict or isinstance(value, Mapping) else None
         return value
 
     @property

@@ -92,8 +92,7 @@ class ResponseBody:
 async def read_response(body: ResponseBody, call: ToolCall, box: Toolbox) -> HttpResponse:
     """Reads a response; a body above ``NOETL_HTTP_BODY_BYTES`` goes to the result store."""
     response = body.response
-    redact = SECRETS.redact
-    headers = _headers(response)
+    headers, url = _headers(response), public(response.url)
     content = await body.beginning(box.settings.http_body_bytes)
     failed = response.status >= 400
     if body.has_ended or failed:
@@ -110,21 +109,20 @@ async def read_response(body: ResponseBody, call: ToolCall, box: Toolbox) -> Htt
             content_type=_media_type(response) or "application/octet-stream",
         )
         data, encoding = ref.model_dump(mode="json", exclude_defaults=True), "reference"
-    text = redact(_text(content, response))[:EXCERPT] if failed and encoding is None else ""
-    url = redact(public(response.url))
+    text = SECRETS.redact(_text(content, response))[:EXCERPT] if failed and encoding is None else ""
+    together = "\n".join((url, *headers.values()))
+    if SECRETS.redact(together) is not together:  # in most nothing is found: one search for all of them
+        url, headers = SECRETS.redact(url), {name: SECRETS.redact(value) for name, value in headers.items()}
     return HttpResponse(response.status, response.reason or "", headers, url, data, text, encoding)
 
 
 def _headers(response: ClientResponse) -> dict[str, str]:
-    """Returns the headers by lower-case name, joined where a name repeats, without secrets."""
+    """Returns the headers by lower-case name, joined where a name repeats."""
     headers: dict[str, str] = {}
     for name, value in response.headers.items():
         key = name.lower()
         headers[key] = f"{headers[key]}, {value}" if key in headers else value
-    together = "\n".join(headers.values())
-    if SECRETS.redact(together) is together:  # most: one search for all of them
-        return headers
-    return {name: SECRETS.redact(value) for name, value in headers.items()}
+    return headers
 
 
 async def format_of_body(body: ResponseBody, chunks: ChunkedResult, box: Toolbox) -> RowFormat | None:
