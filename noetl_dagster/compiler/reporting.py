@@ -28,7 +28,7 @@ from noetl_dagster.compiler.plan import PlaybookPlan, StepPlan, plan_playbook
 from noetl_dagster.compiler.result_metadata import check_facts, step_metadata
 from noetl_dagster.dagster_internals import StepMaterializationData
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.results import reference_of
+from noetl_dagster.engine.executions.results import references_of
 from noetl_dagster.events.ids import snowflake_milliseconds
 from noetl_dagster.events.state import StepEnd, StepStatus
 from noetl_dagster.events.types import Event, EventType
@@ -61,7 +61,7 @@ GROUP BY execution_id
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Ended:
     """A step of an execution that ended, with the reference of its result if it completed."""
 
@@ -69,7 +69,7 @@ class _Ended:
     plan: PlaybookPlan
     step: StepPlan
     end: StepEnd
-    reference: ResultRef | None
+    reference: ResultRef | None = None
 
 
 def connect_to_dagster(engine: Engine, instance: DagsterInstance) -> DagsterReporter:
@@ -84,6 +84,9 @@ class DagsterReporter:
 
     One process of all reports at a time. The record is written after Dagster's, in the transaction that holds the lock.
     If the process is killed between the two, the next report finds the events in Dagster and adds only the record.
+
+    Dagster's storage has no key that refuses an event that it has. A report whose connections to the log all break
+    while it writes to Dagster can therefore be repeated: a second process may look for its events before they arrive.
     """
 
     def __init__(self, engine: Engine, instance: DagsterInstance) -> None:
@@ -95,11 +98,12 @@ class DagsterReporter:
         """Reports what is not reported yet, and returns the number of materializations.
 
         Args:
-            fresh: this process has driven the executions until now, so no other one has begun to report them.
+            fresh: this process drives the executions. If it has done so without interruption, no other process has
+                begun to report them, and Dagster is not searched for their events.
         """
         runtime = self._engine.runtime
         by_id = {one.id: one for one in executions if not one.state.is_running}
-        steps = await asyncio.gather(*(self._steps(one) for one in by_id.values()))
+        steps = await self._steps(by_id.values())
         async with runtime.pool.acquire() as connection, connection.transaction():
             await connection.execute(_LOCK)
             rows = await connection.fetch(_REPORTED, list(by_id))
@@ -108,30 +112,30 @@ class DagsterReporter:
             through = {one.id: before.get(one.id, (0, 0))[1] for one in due}
             ended = [
                 step
-                for one in steps
-                for step in one
+                for step in steps
                 if step.execution.id in through and step.end.event_id > through[step.execution.id]
             ]
+            fresh = fresh and await self._engine.liveness.has_held(by_id)
             made = await asyncio.to_thread(self._write, due, ended, fresh=fresh)
             await runtime.log.append([self._record(one) for one in due], connection=connection)
         return made
 
-    async def _steps(self, execution: Execution) -> list[_Ended]:
+    async def _steps(self, executions: Iterable[Execution]) -> list[_Ended]:
         """Returns the ends of the steps that are assets. A step that ran several times has its latest."""
-        plan = await asyncio.to_thread(self._plan, execution) if self._known_plan(execution) is None else None
-        plan = plan or self._known_plan(execution)
-        assert plan is not None
         found = []
-        for one in plan.assets:
-            end = execution.state.latest.get(one.step.name)
-            if end is not None:
-                completed = end.status is StepStatus.COMPLETED
-                reference = await reference_of(self._engine.runtime, execution.id, end) if completed else None
-                found.append(_Ended(execution, plan, one, end, reference))
+        for execution in executions:
+            plan = self._plans.get(_key(execution))
+            if plan is None:
+                plan = await asyncio.to_thread(self._plan, execution)
+            for one in plan.assets:
+                end = execution.state.latest.get(one.step.name)
+                if end is not None:
+                    found.append(_Ended(execution, plan, one, end))
+        completed = [one for one in found if one.end.status is StepStatus.COMPLETED]
+        ends = [(one.execution.id, one.end) for one in completed]
+        for ended, reference in zip(completed, await references_of(self._engine.runtime, ends), strict=True):
+            ended.reference = reference
         return found
-
-    def _known_plan(self, execution: Execution) -> PlaybookPlan | None:
-        return self._plans.get(_key(execution))
 
     def _plan(self, execution: Execution) -> PlaybookPlan:
         playbook = execution.playbook

@@ -37,7 +37,7 @@ from noetl_dagster.engine.executions.progress import (
     running_notes,
     stream_progress,
 )
-from noetl_dagster.engine.executions.results import reference_of
+from noetl_dagster.engine.executions.results import references_of
 from noetl_dagster.engine.executions.spark_ahead import prepare_spark
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, StepStatus
@@ -208,7 +208,7 @@ class OpSession:
             if one.spec is None:
                 continue
             if end.status is StepStatus.COMPLETED:
-                reference = run_sync(reference_of(self.engine.runtime, self.execution.id, end))
+                [reference] = run_sync(references_of(self.engine.runtime, [(self.execution.id, end)]))
                 shown = step_metadata(self.plan, one, end, self.execution, self.context.log)
                 shown |= metadata or {}
                 shown |= received.metadata if received is not None else {}

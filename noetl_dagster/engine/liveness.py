@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import asyncpg
 
+from noetl_dagster.events.connection import DATABASE_ERRORS
 from noetl_dagster.worker.command import own_worker_id
 
 _HOLD = "SELECT pg_advisory_lock_shared(id) FROM unnest($1::bigint[]) AS id"
@@ -38,6 +39,7 @@ class Liveness:
         self._pool = pool
         self._connection: Any = None
         self._held: set[int] = set()
+        self._interrupted: set[int] = set()
         self._to_hold: set[int] = set()
         self._to_release: set[int] = set()
         self._listeners: dict[str, Callable[..., None]] = {}
@@ -66,6 +68,7 @@ class Liveness:
             ended = self._to_release & self._held
             self._to_release.clear()
             self._held -= ended
+            self._interrupted -= ended
             if ended and self._is_open:
                 await self._connection.fetch(_RELEASE, list(ended))
 
@@ -73,6 +76,7 @@ class Liveness:
         """Releases every execution: this process has driven them to their ends, and continues with others."""
         async with self._lock:
             self._held.clear()
+            self._interrupted.clear()
             if self._is_open:
                 await self._connection.execute(_RELEASE_ALL)
 
@@ -91,6 +95,7 @@ class Liveness:
     async def _connect(self) -> None:
         if self._is_open:
             return
+        self._interrupted |= self._held
         named = {"application_name": connection_name(own_worker_id()), **KEEPALIVE}
         connection = await asyncpg.connect(self._url, server_settings=named)
         try:
@@ -101,6 +106,17 @@ class Liveness:
             connection.terminate()
             raise
         self._connection = connection
+
+    async def has_held(self, execution_ids: Iterable[int]) -> bool:
+        """Reports that this process has held these executions without interruption, and holds them now."""
+        async with self._lock:
+            if self._connection is None or not set(execution_ids) <= self._held - self._interrupted:
+                return False
+            try:
+                await self._connection.execute("SELECT")  # a session that answers has lost none of its locks
+            except DATABASE_ERRORS:
+                return False
+            return True
 
     async def is_driven(self, execution_id: int) -> bool:
         """Reports that a process, which may be this one, drives the execution now."""

@@ -43,8 +43,11 @@ class StoredBytes:
         self._most, self._catalog = most, catalog
         self._counts: OrderedDict[int, _Count] = OrderedDict()
 
-    async def add(self, execution_id: int, size: int, what: str) -> None:
+    async def add(self, execution_id: int, size: int, what: str, *, limited: bool = True) -> None:
         """Counts bytes that are about to be stored.
+
+        Args:
+            limited: False for a copy of what the log has already: it is counted, and never refused.
 
         Raises:
             StorageQuotaError: the execution would have more than its limit; nothing is counted.
@@ -54,9 +57,9 @@ class StoredBytes:
         count = self._counts.get(execution_id)
         if count is None or count.since * _SHARE > self._most:
             count = await self._asked(execution_id)
-        if count.total + size > self._most and time.monotonic() - count.asked > _FRESH_SECONDS:
+        if limited and count.total + size > self._most and time.monotonic() - count.asked > _FRESH_SECONDS:
             count = await self._asked(execution_id)
-        if count.total + size > self._most:
+        if limited and count.total + size > self._most:
             raise StorageQuotaError(
                 f"{what} has {size} bytes, and execution {execution_id} has stored {count.total} of "
                 f"{self._most} bytes (NOETL_EXECUTION_STORED_BYTES); raise the limit and resume the execution, or let "

@@ -49,6 +49,7 @@ class NewResult:
         select: dotted paths of fields to copy into ``extracted``.
         parent_ref_id: the reference this one was made from.
         extra: facts of the format to keep next to the reference.
+        limited: False for a value that the log has already: the limit of stored bytes does not refuse it.
     """
 
     value: Any
@@ -60,6 +61,7 @@ class NewResult:
     select: Sequence[str] = ()
     parent_ref_id: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    limited: bool = True
 
 
 class ResultStore(ResultReader):
@@ -377,7 +379,8 @@ class ResultStore(ResultReader):
         spec = item.spec
         encoded = await self._encode(item.value, spec)
         data, ref_id, name = encoded.data, self._ids.next(), spec.name or item.name
-        await self._stored.add(item.execution_id, len(data), f"result {name!r} of step {item.step!r}")
+        what = f"result {name!r} of step {item.step!r}"
+        await self._stored.add(item.execution_id, len(data), what, limited=item.limited)
         extension = codec.EXTENSIONS.get(encoded.content_type, "")
         key = key_of(item.execution_id, item.step, name, ref_id, extension)
         tier = self._placement.choose(len(data), item.tier or spec.store)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,19 +15,30 @@ from noetl_dagster.events.ids import snowflake_floor
 from noetl_dagster.events.state import StepEnd
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
+from noetl_dagster.storage.store import NewResult
 from noetl_dagster.worker.execution import Execution
 
 
-async def reference_of(runtime: Runtime, execution_id: int, end: StepEnd) -> ResultRef:
-    """Returns the reference of a step's result; a small one in the log gets a reference in the eventlog tier."""
-    envelope = end.envelope
-    reference = envelope.get("ref")
-    if reference is not None:
-        return reference if isinstance(reference, ResultRef) else ResultRef.model_validate(reference)
-    value = envelope["data"] if "data" in envelope else envelope.get("results")
-    return await runtime.results.put(
-        value, execution_id=execution_id, step=end.step, name="result", tier=StoreTier.EVENTLOG
-    )
+async def references_of(runtime: Runtime, ends: Sequence[tuple[int, StepEnd]]) -> list[ResultRef]:
+    """Returns the references of the results of steps, each with the id of its execution.
+
+    Small results in the log get references in the eventlog tier, all in one statement.
+    """
+    new = [NewResult(_in_log(end), id_, end.step, "result", tier=StoreTier.EVENTLOG, limited=False)
+           for id_, end in ends if end.envelope.get("ref") is None]  # fmt: skip
+    made = iter(await runtime.results.put_many(new) if new else ())
+    found = []
+    for _, end in ends:
+        reference = end.envelope.get("ref")
+        if reference is None:
+            found.append(next(made))
+        else:
+            found.append(reference if isinstance(reference, ResultRef) else ResultRef.model_validate(reference))
+    return found
+
+
+def _in_log(end: StepEnd) -> Any:
+    return end.envelope["data"] if "data" in end.envelope else end.envelope.get("results")
 
 
 async def value_of(runtime: Runtime, envelope: Mapping[str, Any]) -> Any:
@@ -51,7 +62,7 @@ FROM noetl.event ended
 WHERE event_type IN ('playbook.completed', 'playbook.failed', 'execution.cancelled') AND execution_id >= $3
   AND (xact_id, event_id) > ($1::text::xid8, $2::bigint)
   AND xact_id < pg_snapshot_xmin(pg_current_snapshot())
-ORDER BY xact_id, event_id
+ORDER BY ended.xact_id, event_id  -- the column, a number: 'xact_id' alone is the text above
 LIMIT $4
 """
 

@@ -20,6 +20,7 @@ from noetl_dagster.events.transport.nats import NatsNames, connect
 from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.events.transport.wire import encode_batch, encode_event, message_of
 from noetl_dagster.events.types import Event
+from noetl_dagster.process import pace
 from noetl_dagster.settings import Settings
 from tests.events.transport.conftest import IDS, Drain, Ids, ended, hold
 from tests.redelivery import redelivered_after
@@ -175,10 +176,12 @@ class InProcess:
     """An ingestor that can be ended as a killed process ends: it says nothing to anybody any more."""
 
     @classmethod
-    async def start(cls, settings: Settings, log: EventLog) -> InProcess:
+    async def start(
+        cls, settings: Settings, log: EventLog, *, batch: int = 100, handler: EventHandler | None = None
+    ) -> InProcess:
         self = cls()
         self.client = await connect(settings, "ingestor")
-        self.ingestor = Ingestor(self.client, EventHandler(log, 30), batch=100)
+        self.ingestor = Ingestor(self.client, handler or EventHandler(log, 30), batch=batch)
         await self.ingestor.open()
         self.running = asyncio.create_task(self.ingestor.run(asyncio.Event()))
         return self
@@ -189,6 +192,51 @@ class InProcess:
         self.running.cancel()
         await asyncio.wait([self.running])
         await self.client.close()
+
+
+class WithoutAcknowledging(EventHandler):
+    """Commits, and does not return."""
+
+    async def take_events(
+        self, events: Sequence[Event], pools: Collection[str] | None = None, *, connection: Any = None
+    ) -> Intake:
+        await super().take_events(events, pools, connection=connection)
+        return await asyncio.Future()
+
+
+async def test_an_ingestor_that_is_killed_while_it_waits_for_more_senders(
+    settings: Settings,
+    client: NatsClient,
+    names: NatsNames,
+    execution_id: int,
+    log: EventLog,
+    logged: Ids,
+    drain: Drain,
+) -> None:
+    """It has committed one batch without acknowledging it, and holds another one until its pause is over."""
+    await redelivered_after(settings, 1.0)
+    events = [ended(execution_id, index) for index in range(40)]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SECONDS_A_SENDER", "MOST_SECONDS"):
+            patch.setattr(pace, name, 600.0)
+        held = await InProcess.start(settings, log, batch=2, handler=WithoutAcknowledging(log, 30))
+        for begin in range(0, 40, 10):
+            await publish(client, names, execution_id, [encode_event(one) for one in events[begin : begin + 10]])
+
+        async def waits() -> bool:
+            return len(await logged(execution_id)) > 0 and len(held.ingestor._pull._waiting) > 0
+
+        await until(waits, "a committed batch and one that waits")
+        committed = len(await logged(execution_id))
+        assert committed < len(events)
+        await held.kill()
+    successor = await InProcess.start(settings, log)
+    successor.running.cancel()
+    total = await drain(successor.ingestor)
+    await successor.kill()
+    assert (total.events, total.duplicates) == (len(events) - committed, committed)
+    rows = [event.event_id async for event in log.events(execution_id) if event.event_type == "command.completed"]
+    assert sorted(rows) == sorted(event.event_id for event in events)
 
 
 @pytest.mark.parametrize(("count", "kills"), [(3_000, 3), pytest.param(60_000, 30, marks=LONG)])
