@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
+from noetl_dagster.process.collector import importing
 
-from dagster import Definitions
+with importing():  # what is loaded stays until the process ends
+    from dagster import Definitions
 
-from noetl_dagster.code_location.definitions import build_definitions
-from noetl_dagster.process import logs
-from noetl_dagster.settings import get_settings
+    from noetl_dagster.code_location.definitions import build_definitions
+    from noetl_dagster.process import logs
+    from noetl_dagster.settings import get_settings
 
-logs.set_up(get_settings())
-
-defs: Definitions = build_definitions(get_settings())
-gc.freeze()  # stays until the process ends: never scanned again
+    logs.set_up(get_settings())
+    defs: Definitions = build_definitions(get_settings())

@@ -1,5 +1,10 @@
 """The command line, ``noetl-dagster``: ``app`` names the commands, which are imported when they are called."""
 
-from noetl_dagster.cli.app import main
+from noetl_dagster.process.collector import importing
 
-__all__ = ["main"]
+
+def main() -> None:
+    """Entry point of ``noetl-dagster``."""
+    with importing():
+        from noetl_dagster.cli.app import main as run
+    run()

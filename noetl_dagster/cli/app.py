@@ -20,6 +20,7 @@ from noetl_dagster import __version__
 from noetl_dagster.cli.console import fail, notes_become_records
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.process import logs
+from noetl_dagster.process.collector import importing
 from noetl_dagster.process.environment import hide_from_children
 from noetl_dagster.settings import LogFormat, get_settings
 
@@ -91,7 +92,8 @@ class LazyCommand(TyperCommand):
         module, _, attribute = self._target.partition(":")
         if "." not in module:
             module = f"noetl_dagster.cli.commands.{module}"
-        defined = getattr(import_module(module), attribute)
+        with importing():
+            defined = getattr(import_module(module), attribute)
         if isinstance(defined, typer.Typer):
             group = get_command(defined)
             group.help = self.help

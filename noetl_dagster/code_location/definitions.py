@@ -23,7 +23,7 @@ from noetl_dagster.compiler.automation import (
 from noetl_dagster.compiler.job import PlaybookJob
 from noetl_dagster.compiler.names import NOETL, dagster_name
 from noetl_dagster.playbook.catalog import files_below
-from noetl_dagster.playbook.loader import collector_paused
+from noetl_dagster.process.collector import collector_paused
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.resources.noetl import NoetlResource
 from noetl_dagster.sensors.recovery import build_recovery_sensor

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from noetl_dagster.playbook.dialects.playbook import normalise
 from noetl_dagster.playbook.document import NOT_UNDERSTOOD, Document
 from noetl_dagster.playbook.graph import with_ends_as_assets
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.collector import collector_paused
 
 
 def load_playbook(path: Path | str, *, lenient: bool = False) -> Playbook:
@@ -110,18 +109,6 @@ def with_settings(playbook: Playbook, step: str, settings: Mapping[str, Any], wo
     spec = given.spec.model_copy(update={"pool": known.spec.pool})  # no template, and maybe left out
     settled = known.model_copy(update={"spec": spec, "loop": given.loop, "tasks": given.tasks})
     return read.model_copy(update={"steps": (settled,)})
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pauses garbage collection: what is loaded stays, and scanning it again and again costs a third."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def required(playbook: Playbook | None, problems: list[Problem]) -> Playbook:

@@ -24,6 +24,7 @@ from noetl_dagster.playbook.checks.templates import check_code
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_report, required
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.collector import importing
 from noetl_dagster.process.environment import settings_withheld
 from noetl_dagster.process.event_loop import run_sync
 
@@ -129,10 +130,11 @@ def _run_without_dagster(
     """Drives an execution in this process, without a Dagster run, and reports it to Dagster."""
     check_runner(playbook, Runner.ENGINE)
     session.lead_to_dagster()
-    from dagster import DagsterInstance  # takes two seconds
+    with importing():
+        from dagster import DagsterInstance
 
-    from noetl_dagster.compiler.partitions import PlaybookPartitions
-    from noetl_dagster.compiler.reporting import connect_to_dagster
+        from noetl_dagster.compiler.partitions import PlaybookPartitions
+        from noetl_dagster.compiler.reporting import connect_to_dagster
 
     engine, chosen = session.engine, None
     if partition is not None or playbook.dagster.partitions:
@@ -159,9 +161,10 @@ def _drive_here(
     verbose: bool,
 ) -> str | None:
     """Runs the job in this process, and returns the error if it failed."""
-    from dagster import DagsterInstance  # takes two seconds, which a warm process has behind it
+    with importing():  # takes a second, which a warm process has behind it
+        from dagster import DagsterInstance
 
-    from noetl_dagster.code_location.launch import launch
+        from noetl_dagster.code_location.launch import launch
 
     with DagsterInstance.get() as instance, showing(session.engine, execution_id, quiet=quiet or verbose):
         launched = launch(
