@@ -266,9 +266,11 @@ async def test_large_bodies_are_stored_as_they_come(run: Any, box: Toolbox, serv
     box.settings = box.settings.model_copy(update={"http_body_bytes": 5_000})
 
     small = (await run("http", url=f"{server}/large", params={"size": 5_000})).data
+    over = (await run("http", url=f"{server}/large", params={"size": 5_001})).data  # arrives whole
     found = (await run("http", url=f"{server}/large", params={"size": 3_000_000})).data
 
     assert (len(small["data"]), "encoding" in small) == (5_000, False)
+    assert (over["data"]["bytes_size"], over["encoding"]) == (5_001, "reference")
     assert found["encoding"] == "reference"
     ref = ResultRef.model_validate(found["data"])
     assert (ref.content_type, ref.bytes_size) == ("text/csv", 3_000_000)

@@ -75,7 +75,7 @@ class ResponseBody:
             else:
                 self._begun.append(block)
                 self._size += len(block)
-                self.has_ended = self.response.content.at_eof()
+                self.has_ended = self._size <= most and self.response.content.at_eof()
         if len(self._begun) > 1:
             self._begun = [b"".join(self._begun)]
         return self._begun[0] if self._begun else b""

@@ -64,7 +64,7 @@ class HttpTool(Tool):
     kind = "http"
 
     def __init__(self) -> None:
-        self._latest = _CredentialFields()
+        self._latest = _CredentialFields()  # most calls use the credential of the call before
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Sends the request and returns its response. A token that the server does not accept is renewed once."""
@@ -82,9 +82,10 @@ class HttpTool(Tool):
         """Returns the headers and parameters for the credential that the task names; none without one."""
         try:
             credential = await box.credentials.resolve(call.auth, *HTTP_TYPES)
-            if credential is not self._latest.credential:
-                self._latest = _CredentialFields() if credential is None else _added(credential)
-            return self._latest
+            known = self._latest
+            if known.credential is not credential:
+                known = self._latest = _CredentialFields() if credential is None else _added(credential)
+            return known
         except CredentialError as error:
             raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
