@@ -13,7 +13,7 @@ from noetl_dagster.engine.loops.loop_run import SLICE, LoopRun, begin_loop, issu
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.playbook.templates.chunks import ChunkView
-from noetl_dagster.playbook.templates.rendering import Compiled, holds_async
+from noetl_dagster.playbook.templates.rendering import Compiled, with_references
 from noetl_dagster.playbook.templates.views import ReferenceCache
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.worker.chunks import ChunkStream, ChunkStreams
@@ -153,7 +153,7 @@ class ChunkSource(IterationSource):
         names = {"event": {"name": "call.partial", "step": source, "payload": view}, "output": view}
         names[self.loop_run.program.loop.iterator] = view
         scope = self.loop_run.execution.scope(cache, source).with_locals(names)
-        return await holds_async(self._when, scope, self._runtime.results.get)
+        return await with_references(self._runtime.results.get, self._when.holds, scope)
 
     def _report_progress(self) -> None:
         """Reports to the stream how many chunks are done, counted from the first without a gap."""

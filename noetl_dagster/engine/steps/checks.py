@@ -13,7 +13,7 @@ from noetl_dagster.events.envelopes import ERROR, OK, Envelope
 from noetl_dagster.events.queries import SINK_PARTS
 from noetl_dagster.events.state import CheckOutcome
 from noetl_dagster.playbook.assets import CheckSpec, CheckVerdict
-from noetl_dagster.playbook.templates.rendering import Compiled, holds_async
+from noetl_dagster.playbook.templates.rendering import Compiled, with_references
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.tools.sinks.parts import PartSinks
@@ -55,7 +55,7 @@ async def evaluate(runtime: Runtime, visit: Visit, envelope: Envelope, scope: Sc
 
 async def _holds(runtime: Runtime, when: Compiled, scope: Scope) -> CheckVerdict:
     try:
-        if await holds_async(when, scope, runtime.results.get):
+        if await with_references(runtime.results.get, when.holds, scope):
             return CheckVerdict(True)
         return CheckVerdict(False, f"{when.source} is false")
     except NoetlError as error:

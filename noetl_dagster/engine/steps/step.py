@@ -32,7 +32,7 @@ from noetl_dagster.playbook.models import (
     RoutingMode,
 )
 from noetl_dagster.playbook.templates.failures import seen_error
-from noetl_dagster.playbook.templates.rendering import Fetch, holds_async, render_async, with_references
+from noetl_dagster.playbook.templates.rendering import Fetch, render_async, with_references
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.process.log_context import LogContext
@@ -179,7 +179,7 @@ class Steps:
                 raise missing
             if admit is not None:
                 scope = visit.scope(ReferenceCache())
-                if not await holds_async(admit, scope, self.runtime.results.get):
+                if not await with_references(self.runtime.results.get, admit.holds, scope):
                     return await self.skip(visit)
             if resumed:  # parts that an earlier run left are published before newer parts
                 await settle_sink(self.runtime, visit, is_over=False)
@@ -421,7 +421,7 @@ async def _fire(ending: _Ending, scope: Scope, fetch: Fetch) -> _Routed:
         if not _may_fire(arc, ending.event_name):
             continue
         try:
-            if not await holds_async(when, scope, fetch):
+            if not await with_references(fetch, when.holds, scope):
                 continue
         except TemplateError as error:
             routed.undefined.append(f"arc to {arc.step}: {error}")

@@ -16,8 +16,9 @@ from noetl_dagster.playbook.templates.reading import ENVIRONMENT
 
 Evaluate = Callable[[Mapping[str, Any]], Any]
 
-MOST_NODES = 64
-"""Nodes of an expression, at most. What it builds then is small, so it needs no budget."""
+MOST_NODES = 32
+"""Nodes below that of the whole expression, at most. So it has up to 16 operators and needs no budget, as in generated
+code."""
 
 _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,
@@ -48,7 +49,7 @@ def direct(expression: nodes.Node) -> Evaluate | None:
 
 def path(root: str, keys: Sequence[str]) -> Evaluate:
     """Returns the function of ``root.key.key``."""
-    known, undefined, getattr = ENVIRONMENT.globals, ENVIRONMENT.undefined, ENVIRONMENT.getattr
+    known, undefined, attribute = ENVIRONMENT.globals, ENVIRONMENT.undefined, ENVIRONMENT.getattr
 
     def evaluate(scope: Mapping[str, Any]) -> Any:
         try:
@@ -56,7 +57,7 @@ def path(root: str, keys: Sequence[str]) -> Evaluate:
         except KeyError:
             value = known[root] if root in known else undefined(name=root)
         for key in keys:
-            value = value[key] if value.__class__ is dict and key in value else getattr(value, key)
+            value = value[key] if value.__class__ is dict and key in value else attribute(value, key)
         return value
 
     return evaluate
@@ -100,12 +101,12 @@ def _attributes(node: nodes.Node) -> Evaluate:
         node = node.node
     if isinstance(node, nodes.Name):
         return path(node.name, keys)
-    of, getattr = _direct(node), ENVIRONMENT.getattr
+    of, attribute = _direct(node), ENVIRONMENT.getattr
 
     def evaluate(scope: Mapping[str, Any]) -> Any:
         value = of(scope)
         for key in keys:
-            value = getattr(value, key)
+            value = attribute(value, key)
         return value
 
     return evaluate

@@ -414,8 +414,3 @@ async def render_input(compiled: Compiled, scope: Mapping[str, Any], fetch: Fetc
         f"input {shown(compiled.source)} gave {type(values).__name__} {shown(values, 60)}; "
         "it must give a mapping of name to value"
     )
-
-
-async def holds_async(condition: Compiled, scope: Mapping[str, Any], fetch: Fetch) -> bool:
-    """Reports whether ``condition`` holds, fetching stored results as it touches them."""
-    return await with_references(fetch, condition.holds, scope)
