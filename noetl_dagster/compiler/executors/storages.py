@@ -1,4 +1,4 @@
-"""Dagster's storages for processes that drive runs: connections stay open, and table columns are looked up once."""
+"""Dagster's storages for processes that drive runs: connections stay open, and tables are looked up once."""
 
 from __future__ import annotations
 
@@ -30,15 +30,21 @@ _LAST_USED = "noetl_last_used"
 _kept: WeakSet[DagsterInstance] = WeakSet()
 
 _ASKED_OF_RUNS = ("has_run_stats_index_cols", "has_backfill_id_column")
-_ASKED_OF_EVENTS = ("has_asset_key_index_cols", "_has_asset_key_index_cols_on_connection")
+_ASKED_OF_EVENTS = (
+    "has_asset_key_index_cols",
+    "_has_asset_key_index_cols_on_connection",
+    "can_read_asset_status_cache",
+    "has_table",
+)
 
 
 def keep_connections(instance: DagsterInstance) -> None:
     """Keeps an instance's connections open, and remembers which columns its tables have.
 
     Dagster's storages open a connection for each event, two fifths of what a small step costs, and read the catalog
-    of the database some ten times a run, to see whether it was migrated: a quarter of what a short run costs. A
-    column that exists stays; one that is missing is looked up again. A second call for an instance does nothing.
+    of the database some ten times a run, to see whether it was migrated: a quarter of what a short run costs. One of
+    these lookups needs a second connection, which is closed after it. A table or column that exists stays; one that
+    is missing is looked up again. A second call for an instance does nothing.
     """
     if instance in _kept:
         return
@@ -84,12 +90,13 @@ def _remember(storage: Any, question: str) -> None:
     ask = getattr(storage, question, None)
     if not callable(ask):
         return
-    known = False
+    known: set[str] = set()  # the tables asked about; "" for a question about one column
 
-    def answer(*connection: Any) -> bool:
-        nonlocal known
-        known = known or bool(ask(*connection))
-        return known
+    def answer(*given: Any) -> bool:
+        about = given[0] if given and isinstance(given[0], str) else ""
+        if about not in known and ask(*given):
+            known.add(about)
+        return about in known
 
     setattr(storage, question, answer)
 
