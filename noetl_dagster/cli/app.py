@@ -77,7 +77,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Headings of the overview and of the reference, with their commands."""
 
 COLLECT_AFTER = 20_000
-"""Objects until the collector looks for garbage: imports make hundreds of thousands and leave none."""
+"""Objects until the collector looks for garbage: most that a command makes stay until it ends."""
 
 
 class LazyCommand(TyperCommand):
