@@ -24,8 +24,11 @@ async def references_of(runtime: Runtime, ends: Sequence[tuple[int, StepEnd]]) -
 
     Small results in the log get references in the eventlog tier, all in one statement.
     """
-    new = [NewResult(_in_log(end), id_, end.step, "result", tier=StoreTier.EVENTLOG, limited=False)
-           for id_, end in ends if end.envelope.get("ref") is None]  # fmt: skip
+    new = [
+        NewResult(_in_log(end), execution_id, end.step, "result", tier=StoreTier.EVENTLOG, limited=False)
+        for execution_id, end in ends
+        if end.envelope.get("ref") is None
+    ]
     made = iter(await runtime.results.put_many(new) if new else ())
     found = []
     for _, end in ends:
