@@ -69,7 +69,7 @@ async def value_of(envelope: dict[str, Any], runtime: Runtime) -> Any:
     """A result as templates see it; of loops only the list of results."""
     cache = ReferenceCache()
     view = ResultView(envelope, cache)
-    return await with_references(lambda: plain(view.results if view.is_loop else view), runtime.results.get)
+    return await with_references(runtime.results.get, lambda: plain(view.results if view.is_loop else view))
 
 
 def playbooks() -> list[Path]:
