@@ -8,7 +8,7 @@ QUICK := $(addprefix tests/,architecture playbook events engine tools corpus)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo dev check test-quick test test-slow lint bench bench-peers docs docs-serve lock audit sbom services-up services-down clean
+.PHONY: help setup java browser demo dev check test-quick test test-slow lint bench bench-peers docs docs-serve lock audit sbom services-up services-down clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -18,6 +18,9 @@ setup: ## make .venv with exactly what requirements.lock says
 
 java: ## check for Java 17 or newer, which Spark needs
 	@scripts/java
+
+browser: ## install Chromium for the tests of the pages if it is missing; without it they are skipped
+	@scripts/browser
 
 demo: setup java ## run the patient flow end to end; SIZE=small|medium|full
 	.venv/bin/noetl-dagster demo --size $(SIZE)
@@ -31,10 +34,10 @@ check: lint ## what a change must pass before a commit: ruff, mypy, the architec
 test-quick: setup ## the language, the log, the control plane and the tools, without the tests that take seconds
 	$(PYTEST) $(TEST_ARGS) -m "not long and not spark and not slow and not chaos and not huge" $(QUICK)
 
-test: setup java ## all tests, over the embedded services; TEST_ARGS for pytest
+test: setup java browser ## all tests, over the embedded services; TEST_ARGS for pytest
 	.venv/bin/pytest $(TEST_ARGS)
 
-test-slow: setup java ## the long tests, one after another: races, kills, large fan-outs and files; SLOW_ARGS for pytest
+test-slow: setup java browser ## the long tests, one after another: races, kills, large fan-outs and files; SLOW_ARGS for pytest
 	.venv/bin/pytest -m slow $(SLOW_ARGS)
 
 lint: setup ## ruff, mypy, and the English of the documentation
