@@ -221,6 +221,49 @@ ORDER BY event_id
 LIMIT $3
 """
 
+# Events of one execution in the order of their commits, see ``commit_order``. Each row also has the horizon: the
+# transactions below it have all ended. Without events there is one row.
+_AFTER_POSITION = """
+(xact_id, event_id) > ($2::text::xid8, $3::bigint) AND xact_id < pg_snapshot_xmin(pg_current_snapshot())"""
+_HORIZON = "pg_snapshot_xmin(pg_current_snapshot())::text AS horizon"
+_COMMITTED = f"SELECT {_LIST}, xact_id::text AS xact_id, xact_id AS place"
+
+# Those in the next window of the log, which contains the events of all executions. ``seen`` counts these.
+COMMITTED_IN_WINDOW = f"""
+WITH tail AS MATERIALIZED (
+    SELECT {_LIST}, xact_id FROM noetl.event WHERE {_AFTER_POSITION} ORDER BY xact_id, event_id LIMIT $5
+), seen AS (
+    SELECT (SELECT count(*) FROM tail) AS seen, last.xact_id::text AS last_xact_id, last.event_id AS last_event_id
+    FROM (SELECT) one LEFT JOIN (
+        SELECT xact_id, event_id FROM tail ORDER BY xact_id DESC, event_id DESC LIMIT 1) last ON true
+)
+SELECT {_HORIZON}, seen.*, part.* FROM seen
+LEFT JOIN ({_COMMITTED} FROM tail WHERE execution_id = $1 ORDER BY place, event_id LIMIT $4) part ON true
+ORDER BY part.place, part.event_id
+"""
+
+# Those of an execution with few events.
+COMMITTED_OF_SMALL = f"""
+WITH own AS MATERIALIZED (SELECT {_LIST}, xact_id FROM noetl.event WHERE execution_id = $1)
+SELECT {_HORIZON}, part.* FROM (SELECT) one
+LEFT JOIN ({_COMMITTED} FROM own WHERE {_AFTER_POSITION} ORDER BY place, event_id LIMIT $4) part ON true
+ORDER BY part.place, part.event_id
+"""
+
+IS_LARGE = (
+    "SELECT count(*) > $2::bigint FROM (SELECT FROM noetl.event WHERE execution_id = $1 LIMIT $2::bigint + 1) few"
+)
+FIRST_TRANSACTION = "SELECT min(xact_id)::text FROM noetl.event WHERE execution_id = $1"
+TRANSACTION_OF = "SELECT xact_id::text FROM noetl.event WHERE execution_id = $1 AND event_id = $2"
+
+# Whether the execution had ended before a transaction.
+HAS_ENDED = """
+SELECT event_type IN ('playbook.completed', 'playbook.failed', 'execution.cancelled') FROM noetl.event
+WHERE execution_id = $1 AND xact_id < $2::text::xid8 AND event_type IN (
+    'playbook.initialized', 'execution.resumed', 'playbook.completed', 'playbook.failed', 'execution.cancelled')
+ORDER BY event.xact_id DESC, event.event_id DESC LIMIT 1
+"""
+
 # The ends of a loop's iterations, by index and attempt. There are several loop ids if the loop was resumed.
 LOOP_ENDS = """
 SELECT current_index, (meta ->> 'attempt')::int AS attempt, result, context

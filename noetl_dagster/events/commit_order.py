@@ -1,0 +1,117 @@
+"""Reads the events of one execution in the order of their commits, for readers that continue where they stopped.
+
+The order of ids is not enough for them: an event with a smaller id may be committed later. Each row has the id of the
+transaction that wrote it, and no row can appear below the oldest running transaction, so a reader that stays below it
+skips nothing and reads nothing twice.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+import asyncpg
+
+from noetl_dagster.events import queries
+from noetl_dagster.events.log import as_event
+from noetl_dagster.events.types import Event
+
+WINDOW = 5_000
+"""Maximum number of events, of any execution, that one call reads from the end of the log."""
+
+
+class Position(NamedTuple):
+    """A place in the order of commits: the transaction of an event, and its id among those of the transaction."""
+
+    xact_id: int
+    event_id: int
+
+    def __str__(self) -> str:
+        return f"{self.xact_id}-{self.event_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads what ``str`` returned.
+
+        Raises:
+            ValueError: it is no position.
+        """
+        xact_id, _, event_id = text.partition("-")
+        return cls(int(xact_id), int(event_id))
+
+
+START = Position(0, 0)
+
+
+class Committed(NamedTuple):
+    """An event and its place in the order of commits."""
+
+    position: Position
+    event: Event
+
+
+class Page(NamedTuple):
+    """Consecutive events of an execution. There may be none, even if it is not the last page.
+
+    Attributes:
+        position: where the next page begins.
+        is_last: there are no further events whose place is certain yet.
+    """
+
+    events: list[Committed]
+    position: Position
+    is_last: bool
+
+
+async def events_in_commit_order(
+    pool: asyncpg.Pool, execution_id: int, after: Position = START, *, limit: int = WINDOW
+) -> Page:
+    """Returns up to ``limit`` events of an execution strictly after a position.
+
+    It returns an event once no older transaction runs, mostly within milliseconds of its commit. If few events follow
+    the position, whatever their execution, it reads these. Otherwise it reads the execution by its own index if it is
+    small. Of a large one it reads a window of the log at a time, so that every call is short.
+    """
+    limit = min(limit, WINDOW)
+    if after != START:
+        page, window_is_full = await _in_window(pool, execution_id, after, limit)
+        if not window_is_full or await pool.fetchval(queries.IS_LARGE, execution_id, WINDOW):
+            return page
+    elif await pool.fetchval(queries.IS_LARGE, execution_id, WINDOW):
+        first = int(await pool.fetchval(queries.FIRST_TRANSACTION, execution_id))
+        return (await _in_window(pool, execution_id, Position(first, 0), limit))[0]
+    rows = await pool.fetch(queries.COMMITTED_OF_SMALL, execution_id, str(after.xact_id), after.event_id, limit)
+    return _page(rows, limit, Position(int(rows[0]["horizon"]), 0), reached_end=True)
+
+
+async def has_ended(pool: asyncpg.Pool, execution_id: int, position: Position) -> bool:
+    """Returns whether an execution had ended at the position of a last page; it may be resumed afterwards."""
+    return bool(await pool.fetchval(queries.HAS_ENDED, execution_id, str(position.xact_id)))
+
+
+async def position_of(pool: asyncpg.Pool, execution_id: int, event_id: int) -> Position | None:
+    """Returns the place of an event in the order of commits; None if the log has no such event."""
+    xact_id = await pool.fetchval(queries.TRANSACTION_OF, execution_id, event_id)
+    return None if xact_id is None else Position(int(xact_id), event_id)
+
+
+async def _in_window(pool: asyncpg.Pool, execution_id: int, after: Position, limit: int) -> tuple[Page, bool]:
+    """Returns the events in the next window of the log, and whether the log goes on after it."""
+    rows = await pool.fetch(
+        queries.COMMITTED_IN_WINDOW, execution_id, str(after.xact_id), after.event_id, limit, WINDOW
+    )
+    seen = rows[0]
+    full = seen["seen"] >= WINDOW
+    end = Position(int(seen["last_xact_id"]), seen["last_event_id"]) if full else Position(int(seen["horizon"]), 0)
+    return _page(rows, limit, end, reached_end=not full), full
+
+
+def _page(rows: list[asyncpg.Record], limit: int, end: Position, *, reached_end: bool) -> Page:
+    """Makes a page of rows with an event each, or of one row without."""
+    events = []
+    for row in rows:
+        if row["event_id"] is not None:
+            position = Position(int(row["xact_id"]), row["event_id"])
+            events.append(Committed(position, as_event({name: row[name] for name in queries.COLUMNS})))
+    if len(events) >= limit:
+        return Page(events, events[-1].position, is_last=False)
+    return Page(events, end, reached_end)
