@@ -17,6 +17,9 @@ _CHANGES = """(
     OR (event.event_type IN ('command.failed', 'loop.shard.failed') AND event.meta ? 'loop_id'
         AND COALESCE(event.meta ->> 'final', 'true') = 'true'))"""
 
+# Events that change no row, and that people who watch an execution want to see.
+_SHOWN = """ARRAY['step.skipped', 'check.evaluated', 'command.failed', 'loop.shard.failed', 'workflow.initialized']"""
+
 # By how much an event changes the number of successful iterations; the condition skips the rest for other events.
 _DONE = f"""CASE
     WHEN event.event_type IN ('command.completed', 'command.failed', 'loop.shard.done') AND event.meta ? 'loop_id'
@@ -135,6 +138,36 @@ ORDER BY event.xact_id, event.event_id
 DONE_OF_EXECUTION = f"""
 SELECT {_VISIT}, sum({_DONE})::bigint AS done FROM noetl.event WHERE execution_id = $1 AND {_DONE} <> 0
 GROUP BY 1, 2
+"""
+
+# The same, up to an event in the order of ids.
+EVENTS_UNTIL = EVENTS_OF_EXECUTION.replace("ORDER BY", "AND event.event_id <= $2 ORDER BY")
+DONE_UNTIL = DONE_OF_EXECUTION.replace("GROUP BY", "AND event.event_id <= $2 GROUP BY")
+
+# What the transactions from $2 up to the horizon, which is on every row, changed in one execution: the events that
+# change its row, other events that people want to see, and as rows without event_id the counts of iterations that
+# succeeded. ``seconds`` is the duration of the slowest of these, and ``slowest`` its index.
+_SINCE = """event.execution_id = $1 AND event.xact_id >= $2::text::xid8
+    AND event.xact_id < (SELECT xact_id FROM horizon)"""
+CHANGES_SINCE = f"""
+WITH horizon AS MATERIALIZED (
+    SELECT pg_snapshot_xmin(pg_current_snapshot()) AS xact_id
+), shown AS (
+    SELECT {_PARTS}, event.duration, event.current_index, event.worker_id, {_CHANGES} AS is_change,
+           0::bigint AS done
+    FROM noetl.event WHERE {_SINCE} AND ({_CHANGES} OR event.event_type = ANY({_SHOWN}))
+), counted AS (
+    SELECT {_VISIT}, sum({_DONE})::bigint AS done, max(event.duration) AS seconds,
+           (array_agg(event.current_index ORDER BY event.duration DESC NULLS LAST))[1] AS slowest
+    FROM noetl.event WHERE {_SINCE} AND {_DONE} <> 0 GROUP BY 1, 2
+)
+SELECT (SELECT xact_id::text FROM horizon) AS horizon, shown.*, NULL::int AS visit FROM (SELECT) one
+LEFT JOIN shown ON true
+UNION ALL
+SELECT (SELECT xact_id::text FROM horizon), $1, NULL, NULL, NULL, NULL, node_name, NULL, NULL, NULL, NULL, NULL, NULL,
+       NULL, NULL, NULL, seconds, slowest, NULL, false, done, visit
+FROM counted
+ORDER BY xact_id, event_id
 """
 
 # The age in seconds of the oldest event that is not applied in its shard.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http.cookies import CookieError, SimpleCookie
 from typing import Annotated
+from urllib.parse import unquote
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -55,3 +57,21 @@ def bearer_token(headers: Mapping[bytes, bytes]) -> str | None:
     """Returns the bearer token of a request's headers; None without one."""
     scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
+
+
+TOKEN_COOKIE = "noetl_token"
+
+
+def token_in(headers: Mapping[bytes, bytes]) -> str | None:
+    """Returns the token of a request for a page: the bearer token, or that of the cookie."""
+    return bearer_token(headers) or cookies(headers).get(TOKEN_COOKIE)
+
+
+def cookies(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Returns the cookies of a request; none if they are malformed."""
+    jar = SimpleCookie()
+    try:
+        jar.load(headers.get(b"cookie", b"").decode("latin-1"))
+    except CookieError:
+        return {}
+    return {name: unquote(morsel.value) for name, morsel in jar.items()}

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noetl_dagster.service import catalog, commands, executions, health, workers
 from noetl_dagster.service.hot import HotRoutes
+from noetl_dagster.service.pages.app import add_pages
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.service.problems import handle_problems
 from noetl_dagster.service.requests import API, DECLARES_CLIENT, RequestChecks
@@ -48,6 +49,7 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
     for router in (commands.hot.declared, *(module.router for module in MODULES)):
         declared = [DECLARES_CLIENT] if router.prefix.startswith(API.rstrip("/")) and not tokens.required else []
         app.include_router(router, dependencies=declared)
+    add_pages(app)
     # each one wraps the previous ones
     app.add_middleware(HotRoutes, service=app, router=commands.hot)
     documents = (app.openapi_url, app.docs_url, app.swagger_ui_oauth2_redirect_url, app.redoc_url)

@@ -7,14 +7,16 @@ import ipaddress
 import re
 import time
 from collections.abc import Collection, Mapping
+from urllib.parse import quote
 
 from fastapi import Security
 from fastapi.security import APIKeyHeader
 from starlette.requests import ClientDisconnect
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noetl_dagster.events.transport.wire import CLIENT_HEADER
-from noetl_dagster.service.access import Requires, bearer_token, without_token
+from noetl_dagster.service.access import Requires, bearer_token, token_in, without_token
 from noetl_dagster.service.problems import ApiProblem, problem_of, problem_response
 from noetl_dagster.service.tokens import Tokens, TokenScope
 
@@ -24,8 +26,14 @@ FEWEST_SWEPT = 1_000
 API = "/api/"
 """Paths that only programs request. A browser may open other paths from a link on another site."""
 
-OPEN = frozenset({"/health", "/ready"})
+OPEN = frozenset({"/health", "/ready", "/login"})
 """Paths that need no token."""
+
+STATIC = "/static/"
+"""Files of the pages, which everyone may read."""
+
+PAGES = re.compile(r"/(?:(?:executions|compare|playbooks|workers|dead-letters|login|logout)(?:/.*)?)?")
+"""Paths for people with a browser, which sends the token in a cookie."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 """Methods that change nothing (RFC 9110, 9.2.1)."""
@@ -34,6 +42,7 @@ OWN_SITE = (None, b"same-origin", b"none")
 """Values of ``Sec-Fetch-Site`` for requests of no browser, of the API's own pages, and of the address bar."""
 
 _JSON = re.compile(rb"\s*application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
+_FORM = re.compile(rb"\s*application/x-www-form-urlencoded\s*(?:;|$)", re.IGNORECASE)
 _DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 
 READS = Requires(TokenScope.READER, TokenScope.OPERATOR)
@@ -49,10 +58,11 @@ class RequestChecks:
 
     - above the rate of its client: 429. A client is a token that the service knows, else an address
     - from a page of another site: 403
-    - without a token that the service knows, if it has tokens: 401
+    - without a token that the service knows, if it has tokens: 401; a page sends the browser to ``/login``
     - below ``/api`` without the header ``X-NoETL-Client``, if the service has no tokens: 403. Neither a form nor a
       redirect can set it, and a script on another site needs a permission that the service does not give
-    - that changes something with a content type other than JSON, which a form cannot send: 415
+    - that changes something with a content type other than JSON, which a form cannot send: 415. The forms of pages
+      have a field that other sites do not know
     - with a body above a size: 413
 
     Args:
@@ -86,7 +96,10 @@ class RequestChecks:
         try:
             self._check(scope, headers)
         except ApiProblem as problem:
-            await problem_of(problem, "")(scope, receive, send)
+            answer = problem_of(problem, "")
+            if problem.status_code == 401 and scope["method"] in SAFE_METHODS and PAGES.fullmatch(scope["path"]):
+                answer = RedirectResponse(f"/login?next={quote(wanted(scope))}", 303)
+            await answer(scope, receive, send)
             return
         length = headers.get(b"content-length", b"")
         if not length.isdigit() or b"transfer-encoding" in headers:
@@ -99,7 +112,10 @@ class RequestChecks:
     def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
         """Raises the problem of a request that is refused."""
         path: str = scope["path"]
-        token = bearer_token(headers) if self._needs_token else None
+        is_page = PAGES.fullmatch(path) is not None
+        token = None
+        if self._needs_token:
+            token = token_in(headers) if is_page else bearer_token(headers)
         is_known = self._tokens.principal(token) is not None
         client = address_of(scope) if token is None or not is_known else hash(token)
         wait = self._clients.count(client, time.monotonic())
@@ -108,7 +124,7 @@ class RequestChecks:
         changes, is_api = scope["method"] not in SAFE_METHODS, path.startswith(API)
         if changes or is_api:
             refuse_other_sites(headers)
-        if not is_known and path not in OPEN:
+        if not is_known and path not in OPEN and not path.startswith(STATIC):
             raise without_token()
         if path in self._for_readers:
             READS.check(self._tokens, token)
@@ -118,7 +134,10 @@ class RequestChecks:
                 f"the header {CLIENT_HEADER} is needed: send the name of your program, "
                 f"as curl -H '{CLIENT_HEADER}: curl'",
             )
-        if changes and not _JSON.match(headers.get(b"content-type", b"")):
+        expected = _FORM if is_page else _JSON
+        if changes and not expected.match(headers.get(b"content-type", b"")):
+            if is_page:
+                raise ApiProblem(415, "a form of a page is needed; programs use /api")
             raise ApiProblem(415, "a body of JSON is needed, with content-type: application/json")
 
     async def _count_body(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,6 +173,12 @@ def refuse_other_sites(headers: Mapping[bytes, bytes]) -> None:
     origin = headers.get(b"origin")
     if origin is not None and not _is_own(origin, headers.get(b"host", b"")):
         raise ApiProblem(403, "requests from pages of other sites are refused (Origin)")
+
+
+def wanted(scope: Scope) -> str:
+    """Returns the path and query of a request."""
+    query = scope["query_string"].decode("latin-1")
+    return str(scope["path"]) + (f"?{query}" if query else "")
 
 
 def _is_own(origin: bytes, host: bytes) -> bool:

@@ -1,0 +1,142 @@
+"""``/executions``: the newest executions, filtered, and how many are in each state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import Request
+from markupsafe import Markup
+from starlette.responses import HTMLResponse, Response
+
+from noetl_dagster.engine.executions.listing import (
+    MOST_COUNTED,
+    ExecutionFilter,
+    ListedExecution,
+    count_executions,
+    list_executions,
+)
+from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.service.pages.access import TheViewer, secure_headers
+from noetl_dagster.service.pages.rendering import fragment, page
+from noetl_dagster.service.pages.routing import page_router
+from noetl_dagster.service.plane import Plane, ThePlane
+
+router = page_router()
+
+SHOWN = 50
+FIELDS = ("playbook", "status", "since", "until", "workload", "parent", "before")
+
+KEPT_SECONDS = 1.0
+"""A listing is rendered at most once in this time, however many people look at it."""
+
+MOST_KEPT = 100
+
+
+@router.get("/executions")
+async def executions(request: Request, plane: ThePlane, viewer: TheViewer) -> Response:
+    """Shows the executions that the filters of the address choose."""
+    given = _given(request.query_params)
+    problem = _problem(given)
+    listing = Markup("") if problem else await _listing(plane, given)
+    return page(
+        request,
+        "executions.html",
+        viewer,
+        given=given,
+        statuses=list(ExecutionStatus),
+        is_filtered=any(given.values()),
+        problem=problem,
+        query=_query(given),
+        listing=listing,
+    )
+
+
+@router.get("/executions/listing")
+async def executions_listing(request: Request, plane: ThePlane, viewer: TheViewer) -> Response:
+    """Returns the list alone, which open pages fetch every two seconds."""
+    given = _given(request.query_params)
+    if _problem(given):
+        return HTMLResponse("", 422, secure_headers())
+    kept: dict[str, tuple[float, Markup]] = request.app.state.listings
+    query, now = _query(given), time.monotonic()
+    if query not in kept or now - kept[query][0] > KEPT_SECONDS:
+        if len(kept) >= MOST_KEPT:
+            kept.clear()
+        kept[query] = now, await _listing(plane, given)
+    return HTMLResponse(kept[query][1], headers=secure_headers())
+
+
+async def _listing(plane: Plane, given: Mapping[str, str]) -> Markup:
+    pool, wanted = plane.engine.runtime.pool, _filter(given)
+    rows = await list_executions(pool, wanted, SHOWN + 1)
+    counts = await count_executions(pool, replace(wanted, before=None))
+    whole = sum(counts.values())
+    tabs = [("all", "", whole), *((status.lower(), status, number) for status, number in counts.items())]
+    older = _query({**given, "before": str(rows[SHOWN - 1].execution_id)}) if len(rows) > SHOWN else ""
+    return fragment(
+        "listing.html",
+        rows=[_row(one) for one in rows[:SHOWN]],
+        older=older,
+        counts=[
+            {
+                "name": name,
+                "number": number,
+                "capped": whole >= MOST_COUNTED,
+                "query": _query({**given, "status": status, "before": ""}),
+                "chosen": given["status"] == status,
+            }
+            for name, status, number in tabs
+        ],
+    )
+
+
+def _row(one: ListedExecution) -> dict[str, Any]:
+    ended = one.ended_at or datetime.now(UTC)
+    names = ("execution_id", "playbook", "path", "partition", "parent", "status", "started_at", "error")
+    return {name: getattr(one, name) for name in names} | {"seconds": (ended - one.started_at).total_seconds()}
+
+
+def _given(query: Mapping[str, str]) -> dict[str, str]:
+    return {name: query.get(name, "").strip()[:500] for name in FIELDS}
+
+
+def _problem(given: Mapping[str, str]) -> str:
+    """Returns what is wrong with filters, or an empty text."""
+    for name in ("since", "until"):
+        if given[name] and _time(given[name]) is None:
+            return f"{name}: {given[name]!r} is no time; write it as 2026-01-31T12:00 (UTC)"
+    for name in ("parent", "before"):
+        if given[name] and not (given[name].isdecimal() and int(given[name]) < 2**63):
+            return f"{name}: {given[name]!r} is no execution id; ids are numbers"
+    if given["status"] and given["status"] not in list(ExecutionStatus):
+        return f"state: {given['status']!r} is none of {', '.join(ExecutionStatus)}"
+    return ""
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def _filter(given: Mapping[str, str]) -> ExecutionFilter:
+    return ExecutionFilter(
+        playbook=given["playbook"] or None,
+        status=given["status"] or None,
+        since=_time(given["since"]),
+        until=_time(given["until"]),
+        workload=given["workload"] or None,
+        parent=int(given["parent"]) if given["parent"] else None,
+        before=int(given["before"]) if given["before"] else None,
+    )
+
+
+def _query(given: Mapping[str, str]) -> str:
+    return urlencode({name: text for name, text in given.items() if text})

@@ -1,0 +1,136 @@
+"""Renders the pages. Everything from playbooks, results and workers is text, never markup."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from fastapi import Request
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.responses import HTMLResponse
+
+from noetl_dagster.engine.executions.progress import brief, duration, per_second
+from noetl_dagster.process.redaction import SECRETS
+from noetl_dagster.service.pages.access import Viewer, secure_headers
+
+FOLDER = Path(__file__).parent
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'"
+)
+
+LONGEST_TEXT = 10_000
+"""Characters of one text that a page shows."""
+
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+"""Characters that have no shape of their own, and may change the order or place of others."""
+
+
+def visible(text: str) -> str:
+    """Returns a text in which every character can be seen: ``U+202E`` stands for the one that turns text around."""
+    if len(text) > LONGEST_TEXT:
+        text = f"{text[:LONGEST_TEXT]}… ({len(text) - LONGEST_TEXT} more characters)"
+    return _UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
+
+
+def _finalize(value: Any) -> Any:
+    if value is None:
+        return ""
+    return visible(SECRETS.redact(value)) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def as_json(value: Any, *, indent: bool = False) -> str:
+    """Formats a value as JSON."""
+    option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
+    return orjson.dumps(value, default=str, option=option).decode()
+
+
+def seconds(value: float | None) -> str:
+    """Formats a duration in seconds: ``4 ms``, ``3 min 20 s``."""
+    return "" if value is None else brief(value)
+
+
+def moment(value: datetime | None) -> Markup:
+    """Formats a time; the browser shows it in its own time zone."""
+    if value is None:
+        return Markup("")
+    at = value.astimezone(UTC)
+    return Markup('<time datetime="{}">{}</time>').format(at.isoformat(), f"{at:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def count(value: int) -> str:
+    """Formats a number with spaces between thousands: ``1 000 000``."""
+    return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def in_path(text: Any) -> str:
+    """Encodes a text as one part of a path."""
+    return quote(str(text), safe="")
+
+
+def size(value: int) -> str:
+    """Formats a number of bytes: ``12 kB``."""
+    scaled = float(value)
+    for unit in ("B", "kB", "MB", "GB"):
+        if scaled < 1000:
+            return f"{scaled:.3g} {unit}"
+        scaled /= 1000
+    return f"{scaled:.3g} TB"
+
+
+def plural(number: int, one: str, many: str = "") -> str:
+    """Formats a number with its noun: ``1 step``, ``12 steps``."""
+    return f"{count(number)} {one if number == 1 else many or one + 's'}"
+
+
+def _digest() -> str:
+    """Returns a digest of the static files, which their addresses contain: browsers keep them until they change."""
+    whole = hashlib.sha256()
+    for file in sorted((FOLDER / "static").iterdir()):
+        whole.update(file.read_bytes())
+    return whole.hexdigest()[:12]
+
+
+_ENVIRONMENT = Environment(
+    loader=FileSystemLoader(FOLDER / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=_finalize,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters.update(
+    seconds=seconds,
+    moment=moment,
+    count=count,
+    as_json=as_json,
+    in_path=in_path,
+    size=size,
+    duration=duration,
+    per_second=per_second,
+    plural=plural,
+)
+_ENVIRONMENT.globals["version"] = _digest()
+
+
+def fragment(template: str, **names: Any) -> Markup:
+    """Renders a part of a page; the names that a template needs are its arguments."""
+    return Markup(_ENVIRONMENT.get_template(template).render(**names))
+
+
+def page(request: Request, template: str, viewer: Viewer | None, *, status: int = 200, **names: Any) -> HTMLResponse:
+    """Renders a page for a viewer, with headers that keep other sites and scripts out."""
+    names = {"viewer": viewer, "path": request.url.path, **names}
+    text = _ENVIRONMENT.get_template(template).render(**names)
+    headers = {"content-security-policy": CONTENT_SECURITY_POLICY, **secure_headers()}
+    response = HTMLResponse(text, status, headers)
+    if viewer is not None:
+        viewer.remember(request, response)
+    return response

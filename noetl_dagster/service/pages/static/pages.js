@@ -1,0 +1,112 @@
+// What the pages do beyond links and forms: live updates, times, dialogs, and parts that are fetched when asked for.
+"use strict";
+
+const pad = (number) => String(number).padStart(2, "0");
+
+function showTimes(root) {
+  for (const element of root.querySelectorAll("time[datetime]")) {
+    const at = new Date(element.dateTime);
+    if (Number.isNaN(at.getTime())) continue;
+    element.title = `${element.dateTime.slice(0, 23).replace("T", " ")} UTC`;
+    element.textContent =
+      `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ` +
+      `${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`;
+  }
+}
+
+// Puts markup that the server rendered into an element. The focus stays on what has the same id or address.
+function replace(element, html) {
+  const focused = element.contains(document.activeElement) ? document.activeElement : null;
+  const opened = element.querySelector("dialog[open]");
+  if (opened) return; // a person reads it
+  element.innerHTML = html;
+  showTimes(element);
+  if (focused) {
+    const same = focused.id
+      ? document.getElementById(focused.id)
+      : [...element.querySelectorAll("a[href], button")].find(
+          (one) => one.tagName === focused.tagName && one.getAttribute("href") === focused.getAttribute("href"),
+        );
+    if (same) same.focus({ preventScroll: true });
+  }
+}
+
+// Follows an execution. EventSource connects again by itself, and names the last message that it received.
+function follow(address) {
+  const state = document.getElementById("live");
+  const source = new EventSource(address);
+  const say = (name, text) => {
+    if (!state) return;
+    state.dataset.state = name;
+    state.textContent = text;
+  };
+  source.addEventListener("open", () => say("live", "live"));
+  source.addEventListener("error", () => say("lost", "connection lost, connecting again"));
+  source.addEventListener("update", (message) => {
+    const { parts, events } = JSON.parse(message.data);
+    for (const [id, html] of Object.entries(parts)) {
+      const element = document.getElementById(id);
+      if (element) replace(element, html);
+    }
+    document.dispatchEvent(new CustomEvent("noetl:events", { detail: events }));
+  });
+  source.addEventListener("trail", (message) => addRows(JSON.parse(message.data).rows));
+  source.addEventListener("end", () => {
+    source.close();
+    say("ended", "ended");
+  });
+}
+
+// Adds rows of the newest events at the end of the trail.
+function addRows(html) {
+  const body = document.getElementById("trail");
+  if (!body) return;
+  body.insertAdjacentHTML("beforeend", html);
+  showTimes(body);
+  while (body.rows.length > 2000) body.rows[0].remove();
+}
+
+// Fetches a part again every two seconds while the page can be seen.
+function refresh(element) {
+  const again = async () => {
+    if (document.visibilityState === "visible") {
+      try {
+        const answer = await fetch(element.dataset.refresh, { headers: { accept: "text/html" } });
+        if (answer.ok && !answer.redirected) replace(element, await answer.text());
+      } catch {
+        // the next one tries again
+      }
+    }
+    setTimeout(again, 2000);
+  };
+  setTimeout(again, 2000);
+}
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button");
+  if (!button) return;
+  if (button.dataset.dialog) document.getElementById(button.dataset.dialog).showModal();
+  if ("close" in button.dataset) button.closest("dialog").close();
+  if (button.dataset.load) {
+    const target = document.getElementById(button.dataset.into);
+    button.disabled = true;
+    try {
+      const answer = await fetch(button.dataset.load, { headers: { accept: "text/html" } });
+      target.innerHTML = await answer.text();
+      showTimes(target);
+      button.hidden = true;
+      target.tabIndex = -1;
+      target.focus();
+    } catch {
+      target.textContent = "The result was not fetched: the service does not answer.";
+    } finally {
+      button.disabled = false;
+    }
+  }
+});
+
+document.addEventListener("DOMContentLoaded", () => {
+  showTimes(document);
+  if (document.body.dataset.live) follow(document.body.dataset.live);
+  for (const element of document.querySelectorAll("[data-refresh]")) refresh(element);
+});
