@@ -112,6 +112,7 @@ class PolicyRule(Model):
 
     when: str | bool | None
     then: PolicyAction
+    place: StoredPlace = None
 
 
 class NextCall(Model):

@@ -162,10 +162,12 @@ class CommandEvents:
         self._ids = ids
         self.worker_id = worker_id or own_worker_id()
 
-    def issued(self, command: Command, tool_kind: str) -> Event:
-        """Makes ``command.issued``."""
+    def issued(self, command: Command, tool_kind: str, *, retry: Mapping[str, Any] | None = None) -> Event:
+        """Makes ``command.issued``. ``retry``: why the command is tried again after a failure."""
         event = self._event(command, EventType.COMMAND_ISSUED, "PENDING")
         event.node_type = tool_kind
+        if retry is not None:
+            event.meta["retry"] = retry
         if command.not_before:
             event.meta["not_before"] = command.not_before
         if command.overrides:

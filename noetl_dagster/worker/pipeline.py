@@ -21,8 +21,9 @@ from noetl_dagster.playbook.templates.views import DataView, ReferenceCache, Res
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command, Outcome
+from noetl_dagster.worker.decisions import Decisions
 from noetl_dagster.worker.execution import Visit
-from noetl_dagster.worker.program import TaskProgram, delay_before
+from noetl_dagster.worker.program import Rule, TaskProgram, delay_before
 from noetl_dagster.worker.results import MOST_FIELDS, ResultWriter, check_input, check_result, exposed_in
 from noetl_dagster.worker.spans import CommandSpan
 
@@ -64,6 +65,7 @@ class Pipeline:
     _results: dict[str, Envelope] = field(default_factory=dict)
     _patches: list[tuple[list[str], Any]] = field(default_factory=list)
     _tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _decisions: dict[str, Decisions] = field(default_factory=dict)
     _exposed: list[str] = field(default_factory=list)
     _jumps: int = 0
 
@@ -132,6 +134,8 @@ class Pipeline:
             rule = await task.rule_after(scope, self.box.results.get, failed=failed)
             action = rule.action
             await self._apply(rule.set, scope)
+            if failed or not rule.is_plain or task.name in self._decisions:
+                self._note(task, rule, envelope, tries)
             if action.do is not Directive.RETRY:
                 if failed and action.do is Directive.CONTINUE:
                     self._remember(task, view)
@@ -249,6 +253,18 @@ class Pipeline:
         summary["status"] = envelope["status"]
         summary["runs"] += 1
         summary["ms"] = round(summary["ms"] + envelope["meta"]["duration_ms"], 3)
+
+    def _note(self, task: TaskProgram, rule: Rule, envelope: Envelope, tries: int) -> None:
+        """Adds a decision of the task's policy, if it has one, to what the log keeps of the task."""
+        if not task.rules:
+            return
+        decisions = self._decisions.get(task.name)
+        if decisions is None:
+            summary = self._tasks[task.name]
+            decisions = self._decisions[task.name] = Decisions(task.rules, summary["runs"] - 1)
+            summary["policy"] = decisions.entries
+        retries = rule.action.do is Directive.RETRY
+        decisions.add(rule, envelope, exhausted=retries and tries >= rule.action.attempts)
 
     def _target(self, action: PolicyAction, position: int) -> int:
         self._jumps += 1

@@ -23,6 +23,7 @@ from noetl_dagster.playbook.models import (
     Step,
     Task,
 )
+from noetl_dagster.playbook.rules import DEFAULT, RuleName, rule_name, workbook_name
 from noetl_dagster.playbook.templates.rendering import (
     Compiled,
     Fetch,
@@ -40,13 +41,19 @@ LONGEST_DELAY = 60.0
 JITTER = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rule:
-    """One policy rule. ``when`` of None is the ``else`` rule."""
+    """One policy rule. ``when`` of None is the ``else`` rule. ``name``: its number from 0, ``else`` or ``default``."""
 
     when: Compiled | None
     action: PolicyAction
     set: CompiledSet
+    name: RuleName = DEFAULT
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Reports that it lets a success continue as if the task had no policy."""
+        return self.when is None and self.action.do is Directive.CONTINUE
 
 
 _FAIL = Rule(None, PolicyAction(do=Directive.FAIL), compile_set({}, in_loop=False))
@@ -265,8 +272,9 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
                 when=None if rule.when is None else condition(rule.when),
                 action=rule.then,
                 set=compile_set(rule.then.set, in_loop=in_loop),
+                name=rule_name(number, rule),
             )
-            for rule in task.spec.policy
+            for number, rule in enumerate(task.spec.policy)
         ),
         continuations=tuple(
             Continuation(
@@ -285,7 +293,7 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
 
 def _workbook_task(playbook: Playbook, task: Task) -> Task:
     """Returns the named task of the root ``workbook``, with the caller's name, input and policies on top."""
-    wanted = str(task.config.get("name") or task.config.get("task") or task.name)
+    wanted = workbook_name(task)
     named = playbook.workbook.get(wanted)
     if named is None:
         known = ", ".join(sorted(playbook.workbook)) or "none"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from noetl_dagster.engine.loops.attempts import Attempts
+from noetl_dagster.engine.loops.attempts import SHARD_RETRY, Attempts
 from noetl_dagster.engine.loops.collection import Partitions
 from noetl_dagster.engine.loops.loop import SharedCommands, run_side_by_side, shared_items
 from noetl_dagster.engine.loops.loop_run import LoopRun
@@ -158,7 +158,7 @@ async def _run_shard(
         if not outcome.failed or command.attempt >= last:
             return outcome
         command = replace(command, attempt=command.attempt + 1)
-        await runtime.buffer.append([runtime.commands.issued(command, program.kind)])
+        await runtime.buffer.append([runtime.commands.issued(command, program.kind, retry=SHARD_RETRY)])
 
 
 class PartitionRunner:

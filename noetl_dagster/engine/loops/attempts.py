@@ -34,6 +34,12 @@ PART_BYTES = 1 << 20
 
 MISSING = object()
 
+SHARD_RETRY = {"rule": "max_shard_retries"}
+"""Why a failed shard is tried again if no rule asks for it."""
+
+RESUMED = {"rule": "resumed"}
+"""Why a command that had failed is tried again: its execution was resumed."""
+
 
 @dataclass(slots=True)
 class Attempts:
@@ -44,6 +50,7 @@ class Attempts:
         spare: retries of a failed call when no rule applies to failures.
         failures: since the last success; bounds the retries of each call, on every page.
         successes: pages fetched; bounds pagination.
+        reason: why the latest attempt follows a failure.
     """
 
     runtime: Runtime
@@ -54,6 +61,7 @@ class Attempts:
     count: int = 0
     failures: int = 0
     successes: int = 0
+    reason: dict[str, Any] | None = None
     pages: Pages = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,10 +101,12 @@ class Attempts:
             self.failures = self.failures + 1 if outcome.failed else 0
             self.successes += not outcome.failed
             patches.extend(outcome.patches)
+            self.reason = None
             follower = await self._follower(outcome) if program.retries else None
             # a resumed execution tries once more
             if follower is None and outcome.failed and (replayed or self.failures <= spare):
                 follower = replace(self.command, attempt=self.command.attempt + 1, follows=False)
+                self.reason = RESUMED if replayed else SHARD_RETRY
             if follower is None:
                 break
             self.command, issued = follower, False
@@ -110,7 +120,7 @@ class Attempts:
     async def _issue(self, resumed: bool) -> None:
         """Writes ``command.issued``. A command that an interrupted run had issued keeps its due time."""
         runtime, command = self.runtime, self.command
-        event = runtime.commands.issued(command, self.visit.program.kind)
+        event = runtime.commands.issued(command, self.visit.program.kind, retry=self.reason)
         new = await runtime.buffer.append([event])
         if event.event_id not in new and resumed and command.not_before:
             due = await runtime.pool.fetchval(COMMAND_DUE, command.execution_id, command.command_id)
@@ -124,7 +134,7 @@ class Attempts:
         view = ResultView(envelope, cache)
         scope = scope.with_locals(_names(envelope, view, command.attempt)).with_fallbacks({command.step: view})
         made = self.failures if outcome.failed else self.successes
-        for continuation in _applicable(self.visit.program, outcome):
+        for task, number, continuation in _applicable(self.visit.program, outcome):
             rule = continuation.rule
             wanted = await matches(continuation.when, scope, fetch)
             if rule.collect is not None:
@@ -138,6 +148,8 @@ class Attempts:
             follower = replace(
                 command, attempt=command.attempt + 1, follows=not outcome.failed, not_before=due(rule, made)
             )
+            if outcome.failed:
+                self.reason = {"task": task, "rule": number}
             if continuation.next_call is None:
                 return follower
             changes = await render_async(continuation.next_call, scope, fetch)
@@ -175,16 +187,16 @@ class Attempts:
         return whole
 
 
-def _applicable(program: StepProgram, outcome: Outcome) -> Iterator[Continuation]:
-    """Yields the retry rules that apply to an outcome.
+def _applicable(program: StepProgram, outcome: Outcome) -> Iterator[tuple[str, int, Continuation]]:
+    """Yields the retry rules that apply to an outcome, each with its task and its number there.
 
     A rule that pages or collects applies to successes. Any other applies to failures, and also to successes if its
     condition tests the output: that is how a playbook polls.
     """
     for task in program.tasks:
-        for entry in task.continuations:
+        for number, entry in enumerate(task.continuations):
             if not (entry.rule.continues_success if outcome.failed else entry.is_for_failures):
-                yield entry
+                yield task.name, number, entry
 
 
 def _more_follow(rule: RetryRule, command: Command) -> ToolError:

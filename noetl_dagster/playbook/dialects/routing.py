@@ -106,6 +106,7 @@ def _rules(owner: Block, key: str) -> tuple[PolicyRule, ...]:
 
 
 def _rule(block: Block) -> PolicyRule | None:
+    written = block.present(*WHEN)
     when = block.condition(*WHEN)
     block.drop("else", *DESCRIPTION, "name", "then")
     block.close(_RULE_KEYS)
@@ -118,7 +119,8 @@ def _rule(block: Block) -> PolicyRule | None:
     if action is None and "then" not in block:
         block.missing("a rule needs 'then', for example then: {do: retry, attempts: 3}")
     then = None if action is None else _action(action)
-    return None if then is None else PolicyRule(when=when, then=then)
+    place = block.place if written is None else block.place_of(written)
+    return None if then is None else PolicyRule(when=when, then=then, place=place)
 
 
 def _else_rule(block: Block, when: str | bool | None) -> PolicyRule | None:
@@ -134,20 +136,21 @@ def _else_rule(block: Block, when: str | bool | None) -> PolicyRule | None:
         action.close(("then",))
         action = inner
     then = None if action is None else _action(action)
-    return None if then is None else PolicyRule(when=None, then=then)
+    return None if then is None else PolicyRule(when=None, then=then, place=block.place_of("else"))
 
 
 def read_on_error(spec: Block) -> tuple[PolicyRule, ...]:
     """Reads ``on_error``: what follows an error that no rule decides about, ``continue`` or ``{do: retry, ...}``."""
     action: Block | None
+    place = spec.place_of("on_error")
     if isinstance(spec.values.get("on_error"), str):
         values = spec.document.gathered([(spec.values, "on_error", "do")])
-        action = Block(spec.reading, values, f"{spec.what}, on_error", spec.place_of("on_error"))
+        action = Block(spec.reading, values, f"{spec.what}, on_error", place)
         spec.drop("on_error")
     else:
         action = spec.child("on_error", expected="on_error must be a word such as continue, or {do: retry, ...}")
     then = None if action is None else _action(action)
-    return () if then is None else (PolicyRule(when=_ON_ERROR, then=then),)
+    return () if then is None else (PolicyRule(when=_ON_ERROR, then=then, place=place),)
 
 
 def _action(block: Block) -> PolicyAction | None:
