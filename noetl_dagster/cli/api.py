@@ -54,8 +54,9 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
             await warming
             await opened.close()
 
+    app = create_app(settings, plane)
     config = uvicorn.Config(
-        create_app(settings, plane),
+        app,
         ssl_certfile=settings.service_tls_cert,
         ssl_keyfile=settings.service_tls_key,
         log_config=None,  # noetl_dagster.process.logs formats its lines
@@ -68,7 +69,9 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
         forwarded_allow_ips=",".join(settings.service_proxies),
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends, then raises the signal again
-    uvicorn.Server(config).run(sockets=[listener])
+    server = uvicorn.Server(config)
+    app.state.stopping = lambda: server.should_exit  # streams end before the server waits for its connections
+    server.run(sockets=[listener])
 
 
 def choose_partition(playbook: Playbook, workload: Mapping[str, Any], key: str | None) -> Partition | None:

@@ -69,10 +69,18 @@ class WarmLauncher:
         workload: dict[str, Any],
         priority: int = 0,
         runner: Runner = Runner.DAGSTER,
+        *,
+        resumed: bool = False,
     ) -> None:
         """Hands an execution to the run server."""
         message = execute_request(
-            playbook.file, execution_id, workload, lenient=playbook.lenient, priority=priority, runner=runner
+            playbook.file,
+            execution_id,
+            workload,
+            lenient=playbook.lenient,
+            priority=priority,
+            resumed=resumed,
+            runner=runner,
         )
         # while it waits, this process holds it: recovery leaves it alone
         await self._engine.liveness.hold(execution_id)
@@ -158,7 +166,7 @@ class WarmLauncher:
 
     async def _launch_alone(self, message: Message, playbook: Playbook) -> None:
         execution_id = int(message["id"])
-        await self._fallback.launch(playbook, execution_id, message["workload"])
+        await self._fallback.launch(playbook, execution_id, message["workload"], resumed=message["resumed"])
         await self._engine.liveness.release(execution_id)
 
     async def _release(self, execution_id: int, error: str | None) -> None:
@@ -181,16 +189,20 @@ class ProcessLauncher:
         self._environment = dict(environment)
         self._watching: set[asyncio.Task[None]] = set()
 
-    async def launch(self, playbook: Playbook, execution_id: int, workload: dict[str, Any]) -> None:
+    async def launch(
+        self, playbook: Playbook, execution_id: int, workload: dict[str, Any], *, resumed: bool = False
+    ) -> None:
         """Starts the process, and returns without waiting for it."""
         with tempfile.NamedTemporaryFile(prefix=f"noetl-{execution_id}-", suffix=".json", delete=False) as payload:
             payload.write(orjson.dumps(workload))
         log = Path(payload.name).with_suffix(".log")
+        command = ["resume", str(execution_id), "--json"]
+        if not resumed:
+            command = ["run", playbook.file, "--json", "--payload", payload.name, "--execution-id", str(execution_id)]
+            command += ["--lenient"] if playbook.lenient else []
         with open(log, "xb", opener=private_file) as output:  # noqa: ASYNC230
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "noetl_dagster", "run", playbook.file, "--json"),
-                *(["--lenient"] if playbook.lenient else []),
-                *("--payload", payload.name, "--execution-id", str(execution_id)),
+                *(sys.executable, "-m", "noetl_dagster", *command),
                 env=without_tokens({**own_environment(), **self._environment}),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,

@@ -19,7 +19,7 @@ from dagster import DagsterInstance, DagsterRunStatus
 from noetl_dagster.compiler.automation import set_limits
 from noetl_dagster.compiler.partitions import partition_tags, stored_partition
 from noetl_dagster.compiler.plan import PLAYBOOK_TAG, PlaybookPlan, plan_playbook
-from noetl_dagster.compiler.runs import execution_tags, latest_run
+from noetl_dagster.compiler.runs import RESUME_TAG, execution_tags, latest_run
 from noetl_dagster.dagster_internals import WorkspaceFileTarget, WorkspaceProcessContext
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.runners import Runner
@@ -204,6 +204,8 @@ class WorkspaceLauncher:
         workload: dict[str, Any],
         priority: int = 0,
         runner: Runner = Runner.DAGSTER,
+        *,
+        resumed: bool = False,
     ) -> None:
         """Creates the run of an execution and hands it to the run coordinator.
 
@@ -214,7 +216,7 @@ class WorkspaceLauncher:
             state = (await self._engine.runtime.load(execution_id)).state
             partition = stored_partition(state.partition)
             await self._engine.liveness.hold(execution_id)
-            await asyncio.to_thread(self._submit, playbook, execution_id, workload, partition, priority)
+            await asyncio.to_thread(self._submit, playbook, execution_id, workload, partition, priority, resumed)
         except NoetlError:
             raise
         except Exception as error:
@@ -248,6 +250,7 @@ class WorkspaceLauncher:
         workload: dict[str, Any],
         partition: Partition | None,
         priority: int,
+        resumed: bool,
     ) -> None:
         plan = plan_playbook(playbook)
         job = self._workspace.job_of(plan)
@@ -256,6 +259,8 @@ class WorkspaceLauncher:
             plan.partitions.register(partition, self._instance)
         set_limits(self._instance, playbook.dagster.pools)
         tags = execution_tags(execution_id, run_id) | partition_tags(partition)
+        if resumed:
+            tags[RESUME_TAG] = run_id
         if priority:
             tags[PRIORITY_TAG] = str(priority)
         self._workspace.submit(job, run_id, plan.run_config(workload), tags)

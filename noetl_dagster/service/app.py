@@ -37,6 +37,7 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
         async with plane() as opened:
             app.state.plane = opened
             yield
+            await app.state.feeds.close()
 
     app = FastAPI(
         title="NoETL on Dagster",

@@ -1,4 +1,4 @@
-"""``/api/executions``: start, follow, cancel."""
+"""``/api/executions``: start, follow, cancel, resume."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from noetl_dagster.engine.executions.overview import Overview, full_overview, ne
 from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.errors import LaunchError, NotDeployedError
 from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.transport.wire import EventMessage, Id, Name, message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.catalog import names_version
@@ -235,8 +236,38 @@ async def _page(events: AsyncIterator[Event], plane: Plane, limit: int) -> dict[
 async def cancel(execution_id: ExecutionId, plane: ThePlane, request: Cancel | None = None) -> Cancelled:
     """Cancels an execution: nothing more is issued."""
     reason = request.reason if request is not None else Cancel().reason
+    return Cancelled(execution_id=str(execution_id), cancelled=await cancel_execution(plane, execution_id, reason))
+
+
+@router.post("/{execution_id}/resume", status_code=202, dependencies=[FOR_OPERATORS])
+async def resume(execution_id: ExecutionId, plane: ThePlane) -> Started:
+    """Resumes an execution that failed or lost its process, as a Dagster run; finished work is not repeated."""
+    await resume_execution(plane, execution_id)
+    return Started(execution_id=str(execution_id))
+
+
+async def cancel_execution(plane: Plane, execution_id: int, reason: str) -> bool:
+    """Cancels an execution and its run; returns False if it had ended already."""
     done = await plane.engine.lifecycle.cancel(execution_id, reason)
     if done:
         state = await plane.engine.runtime.state(execution_id)
         await plane.launcher.cancelled(state.playbook, execution_id)
-    return Cancelled(execution_id=str(execution_id), cancelled=done)
+    return done
+
+
+async def resume_execution(plane: Plane, execution_id: int) -> None:
+    """Starts a run that continues an execution.
+
+    Raises:
+        ApiProblem: 409, it has ended for good, or a process drives it; 503, the run did not start.
+    """
+    execution = await plane.engine.runtime.load(execution_id)
+    status = execution.state.status
+    if status in (ExecutionStatus.COMPLETED, ExecutionStatus.CANCELLED):
+        raise ApiProblem(409, f"execution {execution_id} is {status}; start a new one")
+    if await plane.engine.liveness.is_driven(execution_id):
+        raise ApiProblem(409, f"a process drives execution {execution_id} now; wait for it, or cancel the execution")
+    try:
+        await plane.launcher.launch(execution.playbook, execution_id, {}, resumed=True)
+    except (OSError, LaunchError, NotDeployedError) as error:
+        raise ApiProblem(503, f"the run of execution {execution_id} did not start: {error}") from error

@@ -46,8 +46,14 @@ class Launcher(Protocol):
         workload: dict[str, Any],
         priority: int = 0,
         runner: Runner = Runner.DAGSTER,
+        *,
+        resumed: bool = False,
     ) -> None:
-        """Starts an execution without waiting for it. Of those that wait, the larger priority starts first."""
+        """Starts an execution without waiting for it. Of those that wait, the larger priority starts first.
+
+        Args:
+            resumed: it had a run before, and continues.
+        """
 
     async def cancelled(self, playbook: str, execution_id: int) -> None:
         """Ends the run of a cancelled execution if it would not end by itself; returns at once."""

@@ -63,8 +63,10 @@ class SimpleLauncher(ProcessLauncher):
         workload: dict[str, Any],
         priority: int = 0,
         runner: Runner = Runner.DAGSTER,
+        *,
+        resumed: bool = False,
     ) -> None:
-        await super().launch(playbook, execution_id, workload)
+        await super().launch(playbook, execution_id, workload, resumed=resumed)
 
 
 @asynccontextmanager

@@ -68,6 +68,21 @@ class StepVisit:
     status: str = "RUNNING"
 
 
+@dataclass(frozen=True, slots=True)
+class LoopCounts:
+    """Counts of a loop. ``total`` is 0 while it is not known; ``rate`` is per second, ``remaining`` in seconds."""
+
+    step: str
+    loop_id: str
+    visit: int
+    total: int
+    done: int
+    failed: int
+    is_fanout: bool
+    rate: float | None = None
+    remaining: float | None = None
+
+
 class SlowIteration(NamedTuple):
     """A slow iteration, and its duration in seconds."""
 
@@ -86,6 +101,7 @@ class ShownEvent:
     step: str
     status: str | None
     index: int | None
+    visit: int
     attempt: int | None
     error: str | None
     at: datetime
@@ -100,6 +116,7 @@ class ShownEvent:
             step=row["node_name"] or "",
             status=row["status"],
             index=row["current_index"],
+            visit=int(meta.get("visit", 1)),
             attempt=meta.get("attempt"),
             error=row["error"],
             at=row["created_at"],
@@ -195,7 +212,7 @@ class WatchedExecution:
 
     async def advance(self, pool: asyncpg.Pool) -> list[ShownEvent]:
         """Applies what was committed since, with one statement; returns its events in the order of their commits."""
-        rows = await pool.fetch(queries.CHANGES_SINCE, self.id, str(self.position))
+        rows = await pool.fetch(queries.CHANGES_SINCE, self.id, str(self.position), None)
         self.position = int(rows[0]["horizon"])
         changes = [row for row in rows if row["event_id"] is not None]
         done: Done = {}
@@ -210,6 +227,27 @@ class WatchedExecution:
         self.events.extend(shown)
         self._see_pace()
         return shown
+
+    def loop_of(self, step: str) -> LoopCounts | None:
+        """Returns the counts of the latest loop or fan-out of a step."""
+        fanout = self.row.state.get("fanout", {}).get(step)
+        entry = fanout or self.row.state.get("loop", {}).get(step)
+        if entry is None:
+            return None
+        total = entry["total_shards"] if fanout else entry["total"]
+        rate = None if entry["completed"] or not self.is_running else self.rates.get(entry["loop_id"])
+        left = total - entry["done"] - entry["failed"]
+        return LoopCounts(
+            step=step,
+            loop_id=entry["loop_id"],
+            visit=entry["visit"],
+            total=total,
+            done=entry["done"],
+            failed=entry["failed"],
+            is_fanout=fanout is not None,
+            rate=rate,
+            remaining=left / rate if rate and left > 0 else None,
+        )
 
     def steps(self) -> Iterable[dict[str, Any]]:
         """Returns the steps in the order of their first visits, with ``step``, ``status`` and ``visits``."""
@@ -248,3 +286,9 @@ class WatchedExecution:
             pace.see(entry["done"] + entry["failed"], now)
             if pace.rate:
                 self.rates[loop_id] = pace.rate
+
+
+async def changes_between(pool: asyncpg.Pool, execution_id: int, first: int, end: int) -> list[ShownEvent]:
+    """Returns the events that changed something in transactions from ``first`` up to, without, ``end``."""
+    rows = await pool.fetch(queries.CHANGES_SINCE, execution_id, str(first), str(end))
+    return [ShownEvent.of(row) for row in rows if row["event_id"] is not None]

@@ -5,15 +5,18 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
-from noetl_dagster.service.pages import executions, login
+from noetl_dagster.service.pages import execution, executions, login
+from noetl_dagster.service.pages.live import Feeds
 from noetl_dagster.service.pages.rendering import FOLDER
 
-MODULES = (login, executions)
+MODULES = (login, executions, execution)
 
 
 def add_pages(app: FastAPI) -> None:
-    """Adds the routes of the pages, and their static files."""
+    """Adds the routes of the pages, and their static files. ``app.state.stopping`` tells that streams must end."""
     app.state.listings = {}
+    app.state.stopping = lambda: False
+    app.state.feeds = Feeds(lambda: app.state.plane.engine, lambda: app.state.stopping())
     for module in MODULES:
         app.include_router(module.router)
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")

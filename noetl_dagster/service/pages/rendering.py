@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from starlette.responses import HTMLResponse
 from noetl_dagster.engine.executions.progress import brief, duration, per_second
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.service.pages.access import Viewer, secure_headers
+from noetl_dagster.service.pages.wording import counted, visible
 
 FOLDER = Path(__file__).parent
 
@@ -29,21 +29,14 @@ CONTENT_SECURITY_POLICY = (
 LONGEST_TEXT = 10_000
 """Characters of one text that a page shows."""
 
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-"""Characters that have no shape of their own, and may change the order or place of others."""
-
-
-def visible(text: str) -> str:
-    """Returns a text in which every character can be seen: ``U+202E`` stands for the one that turns text around."""
-    if len(text) > LONGEST_TEXT:
-        text = f"{text[:LONGEST_TEXT]}… ({len(text) - LONGEST_TEXT} more characters)"
-    return _UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
-
 
 def _finalize(value: Any) -> Any:
     if value is None:
         return ""
-    return visible(SECRETS.redact(value)) if isinstance(value, str) and not isinstance(value, Markup) else value
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    text = visible(SECRETS.redact(value[:LONGEST_TEXT]))
+    return text if len(value) <= LONGEST_TEXT else f"{text}… ({len(value) - LONGEST_TEXT:,} more characters)"
 
 
 def as_json(value: Any, *, indent: bool = False) -> str:
@@ -66,8 +59,8 @@ def moment(value: datetime | None) -> Markup:
 
 
 def count(value: int) -> str:
-    """Formats a number with spaces between thousands: ``1 000 000``."""
-    return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    """Formats a number: ``1,000,000``."""
+    return f"{value:,}"
 
 
 def in_path(text: Any) -> str:
@@ -83,11 +76,6 @@ def size(value: int) -> str:
             return f"{scaled:.3g} {unit}"
         scaled /= 1000
     return f"{scaled:.3g} TB"
-
-
-def plural(number: int, one: str, many: str = "") -> str:
-    """Formats a number with its noun: ``1 step``, ``12 steps``."""
-    return f"{count(number)} {one if number == 1 else many or one + 's'}"
 
 
 def _digest() -> str:
@@ -115,9 +103,8 @@ _ENVIRONMENT.filters.update(
     size=size,
     duration=duration,
     per_second=per_second,
-    plural=plural,
 )
-_ENVIRONMENT.globals["version"] = _digest()
+_ENVIRONMENT.globals.update(version=_digest(), counted=counted)
 
 
 def fragment(template: str, **names: Any) -> Markup:

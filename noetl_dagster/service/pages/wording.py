@@ -7,16 +7,13 @@ import unicodedata
 
 ELLIPSIS = "\u2026"
 
-# Control characters but tab and line feed, marks that change the direction of text, further line breaks, and
-# surrogates, which UTF-8 cannot encode.
-_HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)  # fmt: skip
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+"""Characters without a shape, without tab and line feed. Some change the order of others."""
 
 
 def visible(text: str) -> str:
-    """Replaces the characters that hide text or change its order by U+FFFD."""
-    return _HIDDEN.sub("\ufffd", text)
+    """Returns a text whose characters can all be seen: ``⟨U+202E⟩`` stands for the one that turns text around."""
+    return _HIDDEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
 
 
 def cells(text: str) -> int:

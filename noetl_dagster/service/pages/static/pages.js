@@ -43,27 +43,31 @@ function follow(address) {
   source.addEventListener("open", () => say("live", "live"));
   source.addEventListener("error", () => say("lost", "connection lost, connecting again"));
   source.addEventListener("update", (message) => {
-    const { parts, events } = JSON.parse(message.data);
+    const { parts, rows } = JSON.parse(message.data);
     for (const [id, html] of Object.entries(parts)) {
       const element = document.getElementById(id);
       if (element) replace(element, html);
     }
-    document.dispatchEvent(new CustomEvent("noetl:events", { detail: events }));
+    addRows(rows);
   });
-  source.addEventListener("trail", (message) => addRows(JSON.parse(message.data).rows));
   source.addEventListener("end", () => {
     source.close();
     say("ended", "ended");
   });
 }
 
-// Adds rows of the newest events at the end of the trail.
+// Adds rows of new events to the trail: at its end, or at its beginning if it shows the newest first.
 function addRows(html) {
   const body = document.getElementById("trail");
-  if (!body) return;
-  body.insertAdjacentHTML("beforeend", html);
-  showTimes(body);
-  while (body.rows.length > 2000) body.rows[0].remove();
+  if (!body || !html) return;
+  const added = document.createElement("template");
+  added.innerHTML = html;
+  const rows = [...added.content.querySelectorAll("tr")];
+  const newestFirst = body.dataset.order === "newest";
+  if (newestFirst) body.prepend(...rows.reverse());
+  else body.append(...rows);
+  rows.forEach(showTimes);
+  while (body.rows.length > Number(body.dataset.most)) body.rows[newestFirst ? body.rows.length - 1 : 0].remove();
 }
 
 // Fetches a part again every two seconds while the page can be seen.

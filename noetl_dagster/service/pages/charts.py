@@ -1,0 +1,90 @@
+"""Charts as SVG, with attributes and classes only: a page allows no styles in its markup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from markupsafe import Markup
+
+from noetl_dagster.engine.executions.progress import brief
+from noetl_dagster.engine.executions.watching import StepVisit
+from noetl_dagster.service.pages.wording import shortened
+
+WIDTH, LABEL, ROW = 900, 190, 20
+
+MOST_BARS = 60
+"""Visits that a waterfall draws, the latest ones."""
+
+
+def waterfall(visits: Sequence[StepVisit], start: datetime, end: datetime, link: Callable[[StepVisit], str]) -> Markup:
+    """Returns a bar for each visit of a step, from its start to its end.
+
+    Args:
+        start: where the time axis begins, and ``end`` where it ends; visits without an end reach to it.
+    """
+    shown = visits[-MOST_BARS:]
+    if len(shown) < len(visits):
+        start = min(one.started for one in shown)
+    whole = max((end - start).total_seconds(), 0.001)
+    scale = (WIDTH - LABEL - 70) / whole
+    rows = Markup("").join(
+        Markup(
+            '<a href="{link}"><text class="label" x="{label}" y="{baseline}" text-anchor="end">{name}</text>'
+            '<rect class="bar-{status}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="12" rx="2"/>'
+            '<text x="{after:.1f}" y="{baseline}">{seconds}</text></a>'
+        ).format(
+            link=link(one),
+            label=LABEL - 8,
+            baseline=number * ROW + 34,
+            name=shortened(one.step, 22) + (f" ×{one.visit}" if one.visit > 1 else ""),
+            status=one.status,
+            x=(x := LABEL + max((one.started - start).total_seconds(), 0) * scale),
+            y=number * ROW + 24,
+            width=(width := max(((one.ended or end) - one.started).total_seconds() * scale, 2)),
+            after=x + width + 5,
+            seconds=brief(((one.ended or end) - one.started).total_seconds()),
+        )
+        for number, one in enumerate(shown)
+    )
+    ticks = Markup("").join(
+        Markup(
+            '<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="16" y2="{bottom}"/>'
+            '<text x="{x:.1f}" y="11" text-anchor="middle">{text}</text>'
+        ).format(x=LABEL + part * whole / 4 * scale, bottom=len(shown) * ROW + 22, text=brief(part * whole / 4))
+        for part in range(5)
+    )
+    return Markup(
+        '<svg class="chart waterfall" viewBox="0 0 {width} {height}" role="group" aria-label="Time of each step">'
+        "{ticks}{rows}</svg>"
+    ).format(width=WIDTH, height=len(shown) * ROW + 30, ticks=ticks, rows=rows)
+
+
+def histogram(bins: Sequence[tuple[float, float, int]], label: str) -> Markup:
+    """Returns a bar for each range of durations, given by its bounds in seconds and the number of iterations."""
+    most = max((number for _, _, number in bins), default=0)
+    if not most:
+        return Markup("")
+    step = min((WIDTH - 20) / len(bins), 90)
+    bars = Markup("").join(
+        Markup(
+            '<g><title>{low} to {high}: {number}</title><rect class="bar-plain" x="{x:.1f}" y="{y:.1f}" '
+            'width="{width:.1f}" height="{height:.1f}" rx="2"/>'
+            '<text x="{middle:.1f}" y="{above:.1f}" text-anchor="middle">{number}</text>'
+            '<text x="{x:.1f}" y="152" text-anchor="middle">{low}</text></g>'
+        ).format(
+            low=brief(low),
+            high=brief(high),
+            number=f"{number:,}",
+            x=(x := 10 + place * step),
+            y=130 - (height := 110 * number / most),
+            width=step - 3,
+            height=height,
+            middle=x + (step - 3) / 2,
+            above=126 - height,
+        )
+        for place, (low, high, number) in enumerate(bins)
+    )
+    return Markup(
+        '<svg class="chart histogram" viewBox="0 0 {width} 160" role="img" aria-label="{label}">{bars}</svg>'
+    ).format(width=round(step * len(bins) + 20), label=label, bars=bars)

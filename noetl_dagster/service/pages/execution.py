@@ -1,0 +1,203 @@
+"""``/executions/<id>``: one execution, live; cancel and resume."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import APIRouter, Header, Path, Query, Request
+from markupsafe import Markup
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+
+from noetl_dagster.engine.executions.watching import ShownEvent, StepVisit, WatchedExecution
+from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import NoetlError
+from noetl_dagster.events.queries import CHECKS, TEXT_OF_EXECUTION
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
+from noetl_dagster.events.transport.wire import Id
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.service.executions import cancel_execution, resume_execution
+from noetl_dagster.service.pages.access import TheForm, TheViewer, secure_headers
+from noetl_dagster.service.pages.charts import waterfall
+from noetl_dagster.service.pages.graph import StepState, graph_svg
+from noetl_dagster.service.pages.live import Feeds, Parts
+from noetl_dagster.service.pages.rendering import fragment, in_path, page
+from noetl_dagster.service.pages.routing import page_router
+from noetl_dagster.service.plane import Plane, ThePlane
+
+router: APIRouter = page_router()
+
+ExecutionId = Annotated[Id, Path()]
+
+LINES_AROUND = 3
+"""Lines of the playbook that an error shows before and after the line that it names."""
+
+EVENT_STREAM = "text/event-stream"
+
+
+class SourceLines(NamedTuple):
+    """Some lines of a playbook: the number of the first, their text, and the number of the line in question."""
+
+    first: int
+    lines: list[str]
+    marked: int
+
+
+@router.get("/executions/{execution_id}")
+async def execution(
+    execution_id: ExecutionId,
+    request: Request,
+    plane: ThePlane,
+    viewer: TheViewer,
+    at: Annotated[Id | None, Query(description="an event id: the execution as it was then")] = None,
+) -> Response:
+    """Shows an execution, now or as it was at an event."""
+    runtime = plane.engine.runtime
+    feed = _feeds(request).find(execution_id) if at is None else None
+    if feed is not None:
+        watched = feed.watched
+    else:
+        watched = await WatchedExecution.read(runtime.pool, execution_id, until=at)
+    playbook = await playbook_of(runtime, execution_id)
+    facts = await _facts(plane, watched)
+    return page(
+        request,
+        "execution.html",
+        viewer,
+        id=execution_id,
+        row=watched.row,
+        at=at,
+        parts=_parts(watched, playbook, at),
+        rows=_rows(execution_id, list(reversed(watched.events))),
+        position=watched.position,
+        is_live=at is None and watched.is_running,
+        lines=None if playbook is None else _lines_of_error(watched, playbook),
+        facts=facts,
+        workload=watched.row.state.get("workload", {}),
+        checks=await runtime.pool.fetch(CHECKS, execution_id),
+        can_resume=watched.row.status in (ExecutionStatus.FAILED, ExecutionStatus.RUNNING),
+    )
+
+
+@router.get("/executions/{execution_id}/live")
+async def live(
+    execution_id: ExecutionId,
+    request: Request,
+    plane: ThePlane,
+    viewer: TheViewer,
+    after: Annotated[int, Query(ge=0)] = 0,
+    last: Annotated[str | None, Header(alias="Last-Event-ID")] = None,
+) -> Response:
+    """Streams what changes after a position, in the order of commits, until the execution ends."""
+    runtime = plane.engine.runtime
+
+    async def parts(watched: WatchedExecution) -> Callable[[WatchedExecution], Parts]:
+        playbook = await playbook_of(runtime, execution_id)
+        return lambda now: _parts(now, playbook, None)
+
+    feed = await _feeds(request).open(execution_id, parts, lambda events: _rows(execution_id, events))
+    known = int(last) if last is not None and last.isdecimal() else after
+    return event_stream(feed.follow(known))
+
+
+@router.post("/executions/{execution_id}/cancel")
+async def cancel(execution_id: ExecutionId, plane: ThePlane, form: TheForm) -> Response:
+    """Cancels an execution."""
+    reason = form.fields.get("reason", "").strip()[:500] or "cancelled on request"
+    await cancel_execution(plane, execution_id, reason)
+    return RedirectResponse(f"/executions/{execution_id}", 303)
+
+
+@router.post("/executions/{execution_id}/resume")
+async def resume(execution_id: ExecutionId, plane: ThePlane, form: TheForm) -> Response:
+    """Resumes an execution that failed or lost its process."""
+    await resume_execution(plane, execution_id)
+    return RedirectResponse(f"/executions/{execution_id}", 303)
+
+
+def event_stream(messages: AsyncIterator[bytes]) -> Response:
+    """Returns a response of server-sent events."""
+    headers = {**secure_headers(), "x-accel-buffering": "no"}  # proxies must pass each message on at once
+    return StreamingResponse(messages, media_type=EVENT_STREAM, headers=headers)
+
+
+async def playbook_of(runtime: Runtime, execution_id: int) -> Playbook | None:
+    """Returns the playbook that an execution runs; None if this version cannot load its text."""
+    async for first in runtime.log.events(execution_id, page=1):
+        try:
+            return (await runtime.program(ExecutionState.fold(execution_id, [first]))).playbook
+        except NoetlError:
+            return None
+    return None
+
+
+def _feeds(request: Request) -> Feeds:
+    feeds: Feeds = request.app.state.feeds
+    return feeds
+
+
+async def _facts(plane: Plane, watched: WatchedExecution) -> dict[str, Any]:
+    """Returns what does not change while an execution runs."""
+    text = await plane.engine.runtime.pool.fetchrow(TEXT_OF_EXECUTION, watched.id)
+    return {
+        "path": None if text is None else text["path"],
+        "version": None if text is None else text["version"] or None,
+        "driven": not watched.is_running or await plane.engine.liveness.is_driven(watched.id),
+    }
+
+
+def _parts(watched: WatchedExecution, playbook: Playbook | None, at: int | None) -> Parts:
+    """Renders the parts of the page that change."""
+    id_ = watched.id
+    steps = [{"error": None, **step, "loop": watched.loop_of(step["step"])} for step in watched.steps()]
+    start, end = watched.row.start_time, watched.row.end_time or datetime.now(UTC)
+    if at is not None and watched.row.end_time is None:
+        end = watched.row.updated_at or end
+    chart = Markup("")
+    if start is not None and watched.visits:
+        chart = waterfall(list(watched.visits.values()), start, end, lambda one: _visit_page(id_, one))
+    seconds = (end - start).total_seconds() if start is not None else 0.0
+    return {
+        "summary": fragment("parts/summary.html", id=id_, row=watched.row, seconds=seconds),
+        "graph": "" if playbook is None else _graph(watched, playbook, steps),
+        "steps": fragment("parts/steps.html", id=id_, steps=steps),
+        "waterfall": chart,
+        "slowest": fragment("parts/slowest.html", id=id_, slowest=watched.slowest),
+    }
+
+
+def _graph(watched: WatchedExecution, playbook: Playbook, steps: Sequence[dict[str, Any]]) -> Markup:
+    states = {}
+    for step in steps:
+        loop = step["loop"]
+        counts = {} if loop is None else {"done": loop.done, "total": loop.total, "failed": loop.failed}
+        states[step["step"]] = StepState(status=str(step["status"]), visits=step["visits"], **counts)
+    return graph_svg(playbook, states=states, link=lambda step: f"/executions/{watched.id}/steps/{in_path(step)}")
+
+
+def _visit_page(execution_id: int, visit: StepVisit) -> str:
+    return f"/executions/{execution_id}/steps/{in_path(visit.step)}?visit={visit.visit}"
+
+
+def _rows(execution_id: int, events: Sequence[ShownEvent]) -> Markup:
+    return fragment("parts/event_rows.html", id=execution_id, events=events)
+
+
+def _lines_of_error(watched: WatchedExecution, playbook: Playbook) -> SourceLines | None:
+    """Returns the lines of the playbook around the step whose failure ended the execution."""
+    failed = [step["step"] for step in watched.steps() if step.get("unhandled") or step["status"] == "FAILED"]
+    step = next((one for one in playbook.steps if one.name in failed), None)
+    if not watched.row.error or step is None or step.place is None:
+        return None
+    named = re.search(r":(\d+):\d+: ", watched.row.error)
+    line = int(named[1]) if named else step.place.line
+    return lines_around(playbook.source, line)
+
+
+def lines_around(source: str, line: int, before: int = LINES_AROUND, after: int = LINES_AROUND) -> SourceLines:
+    """Returns some lines of a text before and after one, which counts from 1."""
+    lines = source.splitlines()
+    first = max(line - before, 1)
+    return SourceLines(first, lines[first - 1 : line + after], line)
