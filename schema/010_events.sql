@@ -87,6 +87,10 @@ CREATE INDEX IF NOT EXISTS idx_event_loop_id_type
     ON noetl.event (execution_id, (meta ->> 'loop_id'), event_type, current_index)
     WHERE meta ? 'loop_id';
 
+-- The slowest iterations. Those that take less time than it costs to find them are not in it.
+CREATE INDEX IF NOT EXISTS idx_event_slow ON noetl.event (execution_id, node_name, duration, event_id)
+    WHERE duration >= 0.1;
+
 -- The few events that make up the state of an execution.
 CREATE INDEX IF NOT EXISTS idx_event_state
     ON noetl.event (execution_id, event_id)

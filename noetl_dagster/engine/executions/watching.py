@@ -49,11 +49,14 @@ WHERE execution_id = $1 AND event_id <= $2
 ORDER BY event_id DESC LIMIT $3
 """
 
+# The slowest iterations of each step, in the order of the index idx_event_slow.
 SLOWEST = f"""
-SELECT node_name, COALESCE((meta ->> 'visit')::int, 1) AS visit, current_index, duration FROM noetl.event
-WHERE execution_id = $1 AND duration >= {SLOW_SECONDS} AND meta ? 'loop_id' AND NOT meta ? 'part'
-  AND event_id <= $2
-ORDER BY duration DESC LIMIT {MOST_SLOW}
+SELECT one.* FROM unnest($3::text[]) AS step (name) CROSS JOIN LATERAL (
+    SELECT node_name, COALESCE((meta ->> 'visit')::int, 1) AS visit, current_index, duration FROM noetl.event
+    WHERE execution_id = $1 AND node_name = step.name AND duration >= {SLOW_SECONDS} AND meta ? 'loop_id'
+      AND NOT meta ? 'part' AND event_id <= $2 AND current_index IS NOT NULL
+    ORDER BY duration DESC, event_id DESC LIMIT {MOST_SLOW}
+) one ORDER BY one.duration DESC LIMIT {MOST_SLOW}
 """
 
 
@@ -172,8 +175,7 @@ class WatchedExecution:
             found.events.append(ShownEvent.of(event))
         found.slowest = [
             SlowIteration(one["duration"], one["node_name"], one["visit"], one["current_index"])
-            for one in await pool.fetch(SLOWEST, execution_id, last)
-            if one["current_index"] is not None
+            for one in await pool.fetch(SLOWEST, execution_id, last, list(found._loops_by_step()))
         ]
         if until is None and row.status == ExecutionStatus.RUNNING and row.has_open_loop:
             found.rates = await loop_rates(pool, execution_id)
@@ -230,11 +232,10 @@ class WatchedExecution:
 
     def loop_of(self, step: str) -> LoopCounts | None:
         """Returns the counts of the latest loop or fan-out of a step."""
-        fanout = self.row.state.get("fanout", {}).get(step)
-        entry = fanout or self.row.state.get("loop", {}).get(step)
+        entry = self._loops_by_step().get(step)
         if entry is None:
             return None
-        total = entry["total_shards"] if fanout else entry["total"]
+        total = entry["total_shards"] if "total_shards" in entry else entry["total"]
         rate = None if entry["completed"] or not self.is_running else self.rates.get(entry["loop_id"])
         left = total - entry["done"] - entry["failed"]
         return LoopCounts(
@@ -244,7 +245,7 @@ class WatchedExecution:
             total=total,
             done=entry["done"],
             failed=entry["failed"],
-            is_fanout=fanout is not None,
+            is_fanout="total_shards" in entry,
             rate=rate,
             remaining=left / rate if rate and left > 0 else None,
         )
@@ -268,6 +269,9 @@ class WatchedExecution:
         while len(self.visits) > MOST_VISITS:
             del self.visits[next(iter(self.visits))]
 
+    def _loops_by_step(self) -> dict[str, dict[str, Any]]:
+        return {**self.row.state.get("loop", {}), **self.row.state.get("fanout", {})}
+
     def _see_slow(self, row: Mapping[str, Any]) -> None:
         if row["duration"] is not None and row["current_index"] is not None:
             found = SlowIteration(row["duration"], row["node_name"], row["visit"], row["current_index"])
@@ -275,8 +279,7 @@ class WatchedExecution:
 
     def _see_pace(self) -> None:
         now = time.monotonic()
-        loops = [*self.row.state.get("loop", {}).values(), *self.row.state.get("fanout", {}).values()]
-        for entry in loops:
+        for entry in self._loops_by_step().values():
             loop_id = entry["loop_id"]
             if entry["completed"] or not self.is_running:
                 self._paces.pop(loop_id, None)

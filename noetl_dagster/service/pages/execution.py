@@ -59,7 +59,7 @@ async def execution(
     if feed is not None:
         watched = feed.watched
     else:
-        watched = await WatchedExecution.read(runtime.pool, execution_id, until=at)
+        watched = await read_watched(plane, execution_id, until=at)
     playbook = await playbook_of(runtime, execution_id)
     facts = await _facts(plane, watched)
     return page(
@@ -121,6 +121,12 @@ def event_stream(messages: AsyncIterator[bytes]) -> Response:
     """Returns a response of server-sent events."""
     headers = {**secure_headers(), "x-accel-buffering": "no"}  # proxies must pass each message on at once
     return StreamingResponse(messages, media_type=EVENT_STREAM, headers=headers)
+
+
+async def read_watched(plane: Plane, execution_id: int, *, until: int | None = None) -> WatchedExecution:
+    """Reads an execution, and brings the projection up to date meanwhile: the next reader has less to read."""
+    with plane.engine.projecting.running():
+        return await WatchedExecution.read(plane.engine.runtime.pool, execution_id, until=until)
 
 
 async def playbook_of(runtime: Runtime, execution_id: int) -> Playbook | None:

@@ -154,16 +154,20 @@ class Feeds:
     async def _run(self, execution_id: int, feed: Feed) -> None:
         idle = 0.0
         try:
-            while idle < LINGER_SECONDS and not self._stopping():
-                await asyncio.sleep(INTERVAL)
-                idle = 0.0 if feed.viewers else idle + INTERVAL
-                try:
-                    await feed.tick()
-                except DATABASE_ERRORS as error:
-                    logger.warning("the live page of execution %d waits for the log: %s", execution_id, error)
+            with self._engine().projecting.running():  # the next page has less to read
+                while idle < LINGER_SECONDS and not self._stopping():
+                    await asyncio.sleep(INTERVAL)
+                    idle = 0.0 if feed.viewers else idle + INTERVAL
+                    await self._tick(feed)
         except Exception:
             logger.exception("the live page of execution %d ends", execution_id)
         finally:
             del self._feeds[execution_id]
             self._opening.pop(execution_id, None)
             feed.end()
+
+    async def _tick(self, feed: Feed) -> None:
+        try:
+            await feed.tick()
+        except DATABASE_ERRORS as error:
+            logger.warning("the live page of execution %d waits for the log: %s", feed.watched.id, error)

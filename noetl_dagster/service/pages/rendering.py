@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import orjson
@@ -15,6 +15,8 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
 from noetl_dagster.engine.executions.progress import brief, duration, per_second
+from noetl_dagster.events.transport.wire import message_of
+from noetl_dagster.events.types import Event
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.service.pages.access import Viewer, secure_headers
 from noetl_dagster.service.pages.wording import counted, visible
@@ -28,6 +30,9 @@ CONTENT_SECURITY_POLICY = (
 
 LONGEST_TEXT = 10_000
 """Characters of one text that a page shows."""
+
+MOST_ROWS, MOST_COLUMNS = 50, 40
+"""Rows and columns of a value that is shown as a table."""
 
 
 def _finalize(value: Any) -> Any:
@@ -78,6 +83,29 @@ def size(value: int) -> str:
     return f"{scaled:.3g} TB"
 
 
+class Table(NamedTuple):
+    """Rows of a value, the names of their columns, and how many rows are left out."""
+
+    rows: list[dict[str, Any]]
+    columns: list[str]
+    more: int
+
+
+def as_table(value: Any) -> Table | None:
+    """Returns a value as a table if it is a list of mappings, or a mapping with such ``rows``; else None."""
+    rows = value.get("rows") if isinstance(value, dict) else value
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows[:MOST_ROWS]):
+        return None
+    shown = rows[:MOST_ROWS]
+    columns = list(dict.fromkeys(name for row in shown for name in row))
+    return Table(shown, columns, len(rows) - len(shown)) if 0 < len(columns) <= MOST_COLUMNS else None
+
+
+def event_json(event: Event) -> str:
+    """Formats an event as indented JSON."""
+    return as_json(message_of(event), indent=True)
+
+
 def _digest() -> str:
     """Returns a digest of the static files, which their addresses contain: browsers keep them until they change."""
     whole = hashlib.sha256()
@@ -104,7 +132,7 @@ _ENVIRONMENT.filters.update(
     duration=duration,
     per_second=per_second,
 )
-_ENVIRONMENT.globals.update(version=_digest(), counted=counted)
+_ENVIRONMENT.globals.update(version=_digest(), counted=counted, as_table=as_table, event_json=event_json)
 
 
 def fragment(template: str, **names: Any) -> Markup:
