@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
-from noetl_dagster.service.pages import execution, executions, login, results, steps
+from noetl_dagster.service.pages import execution, executions, login, results, steps, trail
 from noetl_dagster.service.pages.live import Feeds
 from noetl_dagster.service.pages.rendering import FOLDER
 
-MODULES = (login, executions, execution, steps, results)
+MODULES = (login, executions, execution, steps, results, trail)
 
 
 def add_pages(app: FastAPI) -> None:

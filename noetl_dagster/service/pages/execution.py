@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
@@ -11,9 +11,12 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.trail import LAST_EVENT, changes_around
 from noetl_dagster.engine.executions.watching import ShownEvent, StepVisit, WatchedExecution
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
+from noetl_dagster.events.ids import snowflake_after, snowflake_milliseconds
 from noetl_dagster.events.queries import CHECKS, TEXT_OF_EXECUTION
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.transport.wire import Id
@@ -22,7 +25,7 @@ from noetl_dagster.service.executions import cancel_execution, resume_execution
 from noetl_dagster.service.pages.access import TheForm, TheViewer, secure_headers
 from noetl_dagster.service.pages.charts import waterfall
 from noetl_dagster.service.pages.graph import StepState, graph_svg
-from noetl_dagster.service.pages.live import Feeds, Parts
+from noetl_dagster.service.pages.live import Feed, Feeds, Parts
 from noetl_dagster.service.pages.rendering import fragment, in_path, page
 from noetl_dagster.service.pages.routing import page_router
 from noetl_dagster.service.plane import Plane, ThePlane
@@ -45,6 +48,15 @@ class SourceLines(NamedTuple):
     marked: int
 
 
+class TimeCursor(NamedTuple):
+    """A time of an execution in seconds after its start, its whole time, and the ids of the changes around."""
+
+    seconds: float
+    whole: float
+    before: int | None
+    after: int | None
+
+
 @router.get("/executions/{execution_id}")
 async def execution(
     execution_id: ExecutionId,
@@ -52,10 +64,13 @@ async def execution(
     plane: ThePlane,
     viewer: TheViewer,
     at: Annotated[Id | None, Query(description="an event id: the execution as it was then")] = None,
+    after: Annotated[float | None, Query(ge=0, le=1e9, description="the same, in seconds after the start")] = None,
 ) -> Response:
-    """Shows an execution, now or as it was at an event."""
+    """Shows an execution, now or as it was at an event or time."""
     runtime = plane.engine.runtime
-    feed = _feeds(request).find(execution_id) if at is None else None
+    if after is not None:
+        at = snowflake_after(execution_id, after)
+    feed = feeds_of(request).find(execution_id, Feed) if at is None else None
     if feed is not None:
         watched = feed.watched
     else:
@@ -77,6 +92,7 @@ async def execution(
         facts=facts,
         workload=watched.row.state.get("workload", {}),
         checks=await runtime.pool.fetch(CHECKS, execution_id),
+        cursor=await _cursor(plane, execution_id, watched, at),
         can_resume=watched.row.status in (ExecutionStatus.FAILED, ExecutionStatus.RUNNING),
     )
 
@@ -93,11 +109,14 @@ async def live(
     """Streams what changes after a position, in the order of commits, until the execution ends."""
     runtime = plane.engine.runtime
 
-    async def parts(watched: WatchedExecution) -> Callable[[WatchedExecution], Parts]:
+    async def make(engine: Engine) -> Feed:
+        watched = await WatchedExecution.read(runtime.pool, execution_id)
         playbook = await playbook_of(runtime, execution_id)
-        return lambda now: _parts(now, playbook, None)
+        return Feed(
+            engine, watched, lambda now: _parts(now, playbook, None), lambda events: _rows(execution_id, events)
+        )
 
-    feed = await _feeds(request).open(execution_id, parts, lambda events: _rows(execution_id, events))
+    feed = await feeds_of(request).open(execution_id, Feed, make)
     known = int(last) if last is not None and last.isdecimal() else after
     return event_stream(feed.follow(known))
 
@@ -139,7 +158,23 @@ async def playbook_of(runtime: Runtime, execution_id: int) -> Playbook | None:
     return None
 
 
-def _feeds(request: Request) -> Feeds:
+async def _cursor(plane: Plane, execution_id: int, watched: WatchedExecution, at: int | None) -> TimeCursor:
+    """Returns where an execution is shown on its time, and the changes before and after."""
+    pool = plane.engine.runtime.pool
+    last = await pool.fetchval(LAST_EVENT, execution_id)
+    now = last if at is None else at
+    before, following = await changes_around(pool, execution_id, now)
+    start = snowflake_milliseconds(execution_id)
+    return TimeCursor(
+        seconds=max(snowflake_milliseconds(now) - start, 0) / 1000,
+        whole=max(snowflake_milliseconds(last) - start, 1) / 1000,
+        before=before,
+        after=None if at is None else following,
+    )
+
+
+def feeds_of(request: Request) -> Feeds:
+    """Returns the feeds of the application."""
     feeds: Feeds = request.app.state.feeds
     return feeds
 

@@ -113,4 +113,6 @@ document.addEventListener("DOMContentLoaded", () => {
   showTimes(document);
   if (document.body.dataset.live) follow(document.body.dataset.live);
   for (const element of document.querySelectorAll("[data-refresh]")) refresh(element);
+  for (const element of document.querySelectorAll("[data-submit]"))
+    element.addEventListener("change", () => element.form.submit());
 });

@@ -1,0 +1,141 @@
+"""``/executions/<id>/events``: the filtered trail of events, live or as JSON Lines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import orjson
+from fastapi import Header, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.trail import EventFilter, all_filtered_events, filtered_events
+from noetl_dagster.events.commit_order import START, Committed, Position, has_ended, position_of
+from noetl_dagster.events.transport.wire import message_of
+from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.service.pages.access import TheViewer, secure_headers
+from noetl_dagster.service.pages.execution import ExecutionId, event_stream, feeds_of
+from noetl_dagster.service.pages.live import Trail
+from noetl_dagster.service.pages.rendering import fragment, page
+from noetl_dagster.service.pages.routing import page_router
+from noetl_dagster.service.plane import Plane, ThePlane
+from noetl_dagster.service.problems import ApiProblem
+
+router = page_router()
+
+SHOWN = 200
+FIELDS = ("type", "step", "index", "error", "after", "from")
+
+TYPES = ("playbook.*", "step.*", "loop.*", "command.*", "command.failed", "check.evaluated", "warning")
+"""Types that the page suggests, beside those of :class:`EventType`."""
+
+
+@router.get("/executions/{execution_id}/events")
+async def events(execution_id: ExecutionId, request: Request, plane: ThePlane, viewer: TheViewer) -> Response:
+    """Shows a page of the events that the filters choose."""
+    given = _given(request)
+    wanted = _filter(given)
+    pool = plane.engine.runtime.pool
+    found = await filtered_events(pool, execution_id, wanted, SHOWN + 1)
+    if not found and await plane.handler.unknown_executions([execution_id]):
+        raise ApiProblem(404, f"no execution {execution_id} in the event log")
+    shown = found[:SHOWN]
+    following = _query({**given, "from": "", "after": str(shown[-1].event_id)}) if len(found) > SHOWN else ""
+    position = await _position_after(plane, execution_id, shown) if not following else None
+    return page(
+        request,
+        "events.html",
+        viewer,
+        id=execution_id,
+        given=given,
+        query=_query(given),
+        rows=fragment("parts/trail_rows.html", id=execution_id, events=shown),
+        number=len(shown),
+        following=following,
+        position=position,
+        types=(*TYPES, *EventType),
+    )
+
+
+@router.get("/executions/{execution_id}/events/live")
+async def live(
+    execution_id: ExecutionId,
+    request: Request,
+    plane: ThePlane,
+    viewer: TheViewer,
+    position: Annotated[str, Query(max_length=50)] = str(START),
+    last: Annotated[str | None, Header(alias="Last-Event-ID")] = None,
+) -> Response:
+    """Streams the events after a position that the filters choose, in the order of commits."""
+    wanted = _filter(_given(request))
+    try:
+        after = Position.parse(last or position)
+    except ValueError:
+        raise ApiProblem(422, f"{(last or position)[:50]!r} is no position of the log") from None
+
+    async def make(engine: Engine) -> Trail:
+        return Trail(engine, execution_id, after)
+
+    def rows(arrived: Sequence[Committed]) -> str:
+        chosen = [one.event for one in arrived if wanted.matches(one.event)]
+        return fragment("parts/trail_rows.html", id=execution_id, events=chosen)
+
+    trail = await feeds_of(request).open(execution_id, Trail, make)
+    return event_stream(trail.follow(after, rows))
+
+
+@router.get("/executions/{execution_id}/events.jsonl")
+async def download(execution_id: ExecutionId, request: Request, plane: ThePlane, viewer: TheViewer) -> Response:
+    """Streams the events that the filters choose as JSON Lines, in the order of their ids."""
+    wanted, pool = _filter(_given(request)), plane.engine.runtime.pool
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for found in all_filtered_events(pool, execution_id, wanted):
+            yield b"".join(orjson.dumps(message_of(event), default=str) + b"\n" for event in found)
+
+    headers = {**secure_headers(), "content-disposition": f'attachment; filename="events-{execution_id}.jsonl"'}
+    return StreamingResponse(lines(), media_type="application/jsonl", headers=headers)
+
+
+async def _position_after(plane: Plane, execution_id: int, shown: Sequence[Event]) -> str | None:
+    """Returns the position from which a page of the newest events is followed; None if the execution has ended."""
+    pool = plane.engine.runtime.pool
+    if not shown:
+        return str(START)
+    found = [await position_of(pool, execution_id, event.event_id) for event in shown[-20:]]
+    last = max((one for one in found if one is not None), default=START)
+    return None if await has_ended(pool, execution_id, last) else str(last)
+
+
+def _given(request: Request) -> dict[str, str]:
+    return {name: request.query_params.get(name, "").strip()[:500] for name in FIELDS}
+
+
+def _filter(given: Mapping[str, str]) -> EventFilter:
+    """Returns the filter of the fields of an address.
+
+    Raises:
+        ApiProblem: 422, a field is no number.
+    """
+    numbers: dict[str, Any] = {}
+    for name, most in (("index", 2**31), ("after", 2**63), ("from", 2**63)):
+        text = given[name]
+        if text and not (text.isdecimal() and int(text) < most):
+            raise ApiProblem(422, f"{name}: {text!r} is no number from 0 to {most - 1}")
+        numbers[name] = int(text) if text else None
+    after = numbers["after"] or 0
+    if numbers["from"]:
+        after = numbers["from"] - 1
+    return EventFilter(
+        type=given["type"] or None,
+        step=given["step"] or None,
+        index=numbers["index"],
+        error=given["error"] or None,
+        after=after,
+    )
+
+
+def _query(given: Mapping[str, str]) -> str:
+    return urlencode({name: text for name, text in given.items() if text})
