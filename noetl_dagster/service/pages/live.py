@@ -41,6 +41,7 @@ END = b"event: end\ndata: {}\n\n"
 Parts = dict[str, str]
 RenderParts = Callable[[WatchedExecution], Parts]
 RenderRows = Callable[[Sequence[ShownEvent]], str]
+RenderTrail = Callable[[Sequence[Committed]], str]
 Item = TypeVar("Item")
 
 
@@ -176,7 +177,7 @@ class Trail:
         """The number of people who watch."""
         return len(self._queues)
 
-    async def follow(self, after: Position, rows: Callable[[Sequence[Committed]], str]) -> AsyncIterator[bytes]:
+    async def follow(self, after: Position, rows: RenderTrail) -> AsyncIterator[bytes]:
         """Yields the events after a position as rows of a table; ends with the execution."""
         queue = self._queues.open()
         try:
