@@ -10,7 +10,8 @@ from markupsafe import Markup, escape
 
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import Arc, Playbook, Step
-from noetl_dagster.service.pages.layout import Layout, Pair, Point, layered
+from noetl_dagster.process.redaction import SECRETS
+from noetl_dagster.service.pages.graph.layout import Layout, Pair, Point, layered
 from noetl_dagster.service.pages.wording import cells, compact, counted, shortened
 
 MOST_STEPS = 300
@@ -169,7 +170,7 @@ def _condition(arc: Arc) -> str:
     parts = [f"on {arc.on}"] if arc.on else []
     if arc.when is not None:
         parts.append(f"when {arc.when}")
-    return shortened(", ".join(parts), CONDITION_CELLS)
+    return shortened(SECRETS.redact(", ".join(parts)), CONDITION_CELLS)
 
 
 def _curve(points: Sequence[Point]) -> str:
@@ -247,7 +248,7 @@ def _bar(state: StepState, left: float, top: float, width: int) -> Markup:
     done = round(whole * min(state.done / state.total, 1), 1)
     failed = round(min(whole * state.failed / state.total, whole - done), 1)
     bar = Markup('<rect class="{}" x="{}" y="{}" width="{}" height="3"/>')
-    parts = [("bar", left + 12, whole), ("bar-done", left + 12, done), ("bar-failed", left + 12 + done, failed)]
+    parts = [("track", left + 12, whole), ("track-done", left + 12, done), ("track-failed", left + 12 + done, failed)]
     return Markup("").join(bar.format(name, round(x, 1), top, size) for name, x, size in parts if size > 0)
 
 
