@@ -187,6 +187,10 @@ class Settings(BaseSettings):
     nats_replicas: int = Field(1, ge=1, description="Replicas of streams: 1 on one server, 3 in a cluster")
 
     server_url: str = Field("http://127.0.0.1:8700", description="HTTP API that workers claim commands from")
+    pages_url: str | None = Field(
+        None, description="Address at which users reach the pages of executions; empty: NOETL_SERVER_URL"
+    )
+    dagster_url: str = Field("http://127.0.0.1:3000", description="Address at which users reach Dagster's UI")
     server_token: SecretStr | None = Field(None, description="Bearer token that workers send to the HTTP API")
     server_ca: Path | None = Field(None, description="CA certificate of the API, PEM; empty: the system's")
     service_host: str = Field("127.0.0.1", description="Address that the HTTP API listens on")

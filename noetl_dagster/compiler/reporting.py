@@ -35,6 +35,7 @@ from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.io_managers.metadata import LINEAGE, STORAGE_KIND, redacted, with_origins
 from noetl_dagster.io_managers.results import metadata_of
 from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.settings import Settings
 from noetl_dagster.worker.execution import Execution
 
 logger = logging.getLogger(__name__)
@@ -161,11 +162,12 @@ class DagsterReporter:
             partition = stored_partition(one.execution.state.partition)
             if partition is not None:
                 one.plan.partitions.register(partition, self._instance)
+        settings = self._engine.runtime.settings
         by_asset: dict[AssetKey, list[AssetMaterialization]] = {}
         for step in ended:
             if step.reference is not None:
-                by_asset.setdefault(step.step.key, []).append(_materialization(step, step.reference))
-        checks = [check for step in ended for check in _evaluations(step)]
+                by_asset.setdefault(step.step.key, []).append(_materialization(settings, step, step.reference))
+        checks = [check for step in ended for check in _evaluations(settings, step)]
         if not fresh and ended:
             since = min(snowflake_milliseconds(step.end.event_id) for step in ended) / 1000 - SLACK_SECONDS
             by_asset = {key: self._unknown(key, made, since) for key, made in by_asset.items()}
@@ -234,11 +236,11 @@ def _version(made: AssetMaterialization) -> str | None:
     return (made.tags or {}).get(DATA_VERSION)
 
 
-def _materialization(ended: _Ended, reference: ResultRef) -> AssetMaterialization:
+def _materialization(settings: Settings, ended: _Ended, reference: ResultRef) -> AssetMaterialization:
     """Returns the event that a run would record for the output of the step."""
     execution, end = ended.execution, ended.end
     partition = stored_partition(execution.state.partition)
-    shown = redacted(step_metadata(ended.plan, ended.step, end, execution, logger))
+    shown = redacted(step_metadata(settings, ended.plan, ended.step, end, execution, logger))
     stored = dict(metadata_of(reference, partitioned=partition is not None))
     if STORAGE_KIND in shown:  # of the table that the step has written
         stored.pop(STORAGE_KIND)
@@ -254,7 +256,7 @@ def _materialization(ended: _Ended, reference: ResultRef) -> AssetMaterializatio
     )
 
 
-def _evaluations(ended: _Ended) -> Iterator[AssetCheckEvaluation]:
+def _evaluations(settings: Settings, ended: _Ended) -> Iterator[AssetCheckEvaluation]:
     declared = {check.name for check in ended.step.checks}
     for outcome in ended.execution.state.checks_of(ended.end.step, ended.end.visit):
         if outcome.name in declared:
@@ -262,7 +264,7 @@ def _evaluations(ended: _Ended) -> Iterator[AssetCheckEvaluation]:
                 asset_key=ended.step.key,
                 check_name=outcome.name,
                 passed=outcome.passed,
-                **check_facts(outcome, ended.execution.id, {CHECKED_END: str(ended.end.event_id)}),
+                **check_facts(settings, outcome, ended.execution.id, {CHECKED_END: str(ended.end.event_id)}),
             )
 
 

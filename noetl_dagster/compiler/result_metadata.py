@@ -23,12 +23,14 @@ from dagster import (
 from noetl_dagster.compiler.lineage.tables import ROWS_LOOKED_AT, columns_of, has_sql
 from noetl_dagster.compiler.plan import PlaybookPlan, StepPlan
 from noetl_dagster.compiler.specs import relation_metadata
+from noetl_dagster.engine.executions.addresses import step_url
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.events.state import CheckOutcome, ExecutionState, StepEnd
 from noetl_dagster.io_managers.metadata import LINEAGE, redacted, with_origins
 from noetl_dagster.playbook.assets import Severity
 from noetl_dagster.playbook.models import Step
 from noetl_dagster.process.redaction import SECRETS
+from noetl_dagster.settings import Settings
 from noetl_dagster.worker.execution import Execution
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ def prepare_lineage(step: Step) -> None:
 
 
 def step_metadata(
-    plan: PlaybookPlan, one: StepPlan, end: StepEnd, execution: Execution, log: logging.Logger
+    settings: Settings, plan: PlaybookPlan, one: StepPlan, end: StepEnd, execution: Execution, log: logging.Logger
 ) -> dict[str, Any]:
     """Returns the metadata of a step's asset.
 
@@ -54,7 +56,7 @@ def step_metadata(
         log: of the run; gets a warning if some metadata cannot be determined.
     """
     state = execution.state
-    metadata: dict[str, Any] = {"execution": str(execution.id), "visit": MetadataValue.int(end.visit)}
+    metadata = place_metadata(settings, execution.id, end.step) | {"visit": MetadataValue.int(end.visit)}
     for key in ("total", "done", "failed"):
         if isinstance(end.envelope.get(key), int):
             metadata[key] = MetadataValue.int(end.envelope[key])
@@ -74,14 +76,21 @@ def step_metadata(
 
 
 def check_facts(
-    outcome: CheckOutcome, execution_id: int, more: Mapping[str, Any] = MappingProxyType({})
+    settings: Settings, outcome: CheckOutcome, execution_id: int, more: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Returns severity, description and metadata of an evaluated check, for Dagster."""
     return {
         "severity": AssetCheckSeverity.WARN if outcome.severity == Severity.WARN else AssetCheckSeverity.ERROR,
         "description": SECRETS.redact(outcome.why) or None,
-        "metadata": redacted({"execution": str(execution_id), **more, **check_metadata(outcome.facts)}),
+        "metadata": redacted(
+            place_metadata(settings, execution_id, outcome.step) | dict(more) | check_metadata(outcome.facts)
+        ),
     }
+
+
+def place_metadata(settings: Settings, execution_id: int, step: str) -> dict[str, Any]:
+    """Returns where to read more: the execution, and the page of the step."""
+    return {"execution": str(execution_id), "page": MetadataValue.url(step_url(settings, execution_id, step))}
 
 
 def check_metadata(facts: Mapping[str, Any]) -> dict[str, Any]:

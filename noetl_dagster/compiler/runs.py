@@ -11,6 +11,7 @@ from noetl_dagster.compiler.names import dagster_name
 from noetl_dagster.compiler.partitions import PARTITION_TAG
 from noetl_dagster.compiler.plan import PlaybookPlan
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.addresses import execution_url
 from noetl_dagster.engine.recovery.abandoned import RECOVERY
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
@@ -30,6 +31,9 @@ RESUME_EPOCH_TAG = "noetl/resume_epoch"
 """Run tag of a run that was requested to resume an execution before the run's id was known.
 
 Its value is the epoch that the run is to open."""
+
+PAGE_TAG = "noetl/page"
+"""Run tag with the address of the execution's page."""
 
 TRACE_TAG = "noetl/trace_id"
 """Run tag that names the trace of the execution, if one is recorded."""
@@ -144,14 +148,16 @@ async def attach(
             origin={"dagster_run_id": run.run_id},
             partition=partition,
         )
-        _tag(instance, run, execution, suffix)
+        _tag(engine, instance, run, execution, suffix)
     await engine.liveness.hold(execution.id)
     _driven[driven] = execution.id
     return execution
 
 
-def _tag(instance: DagsterInstance, run: DagsterRun, execution: Execution, suffix: str) -> None:
+def _tag(engine: Engine, instance: DagsterInstance, run: DagsterRun, execution: Execution, suffix: str) -> None:
+    page = execution_url(engine.runtime.settings, execution.id)
     tags = execution_tags(execution.id, run.run_id, suffix, trace=execution.trace)
+    tags |= {PAGE_TAG: page, f"{PAGE_TAG}{suffix}": page}
     instance.add_run_tags(run.run_id, tags)
 
 
@@ -183,7 +189,7 @@ async def _join(
         execution = await engine.runtime.load(execution.id)
         if execution.state.run_id != run.run_id:
             raise
-    _tag(instance, run, execution, suffix)
+    _tag(engine, instance, run, execution, suffix)
     return execution
 
 

@@ -27,9 +27,10 @@ from noetl_dagster.compiler.names import NOETL, PYSPARK
 from noetl_dagster.compiler.partitions import PlaybookPartitions
 from noetl_dagster.compiler.pipes import open_session, receiving, take_messages
 from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan, StepPlan
-from noetl_dagster.compiler.result_metadata import check_facts, step_metadata
+from noetl_dagster.compiler.result_metadata import check_facts, place_metadata, step_metadata
 from noetl_dagster.compiler.runs import attach
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.addresses import execution_url
 from noetl_dagster.engine.executions.progress import (
     LoopProgress,
     Pace,
@@ -46,6 +47,7 @@ from noetl_dagster.playbook.graph import have_same_steps_and_arcs
 from noetl_dagster.process.event_loop import background_loop, run_sync
 from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.resources.engines import EngineProvider
+from noetl_dagster.settings import Settings
 from noetl_dagster.worker.execution import Execution
 
 WAKE_SECONDS = 0.5
@@ -110,6 +112,10 @@ class OpSession:
             for warning in execution.playbook.main_warnings:
                 context.log.warning(warning)
         return cls(context, engine, execution, plan, region)
+
+    @property
+    def _settings(self) -> Settings:
+        return self.engine.runtime.settings
 
     @property
     def is_changed(self) -> bool:
@@ -209,7 +215,7 @@ class OpSession:
                 continue
             if end.status is StepStatus.COMPLETED:
                 [reference] = run_sync(references_of(self.engine.runtime, [(self.execution.id, end)]))
-                shown = step_metadata(self.plan, one, end, self.execution, self.context.log)
+                shown = step_metadata(self._settings, self.plan, one, end, self.execution, self.context.log)
                 shown |= metadata or {}
                 shown |= received.metadata if received is not None else {}
                 yield Output(reference, one.result, metadata=redacted(shown))
@@ -228,7 +234,7 @@ class OpSession:
             passed=outcome.passed,
             asset_key=one.key,
             check_name=outcome.name,
-            **check_facts(outcome, self.execution.id),
+            **check_facts(self._settings, outcome, self.execution.id),
         )
 
     def pace(self, step: str) -> dict[str, Any]:
@@ -248,14 +254,19 @@ class OpSession:
         fresh = run_sync(self.engine.runtime.load(self.execution.id))
         status = run_sync(self.engine.lifecycle.finish_if_over(fresh))
         if status != ExecutionStatus.RUNNING:
-            self.context.log.info(f"execution {self.execution.id} is {status}")
+            self.context.log.info(
+                f"execution {self.execution.id} is {status}: {execution_url(self._settings, self.execution.id)}"
+            )
         for end in ends:
             if end.unhandled:
                 place = self.execution.playbook.step(end.step).place
                 where = f" ({place})" if place is not None else ""
                 raise Failure(
                     f"step {end.step}{where}: {end.error}",
-                    metadata={"execution": str(self.execution.id), "error": str(end.envelope.get("error"))},
+                    metadata={
+                        **place_metadata(self._settings, self.execution.id, end.step),
+                        "error": str(end.envelope.get("error")),
+                    },
                     allow_retries=False,
                 )
 

@@ -13,11 +13,12 @@ from dagster import (
     DagsterInstance,
     Definitions,
     ExecuteInProcessResult,
+    MetadataValue,
     asset,
     build_schedule_context,
 )
 
-from noetl_dagster.compiler.runs import EXECUTION_TAG
+from noetl_dagster.compiler.runs import EXECUTION_TAG, PAGE_TAG
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
@@ -124,6 +125,23 @@ def test_checks_are_evaluated_by_the_run(ran: Ran) -> None:
     assert evaluations["many"].severity.value == "WARN"
     assert evaluations["many"].description == "2 rows, wanted at least 9"
     assert evaluations["many"].metadata["rows"].value == 2
+
+
+def test_what_dagster_shows_leads_to_the_pages(ran: Ran, settings: Settings) -> None:
+    ran.noetl = EngineProvider(settings.model_copy(update={"pages_url": "https://noetl.example.org/"}))
+    result = ran.run(MAKER)
+    assert result.success
+    run = ran.instance.get_run_by_id(result.run_id)
+    assert run is not None
+    page = f"https://noetl.example.org/executions/{run.tags[EXECUTION_TAG]}"
+    assert run.tags[PAGE_TAG] == page
+    event = ran.instance.get_latest_materialization_event(AssetKey(["warehouse", "patients"]))
+    assert event is not None
+    assert event.asset_materialization is not None
+    shown = [event.asset_materialization, *result.get_asset_check_evaluations()]
+    assert len(shown) == 4
+    for one in shown:
+        assert one.metadata["page"] == MetadataValue.url(f"{page}/steps/patients")
 
 
 def test_a_failed_blocking_check_leaves_nothing_to_read(ran: Ran) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from dagster import AssetCheckKey, AssetKey, AssetMaterialization, DagsterInstance
+from dagster import AssetCheckKey, AssetKey, AssetMaterialization, DagsterInstance, MetadataValue
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from noetl_dagster import embedded
@@ -93,7 +93,10 @@ async def test_one_process_drives_many(serving: Serving, instance: DagsterInstan
             await reported(api, execution_id)
         for step in ("start", "finish"):
             assert executions_of(instance, "gated", step) == sorted(map(str, executions))
-        assert materialised(instance, "gated", "finish")[0].metadata[REF_METADATA]
+        [*_, one] = materialised(instance, "gated", "finish")
+        assert one.metadata[REF_METADATA]
+        page = f"{api.engine.runtime.settings.server_url}/executions/{one.metadata['execution'].value}/steps/finish"
+        assert one.metadata["page"] == MetadataValue.url(page)
         record = instance.get_asset_records([AssetKey(["tests", "gated", "start"])])[0]
         assert record.asset_entry.last_materialization is not None
         assert instance.get_runs_count() == 0
