@@ -25,9 +25,8 @@ AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
 PATIENCE_MS = 60_000
 """Far longer than a busy machine needs."""
 
-TOKENS = SecretStr(
-    '{"token-of-a-reader": ["reader"], "token-of-an-operator": ["operator"], "token-of-a-worker": ["pool:default"]}'
-)
+READER, OPERATOR, WORKER = "token-of-a-reader", "token-of-an-operator", "token-of-a-worker"
+TOKENS = SecretStr(f'{{"{READER}": ["reader"], "{OPERATOR}": ["operator"], "{WORKER}": ["pool:default"]}}')
 
 expect.set_options(timeout=PATIENCE_MS)
 
@@ -51,6 +50,7 @@ class Visitor:
         self.url = url
         self.expected = ""
         self._complaints: list[str] = []
+        page.on("dialog", lambda dialog: self._complaints.append(f"{page.url}: opened a dialog: {dialog.message}"))
         page.on("pageerror", lambda error: self._complaints.append(f"{page.url}: {error}"))
         page.on("console", lambda said: said.type == "error" and self._complaints.append(f"{page.url}: {said.text}"))
 
@@ -58,12 +58,15 @@ class Visitor:
         await self.page.goto(self.url + path)
         return self.page
 
-    async def log_in(self, token: str) -> Page:
+    async def sign_in(self, token: str) -> None:
         await self.go("/login")
+        await self.enter(token)
+        await self.page.wait_for_url("**/executions")
+
+    async def enter(self, token: str) -> None:
+        """Fills the form of ``/login`` and sends it with the Enter key."""
         await self.page.get_by_label("Token").fill(token)
         await self.page.keyboard.press("Enter")
-        await self.page.wait_for_url("**/executions")
-        return self.page
 
     @property
     def complaints(self) -> list[str]:
@@ -116,7 +119,7 @@ async def visit(browser: Browser) -> AsyncIterator[Visit]:
         visitor = Visitor(await context.new_page(), service.url)
         visitors.append(visitor)
         if token is not None:
-            await visitor.log_in(token)
+            await visitor.sign_in(token)
         return visitor
 
     yield visit

@@ -30,7 +30,7 @@ def secure_headers() -> dict[str, str]:
         "cache-control": "no-store",
         "x-content-type-options": "nosniff",
         "x-frame-options": "DENY",
-        "referrer-policy": "no-referrer",
+        "referrer-policy": "same-origin",  # with no-referrer, browsers send forms of this site with "Origin: null"
         "cross-origin-opener-policy": "same-origin",
         "cross-origin-resource-policy": "same-origin",
     }
