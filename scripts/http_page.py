@@ -55,6 +55,7 @@ TITLES = {
     "results": "Results",
     "health": "Health",
     "workers": "Workers",
+    "dead letters": "Dead letters",
     "commands": "Commands and their playbooks",
 }
 _REFERENCE = re.compile(r"#/components/schemas/([A-Za-z]+)(?:-\w+)?$")

@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("upkeep:replay", "Rebuild noetl.execution from the event log alone."),
     "reap": ("upkeep:reap", "Requeue the commands of silent workers until interrupted."),
     "maintain": ("upkeep:maintain", "Create and drop monthly partitions, and delete expired results."),
+    "dead-letters": ("dead_letters:app", "List or reprocess messages of workers that could not be ingested."),
     "provision": (
         "provision:provision",
         "Create what a deployment needs: schema, streams, buckets, storage.",
@@ -71,7 +72,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Executions": ("run", "resume", "status", "events", "executions", "cancel", "state"),
     "Playbooks and projects": ("init", "new", "check", "migrate", "register", "schema", "demo"),
     "Processes of a deployment": ("serve", "worker", "ingest", "project", "reap"),
-    "Upkeep": ("provision", "maintain", "missing", "replay"),
+    "Upkeep": ("provision", "maintain", "missing", "dead-letters", "replay"),
     "Environment": ("settings", "doctor", "services", "records-api"),
 }
 """Headings of the overview and of the reference, with their commands."""

@@ -15,9 +15,11 @@ from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.engine.pool.claims import Claims, States
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.capacity import CapacityListener
+from noetl_dagster.events.transport.dead_letters import DeadLetters
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.ingest import Ingestor
 from noetl_dagster.events.transport.nats import NatsClient, connect
+from noetl_dagster.events.transport.wire import EventLimits
 from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.catalog import Catalog
 from noetl_dagster.playbook.models import Playbook
@@ -75,6 +77,7 @@ class Plane:
     client: NatsClient
     capacity: CapacityListener
     ingestor: Ingestor
+    dead_letters: DeadLetters
     launcher: Launcher
     choose_partition: ChoosePartition
     metrics: Metrics
@@ -102,6 +105,7 @@ class Plane:
             client=client,
             capacity=CapacityListener(client, runtime.pool),
             ingestor=Ingestor(client, handler, observe=metrics.count_ingested),
+            dead_letters=DeadLetters(handler, client.names, EventLimits.of(settings)),
             launcher=launcher(engine),
             choose_partition=choose_partition,
             metrics=metrics,

@@ -30,6 +30,7 @@ from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.nats import (
     ACK_SECONDS,
     NatsClient,
+    NatsNames,
     Sender,
     ensure_ingest_consumer,
     ensure_stream,
@@ -336,9 +337,9 @@ class Ingestor:
         deliveries, entries = [], []
         for message in messages:
             stored, sender = _stored(message), None
+            events: list[Event | RefusedEvent]
             try:
-                sender = self._names.sender(message.subject)
-                events = _sent_by(sender, decode_message(message.data, stored, self._limits), message.data)
+                sender, events = read_message(self._names, message.subject, message.data, stored, self._limits)
             except EventRefusedError as error:
                 events = [RefusedEvent(0, message.data, str(error))]
             delivery = _Delivery(message, stored, len(events))
@@ -438,6 +439,21 @@ class Ingestor:
                     await message.in_progress()
 
         return await with_retries(work, DATABASE_PATIENCE, on_failure=note)
+
+
+def read_message(
+    names: NatsNames, subject: str, content: bytes, stored: datetime, limits: EventLimits
+) -> tuple[Sender | None, list[Event | RefusedEvent]]:
+    """Returns the sender that a message's subject names, and its events, each of which may be refused.
+
+    Args:
+        stored: when the stream stored the message.
+
+    Raises:
+        EventRefusedError: the message as a whole is not valid.
+    """
+    sender = names.sender(subject)
+    return sender, _sent_by(sender, decode_message(content, stored, limits), content)
 
 
 def _sent_by(sender: Sender | None, events: list[Event | RefusedEvent], content: bytes) -> list[Event | RefusedEvent]:

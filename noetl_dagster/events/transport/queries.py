@@ -201,6 +201,20 @@ ON CONFLICT (source, message_id) DO UPDATE SET deliveries = EXCLUDED.deliveries,
 """
 DEAD_LETTER_COUNT = "SELECT count(*) FROM noetl.dead_letter"
 
+# The newest $2 dead letters, with the first $3 bytes of each; only those with an id below $1, if it is given.
+DEAD_LETTERS = """
+SELECT dead_letter_id, subject, error, deliveries, created_at, octet_length(payload) AS size,
+       substring(payload FROM 1 FOR $3::int) AS preview
+FROM noetl.dead_letter WHERE $1::bigint IS NULL OR dead_letter_id < $1
+ORDER BY dead_letter_id DESC LIMIT $2
+"""
+DEAD_LETTER = "SELECT subject, payload, message_id, created_at FROM noetl.dead_letter WHERE dead_letter_id = $1"
+LOCK_DEAD_LETTER = "SELECT dead_letter_id FROM noetl.dead_letter WHERE dead_letter_id = $1 FOR UPDATE"
+DELETE_DEAD_LETTER = "DELETE FROM noetl.dead_letter WHERE dead_letter_id = $1"
+KEEP_DEAD_LETTER = """
+UPDATE noetl.dead_letter SET error = $2, deliveries = deliveries + 1 WHERE dead_letter_id = $1 RETURNING dead_letter_id
+"""
+
 # The capacities of workers as they report them, each named once. Every process of the API hears them, and the first
 # writes them. If a worker of that name reports for another pool, and has missed fewer than $5 reports, its capacity is
 # not written; returns the name and that pool.
