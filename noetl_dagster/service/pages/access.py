@@ -22,6 +22,7 @@ KEPT_SECONDS = 30 * 86_400
 """Time after which a browser forgets a token."""
 
 MOST_FORM_BYTES = 64 * 1024
+MOST_FIELDS = 100
 
 
 def secure_headers() -> dict[str, str]:
@@ -102,14 +103,17 @@ async def read_form(request: Request) -> dict[str, str]:
     """Returns the fields of a form, without those that occur again.
 
     Raises:
-        ApiProblem: 413, it is too large.
+        ApiProblem: 413 or 422, it is too large.
     """
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > MOST_FORM_BYTES:
             raise ApiProblem(413, f"the form is larger than {MOST_FORM_BYTES} bytes")
-    return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=100))
+    try:
+        return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS))
+    except ValueError:
+        raise ApiProblem(422, f"the form has more than {MOST_FIELDS} fields") from None
 
 
 @dataclass(frozen=True, slots=True)

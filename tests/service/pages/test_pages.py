@@ -1,0 +1,249 @@
+"""Every page of real executions: it shows what happened, and nothing that it shows is markup."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from noetl_dagster.service.pages import live
+from tests.playbooks import playbook
+from tests.service.conftest import Service
+from tests.waiting import until
+
+from .hostile import HOSTILE
+
+FLOW = """
+workload: {flag: none}
+workflow:
+  - step: start
+    tool: {kind: python, code: "result = [{'id': n, 'name': 'patient'} for n in range(12)]"}
+    next: [each]
+  - step: each
+    loop: {in: "{{ start }}", iterator: patient, mode: fanout, spec: {max_shard_retries: 0}}
+    tool:
+      - name: fetch
+        kind: python
+        input: {n: "{{ iter.patient.id }}"}
+        code: |
+          if n == 5:
+              raise ValueError("patient 5 has no record")
+          result = {"rows": [{"id": n, "text": "x" * 9000}]}
+        spec:
+          policy:
+            rules:
+              - when: "{{ output.status == 'error' and 'no record' in error.message }}"
+                then: {do: retry, attempts: 2, delay: 0}
+              - else: {then: {do: continue}}
+"""
+
+
+class Markup(HTMLParser):
+    """Collects what a browser would do with a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.bad: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        given = dict(attrs)
+        if tag == "script" and not (given.get("src") or "").startswith("/static/"):
+            self.bad.append(f"inline script {given}")
+        self.bad += [f"{tag} {name}" for name in given if name.startswith("on") or name == "style"]
+        for name in ("href", "src", "action"):
+            if (address := given.get(name)) is not None:
+                self.links.append(address)
+                if not address.startswith(("/", "#", "http://127.0.0.1", "?")):
+                    self.bad.append(f"{tag} {name}={address}")
+
+
+async def get(service: Service, path: str, status: int = 200) -> str:
+    answer = await service.client.get(path)
+    assert answer.status_code == status, f"{path}: {answer.text[-600:]}"
+    found = Markup(answer.text)
+    assert found.bad == [], path
+    return answer.text
+
+
+async def test_every_page_of_an_execution(service: Service) -> None:
+    engine = service.plane.engine
+    failed = await engine.run(playbook(FLOW, "flow"))
+    id_ = failed.execution_id
+    listed = await get(service, "/executions?status=FAILED")
+    assert f"/executions/{id_}" in listed
+    assert "No execution matches" in await get(service, "/executions/listing?playbook=other")
+    assert "is no time" in await get(service, "/executions?since=yesterday")
+    shown = await get(service, f"/executions/{id_}")
+    assert "patient 5 has no record" in shown
+    assert "11 of 12" in shown
+    assert "1 failed" in shown
+    assert 'data-dialog="resume"' in shown
+    step = await get(service, f"/executions/{id_}/steps/each")
+    assert "Failures by error" in step
+    assert "max_shard_retries" in step  # the step's lines of the playbook
+    only = await get(service, f"/executions/{id_}/steps/each?state=failed")
+    assert re.findall(r'steps/each/(\d+)\?visit=1">\d', only) == ["5"]
+    assert "No iteration matches" in await get(service, f"/executions/{id_}/steps/each?error=other")
+    assert "write seconds as" in await get(service, f"/executions/{id_}/steps/each?slower=long")
+    one = await get(service, f"/executions/{id_}/steps/each/5")
+    assert "&#34;id&#34;: 5" in one
+    assert "rule 1, line" in one
+    assert "it saw:" in one
+    good = await get(service, f"/executions/{id_}/steps/each/4")
+    [stored] = re.findall(r'data-load="([^"]+)"', good)
+    assert "xxxxxxxx" in await get(service, stored)
+    await get(service, stored.replace(str(id_), "12345", 1), 404)
+    assert "attempt-1" in await get(service, f"/executions/{id_}/steps/start")
+    trail = await get(service, f"/executions/{id_}/events?type=loop.shard.*&index=5")
+    assert trail.count("data-event=") == trail.count("<td>loop.shard.") > 1
+    events = [
+        json.loads(line) for line in (await service.client.get(f"/executions/{id_}/events.jsonl")).text.split("\n")[:-1]
+    ]
+    assert events == (await service.client.get(f"/api/executions/{id_}/events?limit=5000")).json()["events"]
+    earlier = await get(service, f"/executions/{id_}?at={events[3]['event_id']}")
+    assert "as it was at event" in earlier
+    assert "data-dialog" not in earlier
+    assert "as it was at event" in await get(service, f"/executions/{id_}?after=0.01")
+    for path in (
+        "9",
+        "9/steps/each",
+        "9/events",
+        f"{id_}/steps/other",
+        f"{id_}/steps/each/99",
+        f"{id_}/steps/each?visit=9",
+    ):
+        text = await get(service, f"/executions/{path}", 200 if "visit" in path else 404)
+        assert "/executions" in text
+    await get(service, f"/executions/{id_}/events?index=x", 422)
+    await get(service, "/executions/x", 422)
+
+
+async def test_texts_of_playbooks_and_results_are_no_markup(service: Service) -> None:
+    engine = service.plane.engine
+    words = [text.replace("\x00", "") for text in HOSTILE]
+    step = """
+    workload: {words: []}
+    workflow:
+      - step: <b>start
+        tool: {kind: python, input: {words: "{{ words }}"}, code: "result = [{w: w} for w in words]"}
+        next: [each]
+      - step: each
+        loop: {in: "{{ words }}", iterator: word, mode: fanout, spec: {max_shard_retries: 0}}
+        tool: {kind: python, input: {word: "{{ iter.word }}"}, code: "raise ValueError(word)"}
+    """.replace("<b>start", "start")
+    failed = await engine.run(playbook(step, "hostile"), {"words": words})
+    id_ = failed.execution_id
+    pages = [f"/executions?workload={words[0]}", f"/executions/{id_}", f"/executions/{id_}/steps/start"]
+    pages += [f"/executions/{id_}/steps/each", f"/executions/{id_}/events", f"/executions/{id_}/steps/%3Cb%3E"]
+    pages += [f"/executions/{id_}/steps/each/{index}" for index in range(len(words))]
+    for path in pages:
+        answer = await service.client.get(path)
+        found = Markup(answer.text)
+        assert found.bad == [], path
+        assert not {"img", "textarea", "iframe"} & set(found.tags), path
+        assert "49" not in re.findall(r"<bdi>(49)</bdi>", answer.text)
+        for hidden in ("\u202e", "\x1b", "\x07", "\u2028"):
+            assert hidden not in answer.text, path
+        assert max(map(len, re.split(r"[\s<>]", answer.text))) < 25_000
+
+
+async def follow(service: Service, path: str, last: str = "") -> tuple[list[str], str, bool]:
+    """Returns the ids of the events of a stream, the position of its last message, and whether it ended."""
+    rows: list[str] = []
+    event: dict[str, str] = {}
+    headers = {"last-event-id": last} if last else {}
+    async with service.client.stream("GET", path, headers=headers) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        async for line in answer.aiter_lines():
+            name, _, text = line.partition(": ")
+            event[name] = text
+            if line == "":
+                if event.get("event") == "end":
+                    return rows, last, True
+                last = event.get("id", last)
+                rows += re.findall(r'data-event=\\"(\d+)', event.get("data", ""))
+                event = {}
+    return rows, last, False
+
+
+async def test_streams_of_a_running_execution_miss_and_repeat_nothing(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "INTERVAL", 0.05)
+    engine, pool = service.plane.engine, service.plane.engine.runtime.pool
+    slow = FLOW.replace("result = {", "import time; time.sleep(0.05); result = {").replace("n == 5", "n == 50")
+    running = asyncio.create_task(engine.run(playbook(slow, "slow")))
+    id_ = (await until(lambda: pool.fetchrow("SELECT execution_id AS id FROM noetl.event LIMIT 1"), "an event"))["id"]
+    whole = [follow(service, f"/executions/{id_}/{path}") for path in ("live?after=0", "events/live", "live?after=0")]
+
+    async def with_breaks(path: str) -> tuple[list[str], str, bool]:
+        """A browser whose connection breaks, again and again."""
+        rows: list[str] = []
+        last = ""
+        while True:
+            try:
+                async with asyncio.timeout(0.15 + 0.05 * len(rows) % 0.3):
+                    some, last, ended = await follow(service, path, last)
+                    rows += some
+                    if ended:
+                        return rows, last, True
+            except TimeoutError:
+                some, last = await resumed(path, last)
+                rows += some
+
+    async def resumed(path: str, last: str) -> tuple[list[str], str]:
+        """Reads one message, and closes the connection."""
+        event: dict[str, str] = {}
+        async with service.client.stream("GET", path, headers={"last-event-id": last} if last else {}) as answer:
+            async for line in answer.aiter_lines():
+                name, _, text = line.partition(": ")
+                event[name] = text
+                if line == "" and "id" in event:
+                    return re.findall(r'data-event=\\"(\d+)', event["data"]), event["id"]
+                if line == "":
+                    return [], last
+        return [], last
+
+    broken = [with_breaks(f"/executions/{id_}/{path}") for path in ("live?after=0", "events/live")]
+    found = await asyncio.gather(*whole, *broken)
+    state = await running
+    assert state.status == "COMPLETED"
+    everything = [str(event.event_id) async for event in engine.runtime.log.events(id_)]
+    for rows, _, ended in found:
+        assert ended
+        assert len(rows) == len(set(rows))
+    assert set(found[1][0]) == set(found[4][0]) == set(everything)
+    assert found[0][0] == found[2][0] == found[3][0]
+    assert set(found[0][0]) < set(everything)
+
+
+async def test_people_who_watch_together_cause_one_statement(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "INTERVAL", 0.05)
+    engine = service.plane.engine
+    execution = await engine.lifecycle.create(playbook("workflow: [{step: start, tool: {kind: noop}}]"))
+    watching = [asyncio.create_task(follow(service, f"/executions/{execution.id}/live?after=0")) for _ in range(50)]
+    await asyncio.sleep(0.5)
+    pool, counted = engine.runtime.pool, []
+    original = pool.fetch
+
+    async def fetch(query: str, *values: Any, **named: Any) -> Any:
+        counted.append(query)
+        return await original(query, *values, **named)
+
+    monkeypatch.setattr(type(pool), "fetch", lambda self, query, *values, **named: fetch(query, *values, **named))
+    await asyncio.sleep(1.0)
+    reads = len([query for query in counted if "horizon" in query])
+    monkeypatch.undo()
+    await engine.lifecycle.cancel(execution.id)
+    found = await asyncio.gather(*watching)
+    assert 1 <= reads <= 21
+    assert len({tuple(rows) for rows, _, _ in found}) == 1
+    assert all(ended for _, _, ended in found)
