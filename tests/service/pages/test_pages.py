@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from noetl_dagster.events.transport.wire import EventMessage
 from noetl_dagster.service.pages import live
 from tests.playbooks import playbook
 from tests.service.conftest import Service
@@ -107,7 +108,8 @@ async def test_every_page_of_an_execution(service: Service) -> None:
     events = [
         json.loads(line) for line in (await service.client.get(f"/executions/{id_}/events.jsonl")).text.split("\n")[:-1]
     ]
-    assert events == (await service.client.get(f"/api/executions/{id_}/events?limit=5000")).json()["events"]
+    of_api = (await service.client.get(f"/api/executions/{id_}/events?limit=5000")).json()["events"]
+    assert list(map(EventMessage.model_validate, events)) == list(map(EventMessage.model_validate, of_api))
     earlier = await get(service, f"/executions/{id_}?at={events[3]['event_id']}")
     assert "as it was at event" in earlier
     assert "data-dialog" not in earlier
