@@ -6,7 +6,7 @@ import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import orjson
 from fastapi import Request
@@ -69,8 +69,18 @@ def count(value: int) -> str:
 
 
 def in_path(text: Any) -> str:
-    """Encodes a text as one part of a path."""
-    return quote(str(text), safe="")
+    """Encodes a text as one part of a path; :func:`from_path` decodes what the server found there.
+
+    Servers decode a path before they divide it, and browsers leave out the parts ``.`` and ``..``. So characters that
+    would have a meaning are encoded twice.
+    """
+    once = str(text).replace("%", "%25").replace("/", "%2F")
+    return quote(once.replace(".", "%2E") if once in (".", "..") else once, safe="")
+
+
+def from_path(part: str) -> str:
+    """Decodes a part of a path that :func:`in_path` encoded, and the server decoded once."""
+    return unquote(part)
 
 
 def size(value: int) -> str:

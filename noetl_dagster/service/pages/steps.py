@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from fastapi import Path, Query, Request
 from markupsafe import Markup
+from pydantic import AfterValidator
 from starlette.responses import Response
 
 from noetl_dagster.engine.executions.iterations import (
@@ -36,7 +37,7 @@ from noetl_dagster.playbook.rules import RulePlace, rule_places
 from noetl_dagster.service.pages.access import TheViewer
 from noetl_dagster.service.pages.charts import histogram
 from noetl_dagster.service.pages.execution import ExecutionId, SourceLines, playbook_of, read_watched
-from noetl_dagster.service.pages.rendering import page
+from noetl_dagster.service.pages.rendering import from_path, page
 from noetl_dagster.service.pages.routing import page_router
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
@@ -51,7 +52,7 @@ MOST_VISITS = 50
 
 STATES = {"": "any", "failed": "failed", "open": "not ended", "completed": "completed"}
 
-StepName = Annotated[str, Path(max_length=512)]
+StepName = Annotated[str, Path(max_length=2048), AfterValidator(from_path)]
 Visit = Annotated[int | None, Query(ge=1, lt=2**31)]
 
 

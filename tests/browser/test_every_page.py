@@ -1,0 +1,161 @@
+"""What must hold of every page: for keyboards, screen readers, small screens, and hostile texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Page, expect
+
+from noetl_dagster.service.pages.rendering import in_path
+from tests.browser.conftest import AXE, OPERATOR, Visit, Visitor
+from tests.browser.executions import INVOICES, STEP, TURNED, hostile_text, ran
+from tests.pool import working
+from tests.service.conftest import Service
+
+PAGES = {
+    "executions": "/executions",
+    "filtered executions": "/executions?status=FAILED&playbook=invoices",
+    "completed execution": "/executions/{completed}",
+    "failed execution": "/executions/{failed}",
+    "step": "/executions/{failed}/steps/read",
+    "failed iterations": "/executions/{failed}/steps/read?status=failed",
+    "iteration": "/executions/{failed}/steps/read/136",
+    "events": "/executions/{failed}/events",
+    "unknown execution": "/executions/1",
+    "hostile execution": "/executions/{hostile}",
+    "hostile step": "/executions/{hostile}/steps/{step}",
+    "hostile iteration": "/executions/{hostile}/steps/{step}/0",
+    "hostile error": "/executions/{hostile}/steps/{step}/1",
+    "hostile events": "/executions/{hostile}/events",
+}
+ABSENT = r"status of 404"
+SERIOUS = {"serious", "critical"}
+CONTRAST = {"runOnly": ["color-contrast"]}
+
+FOCUSABLE = """() => [...document.querySelectorAll("a[href], button, input, select, summary, textarea")]
+    .filter((one) => one.type !== "hidden" && !one.disabled && one.checkVisibility()).length"""
+FOCUSED = """() => {
+    window.passed ??= [];
+    const one = document.activeElement;
+    if (one === document.body || one === null) return null;
+    const style = getComputedStyle(one);
+    const isNew = !window.passed.includes(one);
+    const last = window.passed.at(-1);
+    if (isNew) window.passed.push(one);
+    return {
+        name: one.outerHTML.slice(0, 200),
+        isNew,
+        isControl: one.matches("a[href], button, input, select, summary, textarea"),
+        isSeen: one.type === "datetime-local" || one.matches(":focus-visible") && (style.outlineStyle !== "none"
+            || parseFloat(getComputedStyle(one.querySelector(".box")).strokeWidth) > 3),
+        isBehind: !last || last === one || Boolean(last.compareDocumentPosition(one) & 4),
+    };
+}"""
+OVERFLOWING = """() => {
+    const width = document.documentElement.clientWidth;
+    if (document.documentElement.scrollWidth <= width) return [];
+    return [...document.querySelectorAll("body *")]
+        .filter((one) => one.getBoundingClientRect().right > width + 1)
+        .map((one) => one.outerHTML.slice(0, 150));
+}"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def addresses(local: Service, guarded: Service) -> AsyncIterator[dict[str, str]]:
+    """The addresses of all pages, about executions that are in the log."""
+    engine, folder = local.plane.engine, local.settings.playbooks_path
+    found = {
+        "failed": await ran(engine, folder, "invoices", INVOICES),
+        "completed": await ran(engine, folder, "invoices", INVOICES, {"wrong": []}),
+        "hostile": await ran(engine, folder, "hostile", hostile_text()),
+        "step": in_path(STEP),
+        "path": quote("tests/hostile <b>"),
+    }
+    async with working(local.settings, f"worker <b>{TURNED}"):
+        yield {name: address.format(**found) for name, address in PAGES.items()}
+
+
+async def opened(visitor: Visitor, addresses: dict[str, str], name: str) -> Page:
+    if name.startswith("unknown"):
+        visitor.expected = ABSENT
+    page = await visitor.go(addresses[name])
+    await expect(page.get_by_role("main")).to_be_visible()
+    return page
+
+
+async def findings(page: Page, **options: object) -> list[str]:
+    """What axe finds on a page."""
+    await page.evaluate(AXE.read_text(encoding="utf-8") + ";0")
+    found = await page.evaluate(f"axe.run(document, {json.dumps(options)})")
+    return [
+        f"{one['id']}: {one['help']}: {node['html'][:200]}: {node['failureSummary']}"
+        for one in found["violations"]
+        if one["impact"] in SERIOUS
+        for node in one["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("name", PAGES)
+async def test_it_is_accessible(guarded: Service, visit: Visit, addresses: dict[str, str], name: str) -> None:
+    page = await opened(await visit(guarded, OPERATOR), addresses, name)
+
+    assert "\n".join(await findings(page)) == ""
+    await page.emulate_media(color_scheme="dark")
+    assert "\n".join(await findings(page, **CONTRAST)) == ""
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+async def test_it_fits_the_screen(local: Service, visit: Visit, addresses: dict[str, str], width: int) -> None:
+    visitor = await visit(local, viewport={"width": width, "height": 800})
+    wide = {}
+    for name in PAGES:
+        page = await opened(visitor, addresses, name)
+        wide[name] = await page.evaluate(OVERFLOWING)
+    assert {name: elements for name, elements in wide.items() if elements} == {}
+
+
+@pytest.mark.parametrize("name", ["executions", "failed execution", "failed iterations", "iteration"])
+async def test_the_keyboard_reaches_everything(
+    guarded: Service, visit: Visit, addresses: dict[str, str], name: str
+) -> None:
+    page = await opened(await visit(guarded, OPERATOR), addresses, name)
+    expected, controls = await page.evaluate(FOCUSABLE), 0
+    for _ in range(10 * expected + 20):
+        await page.keyboard.press("Tab")
+        focused = await page.evaluate(FOCUSED)
+        if focused is None:
+            break
+        assert focused["isSeen"], f"the focus cannot be seen: {focused['name']}"
+        assert focused["isBehind"], f"out of order: {focused['name']}"
+        controls += focused["isNew"] and focused["isControl"]
+    assert controls == expected
+
+
+async def test_the_skip_link_leads_to_the_content(local: Service, visit: Visit, addresses: dict[str, str]) -> None:
+    page = await opened(await visit(local), addresses, "executions")
+    skip = page.get_by_role("link", name="Skip to content")
+
+    await page.keyboard.press("Tab")
+
+    await expect(skip).to_be_focused()
+    await expect(skip).to_be_in_viewport()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("main")).to_be_focused()
+    await page.keyboard.press("Tab")
+    assert await page.evaluate("document.querySelector('main').contains(document.activeElement)")
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if "hostile" in name] + ["executions"])
+async def test_hostile_texts_are_only_texts(local: Service, visit: Visit, addresses: dict[str, str], name: str) -> None:
+    page = await opened(await visit(local), addresses, name)
+
+    assert await page.title() != "taken over"
+    assert await page.locator("main :is(script, img, [onload], [onerror]), b:text-is('bold')").count() == 0
+    text = await page.locator("body").inner_text()
+    assert not {TURNED[7], "\x1b", "\x07"} & set(text)
+    if name.startswith("hostile"):
+        assert "<b>" in text
