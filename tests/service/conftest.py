@@ -70,11 +70,14 @@ class SimpleLauncher(ProcessLauncher):
 
 
 @asynccontextmanager
-async def serving(settings: Settings, wrap: Wrap | None = None, **changes: Any) -> AsyncIterator[Service]:
+async def serving(
+    settings: Settings, wrap: Wrap | None = None, port: int = 0, **changes: Any
+) -> AsyncIterator[Service]:
     """Serves until the block ends; the settings then name the service's address.
 
     Args:
         wrap: puts something before the application.
+        port: 0 for any free one.
     """
     own = settings.model_copy(update=changes)
     opened: list[Plane] = []
@@ -90,7 +93,7 @@ async def serving(settings: Settings, wrap: Wrap | None = None, **changes: Any) 
     config = uvicorn.Config(
         wrap(application) if wrap is not None else application,
         host="127.0.0.1",
-        port=0,
+        port=port,
         log_level="critical",
         timeout_graceful_shutdown=5,
         http=bounded_connections(own),

@@ -31,18 +31,25 @@ function replace(element, html) {
   }
 }
 
-// Follows an execution. EventSource connects again by itself, and names the last message that it received.
-function follow(address) {
+// Follows an execution. EventSource connects again by itself, and names the last message that it received. After an
+// answer that is no stream, as of a proxy without its server, it gives up: then another one takes over.
+function follow(address, last = "") {
   const state = document.getElementById("live");
-  const source = new EventSource(address);
+  const place = new URL(address, location.href);
+  if (last) place.searchParams.set(place.searchParams.has("position") ? "position" : "after", last);
+  const source = new EventSource(place);
   const say = (name, text) => {
     if (!state) return;
     state.dataset.state = name;
     state.textContent = text;
   };
   source.addEventListener("open", () => say("live", "live"));
-  source.addEventListener("error", () => say("lost", "connection lost, connecting again"));
+  source.addEventListener("error", () => {
+    say("lost", "connection lost, connecting again");
+    if (source.readyState === EventSource.CLOSED) setTimeout(follow, 3000, address, last);
+  });
   source.addEventListener("update", (message) => {
+    last = message.lastEventId;
     const { parts, rows } = JSON.parse(message.data);
     for (const [id, html] of Object.entries(parts)) {
       const element = document.getElementById(id);
