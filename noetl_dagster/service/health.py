@@ -59,7 +59,7 @@ async def metrics(plane: ThePlane) -> PlainTextResponse:
     now = CurrentMetrics(
         queue=[QueuedCommands(**row) for row in await pool.fetch(QUEUE_DEPTH)],
         dead_letters=await pool.fetchval(DEAD_LETTER_COUNT),
-        lag=await _lag(plane),
+        lag=await ingest_lag(plane),
         workers=[worker.report for worker in plane.capacity.registry.workers.values() if not worker.lost],
         projection_lag=await Projection(pool).lag_seconds(),
     )
@@ -67,7 +67,8 @@ async def metrics(plane: ThePlane) -> PlainTextResponse:
     return PlainTextResponse(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-async def _lag(plane: Plane) -> int | None:
+async def ingest_lag(plane: Plane) -> int | None:
+    """Returns how many messages of workers in NATS are not in the log yet; None if NATS does not answer."""
     names = plane.client.names
     try:
         info = await plane.client.jetstream().consumer_info(

@@ -5,11 +5,21 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
-from noetl_dagster.service.pages import execution, executions, login, results, steps, trail
+from noetl_dagster.service.pages import (
+    compare,
+    execution,
+    executions,
+    login,
+    playbooks,
+    results,
+    steps,
+    trail,
+    workers,
+)
 from noetl_dagster.service.pages.live import Feeds
 from noetl_dagster.service.pages.rendering import FOLDER
 
-MODULES = (login, executions, execution, steps, results, trail)
+MODULES = (login, executions, execution, steps, results, trail, compare, workers, playbooks)
 
 
 def add_pages(app: FastAPI) -> None:

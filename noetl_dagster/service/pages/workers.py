@@ -1,0 +1,269 @@
+"""``/workers``: who is connected, what runs where, and what waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from fastapi import Request
+from markupsafe import Markup
+from starlette.responses import HTMLResponse, Response
+
+from noetl_dagster.events.projection import Projection
+from noetl_dagster.events.transport.capacity import CapacityRegistry
+from noetl_dagster.events.transport.queries import MISSED_REPORTS, no_worker
+from noetl_dagster.service.health import ingest_lag
+from noetl_dagster.service.pages.access import TheViewer, secure_headers
+from noetl_dagster.service.pages.rendering import fragment, page
+from noetl_dagster.service.pages.routing import page_router
+from noetl_dagster.service.plane import Plane, ThePlane
+
+router = page_router()
+
+MOST_WORKERS, MOST_RUNNING, MOST_POOLS = 500, 500, 50
+"""Rows of each table."""
+
+MOST_COUNTED = 10_000
+"""Waiting commands that are counted of each pool."""
+
+KEPT_SECONDS = 1.0
+"""The tables are rendered at most once in this time, however many people look at them."""
+
+# Workers that have reported within an hour, those that report now first.
+WORKERS = f"""
+SELECT worker_id, status, capacity, meta, started_at, extract(epoch FROM now() - heartbeat)::float8 AS silent
+FROM noetl.runtime WHERE kind = 'worker' AND heartbeat > now() - interval '1 hour'
+ORDER BY heartbeat DESC LIMIT {MOST_WORKERS + 1}
+"""
+
+# Commands that workers hold, by worker, and since when.
+RUNNING = f"""
+SELECT queue.execution_id, queue.node_name AS step, queue.tool_kind, queue.pool, queue.worker_id, queue.attempts,
+       (queue.context #>> '{{meta,iter_index}}')::bigint AS index, (queue.context #>> '{{meta,visit}}')::int AS visit,
+       extract(epoch FROM clock_timestamp() - claimed.created_at)::float8 AS seconds,
+       queue.lease_until < now() AS expired
+FROM noetl.queue LEFT JOIN LATERAL (
+    SELECT created_at FROM noetl.event
+    WHERE event.execution_id = queue.execution_id AND event.event_id = queue.claim_event_id) claimed ON true
+WHERE queue.worker_id IS NOT NULL AND queue.status = 'leased'
+ORDER BY queue.worker_id LIMIT {MOST_RUNNING + 1}
+"""
+
+# By pool, how many commands wait, and the age of the one that has waited longest among those that are counted. The
+# names of pools are found one after the other by index, and the commands of each in the order of claims.
+WAITING = f"""
+WITH RECURSIVE pools (pool, number) AS (
+    (SELECT pool, 1 FROM noetl.queue WHERE status = 'queued' ORDER BY pool LIMIT 1)
+    UNION ALL
+    SELECT (SELECT queue.pool FROM noetl.queue
+            WHERE queue.status = 'queued' AND queue.pool > pools.pool ORDER BY queue.pool LIMIT 1), number + 1
+    FROM pools WHERE pools.pool IS NOT NULL AND number < {MOST_POOLS}
+)
+SELECT pools.pool, waiting.commands, waiting.executions, waiting.oldest, waiting.later FROM pools
+CROSS JOIN LATERAL (
+    SELECT count(*) AS commands, count(DISTINCT execution_id) AS executions,
+           count(*) FILTER (WHERE available_at > now()) AS later,
+           GREATEST(extract(epoch FROM now() - min(available_at)), 0)::float8 AS oldest
+    FROM (SELECT execution_id, available_at FROM noetl.queue
+          WHERE queue.status = 'queued' AND queue.pool = pools.pool
+          ORDER BY priority DESC, turn, event_id LIMIT {MOST_COUNTED}) AS first
+) waiting
+WHERE pools.pool IS NOT NULL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownWorker:
+    """A worker and its latest report.
+
+    Attributes:
+        status: ``ready``, ``draining``, ``stopped``, or ``lost``: it has missed several reports.
+        kinds: free slots by tool kind, for kinds with fewer slots than the worker.
+        silent: seconds since the report.
+        about: its host, transport and version.
+    """
+
+    worker_id: str
+    pool: str
+    status: str
+    slots: int
+    available: int
+    active: int
+    kinds: dict[str, int]
+    silent: float
+    started_at: datetime | None
+    about: dict[str, str]
+
+    @property
+    def is_connected(self) -> bool:
+        """Reports whether it takes or runs commands."""
+        return self.status in ("ready", "draining")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCommand:
+    """A command that a worker holds; ``index`` is its iteration in a loop. ``expired``: no heartbeat arrives."""
+
+    execution_id: int
+    step: str
+    tool_kind: str
+    pool: str
+    worker_id: str
+    attempts: int
+    index: int | None
+    visit: int | None
+    seconds: float | None
+    expired: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PoolQueue:
+    """Commands of a pool that wait, at most :data:`MOST_COUNTED`; ``later`` of them wait for a delay to pass."""
+
+    pool: str
+    commands: int
+    executions: int
+    oldest: float | None
+    later: int
+    workers: int
+    slots: int
+    free: int
+
+    @property
+    def is_capped(self) -> bool:
+        """Reports whether there may be more."""
+        return self.commands >= MOST_COUNTED
+
+    @property
+    def warning(self) -> str:
+        """What must be done before its commands can run; empty if nothing must."""
+        return no_worker(self.pool) if self.commands and not self.workers else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Workforce:
+    """What the page shows.
+
+    Attributes:
+        ingest_lag: messages of workers in NATS that are not in the log; None if NATS does not answer.
+        projection_lag: seconds by which the overview of executions is behind the log.
+    """
+
+    workers: Sequence[ShownWorker]
+    running: Sequence[RunningCommand]
+    pools: Sequence[PoolQueue]
+    ingest_lag: int | None
+    projection_lag: float
+
+
+async def read_workforce(plane: Plane) -> Workforce:
+    """Reads workers, running and waiting commands, each in a bounded query."""
+    pool = plane.engine.runtime.pool
+    workers = workers_of(await pool.fetch(WORKERS), plane.capacity.registry)
+    return Workforce(
+        workers=workers,
+        running=[RunningCommand(**row) for row in await pool.fetch(RUNNING)],
+        pools=queues_of(await pool.fetch(WAITING), workers),
+        ingest_lag=await ingest_lag(plane),
+        projection_lag=await Projection(pool).lag_seconds(),
+    )
+
+
+def workers_of(rows: Iterable[Mapping[str, Any]], registry: CapacityRegistry) -> list[ShownWorker]:
+    """Returns the workers of ``noetl.runtime``, and of this process's registry where that is more recent."""
+    found = {(one.pool, one.worker_id): one for one in map(_stored, rows)}
+    now = time.monotonic()
+    for key, capacity in [*registry.workers.items()][: MOST_WORKERS + 1]:
+        report, silent, known = capacity.report, now - capacity.heard, found.get(key)
+        if known is not None and known.silent < silent:
+            continue
+        found[key] = ShownWorker(
+            worker_id=report.worker_id,
+            pool=report.pool,
+            status="lost" if capacity.lost and report.status != "stopped" else report.status,
+            slots=report.slots,
+            available=report.available_slots,
+            active=report.active_tasks,
+            kinds=dict(report.tool_pools),
+            silent=silent,
+            started_at=known.started_at if known is not None else None,
+            about=_about(report.meta),
+        )
+    return sorted(found.values(), key=lambda one: (not one.is_connected, one.pool, one.worker_id))
+
+
+def _stored(row: Mapping[str, Any]) -> ShownWorker:
+    capacity, silent = row["capacity"], max(row["silent"], 0.0)
+    is_lost = silent > MISSED_REPORTS * float(capacity.get("interval", 15.0))
+    return ShownWorker(
+        worker_id=row["worker_id"],
+        pool=str(capacity.get("pool", "")),
+        status="lost" if is_lost and row["status"] != "stopped" else row["status"],
+        slots=int(capacity.get("slots", 0)),
+        available=int(capacity.get("available_slots", 0)),
+        active=int(capacity.get("active_tasks", 0)),
+        kinds=dict(capacity.get("tool_pools") or {}),
+        silent=silent,
+        started_at=row["started_at"],
+        about=_about(row["meta"]),
+    )
+
+
+def _about(meta: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(meta[name]) for name in ("host", "transport", "version") if meta.get(name)}
+
+
+def queues_of(rows: Iterable[Mapping[str, Any]], workers: Iterable[ShownWorker]) -> list[PoolQueue]:
+    """Returns the queue of each pool that has waiting commands or workers."""
+    waiting = {row["pool"]: dict(row) for row in rows}
+    connected = [one for one in workers if one.is_connected]
+    queues = []
+    for pool in sorted({*waiting, *(one.pool for one in connected)}):
+        mine = [one for one in connected if one.pool == pool]
+        queues.append(
+            PoolQueue(
+                **(waiting.get(pool) or {"pool": pool, "commands": 0, "executions": 0, "oldest": None, "later": 0}),
+                workers=len(mine),
+                slots=sum(one.slots for one in mine),
+                free=sum(one.available for one in mine),
+            )
+        )
+    return queues
+
+
+@router.get("/workers")
+async def workers(request: Request, plane: ThePlane, viewer: TheViewer) -> Response:
+    """Shows the workers, what they run, and what waits for them."""
+    return page(request, "workers.html", viewer, workforce=await _rendered(request, plane))
+
+
+@router.get("/workers/now")
+async def workers_now(request: Request, plane: ThePlane, viewer: TheViewer) -> Response:
+    """Returns the tables alone, which open pages fetch every two seconds."""
+    return HTMLResponse(await _rendered(request, plane), headers=secure_headers())
+
+
+async def _rendered(request: Request, plane: Plane) -> Markup:
+    kept: tuple[float, Markup] | None = getattr(request.app.state, "workforce", None)
+    if kept is None or time.monotonic() - kept[0] > KEPT_SECONDS:
+        found = await read_workforce(plane)
+        kept = time.monotonic(), fragment("parts/workforce.html", **_limited(found))
+        request.app.state.workforce = kept
+    return kept[1]
+
+
+def _limited(found: Workforce) -> dict[str, Any]:
+    """Returns the names of the template: at most so many rows of each table."""
+    return {
+        "workers": found.workers[:MOST_WORKERS],
+        "more_workers": len(found.workers) > MOST_WORKERS,
+        "connected": sum(one.is_connected for one in found.workers),
+        "running": found.running[:MOST_RUNNING],
+        "more_running": len(found.running) > MOST_RUNNING,
+        "pools": found.pools,
+        "ingest_lag": found.ingest_lag,
+        "projection_lag": found.projection_lag,
+    }
