@@ -21,3 +21,8 @@ def step_url(settings: Settings, execution_id: int | str, step: str) -> str:
 def run_url(settings: Settings, run_id: str) -> str:
     """Returns the address of a run in Dagster's UI."""
     return f"{settings.dagster_url.rstrip('/')}/runs/{quote(run_id, safe='')}"
+
+
+def asset_url(settings: Settings, asset: str) -> str:
+    """Returns the address of an asset in Dagster's UI, given by its key with slashes."""
+    return f"{settings.dagster_url.rstrip('/')}/assets/{quote(asset)}"

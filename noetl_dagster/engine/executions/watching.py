@@ -62,13 +62,14 @@ SELECT one.* FROM unnest($3::text[]) AS step (name) CROSS JOIN LATERAL (
 
 @dataclass(slots=True)
 class StepVisit:
-    """One visit of a step. ``ended`` is None while it is open."""
+    """One visit of a step. ``ended`` is None while it is open; ``asset`` is the key of the asset that it made."""
 
     step: str
     visit: int
     started: datetime
     ended: datetime | None = None
     status: str = "RUNNING"
+    asset: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +267,7 @@ class WatchedExecution:
         elif type_ in (EventType.STEP_EXIT, EventType.STEP_SKIPPED):
             visit = self.visits.setdefault((step, number), StepVisit(step, number, event["created_at"]))
             visit.ended, visit.status = event["created_at"], event["status"] or "SKIPPED"
+            visit.asset = event["meta"].get("asset") if event["status"] == "COMPLETED" else None
         while len(self.visits) > MOST_VISITS:
             del self.visits[next(iter(self.visits))]
 

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.addresses import asset_url, run_url
 from noetl_dagster.engine.executions.trail import LAST_EVENT, changes_around
 from noetl_dagster.engine.executions.watching import ShownEvent, StepVisit, WatchedExecution
 from noetl_dagster.engine.runtime import Runtime
@@ -29,6 +30,7 @@ from noetl_dagster.service.pages.live import Feed, Feeds, Parts
 from noetl_dagster.service.pages.rendering import fragment, in_path, page
 from noetl_dagster.service.pages.routing import page_router
 from noetl_dagster.service.plane import Plane, ThePlane
+from noetl_dagster.settings import Settings
 
 router: APIRouter = page_router()
 
@@ -84,7 +86,7 @@ async def execution(
         id=execution_id,
         row=watched.row,
         at=at,
-        parts=_parts(watched, playbook, at),
+        parts=_parts(watched, playbook, runtime.settings, at),
         rows=_rows(execution_id, list(reversed(watched.events))),
         position=watched.position,
         is_live=at is None and watched.is_running,
@@ -113,7 +115,10 @@ async def live(
         watched = await WatchedExecution.read(runtime.pool, execution_id)
         playbook = await playbook_of(runtime, execution_id)
         return Feed(
-            engine, watched, lambda now: _parts(now, playbook, None), lambda events: _rows(execution_id, events)
+            engine,
+            watched,
+            lambda now: _parts(now, playbook, runtime.settings),
+            lambda events: _rows(execution_id, events),
         )
 
     feed = await feeds_of(request).open(execution_id, Feed, make)
@@ -181,18 +186,24 @@ def feeds_of(request: Request) -> Feeds:
 
 async def _facts(plane: Plane, watched: WatchedExecution) -> dict[str, Any]:
     """Returns what does not change while an execution runs."""
+    settings = plane.engine.runtime.settings
     text = await plane.engine.runtime.pool.fetchrow(TEXT_OF_EXECUTION, watched.id)
     return {
         "path": None if text is None else text["path"],
         "version": None if text is None else text["version"] or None,
+        "run": run_url(settings, run) if (run := watched.row.state.get("run_id")) else None,
         "driven": not watched.is_running or await plane.engine.liveness.is_driven(watched.id),
     }
 
 
-def _parts(watched: WatchedExecution, playbook: Playbook | None, at: int | None) -> Parts:
+def _parts(watched: WatchedExecution, playbook: Playbook | None, settings: Settings, at: int | None = None) -> Parts:
     """Renders the parts of the page that change."""
     id_ = watched.id
-    steps = [{"error": None, **step, "loop": watched.loop_of(step["step"])} for step in watched.steps()]
+    assets = {one.step: asset_url(settings, one.asset) for one in watched.visits.values() if one.asset}
+    steps = [
+        {"error": None, **step, "loop": watched.loop_of(step["step"]), "asset": assets.get(step["step"])}
+        for step in watched.steps()
+    ]
     start, end = watched.row.start_time, watched.row.end_time or datetime.now(UTC)
     if at is not None and watched.row.end_time is None:
         end = watched.row.updated_at or end
