@@ -144,14 +144,14 @@ GROUP BY 1, 2
 EVENTS_UNTIL = EVENTS_OF_EXECUTION.replace("ORDER BY", "AND event.event_id <= $2 ORDER BY")
 DONE_UNTIL = DONE_OF_EXECUTION.replace("GROUP BY", "AND event.event_id <= $2 GROUP BY")
 
-# What the transactions from $2 up to the horizon, or to $3, changed in one execution: the events that change its row,
+# What the transactions from $2 up to the horizon changed in one execution: the events that change its row,
 # other events that people want to see, and as rows without event_id the counts of iterations that succeeded, with the
 # duration and index of the slowest of these. The horizon is on every row.
 _SINCE = """event.execution_id = $1 AND event.xact_id >= $2::text::xid8
     AND event.xact_id < (SELECT xact_id FROM horizon)"""
 CHANGES_SINCE = f"""
 WITH horizon AS MATERIALIZED (
-    SELECT least(pg_snapshot_xmin(pg_current_snapshot()), $3::text::xid8) AS xact_id
+    SELECT pg_snapshot_xmin(pg_current_snapshot()) AS xact_id
 ), shown AS (
     SELECT {_PARTS}, event.duration, event.current_index, event.worker_id, {_CHANGES} AS is_change,
            0::bigint AS done
@@ -168,6 +168,16 @@ SELECT (SELECT xact_id::text FROM horizon), $1, NULL, NULL, NULL, NULL, node_nam
        NULL, NULL, NULL, seconds, slowest, NULL, false, done, visit
 FROM counted
 ORDER BY xact_id, event_id
+"""
+
+# The events of these kinds in the transactions from $2 up to, without, $3.
+SHOWN_BETWEEN = f"""
+SELECT event.event_id, event.event_type, event.node_name, event.status, event.meta, event.error, event.created_at,
+       event.current_index
+FROM noetl.event
+WHERE event.execution_id = $1 AND event.xact_id >= $2::text::xid8 AND event.xact_id < $3::text::xid8
+  AND ({_CHANGES} OR event.event_type = ANY({_SHOWN}))
+ORDER BY event.xact_id, event.event_id
 """
 
 # The age in seconds of the oldest event that is not applied in its shard.

@@ -215,7 +215,7 @@ class WatchedExecution:
 
     async def advance(self, pool: asyncpg.Pool) -> list[ShownEvent]:
         """Applies what was committed since, with one statement; returns its events in the order of their commits."""
-        rows = await pool.fetch(queries.CHANGES_SINCE, self.id, str(self.position), None)
+        rows = await pool.fetch(queries.CHANGES_SINCE, self.id, str(self.position))
         self.position = int(rows[0]["horizon"])
         changes = [row for row in rows if row["event_id"] is not None]
         done: Done = {}
@@ -295,5 +295,5 @@ class WatchedExecution:
 
 async def changes_between(pool: asyncpg.Pool, execution_id: int, first: int, end: int) -> list[ShownEvent]:
     """Returns the events that changed something in transactions from ``first`` up to, without, ``end``."""
-    rows = await pool.fetch(queries.CHANGES_SINCE, execution_id, str(first), str(end))
-    return [ShownEvent.of(row) for row in rows if row["event_id"] is not None]
+    rows = await pool.fetch(queries.SHOWN_BETWEEN, execution_id, str(first), str(end))
+    return [ShownEvent.of(row) for row in rows]

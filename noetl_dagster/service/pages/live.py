@@ -35,6 +35,9 @@ MOST_KEPT = 120
 MOST_QUEUED = 30
 """Messages that wait for a slow browser; beyond, it is disconnected, and connects again."""
 
+MOST_MISSED = 5
+"""Answers to the question of what browsers missed that a feed keeps."""
+
 END = b"event: end\ndata: {}\n\n"
 """The last message: the execution has ended, and the browser need not connect again."""
 
@@ -106,6 +109,8 @@ class Feed:
         self._first = watched.position
         self._sent: Parts = {}
         self._queues: Queues[_Update] = Queues()
+        self._missed: dict[tuple[int, int], list[ShownEvent]] = {}
+        self._reading = asyncio.Lock()
 
     @property
     def viewers(self) -> int:
@@ -118,10 +123,7 @@ class Feed:
         now = self.watched.position
         try:
             if after < now:
-                if after >= self._first:
-                    missed = [event for one in self._kept if one.position > after for event in one.events]
-                else:
-                    missed = await changes_between(self._pool, self.watched.id, after, now)
+                missed = await self._between(after, now)
                 yield self._update(now, missed, self._render_parts(self.watched)).content
             while (message := await queue.get()) is not None:
                 if message.position > now:
@@ -151,6 +153,17 @@ class Feed:
     def end(self) -> None:
         """Ends the streams of all people who watch."""
         self._queues.send(None)
+
+    async def _between(self, after: int, now: int) -> list[ShownEvent]:
+        """Returns the events that a browser missed; of many that connect again at once, one reads the log."""
+        if after >= self._first:
+            return [event for one in self._kept if after < one.position <= now for event in one.events]
+        async with self._reading:
+            if (after, now) not in self._missed:
+                if len(self._missed) == MOST_MISSED:
+                    self._missed.clear()
+                self._missed[after, now] = await changes_between(self._pool, self.watched.id, after, now)
+            return self._missed[after, now]
 
     def _update(self, position: int, events: list[ShownEvent], parts: Parts) -> _Update:
         data = orjson.dumps({"parts": parts, "rows": self._render_rows(events)})
