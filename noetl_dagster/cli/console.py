@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, NoReturn
 
 import orjson
@@ -13,6 +15,7 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
+from noetl_dagster.engine.executions.addresses import execution_url, executions_url
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings
 
@@ -56,6 +59,22 @@ def note(message: str, *, style: str | None = None, level: int = logging.INFO) -
 def warn(message: str) -> None:
     """Prints a warning on standard error."""
     note(message, style="yellow", level=logging.WARNING)
+
+
+def note_page(settings: Settings, execution_id: int | str | None = None) -> None:
+    """Prints the address of an execution's page, or of the list, and how to start the pages of this machine."""
+    address = executions_url(settings) if execution_id is None else execution_url(settings, execution_id)
+    is_default = not {"pages_url", "server_url"} & settings.model_fields_set
+    note(f"page: {address}" + (", while 'noetl-dagster serve' runs" if is_default else ""))
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """Ends the program without a message on Ctrl-C, for commands that only read."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(128 + signal.SIGINT) from None
 
 
 def fail(message: str, code: int = 1) -> NoReturn:

@@ -10,12 +10,14 @@ from typing import Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from noetl_dagster.cli.console import note, notes
+from noetl_dagster.cli.console import note, notes, warn
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.estimate import Estimate, past_of
 from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, chunks_made, overview
 from noetl_dagster.engine.executions.progress import Pace, duration, running_notes
 from noetl_dagster.errors import ExecutionNotFoundError
+from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.process.event_loop import run_sync
 
 POLL_SECONDS = 0.5
@@ -32,13 +34,13 @@ def showing(engine: Engine, execution_id: int, *, quiet: bool = False) -> Iterat
         yield
         return
     ended = threading.Event()
-    with _ProgressBars() if notes.is_terminal else _ProgressLines() as display:
+    with _display() as display:
 
-        def watch() -> None:
+        def refresh() -> None:
             while not ended.wait(POLL_SECONDS):
                 display.refresh(engine, execution_id)
 
-        thread = threading.Thread(target=watch, name="progress", daemon=True)
+        thread = threading.Thread(target=refresh, name="progress", daemon=True)
         thread.start()
         try:
             yield
@@ -46,6 +48,36 @@ def showing(engine: Engine, execution_id: int, *, quiet: bool = False) -> Iterat
             ended.set()
             thread.join()
             display.refresh(engine, execution_id)
+
+
+def watch(engine: Engine, execution_id: int, *, quiet: bool = False) -> None:
+    """Shows the same until the execution has ended, whatever process runs it.
+
+    A short outage of the database only delays it. It reports once that no process runs the execution.
+    """
+    away = lonely = False
+    checked_at = time.monotonic()
+    with _Display() if quiet else _display() as display:
+        while True:
+            try:
+                found = display.refresh(engine, execution_id)
+                if found is not None and found.status != ExecutionStatus.RUNNING:
+                    return
+                if not lonely and time.monotonic() - checked_at >= PLAIN_SECONDS:
+                    checked_at = time.monotonic()
+                    lonely = not run_sync(engine.liveness.is_driven(execution_id))
+                    if lonely:
+                        note(f"no process runs it now; to resume it: noetl-dagster resume {execution_id}")
+                away = False
+            except DATABASE_AWAY as error:
+                if not away:
+                    warn(f"the event log cannot be read now: {error}")
+                away = True
+            time.sleep(POLL_SECONDS)
+
+
+def _display() -> _Display:
+    return _ProgressBars() if notes.is_terminal else _ProgressLines()
 
 
 class _Display:
@@ -61,23 +93,24 @@ class _Display:
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def refresh(self, engine: Engine, execution_id: int) -> None:
+    def refresh(self, engine: Engine, execution_id: int) -> Overview | None:
+        """Reads and shows the execution, and returns it; None if it is not in the log yet."""
         try:
             found = run_sync(overview(engine.runtime, execution_id))
             if all(step.status != "RUNNING" for step in found.steps):
                 self.show(found, {}, "")
-                return
+                return found
             if self._estimate is None:
                 self._estimate = Estimate(run_sync(past_of(engine.runtime.pool, execution_id)))
             seconds = self._estimate.remaining(found, time.monotonic())
             left = "" if seconds is None else f"about {duration(seconds)} left"
             self.show(found, run_sync(running_notes(engine.runtime.pool, execution_id)), left)
         except ExecutionNotFoundError:
-            return
+            return None
+        return found
 
     def show(self, found: Overview, commands: Mapping[str, str], left: str) -> None:
         """Shows the steps, the latest note of a running command of each step, and the remaining time."""
-        raise NotImplementedError
 
     def describe(self, step: StepView, commands: Mapping[str, str]) -> str:
         """Describes a step beyond its counts: chunks, failures, pace, the note of its command."""

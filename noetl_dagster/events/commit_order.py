@@ -7,13 +7,19 @@ skips nothing and reads nothing twice.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import AsyncIterator
 from typing import NamedTuple, Self
 
 import asyncpg
 
 from noetl_dagster.events import queries
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.types import Event
+
+logger = logging.getLogger(__name__)
 
 WINDOW = 5_000
 """Maximum number of events, of any execution, that one call reads from the end of the log."""
@@ -40,6 +46,12 @@ class Position(NamedTuple):
 
 
 START = Position(0, 0)
+
+POLL_SECONDS = 0.5
+"""Seconds between two reads while nothing happens."""
+
+AWAY_SECONDS = 2.0
+"""Seconds until the next read after the database was unavailable."""
 
 
 class Committed(NamedTuple):
@@ -81,6 +93,28 @@ async def events_in_commit_order(
         return (await _in_window(pool, execution_id, Position(first, 0), limit))[0]
     rows = await pool.fetch(queries.COMMITTED_OF_SMALL, execution_id, str(after.xact_id), after.event_id, limit)
     return _page(rows, limit, Position(int(rows[0]["horizon"]), 0), reached_end=True)
+
+
+async def follow(pool: asyncpg.Pool, execution_id: int, after: Position = START) -> AsyncIterator[Event]:
+    """Yields the events of an execution strictly after a position, in the order of their commits, until it ends.
+
+    A short outage of the database only delays it.
+    """
+    while True:
+        try:
+            page = await events_in_commit_order(pool, execution_id, after)
+            ended = page.is_last and await has_ended(pool, execution_id, page.position)
+        except DATABASE_AWAY as error:
+            logger.warning("the event log cannot be read now: %s", error)
+            await asyncio.sleep(AWAY_SECONDS)
+            continue
+        for one in page.events:
+            yield one.event
+        after = page.position
+        if ended:
+            return
+        if page.is_last:
+            await asyncio.sleep(POLL_SECONDS)
 
 
 async def has_ended(pool: asyncpg.Pool, execution_id: int, position: Position) -> bool:

@@ -15,6 +15,7 @@ from noetl_dagster.cli.commands.run import run_playbook
 from noetl_dagster.cli.console import announce_start, console, fail
 from noetl_dagster.cli.doctor.checks import find_java
 from noetl_dagster.cli.session import Session, open_session
+from noetl_dagster.engine.executions.addresses import execution_url
 from noetl_dagster.engine.executions.overview import Overview
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.extras import shipped_folder
@@ -91,6 +92,8 @@ def _show(session: Session, found: Overview, validation: list[Any], results: lis
         f"Dagster run {found.run_id}\n"
         f"services and data: {session.settings.home.resolve()}\n"
         f"every event:       noetl-dagster events {found.execution_id}\n"
+        f"its page:          noetl-dagster serve\n"
+        f"                   then {execution_url(session.settings, found.execution_id)}\n"
         'in Dagster\'s UI:   eval "$(noetl-dagster services env)"; dagster dev -m noetl_dagster.definitions\n'
         "                   then Runs (the graph) and Assets (the lineage)",
         highlight=False,

@@ -10,7 +10,8 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from noetl_dagster.cli.console import Json, console, note, print_json
+from noetl_dagster.cli.console import Json, console, ended_by_interrupt, note, note_page, print_json
+from noetl_dagster.cli.progress import watch
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import (
@@ -21,10 +22,14 @@ from noetl_dagster.engine.executions.overview import (
     chunks_made,
     full_overview,
     newest_executions,
+    overview,
     small_results,
 )
 from noetl_dagster.engine.executions.progress import MOST_WAITING, PoolView, brief, duration, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
+from noetl_dagster.events.commit_order import START, follow, position_of
+from noetl_dagster.events.projection import read_execution
+from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.transport.queries import no_worker
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.process.event_loop import run_sync
@@ -36,25 +41,44 @@ RESULT_CHARACTERS = 70
 COLOURS = {"COMPLETED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNING": "cyan", "SKIPPED": "dim"}
 
 
-def status(execution_id: ExecutionId, as_json: Json = False) -> None:
+def status(
+    execution_id: ExecutionId,
+    watched: Annotated[
+        bool, typer.Option("--watch", "-w", help="show progress until it ends; exit code 0 if it completes, else 1")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Show the state of an execution: its steps, loops and pool commands."""
-    with open_session(quickly=True) as session:
+    with open_session(quickly=True) as session, ended_by_interrupt():
+        if watched:
+            run_sync(overview(session.engine.runtime, execution_id))  # fails if there is none
+            watch(session.engine, execution_id, quiet=as_json)
         found = run_sync(full_overview(session.engine.runtime, execution_id))
         if as_json:
             print_json(found)
         else:
             show(session.engine, found)
+            note_page(session.settings, execution_id)
             if found.status == "RUNNING" and not run_sync(session.engine.liveness.is_driven(execution_id)):
                 note(f"no process runs it now; to resume it: noetl-dagster resume {execution_id}")
+    if watched and found.status != ExecutionStatus.COMPLETED:
+        raise typer.Exit(1)
 
 
 def events(
     execution_id: ExecutionId,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
     after: Annotated[int, typer.Option(help="only events after this event id")] = 0,
+    followed: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="print new events too, until it ends, in the order of their commits"),
+    ] = False,
 ) -> None:
     """Print every event of an execution, oldest first."""
-    with open_session(quickly=True) as session:
+    with open_session(quickly=True) as session, ended_by_interrupt():
+        if followed:
+            run_sync(_follow_events(session.engine, execution_id, after, as_json))
+            return
         found = run_sync(_print_events(session.engine, execution_id, after, as_json))
     if not found and after == 0:
         raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
@@ -81,6 +105,7 @@ def listing(
         status = _coloured(row["status"])
         table.add_row(str(row["execution_id"]), row["playbook"], *own, started, status)
     console.print(table)
+    note_page(session.settings)
 
 
 def cancel(
@@ -187,6 +212,17 @@ async def _print_events(engine: Engine, execution_id: int, after: int, as_json: 
         typer.echo(_as_line(event, as_json))
         found = True
     return found
+
+
+async def _follow_events(engine: Engine, execution_id: int, after: int, as_json: bool) -> None:
+    pool = engine.runtime.pool
+    position = await position_of(pool, execution_id, after) if after else START
+    if position is None:
+        raise ExecutionNotFoundError(f"execution {execution_id} has no event {after}")
+    if await read_execution(pool, execution_id) is None:
+        raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
+    async for event in follow(pool, execution_id, position):
+        typer.echo(_as_line(event, as_json))
 
 
 def _as_line(event: Event, as_json: bool) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from noetl_dagster.cli.commands.check import Lenient
 from noetl_dagster.cli.commands.executions import ExecutionId, show
-from noetl_dagster.cli.console import Json, fail, note, print_json, warn
+from noetl_dagster.cli.console import Json, fail, note, note_page, print_json, warn
 from noetl_dagster.cli.progress import showing
 from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.engine.executions.overview import Overview, full_overview
@@ -104,6 +104,8 @@ def run_playbook(
     engine = session.engine
     execution_id = execution_id or engine.runtime.ids.next()
     note(f"{'resuming' if resumed else 'running'} {playbook.name}, execution {execution_id}")
+    if not quiet:
+        note_page(session.settings, execution_id)
     session.lead_to_dagster()
     error, here = None, verbose or not session.settings.warm_commands
     if not here:
@@ -144,6 +146,8 @@ def _run_without_dagster(
         origin = {"runner": Runner.ENGINE.value}
         execution = run_sync(engine.lifecycle.create(playbook, workload, partition=chosen, origin=origin))
         note(f"running {playbook.name}, execution {execution.id}")
+        if not quiet:
+            note_page(session.settings, execution.id)
         with showing(engine, execution.id, quiet=quiet), settings_withheld():
             run_sync(engine.drive(execution, release=False))
         run_sync(reporter.report([run_sync(engine.runtime.load(execution.id))], fresh=True))

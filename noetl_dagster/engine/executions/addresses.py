@@ -7,10 +7,15 @@ from urllib.parse import quote
 from noetl_dagster.settings import Settings
 
 
+def executions_url(settings: Settings) -> str:
+    """Returns the address of the list of executions."""
+    base = settings.pages_url or settings.server_url
+    return f"{base.rstrip('/')}/executions"
+
+
 def execution_url(settings: Settings, execution_id: int | str) -> str:
     """Returns the address of an execution's page."""
-    base = settings.pages_url or settings.server_url
-    return f"{base.rstrip('/')}/executions/{execution_id}"
+    return f"{executions_url(settings)}/{execution_id}"
 
 
 def step_url(settings: Settings, execution_id: int | str, step: str) -> str:
