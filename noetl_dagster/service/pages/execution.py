@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
@@ -41,6 +43,11 @@ LINES_AROUND = 3
 
 EVENT_STREAM = "text/event-stream"
 
+RESUME_SECONDS = 10.0
+"""Time that a form waits for the run that it launched. A run may also wait in a queue."""
+
+RESUMPTIONS = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = 'execution.resumed'"
+
 
 class SourceLines(NamedTuple):
     """Some lines of a playbook: the number of the first, their text, and the number of the line in question."""
@@ -67,6 +74,7 @@ async def execution(
     viewer: TheViewer,
     at: Annotated[Id | None, Query(description="an event id: the execution as it was then")] = None,
     after: Annotated[float | None, Query(ge=0, le=1e9, description="the same, in seconds after the start")] = None,
+    resuming: Annotated[bool, Query(description="a run that resumes it was launched")] = False,
 ) -> Response:
     """Shows an execution, now or as it was at an event or time."""
     runtime = plane.engine.runtime
@@ -86,6 +94,7 @@ async def execution(
         id=execution_id,
         row=watched.row,
         at=at,
+        resuming=resuming and not watched.is_running,
         parts=_parts(watched, playbook, runtime.settings, at),
         rows=_rows(execution_id, list(reversed(watched.events))),
         position=watched.position,
@@ -136,9 +145,16 @@ async def cancel(execution_id: ExecutionId, plane: ThePlane, form: TheForm) -> R
 
 @router.post("/executions/{execution_id}/resume")
 async def resume(execution_id: ExecutionId, plane: ThePlane, form: TheForm) -> Response:
-    """Resumes an execution that failed or lost its process."""
+    """Resumes an execution that failed or lost its process, and waits a little until the run has begun."""
+    pool = plane.engine.runtime.pool
+    before = await pool.fetchval(RESUMPTIONS, execution_id)
     await resume_execution(plane, execution_id)
-    return RedirectResponse(f"/executions/{execution_id}", 303)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(RESUME_SECONDS):
+            while await pool.fetchval(RESUMPTIONS, execution_id) == before:  # noqa: ASYNC110, the page is live from there
+                await asyncio.sleep(0.2)
+            return RedirectResponse(f"/executions/{execution_id}", 303)
+    return RedirectResponse(f"/executions/{execution_id}?resuming=true", 303)
 
 
 def event_stream(messages: AsyncIterator[bytes]) -> Response:

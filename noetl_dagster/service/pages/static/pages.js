@@ -56,11 +56,27 @@ function follow(address, last = "") {
       if (element) replace(element, html);
     }
     addRows(rows);
+    if (rows.includes("execution.resumed")) renew();
   });
   source.addEventListener("end", () => {
     source.close();
     say("ended", "ended");
+    renew();
   });
+}
+
+// Fetches the page again for the parts that the stream does not contain: the buttons, the error and the checks.
+async function renew() {
+  const parts = document.querySelectorAll("[data-renew]");
+  if (!parts.length) return;
+  try {
+    const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+    if (!answer.ok || answer.redirected) return;
+    const now = new DOMParser().parseFromString(await answer.text(), "text/html");
+    for (const part of parts) replace(part, now.getElementById(part.id).innerHTML);
+  } catch {
+    // they are as they were
+  }
 }
 
 // Adds rows of new events to the trail: at its end, or at its beginning if it shows the newest first.
