@@ -94,17 +94,23 @@ async def browser(chromium: str) -> AsyncIterator[Browser]:
         await opened.close()
 
 
+@pytest.fixture(scope="module")
+def own_settings(module_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Settings for the tests of a module, with a folder of playbooks of its own."""
+    return module_settings.model_copy(update={"playbooks_path": tmp_path_factory.mktemp("playbooks")})
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def local(module_settings: Settings) -> AsyncIterator[Service]:
+async def local(own_settings: Settings) -> AsyncIterator[Service]:
     """A service without tokens, for the tests of a module."""
-    async with serving(module_settings) as running:
+    async with serving(own_settings) as running:
         yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def guarded(module_settings: Settings) -> AsyncIterator[Service]:
+async def guarded(own_settings: Settings) -> AsyncIterator[Service]:
     """A service with tokens, over the same log."""
-    async with serving(module_settings, service_tokens=TOKENS) as running:
+    async with serving(own_settings, service_tokens=TOKENS) as running:
         yield running
 
 

@@ -89,8 +89,8 @@ async def test_cancelled_after_a_question(guarded: Service, visit: Visit, waitin
 async def test_resumed_after_the_cause_is_repaired(settings: Settings, visit: Visit, tmp_path: Path) -> None:
     repaired = tmp_path / "repaired"
     async with serving(settings, service_tokens=TOKENS) as service:
-        engine, folder = service.plane.engine, service.settings.playbooks_path
-        failed = await ran(engine, folder, "invoices", INVOICES, {"count": 140, "repaired": str(repaired)})
+        workload = {"count": 140, "repaired": str(repaired)}
+        failed = await ran(service.plane.engine, tmp_path, "invoices", INVOICES, workload)
         page = await (await visit(service, OPERATOR)).go(f"/executions/{failed}/steps/read")
         repaired.touch()
 
