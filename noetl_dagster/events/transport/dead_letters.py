@@ -66,6 +66,11 @@ class DeadLetters:
         rows = await self._pool.fetch(queries.DEAD_LETTERS, before, limit, PREVIEW_BYTES)
         return [_letter(row) for row in rows]
 
+    async def find(self, letter_id: int) -> DeadLetter | None:
+        """Returns a letter, None if there is none with this id."""
+        found = await self.newest(1, before=letter_id + 1)
+        return found[0] if found and found[0].id == letter_id else None
+
     async def count(self) -> int:
         """Returns how many there are."""
         return int(await self._pool.fetchval(queries.DEAD_LETTER_COUNT))

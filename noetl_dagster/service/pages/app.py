@@ -14,12 +14,12 @@ from noetl_dagster.service.pages import (
     results,
     steps,
     trail,
-    workers,
 )
 from noetl_dagster.service.pages.live import Feeds
 from noetl_dagster.service.pages.rendering import FOLDER
+from noetl_dagster.service.pages.workforce import dead_letters, workers
 
-MODULES = (login, executions, execution, steps, results, trail, compare, workers, playbooks)
+MODULES = (login, executions, execution, steps, results, trail, compare, workers, dead_letters, playbooks)
 
 
 def add_pages(app: FastAPI) -> None:

@@ -19,6 +19,7 @@ from noetl_dagster.service.health import ingest_lag
 from noetl_dagster.service.pages.access import TheViewer, secure_headers
 from noetl_dagster.service.pages.rendering import fragment, page
 from noetl_dagster.service.pages.routing import page_router
+from noetl_dagster.service.pages.workforce.dead_letters import dead_letters_section
 from noetl_dagster.service.plane import Plane, ThePlane
 
 router = page_router()
@@ -237,7 +238,9 @@ def queues_of(rows: Iterable[Mapping[str, Any]], workers: Iterable[ShownWorker])
 @router.get("/workers")
 async def workers(request: Request, plane: ThePlane, viewer: TheViewer) -> Response:
     """Shows the workers, what they run, and what waits for them."""
-    return page(request, "workers.html", viewer, workforce=await _rendered(request, plane))
+    workforce = await _rendered(request, plane)
+    letters = await dead_letters_section(request, plane, viewer)
+    return page(request, "workers.html", viewer, workforce=workforce, dead_letters=letters)
 
 
 @router.get("/workers/now")

@@ -1,0 +1,1 @@
+"""``/workers``: the workers of the pools, what waits for them, and their messages that could not be ingested."""
