@@ -25,7 +25,7 @@ browser: ## install Chromium for the tests of the pages if it is missing; withou
 demo: setup java ## run the patient flow end to end; SIZE=small|medium|full
 	.venv/bin/noetl-dagster demo --size $(SIZE)
 
-dev: setup java ## Dagster's UI on http://127.0.0.1:3000 over the embedded services
+dev: setup java ## Dagster's UI on http://127.0.0.1:3000 and the pages of executions on http://127.0.0.1:8700
 	@scripts/dev
 
 check: lint ## what a change must pass before a commit: ruff, mypy, the architecture
