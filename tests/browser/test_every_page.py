@@ -31,6 +31,12 @@ PAGES = {
     "hostile iteration": "/executions/{hostile}/steps/{step}/0",
     "hostile error": "/executions/{hostile}/steps/{step}/1",
     "hostile events": "/executions/{hostile}/events",
+    "playbooks": "/playbooks",
+    "playbook": "/playbooks/tests/invoices",
+    "hostile playbook": "/playbooks/{path}?execution={hostile}",
+    "compared executions": "/compare?left={completed}&right={failed}",
+    "hostile comparison": "/compare?left={completed}&right={hostile}",
+    "workers": "/workers",
 }
 ABSENT = r"status of 404"
 SERIOUS = {"serious", "critical"}

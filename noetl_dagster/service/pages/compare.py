@@ -7,7 +7,6 @@ from starlette.responses import Response
 
 from noetl_dagster.engine.executions.comparing import compare
 from noetl_dagster.service.pages.access import TheViewer
-from noetl_dagster.service.pages.playbooks import address_of
 from noetl_dagster.service.pages.rendering import page
 from noetl_dagster.service.pages.routing import page_router
 from noetl_dagster.service.plane import ThePlane
@@ -35,7 +34,6 @@ async def comparison(request: Request, plane: ThePlane, viewer: TheViewer) -> Re
         given=given,
         problem=f"{wrong[0]!r} is no execution id; ids are numbers" if wrong else "",
         found=found,
-        address_of=address_of,
     )
 
 

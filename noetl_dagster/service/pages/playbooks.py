@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from fastapi import Request
 from markupsafe import Markup
@@ -27,7 +27,7 @@ from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.service.pages.access import TheViewer
 from noetl_dagster.service.pages.charts import Bar, bars
 from noetl_dagster.service.pages.graph import graph_svg
-from noetl_dagster.service.pages.rendering import page, seconds
+from noetl_dagster.service.pages.rendering import from_path, page, seconds
 from noetl_dagster.service.pages.routing import page_router
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
@@ -94,20 +94,13 @@ class ShownText:
         return _LINE_ENDS.split(SECRETS.redact(self.text))
 
 
-def address_of(path: str, version: int | None = None) -> str:
-    """Returns the address of the page of a playbook."""
-    return f"/playbooks/{quote(path, safe='/')}" + (f"@{version}" if version else "")
-
-
 @router.get("/playbooks")
 async def playbooks(request: Request, plane: ThePlane, viewer: TheViewer) -> Response:
     """Shows the playbooks in the order of their paths."""
     after = request.query_params.get("after", "").replace("\x00", "")[:500]
     found = await list_playbooks(plane, after, SHOWN + 1)
     further = urlencode({"after": found[SHOWN - 1].path}) if len(found) > SHOWN else ""
-    return page(
-        request, "playbooks.html", viewer, playbooks=found[:SHOWN], further=further, after=after, address_of=address_of
-    )
+    return page(request, "playbooks.html", viewer, playbooks=found[:SHOWN], further=further, after=after)
 
 
 async def list_playbooks(plane: Plane, after: str, limit: int) -> list[ListedPlaybook]:
@@ -133,9 +126,9 @@ async def playbook(request: Request, reference: str, plane: ThePlane, viewer: Th
     The address names a path, of a registered version also ``path@2``. With ``execution`` in its query, the page shows
     the text that this execution runs.
     """
-    if "\x00" in reference or len(reference) > 2_000:
+    if "\x00" in from_path(reference) or len(reference) > 2_000:
         raise ApiProblem(404, "no such playbook")
-    shown = await _shown(plane, reference.strip("/"), request.query_params)
+    shown = await _shown(plane, from_path(reference).strip("/"), request.query_params)
     executions, is_complete = await _executions(plane, shown.path)
     versions = await plane.engine.runtime.registered.versions(shown.path, VERSIONS)
     lines = shown.lines
@@ -152,7 +145,6 @@ async def playbook(request: Request, reference: str, plane: ThePlane, viewer: Th
         lines=lines[:LINES],
         more=len(lines) - LINES,
         in_folder=shown.path in plane.catalog.paths,
-        address_of=address_of,
     )
 
 

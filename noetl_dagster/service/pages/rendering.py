@@ -83,6 +83,12 @@ def from_path(part: str) -> str:
     return unquote(part)
 
 
+def playbook_address(path: str, version: int | None = None) -> str:
+    """Returns the address of the page of a playbook, or of one of its registered versions."""
+    parts = "/".join(map(in_path, path.split("/")))
+    return f"/playbooks/{parts}@{version}" if version else f"/playbooks/{parts}"
+
+
 def size(value: int) -> str:
     """Formats a number of bytes: ``12 kB``."""
     scaled = float(value)
@@ -142,7 +148,9 @@ _ENVIRONMENT.filters.update(
     duration=duration,
     per_second=per_second,
 )
-_ENVIRONMENT.globals.update(version=_digest(), counted=counted, as_table=as_table, event_json=event_json)
+_ENVIRONMENT.globals.update(
+    playbook_address=playbook_address, version=_digest(), counted=counted, as_table=as_table, event_json=event_json
+)
 
 
 def fragment(template: str, **names: Any) -> Markup:
