@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncpg
 from fastapi import Request
 from starlette.responses import Response
 
 from noetl_dagster.engine.executions.comparing import compare
+from noetl_dagster.engine.executions.listing import ExecutionFilter, list_executions
 from noetl_dagster.service.pages.access import TheViewer
 from noetl_dagster.service.pages.rendering import page
 from noetl_dagster.service.pages.routing import page_router
@@ -15,17 +17,27 @@ router = page_router()
 
 SIDES = ("left", "right")
 
+PLAYBOOK_OF = """
+SELECT COALESCE(context ->> 'path', node_name) FROM noetl.event
+WHERE execution_id = $1 AND event_type = 'playbook.initialized' LIMIT 1
+"""
+
 
 @router.get("/compare")
 async def comparison(request: Request, plane: ThePlane, viewer: TheViewer) -> Response:
-    """Shows what differs between the executions ``left`` and ``right``; without them, a form that asks for them."""
+    """Shows what differs between the executions ``left`` and ``right``; without them, a form that asks for them.
+
+    An execution that is given alone, as ``right``, is compared with the one of the same playbook before it.
+    """
     given = {side: request.query_params.get(side, "").strip()[:100] for side in SIDES}
     wrong = [
         text for text in given.values() if text and not (text.isascii() and text.isdecimal() and int(text) < 2**63)
     ]
-    found = None
+    found, pool = None, plane.engine.runtime.pool
+    if given["right"] and not given["left"] and not wrong:
+        given["left"] = await _one_before(pool, int(given["right"]))
     if all(given.values()) and not wrong:
-        found = await compare(plane.engine.runtime.pool, int(given["left"]), int(given["right"]))
+        found = await compare(pool, int(given["left"]), int(given["right"]))
     return page(
         request,
         "compare.html",
@@ -35,6 +47,17 @@ async def comparison(request: Request, plane: ThePlane, viewer: TheViewer) -> Re
         problem=f"{wrong[0]!r} is no execution id; ids are numbers" if wrong else "",
         found=found,
     )
+
+
+async def _one_before(pool: asyncpg.Pool, execution_id: int) -> str:
+    """Returns the id of the previous execution of the same playbook; an empty text if it is not found in time."""
+    playbook = await pool.fetchval(PLAYBOOK_OF, execution_id)
+    wanted = ExecutionFilter(playbook=playbook, before=execution_id)
+    try:
+        found = await list_executions(pool, wanted, 1) if playbook else []
+    except TimeoutError:
+        found = []
+    return str(found[0].execution_id) if found else ""
 
 
 def _is_id(text: str) -> bool:

@@ -156,6 +156,14 @@ async def test_two_executions_side_by_side(service: Service) -> None:
     assert "The workloads are alike." in (await page_at(service.client, f"/compare?left={left}&right={left}")).text
 
 
+async def test_one_alone_is_compared_with_the_one_before_it(service: Service) -> None:
+    first, other, last = await made(service), await made(service, "another"), await made(service, said="no")
+    found = await page_at(service.client, f"/compare?right={last}")
+    assert f"/executions/{first}" in found.links
+    assert f"/executions/{other}" not in found.links
+    assert "difference" not in (await page_at(service.client, f"/compare?right={first}")).ids
+
+
 async def test_the_form_asks_for_executions(service: Service) -> None:
     assert "Compare" in (await page_at(service.client, "/compare")).text
     found = await page_at(service.client, "/compare?left=one&right=2", 422)
