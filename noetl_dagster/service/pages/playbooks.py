@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from fastapi import Request
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from pydantic import ValidationError
 from starlette.responses import Response
 
@@ -27,8 +27,9 @@ from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.service.pages.access import TheViewer
 from noetl_dagster.service.pages.charts import Bar, bars
 from noetl_dagster.service.pages.graph import graph_svg
-from noetl_dagster.service.pages.rendering import from_path, page, seconds
+from noetl_dagster.service.pages.rendering import LONGEST_TEXT, from_path, page, seconds
 from noetl_dagster.service.pages.routing import page_router
+from noetl_dagster.service.pages.wording import visible
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
 
@@ -45,6 +46,10 @@ LINES = 20_000
 
 _LINE_ENDS = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 """Where YAML ends a line, so that numbers of lines are those of messages."""
+
+_LINE = (  # formatted without markupsafe, which would take a second for a long text
+    '<li id="L{0}"><a class="at" tabindex="-1" href="#L{0}" aria-label="Line {0}">{0}</a><code>{1}</code></li>'
+)
 
 # The text that an execution runs.
 TEXT_THAT_RAN = """
@@ -88,10 +93,15 @@ class ShownText:
     version: int | None = None
     problems: tuple[str, ...] = ()
 
-    @property
-    def lines(self) -> list[str]:
-        """The lines, with known secrets masked."""
-        return _LINE_ENDS.split(SECRETS.redact(self.text))
+    def numbered(self) -> tuple[Markup, int]:
+        """Returns the first :data:`LINES` lines as list items, known secrets masked, and how many others follow."""
+        lines = _LINE_ENDS.split(SECRETS.redact(self.text))
+        items = (_LINE.format(number, escape(_shortened(line))) for number, line in enumerate(lines[:LINES], start=1))
+        return Markup("\n".join(items)), max(len(lines) - LINES, 0)
+
+
+def _shortened(line: str) -> str:
+    return visible(line if len(line) <= LONGEST_TEXT else f"{line[:LONGEST_TEXT]}…")
 
 
 @router.get("/playbooks")
@@ -131,7 +141,7 @@ async def playbook(request: Request, reference: str, plane: ThePlane, viewer: Th
     shown = await _shown(plane, from_path(reference).strip("/"), request.query_params)
     executions, is_complete = await _executions(plane, shown.path)
     versions = await plane.engine.runtime.registered.versions(shown.path, VERSIONS)
-    lines = shown.lines
+    lines, more = shown.numbered()
     return page(
         request,
         "playbook.html",
@@ -142,8 +152,8 @@ async def playbook(request: Request, reference: str, plane: ThePlane, viewer: Th
         is_complete=is_complete,
         chart=_chart(executions),
         versions=versions,
-        lines=lines[:LINES],
-        more=len(lines) - LINES,
+        lines=lines,
+        more=more,
         in_folder=shown.path in plane.catalog.paths,
     )
 

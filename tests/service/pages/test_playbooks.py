@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.service.pages.playbooks import LINES, ShownText
 from noetl_dagster.settings import Settings
 from tests.playbooks import text_of
 from tests.service.conftest import Service, serving
@@ -113,6 +115,18 @@ async def test_the_text_that_an_execution_ran_stays(service: Service) -> None:
 )
 async def test_what_there_is_not(service: Service, address: str) -> None:
     await page_at(service.client, address, 404)
+
+
+def test_a_long_text_is_numbered_quickly() -> None:
+    before = time.process_time()
+    lines, more = ShownText("p", "o", f"{HOSTILE[0]}\r\n{'x' * 100}\u2028" * LINES).numbered()
+    assert time.process_time() - before < 5
+    assert (lines.count("<li"), more) == (LINES, LINES + 1)
+    assert lines.startswith(
+        '<li id="L1"><a class="at" tabindex="-1" href="#L1" aria-label="Line 1">1</a><code>&lt;script'
+    )
+    assert "\r" not in lines
+    assert len(ShownText("p", "o", "x" * 1_000_000).numbered()[0]) < 20_000
 
 
 async def test_a_broken_playbook_is_shown_with_its_problems(service: Service) -> None:

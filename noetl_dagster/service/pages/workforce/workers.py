@@ -27,7 +27,7 @@ router = page_router()
 MOST_WORKERS, MOST_RUNNING, MOST_POOLS = 500, 500, 50
 """Rows of each table."""
 
-MOST_COUNTED = 10_000
+MOST_COUNTED = 5_000
 """Waiting commands that are counted of each pool."""
 
 KEPT_SECONDS = 1.0
@@ -177,7 +177,7 @@ def workers_of(rows: Iterable[Mapping[str, Any]], registry: CapacityRegistry) ->
     """Returns the workers of ``noetl.runtime``, and of this process's registry where that is more recent."""
     found = {(one.pool, one.worker_id): one for one in map(_stored, rows)}
     now = time.monotonic()
-    for key, capacity in [*registry.workers.items()][: MOST_WORKERS + 1]:
+    for key, capacity in [*registry.workers.items()]:
         report, silent, known = capacity.report, now - capacity.heard, found.get(key)
         if known is not None and known.silent < silent:
             continue
