@@ -18,6 +18,8 @@ All commands of `noetl-dagster`, with their arguments, options and defaults.
 Commands read their [settings](settings.md) from the environment. Results go to standard output. Progress, warnings and
 errors go to standard error. The exit code is 0 if the command succeeded, 1 if it failed, and 2 if an argument or a
 setting is invalid. `noetl-dagster COMMAND --help` shows the same text, and `noetl-dagster --version` shows the version.
+`noetl-dagster --install-completion` sets up
+[completion](../how-to/local-development.md#complete-commands-with-tab) in your shell.
 """
 _VALUES = {"str": "TEXT", "int": "NUMBER", "float": "NUMBER", "path": "PATH"}
 

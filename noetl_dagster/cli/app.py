@@ -131,7 +131,6 @@ class Commands(TyperGroup):
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="NoETL playbooks on Dagster: run them, watch them, resume them.",
 )

@@ -60,6 +60,11 @@ def ensure(
     return settings.model_copy(update={**missing, "home": home})
 
 
+def running_db_url(settings: Settings) -> str | None:
+    """Returns the address of the embedded event log; None if it does not run or may not be used."""
+    return supervisor.running(settings, ServiceName.POSTGRES).get("db_url") if settings.embedded else None
+
+
 def environment(settings: Settings) -> dict[str, str]:
     """Returns the ``NOETL_*`` variables that give a child process the same settings and services.
 

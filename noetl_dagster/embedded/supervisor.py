@@ -119,6 +119,13 @@ def status(settings: Settings) -> list[ServiceStatus]:
     return found
 
 
+def running(settings: Settings, name: ServiceName) -> dict[str, str]:
+    """Returns the settings that lead to a service; none if it does not run. Starts nothing."""
+    state = read_state(settings.home.resolve())
+    one, record = service(name, settings, state), state.services.get(name)
+    return one.addresses(record.ports) if record is not None and record.ready and _is_up(one, record) else {}
+
+
 def names_missing(settings: Settings, only: Collection[str] | None) -> list[ServiceName]:
     """Returns the services that have no address in the settings, restricted to ``only`` if given."""
     unknown = sorted(set(only or ()) - set(ServiceName))

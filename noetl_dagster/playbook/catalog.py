@@ -38,7 +38,7 @@ def find_playbooks(folder: Path, include: Sequence[str] = (), exclude: Sequence[
         return (not include or bool(way & wanted)) and not way & unwanted
 
     files = (path for suffix in SUFFIXES for path in files_below(folder, f"*{suffix}"))
-    return sorted(path for path in files if is_wanted(path) and _is_playbook(path))
+    return sorted(path for path in files if is_wanted(path) and is_playbook(path))
 
 
 def files_below(folder: Path, pattern: str) -> list[Path]:
@@ -50,7 +50,8 @@ def files_below(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path, parts in found if not any(part[0] == "." for part in parts))
 
 
-def _is_playbook(path: Path) -> bool:
+def is_playbook(path: Path) -> bool:
+    """Reports whether a file has ``kind: Playbook``."""
     try:
         return path.is_file() and _KIND_LINE.search(path.read_text(encoding="utf-8")) is not None
     except (OSError, UnicodeDecodeError):

@@ -13,6 +13,7 @@ import typer
 
 from noetl_dagster import __version__
 from noetl_dagster.cli.commands.check import Lenient, playbook_files
+from noetl_dagster.cli.completion import complete_playbooks
 from noetl_dagster.cli.console import Json, fail, note, print_json, warn
 from noetl_dagster.code_location.scaffold import copy_example, new_playbook, new_project, new_step, with_step
 from noetl_dagster.errors import PlaybookError
@@ -20,7 +21,9 @@ from noetl_dagster.events.catalog import PlaybookDraft, draft_of
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.migration.rewriting import migrate as migrated
 
-Paths = Annotated[list[Path], typer.Argument(help="playbook files, or folders of them")]
+Paths = Annotated[
+    list[Path], typer.Argument(help="playbook files, or folders of them", autocompletion=complete_playbooks)
+]
 Name = Annotated[str, typer.Argument(help="name of the new playbook or step", metavar="NAME")]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -170,7 +173,16 @@ def playbook(name: Name, folder: Annotated[Path, typer.Option(help="folder of th
 
 @app.command()
 def step(
-    file: Annotated[Path, typer.Argument(help="file of the playbook", exists=True, dir_okay=False, metavar="PLAYBOOK")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="file of the playbook",
+            exists=True,
+            dir_okay=False,
+            metavar="PLAYBOOK",
+            autocompletion=complete_playbooks,
+        ),
+    ],
     name: Name,
     kind: Annotated[str, typer.Option(help="tool kind: python, http, postgres, spark, ...")] = "python",
 ) -> None:

@@ -15,6 +15,7 @@ import orjson
 import typer
 
 from noetl_dagster import __version__
+from noetl_dagster.cli.completion import complete_playbooks
 from noetl_dagster.cli.console import fail
 from noetl_dagster.errors import Problem, ProblemKind
 from noetl_dagster.playbook.catalog import find_playbooks
@@ -126,7 +127,9 @@ def _json(document: Any) -> str:
 
 
 def check(
-    paths: Annotated[list[Path], typer.Argument(help="playbook files, or folders of them")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="playbook files, or folders of them", autocompletion=complete_playbooks)
+    ],
     lenient: Lenient = False,
     format: Annotated[
         ReportFormat,

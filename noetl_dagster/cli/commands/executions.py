@@ -10,6 +10,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+from noetl_dagster.cli.completion import complete_executions
 from noetl_dagster.cli.console import Json, console, ended_by_interrupt, note, note_page, print_json
 from noetl_dagster.cli.progress import watch
 from noetl_dagster.cli.session import open_session
@@ -34,7 +35,10 @@ from noetl_dagster.events.transport.queries import no_worker
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.process.event_loop import run_sync
 
-ExecutionId = Annotated[int, typer.Argument(help="the id that 'run' printed", metavar="EXECUTION_ID")]
+ExecutionId = Annotated[
+    int,
+    typer.Argument(help="the id that 'run' printed", metavar="EXECUTION_ID", autocompletion=complete_executions),
+]
 
 RESULT_CHARACTERS = 70
 
