@@ -92,6 +92,8 @@ class ProjectedExecution:
         self.status, self.error, self.end_time = ExecutionStatus.RUNNING, None, None
         self.state["epoch"] = int(event["meta"]["epoch"])
         self.state["run_id"] = event["meta"].get("dagster_run_id")
+        if self.state.get("steps"):  # not the run that the service launched for a new execution
+            self.state["resumptions"] = self.state.get("resumptions", 0) + 1
         for entry in self._loops():
             if not entry["completed"]:  # its failed iterations are tried again
                 entry["failed"] = 0

@@ -22,9 +22,9 @@ PAGES = {
     "completed execution": "/executions/{completed}",
     "failed execution": "/executions/{failed}",
     "step": "/executions/{failed}/steps/read",
-    "failed iterations": "/executions/{failed}/steps/read?status=failed",
-    "iteration": "/executions/{failed}/steps/read/136",
-    "events": "/executions/{failed}/events",
+    "failed iterations": "/executions/{failed}/steps/read?state=failed",
+    "iteration": "/executions/{failed}/steps/read/17",
+    "events": "/executions/{failed}/events?index=17",
     "unknown execution": "/executions/1",
     "hostile execution": "/executions/{hostile}",
     "hostile step": "/executions/{hostile}/steps/{step}",
@@ -38,6 +38,7 @@ PAGES = {
     "hostile comparison": "/compare?left={completed}&right={hostile}",
     "workers": "/workers",
 }
+FEW = {"count": 30, "wrong": [17], "slow": []}
 ABSENT = r"status of 404"
 SERIOUS = {"serious", "critical"}
 CONTRAST = {"runOnly": ["color-contrast"]}
@@ -75,8 +76,8 @@ async def addresses(local: Service, guarded: Service) -> AsyncIterator[dict[str,
     """The addresses of all pages, about executions that are in the log."""
     engine, folder = local.plane.engine, local.settings.playbooks_path
     found = {
-        "failed": await ran(engine, folder, "invoices", INVOICES),
-        "completed": await ran(engine, folder, "invoices", INVOICES, {"wrong": []}),
+        "failed": await ran(engine, folder, "invoices", INVOICES, FEW),
+        "completed": await ran(engine, folder, "invoices", INVOICES, FEW | {"wrong": []}),
         "hostile": await ran(engine, folder, "hostile", hostile_text()),
         "step": in_path(STEP),
         "path": quote("tests/hostile <b>"),

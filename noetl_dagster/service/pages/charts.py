@@ -13,7 +13,7 @@ from noetl_dagster.engine.executions.watching import StepVisit
 from noetl_dagster.service.pages.wording import shortened
 
 WIDTH, LABEL, ROW = 900, 190, 20
-BAR, AXIS = 14, 66
+BAR, AXIS, EDGE = 14, 66, 26
 
 MOST_BARS = 60
 """Visits that a waterfall draws, the latest ones."""
@@ -67,7 +67,7 @@ def histogram(bins: Sequence[tuple[float, float, int]], label: str) -> Markup:
     most = max((number for _, _, number in bins), default=0)
     if not most:
         return Markup("")
-    step = min((WIDTH - 20) / len(bins), 90)
+    step = min((WIDTH - 2 * EDGE) / len(bins), 90)
     bars = Markup("").join(
         Markup(
             '<g><title>{low} to {high}: {number}</title><rect class="bar-plain" x="{x:.1f}" y="{y:.1f}" '
@@ -78,7 +78,7 @@ def histogram(bins: Sequence[tuple[float, float, int]], label: str) -> Markup:
             low=brief(low),
             high=brief(high),
             number=f"{number:,}",
-            x=(x := 10 + place * step),
+            x=(x := EDGE + place * step),
             y=130 - (height := 110 * number / most),
             width=step - 3,
             height=height,
@@ -89,7 +89,7 @@ def histogram(bins: Sequence[tuple[float, float, int]], label: str) -> Markup:
     )
     return Markup(
         '<svg class="chart histogram" viewBox="0 0 {width} 160" role="img" aria-label="{label}">{bars}</svg>'
-    ).format(width=round(step * len(bins) + 20), label=label, bars=bars)
+    ).format(width=round(step * len(bins) + 2 * EDGE), label=label, bars=bars)
 
 
 class Bar(NamedTuple):

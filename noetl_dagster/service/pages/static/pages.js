@@ -56,6 +56,7 @@ function follow(address, last = "") {
       if (element) replace(element, html);
     }
     addRows(rows);
+    moveCursor();
     if (rows.includes("execution.resumed")) renew();
   });
   source.addEventListener("end", () => {
@@ -77,6 +78,15 @@ async function renew() {
   } catch {
     // they are as they were
   }
+}
+
+// Moves the end of the time slider to now, unless a person moves it.
+function moveCursor() {
+  const slider = document.querySelector(".cursor input[type=range]");
+  const duration = document.getElementById("duration");
+  if (!slider || !duration || slider === document.activeElement) return;
+  slider.max = slider.value = duration.dataset.seconds;
+  slider.form.querySelector("output").textContent = duration.textContent;
 }
 
 // Adds rows of new events to the trail: at its end, or at its beginning if it shows the newest first.
