@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Annotated
 from urllib.parse import unquote
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.requests import cookie_parser
 
 from noetl_dagster.service.problems import ApiProblem
 from noetl_dagster.service.tokens import Principal, Tokens, TokenScope
@@ -68,10 +68,6 @@ def token_in(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 def cookies(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Returns the cookies of a request; none if they are malformed."""
-    jar = SimpleCookie()
-    try:
-        jar.load(headers.get(b"cookie", b"").decode("latin-1"))
-    except CookieError:
-        return {}
-    return {name: unquote(morsel.value) for name, morsel in jar.items()}
+    """Returns the cookies of a request as browsers read them: those of other services may have any characters."""
+    found = cookie_parser(headers.get(b"cookie", b"").decode("latin-1"))
+    return {name: unquote(value) for name, value in found.items()}

@@ -89,7 +89,7 @@ def histogram(bins: Sequence[tuple[float, float, int]], label: str) -> Markup:
     )
     return Markup(
         '<svg class="chart histogram" viewBox="0 0 {width} 160" role="img" aria-label="{label}">{bars}</svg>'
-    ).format(width=round(step * len(bins) + 2 * EDGE), label=label, bars=bars)
+    ).format(width=max(round(step * len(bins) + 2 * EDGE), WIDTH // 2), label=label, bars=bars)
 
 
 class Bar(NamedTuple):

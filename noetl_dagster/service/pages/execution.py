@@ -131,7 +131,7 @@ async def live(
         )
 
     feed = await feeds_of(request).open(execution_id, Feed, make)
-    known = int(last) if last is not None and last.isdecimal() else after
+    known = int(last) if last is not None and len(last) < 20 and last.isdecimal() else after
     return event_stream(feed.follow(known))
 
 

@@ -198,6 +198,8 @@ class Trail:
                 page = await events_in_commit_order(self._pool, self._id, after)
                 yield self._message(page.events, page.position, rows)
                 after = page.position
+                if page.is_last:
+                    break
             while (arrived := await queue.get()) is not None:
                 events = [one for one in arrived.events if one.position > after]
                 if arrived.position > after:
@@ -259,8 +261,16 @@ class Feeds:
         key = execution_id, kind
         async with self._opening.setdefault(key, asyncio.Lock()):
             feed = self.find(execution_id, kind)
+            if feed is not None:
+                return feed
+            try:
+                made = await make(self._engine())
+            except BaseException:
+                self._opening.pop(key, None)  # locks of executions that do not exist would pile up
+                raise
+            feed = self.find(execution_id, kind)  # after a failure, two may have made one
             if feed is None:
-                feed = self._feeds[key] = await make(self._engine())
+                feed = self._feeds[key] = made
                 task = asyncio.create_task(self._run(key, feed), name=f"{kind.__name__} of {execution_id}")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)

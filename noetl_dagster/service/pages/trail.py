@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -26,6 +27,9 @@ from noetl_dagster.service.problems import ApiProblem
 router = page_router()
 
 SHOWN = 200
+DOWNLOADED = 1_000
+"""Events that a download reads from the log at a time."""
+
 FIELDS = ("type", "step", "index", "error", "after", "from")
 
 TYPES = ("playbook.*", "step.*", "loop.*", "command.*", "command.failed", "check.evaluated", "warning")
@@ -39,8 +43,8 @@ async def events(execution_id: ExecutionId, request: Request, plane: ThePlane, v
     wanted = _filter(given)
     pool = plane.engine.runtime.pool
     found = await filtered_events(pool, execution_id, wanted, SHOWN + 1)
-    if not found and await plane.handler.unknown_executions([execution_id]):
-        raise ApiProblem(404, f"no execution {execution_id} in the event log")
+    if not found:
+        await _must_exist(plane, execution_id)
     shown = found[:SHOWN]
     following = _query({**given, "from": "", "after": str(shown[-1].event_id)}) if len(found) > SHOWN else ""
     position = await _position_after(plane, execution_id, shown) if not following else None
@@ -76,6 +80,7 @@ async def live(
         raise ApiProblem(422, f"{(last or position)[:50]!r} is no position of the log") from None
 
     async def make(engine: Engine) -> Trail:
+        await _must_exist(plane, execution_id)
         return Trail(engine, execution_id, after)
 
     def rows(arrived: Sequence[Committed]) -> str:
@@ -90,13 +95,29 @@ async def live(
 async def download(execution_id: ExecutionId, request: Request, plane: ThePlane, viewer: TheViewer) -> Response:
     """Streams the events that the filters choose as JSON Lines, in the order of their ids."""
     wanted, pool = _filter(_given(request)), plane.engine.runtime.pool
+    first = await filtered_events(pool, execution_id, wanted, DOWNLOADED)  # its errors are answered as such
+    if not first:
+        await _must_exist(plane, execution_id)
 
     async def lines() -> AsyncIterator[bytes]:
-        async for found in all_filtered_events(pool, execution_id, wanted):
-            yield b"".join(orjson.dumps(message_of(event), default=str) + b"\n" for event in found)
+        yield _json_lines(first)
+        if len(first) == DOWNLOADED:
+            following = replace(wanted, after=first[-1].event_id)
+            async for found in all_filtered_events(pool, execution_id, following, page=DOWNLOADED):
+                yield _json_lines(found)
 
     headers = {**secure_headers(), "content-disposition": f'attachment; filename="events-{execution_id}.jsonl"'}
     return StreamingResponse(lines(), media_type="application/jsonl", headers=headers)
+
+
+def _json_lines(events: Sequence[Event]) -> bytes:
+    return b"".join(orjson.dumps(message_of(event), default=str) + b"\n" for event in events)
+
+
+async def _must_exist(plane: Plane, execution_id: int) -> None:
+    """Raises ``ApiProblem`` 404 for an execution that the log does not have."""
+    if await plane.handler.unknown_executions([execution_id]):
+        raise ApiProblem(404, f"no execution {execution_id} in the event log")
 
 
 async def _position_after(plane: Plane, execution_id: int, shown: Sequence[Event]) -> str | None:

@@ -72,6 +72,14 @@ async def test_signing_in_and_out(guarded: Service) -> None:
         assert as_bearer.status_code == 200
 
 
+async def test_cookies_of_other_services_of_the_host_do_not_matter(guarded: Service) -> None:
+    async with browser(guarded) as client:
+        for other in ('ui={"a": [1, 2]}', "a b=c", 'x="', "[x]=1", "path=/", "=", "caf\xe9=\xff"):
+            cookie = f"{other}; noetl_token=read".encode("latin-1")
+            answer = await client.get("/executions", headers={"cookie": cookie})
+            assert answer.status_code == 200, other
+
+
 @pytest.mark.parametrize("token", ["read", "work", None])
 async def test_who_may_not_operate_changes_nothing(guarded: Service, token: str | None) -> None:
     engine = guarded.plane.engine

@@ -12,6 +12,7 @@ import pytest
 
 from noetl_dagster.events.transport.wire import EventMessage
 from noetl_dagster.service.pages import live
+from noetl_dagster.service.pages.charts import histogram
 from tests.playbooks import playbook
 from tests.service.conftest import Service
 from tests.waiting import until
@@ -118,6 +119,9 @@ async def test_every_page_of_an_execution(service: Service) -> None:
         "9",
         "9/steps/each",
         "9/events",
+        "9/events.jsonl",
+        "9/events/live",
+        "9/live",
         f"{id_}/steps/other",
         f"{id_}/steps/each/99",
         f"{id_}/steps/each?visit=9",
@@ -126,6 +130,16 @@ async def test_every_page_of_an_execution(service: Service) -> None:
         assert "/executions" in text
     await get(service, f"/executions/{id_}/events?index=x", 422)
     await get(service, "/executions/x", 422)
+    await get(service, f"/executions/{id_}/events.jsonl?error=%00", 422)
+    for last in ("9" * 5_000, "x", "-1"):
+        assert (await follow(service, f"/executions/{id_}/live", last))[2], last
+
+
+def test_a_histogram_of_one_range_is_no_larger_than_others() -> None:
+    drawn = histogram([(0.4, 0.5, 38)], "durations")
+    [width] = re.findall(r'viewBox="0 0 (\d+) 160"', drawn)
+    assert int(width) >= 450
+    assert min(float(x) for x in re.findall(r'<text x="([\d.]+)"', drawn)) >= 20
 
 
 async def test_texts_of_playbooks_and_results_are_no_markup(service: Service) -> None:
