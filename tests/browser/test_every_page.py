@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Page, expect
 
-from noetl_dagster.service.pages.rendering import in_path
+from noetl_dagster.engine.executions.addresses import in_path
 from tests.browser.conftest import AXE, OPERATOR, Visit, Visitor
 from tests.browser.executions import INVOICES, STEP, TURNED, hostile_text, ran
 from tests.pool import working

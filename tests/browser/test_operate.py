@@ -102,6 +102,7 @@ async def test_resumed_after_the_cause_is_repaired(settings: Settings, visit: Vi
         await expect(page.locator("#steps").get_by_role("row", name="read")).to_contain_text("140 of 140")
         await expect(page.locator("#summary")).to_contain_text("Resumed")
         await expect(page.get_by_role("button", name="Resume")).to_have_count(0)
+        await page.close()
 
 
 async def test_a_reader_has_no_buttons_and_no_way_round(guarded: Service, visit: Visit, waiting: Waiting) -> None:

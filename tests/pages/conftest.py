@@ -19,9 +19,10 @@ def reader(environment: dict[str, str], tmp_path: Path) -> Iterator[Reader]:  # 
     folder, texts = tmp_path / "reader", tmp_path / "texts"
     folder.mkdir()
     texts.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as another:
+        ports = {"8765": str(free.getsockname()[1]), "8700": str(another.getsockname()[1])}
+    environment |= {"NOETL_SERVICE_PORT": ports["8700"], "NOETL_PAGES_URL": f"http://127.0.0.1:{ports['8700']}"}
     environment["NOETL_DEFAULT_POSTGRES_CREDENTIAL"] = "embedded"  # as where the services start by themselves
-    reader = Reader(folder, with_programs(environment, Path(sys.executable).parent), texts, {"8765": port})
+    reader = Reader(folder, with_programs(environment, Path(sys.executable).parent), texts, ports)
     yield reader
     reader.leave()

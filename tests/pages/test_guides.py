@@ -28,6 +28,7 @@ GUIDES = Path(__file__).parents[2] / "docs" / "how-to"
         pytest.param("spark", 1, marks=[pytest.mark.spark, pytest.mark.slow]),
         ("streams", 1),
         ("transfers", 1),
+        ("watch-executions", 6),
         ("workers", 2),
     ],
 )

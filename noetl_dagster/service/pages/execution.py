@@ -14,7 +14,7 @@ from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.addresses import asset_url, run_url
+from noetl_dagster.engine.executions.addresses import asset_url, in_path, run_url
 from noetl_dagster.engine.executions.trail import LAST_EVENT, changes_around
 from noetl_dagster.engine.executions.watching import ShownEvent, StepVisit, WatchedExecution
 from noetl_dagster.engine.runtime import Runtime
@@ -29,7 +29,7 @@ from noetl_dagster.service.pages.access import TheForm, TheViewer, secure_header
 from noetl_dagster.service.pages.charts import waterfall
 from noetl_dagster.service.pages.graph import StepState, graph_svg
 from noetl_dagster.service.pages.live import Feed, Feeds, Parts
-from noetl_dagster.service.pages.rendering import fragment, in_path, page
+from noetl_dagster.service.pages.rendering import fragment, page
 from noetl_dagster.service.pages.routing import page_router
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.settings import Settings
@@ -104,7 +104,7 @@ async def execution(
         workload=watched.row.state.get("workload", {}),
         checks=await runtime.pool.fetch(CHECKS, execution_id),
         cursor=await _cursor(plane, execution_id, watched, at),
-        can_resume=watched.row.status in (ExecutionStatus.FAILED, ExecutionStatus.RUNNING),
+        can_resume=watched.row.status == ExecutionStatus.FAILED or not facts["driven"],
     )
 
 

@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from noetl_dagster.engine.executions.addresses import from_path
 from noetl_dagster.engine.executions.listing import ExecutionFilter, ListedExecution, list_executions
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.events import queries
@@ -27,7 +28,7 @@ from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.service.pages.access import TheViewer
 from noetl_dagster.service.pages.charts import Bar, bars
 from noetl_dagster.service.pages.graph import graph_svg
-from noetl_dagster.service.pages.rendering import LONGEST_TEXT, from_path, page, seconds
+from noetl_dagster.service.pages.rendering import LONGEST_TEXT, page, seconds
 from noetl_dagster.service.pages.routing import page_router
 from noetl_dagster.service.pages.wording import visible
 from noetl_dagster.service.plane import Plane, ThePlane

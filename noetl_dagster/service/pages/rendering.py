@@ -6,7 +6,6 @@ import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
 
 import orjson
 from fastapi import Request
@@ -14,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
+from noetl_dagster.engine.executions.addresses import in_path
 from noetl_dagster.engine.executions.progress import brief, duration, per_second
 from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import Event
@@ -66,21 +66,6 @@ def moment(value: datetime | None) -> Markup:
 def count(value: int) -> str:
     """Formats a number: ``1,000,000``."""
     return f"{value:,}"
-
-
-def in_path(text: Any) -> str:
-    """Encodes a text as one part of a path; :func:`from_path` decodes what the server found there.
-
-    Servers decode a path before they divide it, and browsers leave out the parts ``.`` and ``..``. So characters that
-    would have a meaning are encoded twice.
-    """
-    once = str(text).replace("%", "%25").replace("/", "%2F")
-    return quote(once.replace(".", "%2E") if once in (".", "..") else once, safe="")
-
-
-def from_path(part: str) -> str:
-    """Decodes a part of a path that :func:`in_path` encoded, and the server decoded once."""
-    return unquote(part)
 
 
 def playbook_address(path: str, version: int | None = None) -> str:

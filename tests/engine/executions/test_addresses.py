@@ -24,7 +24,7 @@ def test_addresses_of_executions(values: dict[str, Any], base: str) -> None:
     settings = Settings(**values)
     assert execution_url(settings, 12) == f"{base}/executions/12"
     assert step_url(settings, 12, "load") == f"{base}/executions/12/steps/load"
-    assert step_url(settings, 12, "a b/ü?") == f"{base}/executions/12/steps/a%20b%2F%C3%BC%3F"
+    assert step_url(settings, 12, "a b/ü?") == f"{base}/executions/12/steps/a%20b%252F%C3%BC%3F"
 
 
 def test_addresses_of_runs() -> None:

@@ -85,7 +85,8 @@ function moveCursor() {
   const slider = document.querySelector(".cursor input[type=range]");
   const duration = document.getElementById("duration");
   if (!slider || !duration || slider === document.activeElement) return;
-  slider.max = slider.value = duration.dataset.seconds;
+  slider.max = duration.dataset.seconds;
+  slider.value = slider.max;
   slider.form.querySelector("output").textContent = duration.textContent;
 }
 
