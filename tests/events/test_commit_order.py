@@ -9,11 +9,13 @@ import asyncpg
 import pytest
 
 from noetl_dagster.events import commit_order
-from noetl_dagster.events.commit_order import START, Position, events_in_commit_order, has_ended, position_of
+from noetl_dagster.events.commit_order import START, Position, events_in_commit_order, follow, has_ended, position_of
+from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import EventType
 from noetl_dagster.settings import Settings
+from tests.waiting import until
 
 from .conftest import MakeEvent, connections
 
@@ -99,6 +101,36 @@ async def test_an_execution_has_ended_until_it_is_resumed(
         await log.append([event(execution_id, type_, meta={"epoch": epoch})])
         _, position = await read_all(pool, execution_id, 1, position)
         assert await has_ended(pool, execution_id, position) == ended
+
+
+async def test_lost_connections_only_delay_a_follower(
+    settings: Settings,
+    pool: asyncpg.Pool[Any],
+    log: EventLog,
+    event: MakeEvent,
+    ids: Snowflake,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(commit_order, "AWAY_SECONDS", 0.05)
+    execution_id = ids.next()
+    assert settings.db_url is not None
+    own = await open_pool(settings.db_url, size=2, application="follower")
+    found: list[int] = []
+
+    async def read() -> None:
+        async for one in follow(own, execution_id):
+            found.append(one.event_id)  # noqa: PERF401 - others look at it meanwhile
+
+    reading = asyncio.create_task(read())
+    made = []
+    for type_ in (EventType.PLAYBOOK_INITIALIZED, *[EventType.STATE_SET] * 5, EventType.PLAYBOOK_COMPLETED):
+        made.append(event(execution_id, type_, meta={"epoch": 1}))
+        await log.append(made[-1:])
+        await until(lambda: len(found) == len(made) or reading.done(), "the event")
+        await pool.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'follower'")
+    await asyncio.wait_for(reading, 90)
+    assert found == [one.event_id for one in made]
+    await own.close()
 
 
 @pytest.mark.parametrize("window", [5_000, 2])
