@@ -20,9 +20,10 @@ def reader(environment: dict[str, str], tmp_path: Path) -> Iterator[Reader]:  # 
     folder.mkdir()
     texts.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as another:
-        ports = {"8765": str(free.getsockname()[1]), "8700": str(another.getsockname()[1])}
-    environment |= {"NOETL_SERVICE_PORT": ports["8700"], "NOETL_PAGES_URL": f"http://127.0.0.1:{ports['8700']}"}
+        port, own = str(free.getsockname()[1]), str(another.getsockname()[1])
+    environment["NOETL_SERVICE_PORT"] = own
+    replaced = {"8765": port, "HTTP API on http://127.0.0.1:8700": f"HTTP API on http://127.0.0.1:{own}"}
     environment["NOETL_DEFAULT_POSTGRES_CREDENTIAL"] = "embedded"  # as where the services start by themselves
-    reader = Reader(folder, with_programs(environment, Path(sys.executable).parent), texts, ports)
+    reader = Reader(folder, with_programs(environment, Path(sys.executable).parent), texts, replaced)
     yield reader
     reader.leave()
