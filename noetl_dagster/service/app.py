@@ -46,6 +46,7 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
         lifespan=lifespan,
     )
     app.state.tokens = tokens
+    app.state.is_https = settings.service_tls_cert is not None or settings.service_tls_terminated
     handle_problems(app)
     for router in (commands.hot.declared, *(module.router for module in MODULES)):
         declared = [DECLARES_CLIENT] if router.prefix.startswith(API.rstrip("/")) and not tokens.required else []

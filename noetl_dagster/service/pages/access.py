@@ -70,7 +70,7 @@ def set_cookie(request: Request, response: Response, name: str, value: str) -> N
         quote(value, safe=""),
         max_age=KEPT_SECONDS,
         path="/",
-        secure=request.url.scheme == "https",
+        secure=request.app.state.is_https or request.url.scheme == "https",
         httponly=True,
         samesite="strict",
     )
