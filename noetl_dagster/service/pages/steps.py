@@ -132,7 +132,9 @@ async def step_page(
     loop = watched.loop_of(step)
     counts = loop if loop is not None and loop.visit == chosen.visit else None
     is_first = not given["first"] and not given["after"]
-    work = [list_iterations(pool, execution_id, step, chosen, wanted, SHOWN)] if not problem else []
+    is_over = counts is not None and 0 < counts.total <= counts.done + counts.failed
+    is_empty = bool(problem) or (is_over and wanted.state == "open")
+    work = [] if is_empty else [list_iterations(pool, execution_id, step, chosen, wanted, SHOWN)]
     groups: list[FailureGroup] = []
     took = Durations([], sampled=False)
     if is_first:
