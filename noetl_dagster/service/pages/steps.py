@@ -9,17 +9,16 @@ from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
+import asyncpg
 from fastapi import Path, Query, Request
-from markupsafe import Markup
 from pydantic import AfterValidator
 from starlette.responses import Response
 
 from noetl_dagster.engine.executions.addresses import from_path
 from noetl_dagster.engine.executions.iterations import (
     CourseOfVisit,
-    Durations,
-    FailureGroup,
     IterationFilter,
+    IterationPage,
     course_of_step,
     durations,
     events_of_command,
@@ -28,7 +27,7 @@ from noetl_dagster.engine.executions.iterations import (
     list_iterations,
 )
 from noetl_dagster.engine.executions.progress import brief
-from noetl_dagster.engine.executions.watching import SLOW_SECONDS
+from noetl_dagster.engine.executions.watching import SLOW_SECONDS, LoopCounts
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.envelopes import Envelope, from_result
 from noetl_dagster.events.state import ExecutionStatus
@@ -124,6 +123,9 @@ async def step_page(
         "given": given,
         "states": STATES,
         "problem": problem,
+        "groups": (),
+        "histogram": "",
+        "sampled": False,
     }
     if not chosen.loop_ids:
         events = await events_of_command(pool, execution_id, step, chosen.visit)
@@ -131,33 +133,27 @@ async def step_page(
         return page(request, "step.html", viewer, **names, loop=None, attempts=attempts_of(events), rules=rules)
     loop = watched.loop_of(step)
     counts = loop if loop is not None and loop.visit == chosen.visit else None
-    is_first = not given["first"] and not given["after"]
+    names |= {"loop": counts, "slow": brief(SLOW_SECONDS)}
+    if not given["first"] and not given["after"]:
+        names |= await _summary(pool, execution_id, step, chosen, counts)
     is_over = counts is not None and 0 < counts.total <= counts.done + counts.failed
-    is_empty = bool(problem) or (is_over and wanted.state == "open")
-    work = [] if is_empty else [list_iterations(pool, execution_id, step, chosen, wanted, SHOWN)]
-    groups: list[FailureGroup] = []
-    took = Durations([], sampled=False)
-    if is_first:
-        size = chosen.total or (counts.done + counts.failed if counts is not None else 0)
-        groups, took = await asyncio.gather(
-            failure_groups(pool, execution_id, chosen), durations(pool, execution_id, chosen, size)
-        )
-    found = await work[0] if work else None
-    following = "" if found is None or found.next is None else _query(given, chosen, found.next)
-    return page(
-        request,
-        "step.html",
-        viewer,
-        **names,
-        loop=counts,
-        is_first=is_first,
-        iterations=[] if found is None else found.rows,
-        following=following,
-        groups=groups,
-        histogram=histogram(took.bins, f"Durations of the iterations of {step}") if took.bins else Markup(""),
-        sampled=took.sampled,
-        slow=brief(SLOW_SECONDS),
+    found = IterationPage([])
+    if not problem and not (is_over and wanted.state == "open"):
+        found = await list_iterations(pool, execution_id, step, chosen, wanted, SHOWN)
+    following = "" if found.next is None else _query(given, chosen, found.next)
+    return page(request, "step.html", viewer, **names, iterations=found.rows, following=following)
+
+
+async def _summary(
+    pool: asyncpg.Pool, execution_id: int, step: str, visit: CourseOfVisit, counts: LoopCounts | None
+) -> dict[str, Any]:
+    """Returns what the first page of a loop's iterations shows above them."""
+    size = visit.total or (counts.done + counts.failed if counts is not None else 0)
+    groups, took = await asyncio.gather(
+        failure_groups(pool, execution_id, visit), durations(pool, execution_id, visit, size)
     )
+    chart = histogram(took.bins, f"Durations of the iterations of {step}")
+    return {"groups": groups, "histogram": chart, "sampled": took.sampled}
 
 
 @router.get("/executions/{execution_id}/steps/{step}/{index}")
