@@ -53,12 +53,6 @@ def snowflake_floor(moment: datetime) -> int:
     return (int(moment.timestamp() * 1000) - EPOCH_MS) << (NODE_BITS + SEQUENCE_BITS)
 
 
-def snowflake_after(identifier: int, seconds: float) -> int:
-    """Returns the largest identifier that is created within so many seconds after another one."""
-    later = snowflake_milliseconds(identifier) - EPOCH_MS + round(seconds * 1000) + 1
-    return min((later << (NODE_BITS + SEQUENCE_BITS)) - 1, 2**63 - 1)
-
-
 def process_node() -> int:
     """Returns a node number for this process, if no database has assigned one."""
     seed = f"{os.uname().nodename}:{os.getpid()}:{time.monotonic_ns()}".encode()

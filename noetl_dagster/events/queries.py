@@ -68,17 +68,15 @@ SELECT event_id FROM noetl.event
 JOIN unnest($1::bigint[], $2::bigint[]) AS wanted (execution_id, event_id) USING (execution_id, event_id)
 """
 
-# The events that the state of an execution is folded from, in the order of their ids.
-LIFECYCLE = f"""
-SELECT {_LIST} FROM noetl.event
-WHERE execution_id = $1
-  AND event_type IN (
+STATE_EVENTS = """event_type IN (
     'playbook.initialized', 'playbook.completed', 'playbook.failed', 'workflow.initialized',
     'workflow.completed', 'workflow.failed', 'execution.resumed', 'execution.cancelled',
     'step.enter', 'step.exit', 'step.skipped', 'check.evaluated', 'loop.started', 'loop.done',
-    'loop.fanout.started', 'loop.fanin.completed', 'warning')
-ORDER BY event_id
-"""
+    'loop.fanout.started', 'loop.fanin.completed', 'warning')"""
+"""The events that the state of an execution is folded from: the condition of the index ``idx_event_state``."""
+
+# These events, in the order of their ids.
+LIFECYCLE = f"SELECT {_LIST} FROM noetl.event WHERE execution_id = $1 AND {STATE_EVENTS} ORDER BY event_id"
 
 # The latest outcome of each check of an execution, in the order in which they were evaluated.
 CHECKS = """

@@ -12,7 +12,7 @@ import asyncpg
 
 from noetl_dagster.engine.executions.watching import SLOW_SECONDS
 from noetl_dagster.events.log import as_event
-from noetl_dagster.events.queries import COLUMNS
+from noetl_dagster.events.queries import COLUMNS, STATE_EVENTS
 from noetl_dagster.events.types import Event, EventType
 
 QUERY_SECONDS = 5.0
@@ -34,19 +34,13 @@ MOST_EVENTS = 1_000
 BINS_PER_DECADE = 3
 
 _LIST = ", ".join(COLUMNS)
-_LIFECYCLE = """event_type IN ('playbook.initialized', 'playbook.completed', 'playbook.failed', 'workflow.initialized',
-    'workflow.completed', 'workflow.failed', 'execution.resumed', 'execution.cancelled',
-    'step.enter', 'step.exit', 'step.skipped', 'check.evaluated', 'loop.started', 'loop.done',
-    'loop.fanout.started', 'loop.fanin.completed', 'warning')"""
-"""The condition of the index ``idx_event_state``."""
-
 # The loops and visits of a step.
 _COURSE = f"""
 SELECT event_id, event_type, status, error, created_at, COALESCE((meta ->> 'visit')::int, 1) AS visit,
        meta ->> 'loop_id' AS loop_id, meta ->> 'mode' AS mode,
        COALESCE((meta ->> 'total_shards')::int, (meta ->> 'collection_size')::int, 0) AS total
 FROM noetl.event
-WHERE execution_id = $1 AND node_name = $2 AND {_LIFECYCLE}
+WHERE execution_id = $1 AND node_name = $2 AND {STATE_EVENTS}
   AND event_type IN ('step.enter', 'step.exit', 'step.skipped', 'loop.started', 'loop.fanout.started')
 ORDER BY event_id DESC LIMIT $3
 """

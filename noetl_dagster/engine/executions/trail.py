@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import asyncpg
 
 from noetl_dagster.events.log import as_event
-from noetl_dagster.events.queries import COLUMNS
+from noetl_dagster.events.queries import COLUMNS, STATE_EVENTS
 from noetl_dagster.events.types import Event
 
 QUERY_SECONDS = 5.0
@@ -25,17 +25,17 @@ WHERE execution_id = $1 AND event_id > $2
 ORDER BY event_id LIMIT $7
 """
 
-# The changes of an execution's state before and after an event, in the index idx_event_state.
-_CHANGES = """execution_id = $1 AND event_type IN (
-    'playbook.initialized', 'playbook.completed', 'playbook.failed', 'workflow.initialized',
-    'workflow.completed', 'workflow.failed', 'execution.resumed', 'execution.cancelled',
-    'step.enter', 'step.exit', 'step.skipped', 'check.evaluated', 'loop.started', 'loop.done',
-    'loop.fanout.started', 'loop.fanin.completed', 'warning')"""
+# The changes of an execution's state before and after an event.
+_CHANGES = f"execution_id = $1 AND {STATE_EVENTS}"
 AROUND = f"""
 SELECT (SELECT event_id FROM noetl.event WHERE {_CHANGES} AND event_id < $2 ORDER BY event_id DESC LIMIT 1) AS before,
        (SELECT event_id FROM noetl.event WHERE {_CHANGES} AND event_id > $2 ORDER BY event_id LIMIT 1) AS after
 """
 
+STARTED_AT = """
+SELECT created_at FROM noetl.event WHERE execution_id = $1 AND event_type = 'playbook.initialized'
+ORDER BY event_id LIMIT 1
+"""
 LAST_EVENT = "SELECT event_id FROM noetl.event WHERE execution_id = $1 ORDER BY event_id DESC LIMIT 1"
 
 

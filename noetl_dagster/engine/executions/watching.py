@@ -19,6 +19,7 @@ from noetl_dagster.engine.executions.progress import Pace, loop_rates
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events import projection_queries as queries
 from noetl_dagster.events.projection_row import Done, ProjectedExecution
+from noetl_dagster.events.queries import STATE_EVENTS
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.types import EventType
 
@@ -39,13 +40,9 @@ SLOW_SECONDS = 0.1
 
 _LAST = 2**63 - 1
 
-LATEST_CHANGES = """
+LATEST_CHANGES = f"""
 SELECT event_id, event_type, node_name, status, meta, error, created_at, NULL::int AS current_index FROM noetl.event
-WHERE execution_id = $1 AND event_id <= $2
-  AND event_type IN ('playbook.initialized', 'playbook.completed', 'playbook.failed', 'workflow.initialized',
-    'workflow.completed', 'workflow.failed', 'execution.resumed', 'execution.cancelled',
-    'step.enter', 'step.exit', 'step.skipped', 'check.evaluated', 'loop.started', 'loop.done',
-    'loop.fanout.started', 'loop.fanin.completed', 'warning')
+WHERE execution_id = $1 AND event_id <= $2 AND {STATE_EVENTS}
 ORDER BY event_id DESC LIMIT $3
 """
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -15,11 +15,11 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.addresses import asset_url, in_path, run_url
-from noetl_dagster.engine.executions.trail import LAST_EVENT, changes_around
+from noetl_dagster.engine.executions.trail import LAST_EVENT, STARTED_AT, changes_around
 from noetl_dagster.engine.executions.watching import ShownEvent, StepVisit, WatchedExecution
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import NoetlError
-from noetl_dagster.events.ids import snowflake_after, snowflake_milliseconds
+from noetl_dagster.errors import ExecutionNotFoundError, NoetlError
+from noetl_dagster.events.ids import snowflake_floor, snowflake_milliseconds
 from noetl_dagster.events.queries import CHECKS, TEXT_OF_EXECUTION
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.transport.wire import Id
@@ -79,7 +79,7 @@ async def execution(
     """Shows an execution, now or as it was at an event or time."""
     runtime = plane.engine.runtime
     if after is not None:
-        at = snowflake_after(execution_id, after)
+        at = await _event_id_at(plane, execution_id, after)
     feed = feeds_of(request).find(execution_id, Feed) if at is None else None
     if feed is not None:
         watched = feed.watched
@@ -185,13 +185,25 @@ async def _cursor(plane: Plane, execution_id: int, watched: WatchedExecution, at
     last = await pool.fetchval(LAST_EVENT, execution_id)
     now = last if at is None else at
     before, following = await changes_around(pool, execution_id, now)
-    start = snowflake_milliseconds(execution_id)
+    start = _milliseconds(watched.row.start_time)
     return TimeCursor(
         seconds=max(snowflake_milliseconds(now) - start, 0) / 1000,
         whole=max(snowflake_milliseconds(last) - start, 1) / 1000,
         before=before,
         after=None if at is None else following,
     )
+
+
+async def _event_id_at(plane: Plane, execution_id: int, seconds: float) -> int:
+    """Returns the largest id that an event can have so many seconds after the start of an execution."""
+    started = await plane.engine.runtime.pool.fetchval(STARTED_AT, execution_id)
+    if started is None:
+        raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
+    return snowflake_floor(started + timedelta(seconds=seconds, milliseconds=1)) - 1
+
+
+def _milliseconds(moment: datetime | None) -> int:
+    return 0 if moment is None else int(moment.timestamp() * 1000)
 
 
 def feeds_of(request: Request) -> Feeds:
