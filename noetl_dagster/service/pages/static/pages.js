@@ -32,7 +32,8 @@ function replace(element, html) {
 }
 
 // Follows an execution. EventSource connects again by itself, and names the last message that it received. After an
-// answer that is no stream, as of a proxy without its server, it gives up: then another one takes over.
+// answer that is no stream, as of a proxy without its server, it gives up: then another one takes over. A page that is
+// hidden gives its connection back, since browsers open only six to a server, and continues when it is shown again.
 function follow(address, last = "") {
   const state = document.getElementById("live");
   const place = new URL(address, location.href);
@@ -43,10 +44,20 @@ function follow(address, last = "") {
     state.dataset.state = name;
     state.textContent = text;
   };
+  let ended = false;
+  const pause = () => {
+    if (document.visibilityState === "visible" || ended) return;
+    source.close();
+    document.removeEventListener("visibilitychange", pause);
+    document.addEventListener("visibilitychange", () => follow(address, last), { once: true });
+  };
+  document.addEventListener("visibilitychange", pause);
   source.addEventListener("open", () => say("live", "live"));
   source.addEventListener("error", () => {
     say("lost", "connection lost, connecting again");
-    if (source.readyState === EventSource.CLOSED) setTimeout(follow, 3000, address, last);
+    if (source.readyState !== EventSource.CLOSED) return;
+    document.removeEventListener("visibilitychange", pause);
+    setTimeout(follow, 3000, address, last);
   });
   source.addEventListener("update", (message) => {
     last = message.lastEventId;
@@ -60,6 +71,7 @@ function follow(address, last = "") {
     if (rows.includes("execution.resumed")) renew();
   });
   source.addEventListener("end", () => {
+    ended = true;
     source.close();
     say("ended", "ended");
     renew();
