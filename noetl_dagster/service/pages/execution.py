@@ -7,9 +7,11 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import APIRouter, Header, Query, Request
+from fastapi import Path as InPath
 from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
@@ -36,7 +38,7 @@ from noetl_dagster.settings import Settings
 
 router: APIRouter = page_router()
 
-ExecutionId = Annotated[Id, Path()]
+ExecutionId = Annotated[Id, InPath()]
 
 LINES_AROUND = 3
 """Lines of the playbook that an error shows before and after the line that it names."""
@@ -271,7 +273,7 @@ def _lines_of_error(watched: WatchedExecution, playbook: Playbook) -> SourceLine
     step = next((one for one in playbook.steps if one.name in failed), None)
     if not watched.row.error or step is None or step.place is None:
         return None
-    named = re.search(r":(\d+):\d+: ", watched.row.error)
+    named = re.search(rf"{re.escape(Path(playbook.file).name)}:(\d+)\b", watched.row.error)
     line = int(named[1]) if named else step.place.line
     return lines_around(playbook.source, line)
 

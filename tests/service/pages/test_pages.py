@@ -86,6 +86,9 @@ async def test_every_page_of_an_execution(service: Service) -> None:
     shown = await get(service, f"/executions/{id_}")
     assert "patient 5 has no record" in shown
     assert "11 of 12" in shown
+    assert re.findall(r'class="marked"><span class="at">(\d+)</span><code>([^<]+)', shown) == [
+        ("13", "      - name: fetch")
+    ]
     assert "1 failed" in shown
     assert 'data-dialog="resume"' in shown
     step = await get(service, f"/executions/{id_}/steps/each")
