@@ -133,7 +133,12 @@ FROM unnest($4::int[]) AS slice (first) CROSS JOIN unnest($2::text[]) AS loop (i
 ) ended GROUP BY bin ORDER BY bin
 """
 
-_OF_ITERATION = f"SELECT {_LIST} FROM noetl.event WHERE {_OF_LOOP} AND current_index = $3 ORDER BY event_id LIMIT $4"
+# The start of a loop has the index 0 too.
+_OF_ITERATION = f"""
+SELECT {_LIST} FROM noetl.event
+WHERE {_OF_LOOP} AND current_index = $3 AND event_type NOT IN ('loop.started', 'loop.fanout.started')
+ORDER BY event_id LIMIT $4
+"""
 
 # Commands that are no iterations are found by their names, which are in three indexes.
 _OF_COMMANDS = f"""
@@ -374,9 +379,11 @@ async def durations(pool: asyncpg.Pool, execution_id: int, visit: CourseOfVisit,
     return Durations(list(zip(bounds, bounds[1:], numbers, strict=False)), sampled)
 
 
-async def events_of_iteration(pool: asyncpg.Pool, execution_id: int, visit: CourseOfVisit, index: int) -> list[Event]:
-    """Returns the events of one iteration, the oldest first; :data:`MOST_EVENTS` at most."""
-    values = (execution_id, list(visit.loop_ids), index, MOST_EVENTS)
+async def events_of_iteration(
+    pool: asyncpg.Pool, execution_id: int, visit: CourseOfVisit, index: int, *, most: int = MOST_EVENTS
+) -> list[Event]:
+    """Returns the events of one iteration, the oldest first; none if the loop has no such iteration yet."""
+    values = (execution_id, list(visit.loop_ids), index, most)
     return [as_event(row) for row in await pool.fetch(_OF_ITERATION, *values, timeout=QUERY_SECONDS)]
 
 

@@ -160,7 +160,7 @@ async def _summary(
 async def iteration_page(
     execution_id: ExecutionId,
     step: StepName,
-    index: Annotated[int, Path(ge=0, lt=2**31)],
+    index: Annotated[int, Path(ge=0, lt=2**31 - 1)],
     request: Request,
     plane: ThePlane,
     viewer: TheViewer,
@@ -168,7 +168,8 @@ async def iteration_page(
 ) -> Response:
     """Shows one iteration: its item, and for each attempt its tasks, decisions, result and events."""
     _, chosen, playbook = await _found(plane, execution_id, step, visit)
-    events = await events_of_iteration(plane.engine.runtime.pool, execution_id, chosen, index)
+    pool = plane.engine.runtime.pool
+    events = await events_of_iteration(pool, execution_id, chosen, index)
     if not events:
         raise ApiProblem(
             404, f"step {step} of execution {execution_id} has no iteration {index} in visit {chosen.visit}"
@@ -181,6 +182,7 @@ async def iteration_page(
         step=step,
         visit=chosen,
         index=index,
+        has_next=bool(await events_of_iteration(pool, execution_id, chosen, index + 1, most=1)),
         attempts=attempts_of(events),
         item=next((one.current_item for one in events if one.current_item is not None), None),
         events=events,

@@ -102,6 +102,9 @@ async def test_every_page_of_an_execution(service: Service) -> None:
     assert "&#34;id&#34;: 5" in one
     assert "rule 1, line" in one
     assert "it saw:" in one
+    assert 'rel="next"' in one
+    assert "loop.fanout.started" not in await get(service, f"/executions/{id_}/steps/each/0")
+    assert 'rel="next"' not in await get(service, f"/executions/{id_}/steps/each/11")
     good = await get(service, f"/executions/{id_}/steps/each/4")
     [stored] = re.findall(r'data-load="([^"]+)"', good)
     assert "xxxxxxxx" in await get(service, stored)
@@ -118,6 +121,11 @@ async def test_every_page_of_an_execution(service: Service) -> None:
     assert "as it was at event" in earlier
     assert "data-dialog" not in earlier
     assert "as it was at event" in await get(service, f"/executions/{id_}?after=0.01")
+    took = await service.plane.engine.runtime.pool.fetchval(
+        "SELECT extract(epoch FROM max(created_at) - min(created_at)) FROM noetl.event WHERE execution_id = $1", id_
+    )
+    [whole] = re.findall(r'name="after" min="0" max="([\d.]+)"', shown)
+    assert abs(float(whole) - float(took)) < 0.05  # not since the id was made
     for path in (
         "9",
         "9/steps/each",
