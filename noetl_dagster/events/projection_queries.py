@@ -158,13 +158,14 @@ WITH horizon AS MATERIALIZED (
     FROM noetl.event WHERE {_SINCE} AND ({_CHANGES} OR event.event_type = ANY({_SHOWN}))
 ), counted AS (
     SELECT {_VISIT}, sum({_DONE})::bigint AS done, max(event.duration) AS seconds,
-           (array_agg(event.current_index ORDER BY event.duration DESC NULLS LAST))[1] AS slowest
+           (array_agg(event.current_index ORDER BY event.duration DESC NULLS LAST))[1] AS slowest,
+           (array_agg(event.created_at ORDER BY event.duration DESC NULLS LAST))[1] AS ended
     FROM noetl.event WHERE {_SINCE} AND {_DONE} <> 0 GROUP BY 1, 2
 )
 SELECT (SELECT xact_id::text FROM horizon) AS horizon, shown.*, NULL::int AS visit FROM (SELECT) one
 LEFT JOIN shown ON true
 UNION ALL
-SELECT (SELECT xact_id::text FROM horizon), $1, NULL, NULL, NULL, NULL, node_name, NULL, NULL, NULL, NULL, NULL, NULL,
+SELECT (SELECT xact_id::text FROM horizon), $1, NULL, NULL, NULL, NULL, node_name, NULL, NULL, NULL, ended, NULL, NULL,
        NULL, NULL, NULL, seconds, slowest, NULL, false, done, visit
 FROM counted
 ORDER BY xact_id, event_id

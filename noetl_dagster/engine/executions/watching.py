@@ -49,7 +49,8 @@ ORDER BY event_id DESC LIMIT $3
 # The slowest iterations of each step, in the order of the index idx_event_slow.
 SLOWEST = f"""
 SELECT one.* FROM unnest($3::text[]) AS step (name) CROSS JOIN LATERAL (
-    SELECT node_name, COALESCE((meta ->> 'visit')::int, 1) AS visit, current_index, duration FROM noetl.event
+    SELECT node_name, COALESCE((meta ->> 'visit')::int, 1) AS visit, current_index, duration, created_at
+    FROM noetl.event
     WHERE execution_id = $1 AND node_name = step.name AND duration >= {SLOW_SECONDS} AND meta ? 'loop_id'
       AND NOT meta ? 'part' AND event_id <= $2 AND current_index IS NOT NULL
     ORDER BY duration DESC, event_id DESC LIMIT {MOST_SLOW}
@@ -91,6 +92,7 @@ class SlowIteration(NamedTuple):
     step: str
     visit: int
     iteration: int
+    ended: datetime
 
 
 @dataclass(slots=True)
@@ -172,8 +174,7 @@ class WatchedExecution:
             found._visit(event)
             found.events.append(ShownEvent.of(event))
         found.slowest = [
-            SlowIteration(one["duration"], one["node_name"], one["visit"], one["current_index"])
-            for one in await pool.fetch(SLOWEST, execution_id, last, list(found._loops_by_step()))
+            _slow(one) for one in await pool.fetch(SLOWEST, execution_id, last, list(found._loops_by_step()))
         ]
         if until is None and row.status == ExecutionStatus.RUNNING and row.has_open_loop:
             found.rates = await loop_rates(pool, execution_id)
@@ -273,8 +274,7 @@ class WatchedExecution:
 
     def _see_slow(self, row: Mapping[str, Any]) -> None:
         if row["duration"] is not None and row["current_index"] is not None:
-            found = SlowIteration(row["duration"], row["node_name"], row["visit"], row["current_index"])
-            self.slowest = sorted({*self.slowest, found}, reverse=True)[:MOST_SLOW]
+            self.slowest = sorted({*self.slowest, _slow(row)}, reverse=True)[:MOST_SLOW]
 
     def _see_pace(self) -> None:
         now = time.monotonic()
@@ -288,6 +288,10 @@ class WatchedExecution:
             pace.see(entry["done"] + entry["failed"], now)
             if pace.rate:
                 self.rates[loop_id] = pace.rate
+
+
+def _slow(row: Mapping[str, Any]) -> SlowIteration:
+    return SlowIteration(row["duration"], row["node_name"], row["visit"], row["current_index"], row["created_at"])
 
 
 async def changes_between(pool: asyncpg.Pool, execution_id: int, first: int, end: int) -> list[ShownEvent]:

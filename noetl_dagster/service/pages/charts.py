@@ -2,64 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from markupsafe import Markup
 
 from noetl_dagster.engine.executions.progress import brief
-from noetl_dagster.engine.executions.watching import StepVisit
-from noetl_dagster.service.pages.wording import shortened
 
 WIDTH, LABEL, ROW = 900, 190, 20
 BAR, AXIS, EDGE = 14, 66, 26
 
-MOST_BARS = 60
+MOST_VISITS = 60
 """Visits that a waterfall draws, the latest ones."""
 
 
-def waterfall(visits: Sequence[StepVisit], start: datetime, end: datetime, link: Callable[[StepVisit], str]) -> Markup:
-    """Returns a bar for each visit of a step, from its start to its end.
+class TimeBar(NamedTuple):
+    """A bar of a waterfall. ``end`` None: it still runs; ``status`` chooses the colour."""
+
+    name: str
+    link: str
+    start: datetime
+    end: datetime | None
+    status: str
+
+
+def waterfall(visits: Sequence[TimeBar], slowest: Sequence[TimeBar], start: datetime, end: datetime) -> Markup:
+    """Returns a bar for each visit of a step, and below them for each of the slowest iterations.
 
     Args:
-        start: where the time axis begins, and ``end`` where it ends; visits without an end reach to it.
+        start: where the time axis begins, and ``end`` where it ends; bars without an end reach to it.
     """
-    shown = visits[-MOST_BARS:]
+    shown = visits[-MOST_VISITS:]
     if len(shown) < len(visits):
-        start = min(one.started for one in shown)
-    whole = max((end - start).total_seconds(), 0.001)
-    scale = (WIDTH - LABEL - 70) / whole
-    rows = Markup("").join(
-        Markup(
-            '<a href="{link}"><text class="label" x="{label}" y="{baseline}" text-anchor="end">{name}</text>'
-            '<rect class="bar-{status}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="12" rx="2"/>'
-            '<text x="{after:.1f}" y="{baseline}">{seconds}</text></a>'
-        ).format(
-            link=link(one),
-            label=LABEL - 8,
-            baseline=number * ROW + 34,
-            name=shortened(one.step, 22) + (f" ×{one.visit}" if one.visit > 1 else ""),
-            status=one.status,
-            x=(x := LABEL + max((one.started - start).total_seconds(), 0) * scale),
-            y=number * ROW + 24,
-            width=(width := max(((one.ended or end) - one.started).total_seconds() * scale, 2)),
-            after=x + width + 5,
-            seconds=brief(((one.ended or end) - one.started).total_seconds()),
+        start = min(one.start for one in shown)
+        slowest = [one for one in slowest if one.start >= start]
+    scale = (WIDTH - LABEL - 70) / (whole := max((end - start).total_seconds(), 0.001))
+    height = (len(shown) + len(slowest)) * ROW + (ROW if slowest else 0)
+
+    def bars(found: Sequence[TimeBar], top: int) -> Markup:
+        return Markup("").join(
+            Markup(
+                '<a href="{link}"><text class="label" x="{label}" y="{baseline}" text-anchor="end">{name}</text>'
+                '<rect class="bar-{status}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="12" rx="2"/>'
+                '<text x="{after:.1f}" y="{baseline}">{seconds}</text></a>'
+            ).format(
+                link=one.link,
+                label=LABEL - 8,
+                baseline=top + number * ROW + 10,
+                name=one.name,
+                status=one.status,
+                x=(x := LABEL + max((one.start - start).total_seconds(), 0) * scale),
+                y=top + number * ROW,
+                width=(width := max((seconds := ((one.end or end) - one.start).total_seconds()) * scale, 2)),
+                after=x + width + 5,
+                seconds=brief(seconds),
+            )
+            for number, one in enumerate(found)
         )
-        for number, one in enumerate(shown)
-    )
+
+    rows, below = bars(shown, 24), len(shown) * ROW + 24
+    if slowest:
+        heading = Markup('<text class="label heading" x="10" y="{y}">Slowest iterations</text>').format(y=below + 12)
+        rows += heading + bars(slowest, below + ROW)
     ticks = Markup("").join(
         Markup(
             '<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="16" y2="{bottom}"/>'
             '<text x="{x:.1f}" y="11" text-anchor="middle">{text}</text>'
-        ).format(x=LABEL + part * whole / 4 * scale, bottom=len(shown) * ROW + 22, text=brief(part * whole / 4))
+        ).format(x=LABEL + part * whole / 4 * scale, bottom=height + 22, text=brief(part * whole / 4))
         for part in range(5)
     )
     return Markup(
         '<svg class="chart waterfall" viewBox="0 0 {width} {height}" role="group" aria-label="Time of each step">'
         "{ticks}{rows}</svg>"
-    ).format(width=WIDTH, height=len(shown) * ROW + 30, ticks=ticks, rows=rows)
+    ).format(width=WIDTH, height=height + 30, ticks=ticks, rows=rows)
 
 
 def histogram(bins: Sequence[tuple[float, float, int]], label: str) -> Markup:

@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.addresses import asset_url, in_path, run_url
 from noetl_dagster.engine.executions.trail import LAST_EVENT, STARTED_AT, changes_around
-from noetl_dagster.engine.executions.watching import ShownEvent, StepVisit, WatchedExecution
+from noetl_dagster.engine.executions.watching import ShownEvent, SlowIteration, StepVisit, WatchedExecution
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError, NoetlError
 from noetl_dagster.events.ids import snowflake_floor, snowflake_milliseconds
@@ -28,11 +28,12 @@ from noetl_dagster.events.transport.wire import Id
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.executions import cancel_execution, resume_execution
 from noetl_dagster.service.pages.access import TheForm, TheViewer, secure_headers
-from noetl_dagster.service.pages.charts import waterfall
+from noetl_dagster.service.pages.charts import TimeBar, waterfall
 from noetl_dagster.service.pages.graph import StepState, graph_svg
 from noetl_dagster.service.pages.live import Feed, Feeds, Parts
 from noetl_dagster.service.pages.rendering import fragment, page
 from noetl_dagster.service.pages.routing import page_router
+from noetl_dagster.service.pages.wording import shortened
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.settings import Settings
 
@@ -239,14 +240,14 @@ def _parts(watched: WatchedExecution, playbook: Playbook | None, settings: Setti
         end = watched.row.updated_at or end
     chart = Markup("")
     if start is not None and watched.visits:
-        chart = waterfall(list(watched.visits.values()), start, end, lambda one: _visit_page(id_, one))
+        visits = [_bar_of_visit(id_, one) for one in watched.visits.values()]
+        chart = waterfall(visits, [_bar_of_iteration(id_, one) for one in watched.slowest], start, end)
     seconds = (end - start).total_seconds() if start is not None else 0.0
     return {
         "summary": fragment("parts/summary.html", id=id_, row=watched.row, seconds=seconds),
         "graph": "" if playbook is None else _graph(watched, playbook, steps),
         "steps": fragment("parts/steps.html", id=id_, steps=steps),
         "waterfall": chart,
-        "slowest": fragment("parts/slowest.html", id=id_, slowest=watched.slowest),
     }
 
 
@@ -259,8 +260,16 @@ def _graph(watched: WatchedExecution, playbook: Playbook, steps: Sequence[dict[s
     return graph_svg(playbook, states=states, link=lambda step: f"/executions/{watched.id}/steps/{in_path(step)}")
 
 
-def _visit_page(execution_id: int, visit: StepVisit) -> str:
-    return f"/executions/{execution_id}/steps/{in_path(visit.step)}?visit={visit.visit}"
+def _bar_of_visit(execution_id: int, one: StepVisit) -> TimeBar:
+    name = shortened(one.step, 22) + (f" ×{one.visit}" if one.visit > 1 else "")
+    link = f"/executions/{execution_id}/steps/{in_path(one.step)}?visit={one.visit}"
+    return TimeBar(name, link, one.started, one.ended, one.status)
+
+
+def _bar_of_iteration(execution_id: int, one: SlowIteration) -> TimeBar:
+    name = f"{shortened(one.step, 18)}[{one.iteration}]"
+    link = f"/executions/{execution_id}/steps/{in_path(one.step)}/{one.iteration}?visit={one.visit}"
+    return TimeBar(name, link, one.ended - timedelta(seconds=one.seconds), one.ended, "plain")
 
 
 def _rows(execution_id: int, events: Sequence[ShownEvent]) -> Markup:
