@@ -17,6 +17,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 from pydantic import SecretStr
 
+from noetl_dagster.service.access import TOKEN_COOKIE
 from noetl_dagster.settings import Settings
 from tests.service.conftest import Service, serving
 
@@ -57,11 +58,6 @@ class Visitor:
     async def go(self, path: str) -> Page:
         await self.page.goto(self.url + path)
         return self.page
-
-    async def sign_in(self, token: str) -> None:
-        await self.go("/login")
-        await self.enter(token)
-        await self.page.wait_for_url("**/executions")
 
     async def enter(self, token: str) -> None:
         """Fills the form of ``/login`` and sends it with the Enter key."""
@@ -124,8 +120,8 @@ async def visit(browser: Browser) -> AsyncIterator[Visit]:
         context.set_default_timeout(PATIENCE_MS)
         visitor = Visitor(await context.new_page(), service.url)
         visitors.append(visitor)
-        if token is not None:
-            await visitor.sign_in(token)
+        if token is not None:  # as /login leaves it
+            await context.add_cookies([{"name": TOKEN_COOKIE, "value": token, "url": service.url}])
         return visitor
 
     yield visit

@@ -35,7 +35,7 @@ async def test_a_token_becomes_a_cookie_for_this_site_alone(guarded: Service, vi
 
 
 async def test_after_signing_out_the_pages_are_closed(guarded: Service, visit: Visit) -> None:
-    page = (await visit(guarded, OPERATOR)).page
+    page = await (await visit(guarded, OPERATOR)).go("/executions")
 
     await page.get_by_role("button", name="Sign out").click()
 
