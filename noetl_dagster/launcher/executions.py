@@ -33,6 +33,9 @@ RETRY_SECONDS = 1.0
 POLL_SECONDS = 0.2
 TAIL_BYTES = 2_000
 
+MOST_FAILURES = 1_000
+"""Executions whose latest error a launcher keeps."""
+
 
 class WarmLauncher:
     """Lets a run server drive executions that are in the log. They continue when the service ends.
@@ -48,6 +51,7 @@ class WarmLauncher:
         self._engine = engine
         self._address = address
         self._fallback = ProcessLauncher(engine, environment)
+        self._failures = self._fallback.failures
         self._pending: dict[str, tuple[Message, Playbook]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._connecting = asyncio.Lock()
@@ -82,6 +86,7 @@ class WarmLauncher:
             resumed=resumed,
             runner=runner,
         )
+        self._failures.pop(execution_id, None)
         # while it waits, this process holds it: recovery leaves it alone
         await self._engine.liveness.hold(execution_id)
         self._pending[str(execution_id)] = message, playbook
@@ -89,6 +94,10 @@ class WarmLauncher:
             self._send(message)
         else:
             await self.connect()  # which sends all that is pending
+
+    def failure(self, execution_id: int) -> str | None:
+        """Returns the error of the latest run of an execution that this process launched."""
+        return self._failures.get(execution_id)
 
     @property
     def running(self) -> int:
@@ -174,6 +183,7 @@ class WarmLauncher:
         await self._engine.liveness.release(execution_id)
         if error:
             await _fail_unstarted(self._engine, execution_id, error)
+            remember_failure(self._failures, execution_id, error)
 
     def _start_task(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -187,12 +197,14 @@ class ProcessLauncher:
     def __init__(self, engine: Engine, environment: Mapping[str, str]) -> None:
         self._engine = engine
         self._environment = dict(environment)
+        self.failures: dict[int, str] = {}
         self._watching: set[asyncio.Task[None]] = set()
 
     async def launch(
         self, playbook: Playbook, execution_id: int, workload: dict[str, Any], *, resumed: bool = False
     ) -> None:
         """Starts the process, and returns without waiting for it."""
+        self.failures.pop(execution_id, None)
         with tempfile.NamedTemporaryFile(prefix=f"noetl-{execution_id}-", suffix=".json", delete=False) as payload:
             payload.write(orjson.dumps(workload))
         log = Path(payload.name).with_suffix(".log")
@@ -213,6 +225,10 @@ class ProcessLauncher:
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
 
+    def failure(self, execution_id: int) -> str | None:
+        """Returns the error of the latest run of an execution that this process launched."""
+        return self.failures.get(execution_id)
+
     @property
     def running(self) -> int:
         """Number of started processes that have not ended."""
@@ -231,6 +247,14 @@ class ProcessLauncher:
         if code == 0:
             return
         await _fail_unstarted(self._engine, execution_id, output_tail)
+        remember_failure(self.failures, execution_id, output_tail)
+
+
+def remember_failure(failures: dict[int, str], execution_id: int, error: str) -> None:
+    """Keeps the error of a run for those who wait for it; of :data:`MOST_FAILURES` executions at most."""
+    failures[execution_id] = error[-TAIL_BYTES:]
+    while len(failures) > MOST_FAILURES:
+        failures.pop(next(iter(failures)))
 
 
 async def _fail_unstarted(engine: Engine, execution_id: int, why: str) -> None:

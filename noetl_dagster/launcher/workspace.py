@@ -238,6 +238,10 @@ class WorkspaceLauncher:
         except LaunchError as error:
             logger.warning("%s", error)
 
+    def failure(self, execution_id: int) -> str | None:
+        """Returns nothing: the run has its error in Dagster."""
+        return None
+
     async def close(self) -> None:
         """Waits for cancellations and disconnects."""
         await cancel_and_wait(*self._ending)

@@ -60,6 +60,9 @@ class Launcher(Protocol):
     async def cancelled(self, playbook: str, execution_id: int) -> None:
         """Ends the run of a cancelled execution if it would not end by itself; returns at once."""
 
+    def failure(self, execution_id: int) -> str | None:
+        """Returns the error of the latest run of an execution, if this process launched it and knows its end."""
+
     async def close(self) -> None:
         """Releases its resources; runs continue."""
 

@@ -35,6 +35,7 @@ from noetl_dagster.service.pages.rendering import fragment, page
 from noetl_dagster.service.pages.routing import page_router
 from noetl_dagster.service.pages.wording import shortened
 from noetl_dagster.service.plane import Plane, ThePlane
+from noetl_dagster.service.problems import ApiProblem
 from noetl_dagster.settings import Settings
 
 router: APIRouter = page_router()
@@ -148,15 +149,23 @@ async def cancel(execution_id: ExecutionId, plane: ThePlane, form: TheForm) -> R
 
 @router.post("/executions/{execution_id}/resume")
 async def resume(execution_id: ExecutionId, plane: ThePlane, form: TheForm) -> Response:
-    """Resumes an execution that failed or lost its process, and waits a little until the run has begun."""
+    """Resumes an execution that failed or lost its process, and waits a little until the run has begun.
+
+    Raises:
+        ApiProblem: 409, it has ended for good or runs; 503, the run did not start, or ended before it resumed anything.
+    """
     pool = plane.engine.runtime.pool
     before = await pool.fetchval(RESUMPTIONS, execution_id)
     await resume_execution(plane, execution_id)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(RESUME_SECONDS):
-            while await pool.fetchval(RESUMPTIONS, execution_id) == before:  # noqa: ASYNC110, the page is live from there
+            while True:
+                failure = plane.launcher.failure(execution_id)
+                if await pool.fetchval(RESUMPTIONS, execution_id) != before:
+                    return RedirectResponse(f"/executions/{execution_id}", 303)  # the page is live from there
+                if failure:
+                    raise ApiProblem(503, f"the run that was to resume execution {execution_id} ended early: {failure}")
                 await asyncio.sleep(0.2)
-            return RedirectResponse(f"/executions/{execution_id}", 303)
     return RedirectResponse(f"/executions/{execution_id}?resuming=true", 303)
 
 

@@ -153,6 +153,18 @@ def test_a_histogram_of_one_range_is_no_larger_than_others() -> None:
     assert min(float(x) for x in re.findall(r'<text x="([\d.]+)"', drawn)) >= 20
 
 
+async def test_why_a_resumption_did_not_begin(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(service.plane.launcher._environment, "NOETL_PLAYBOOK_BYTES", "many")  # type: ignore[attr-defined]
+    failed = await service.plane.engine.run(
+        playbook("workflow: [{step: start, tool: {kind: python, code: 1/0}}]", "gone")
+    )
+    form = {"cookie": "noetl_form=known", "content-type": "application/x-www-form-urlencoded"}
+    address = f"/executions/{failed.execution_id}/resume"
+    answer = await service.client.post(address, data={"form_token": "known"}, headers=form)
+    assert answer.status_code == 503
+    assert "ended early" in answer.text
+
+
 async def test_texts_of_playbooks_and_results_are_no_markup(service: Service) -> None:
     engine = service.plane.engine
     words = [text.replace("\x00", "") for text in HOSTILE]
