@@ -32,8 +32,8 @@ SELECT (SELECT event_id FROM noetl.event WHERE {_CHANGES} AND event_id < $2 ORDE
        (SELECT event_id FROM noetl.event WHERE {_CHANGES} AND event_id > $2 ORDER BY event_id LIMIT 1) AS after
 """
 
-STARTED_AT = """
-SELECT created_at FROM noetl.event WHERE execution_id = $1 AND event_type = 'playbook.initialized'
+FIRST_EVENT = """
+SELECT event_id, created_at FROM noetl.event WHERE execution_id = $1 AND event_type = 'playbook.initialized'
 ORDER BY event_id LIMIT 1
 """
 LAST_EVENT = "SELECT event_id FROM noetl.event WHERE execution_id = $1 ORDER BY event_id DESC LIMIT 1"

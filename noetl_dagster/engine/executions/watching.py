@@ -18,6 +18,7 @@ import asyncpg
 from noetl_dagster.engine.executions.progress import Pace, loop_rates
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events import projection_queries as queries
+from noetl_dagster.events.projection import read_execution
 from noetl_dagster.events.projection_row import Done, ProjectedExecution
 from noetl_dagster.events.queries import STATE_EVENTS
 from noetl_dagster.events.state import ExecutionStatus
@@ -148,11 +149,15 @@ class WatchedExecution:
     _paces: dict[str, Pace] = field(default_factory=dict)
 
     @classmethod
-    async def read(cls, pool: asyncpg.Pool, execution_id: int, *, until: int | None = None) -> WatchedExecution:
+    async def read(
+        cls, pool: asyncpg.Pool, execution_id: int, *, until: int | None = None, to_advance: bool = True
+    ) -> WatchedExecution:
         """Reads an execution.
 
         Args:
             until: an event id: reads the state that the execution had at this event, in the order of event ids.
+            to_advance: the row is that of the position. Otherwise it also has what was committed while an older
+                transaction runs, and must not be advanced.
 
         Raises:
             ExecutionNotFoundError: the log has no such execution.
@@ -160,6 +165,8 @@ class WatchedExecution:
         last = _LAST if until is None else until
         if until is None:
             found = await cls._read_latest(pool, execution_id)
+            if not to_advance:
+                found.row = await read_execution(pool, execution_id) or found.row
         else:
             found = cls(ProjectedExecution(execution_id), 0)
             counted = await pool.fetch(queries.DONE_UNTIL, execution_id, until)
@@ -225,7 +232,8 @@ class WatchedExecution:
         shown = [ShownEvent.of(row) for row in changes]
         for row in changes:
             self._visit(row)
-        self.events.extend(shown)
+        known = {one.event_id for one in self.events}  # it was read with events above the horizon
+        self.events.extend(one for one in shown if one.event_id not in known)
         self._see_pace()
         return shown
 

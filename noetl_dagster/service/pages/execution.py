@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.addresses import asset_url, in_path, run_url
-from noetl_dagster.engine.executions.trail import LAST_EVENT, STARTED_AT, changes_around
+from noetl_dagster.engine.executions.trail import FIRST_EVENT, LAST_EVENT, changes_around
 from noetl_dagster.engine.executions.watching import ShownEvent, SlowIteration, StepVisit, WatchedExecution
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError, NoetlError
@@ -178,7 +178,7 @@ def event_stream(messages: AsyncIterator[bytes]) -> Response:
 async def read_watched(plane: Plane, execution_id: int, *, until: int | None = None) -> WatchedExecution:
     """Reads an execution, and brings the projection up to date meanwhile: the next reader has less to read."""
     with plane.engine.projecting.running():
-        return await WatchedExecution.read(plane.engine.runtime.pool, execution_id, until=until)
+        return await WatchedExecution.read(plane.engine.runtime.pool, execution_id, until=until, to_advance=False)
 
 
 async def playbook_of(runtime: Runtime, execution_id: int) -> Playbook | None:
@@ -208,10 +208,11 @@ async def _cursor(plane: Plane, execution_id: int, watched: WatchedExecution, at
 
 async def _event_id_at(plane: Plane, execution_id: int, seconds: float) -> int:
     """Returns the largest id that an event can have so many seconds after the start of an execution."""
-    started = await plane.engine.runtime.pool.fetchval(STARTED_AT, execution_id)
-    if started is None:
+    first = await plane.engine.runtime.pool.fetchrow(FIRST_EVENT, execution_id)
+    if first is None:
         raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-    return snowflake_floor(started + timedelta(seconds=seconds, milliseconds=1)) - 1
+    found = snowflake_floor(first["created_at"] + timedelta(seconds=seconds, milliseconds=1)) - 1
+    return max(found, int(first["event_id"]))  # whose id may be made a little after its time
 
 
 def _milliseconds(moment: datetime | None) -> int:

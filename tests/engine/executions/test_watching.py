@@ -239,3 +239,21 @@ async def test_the_trail_by_filters(engine: Engine, settings: Settings) -> None:
     assert await filtered_events(pool, failed.execution_id, EventFilter(after=everything[-2].event_id), 5) == [
         everything[-1]
     ]
+
+
+async def test_an_older_transaction_hides_nothing_from_a_page(engine: Engine, settings: Settings) -> None:
+    pool = engine.runtime.pool
+    async with pool.acquire() as older, older.transaction():
+        await older.fetchval("SELECT pg_current_xact_id()")
+        failed = await engine.run(playbook("workflow: [{step: start, tool: {kind: python, code: '1 / 0'}}]"))
+        shown = await WatchedExecution.read(pool, failed.execution_id, to_advance=False)
+        watched = await WatchedExecution.read(pool, failed.execution_id)
+        assert (shown.row.status, watched.row.status) == ("FAILED", "RUNNING")
+
+    async def caught_up() -> bool:
+        await watched.advance(pool)
+        return not watched.is_running
+
+    await until(caught_up, "the end")
+    assert watched.row.state == shown.row.state
+    assert len({one.event_id for one in watched.events}) == len(watched.events)

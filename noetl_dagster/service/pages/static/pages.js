@@ -108,7 +108,8 @@ function addRows(html) {
   if (!body || !html) return;
   const added = document.createElement("template");
   added.innerHTML = html;
-  const rows = [...added.content.querySelectorAll("tr")];
+  const known = new Set([...body.rows].map((row) => row.dataset.event)); // the page may be ahead of the stream
+  const rows = [...added.content.querySelectorAll("tr")].filter((row) => !known.has(row.dataset.event));
   const newestFirst = body.dataset.order === "newest";
   if (newestFirst) body.prepend(...rows.reverse());
   else body.append(...rows);
@@ -142,13 +143,14 @@ document.addEventListener("click", async (event) => {
     button.disabled = true;
     try {
       const answer = await fetch(button.dataset.load, { headers: { accept: "text/html" } });
+      if (!answer.ok || answer.redirected) throw new Error(answer.redirected ? "sign in again" : `status ${answer.status}`);
       target.innerHTML = await answer.text();
       showTimes(target);
       button.hidden = true;
       target.tabIndex = -1;
       target.focus();
-    } catch {
-      target.textContent = "The result was not fetched: the service does not answer.";
+    } catch (error) {
+      target.textContent = `The result was not fetched: ${error.message}.`;
     } finally {
       button.disabled = false;
     }
