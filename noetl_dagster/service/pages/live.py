@@ -53,12 +53,14 @@ class Queues(Generic[Item]):
 
     def __init__(self) -> None:
         self._all: set[asyncio.Queue[Item | None]] = set()
+        self._ended = False
 
     def __len__(self) -> int:
         return len(self._all)
 
     def send(self, item: Item | None) -> None:
         """Sends a message to all; disconnects those that are too slow."""
+        self._ended = item is None
         for queue in self._all:
             if queue.full():
                 while not queue.empty():
@@ -68,8 +70,10 @@ class Queues(Generic[Item]):
                 queue.put_nowait(item)
 
     def open(self) -> asyncio.Queue[Item | None]:
-        """Adds a person."""
+        """Adds a person; one who comes when the streams have just ended gets the end."""
         queue: asyncio.Queue[Item | None] = asyncio.Queue(MOST_QUEUED)
+        if self._ended:
+            queue.put_nowait(None)
         self._all.add(queue)
         return queue
 
@@ -227,9 +231,7 @@ class Trail:
         """Ends the streams of all people who watch."""
         self._queues.send(None)
 
-    def _message(
-        self, events: list[Committed], position: Position, rows: Callable[[Sequence[Committed]], str]
-    ) -> bytes:
+    def _message(self, events: list[Committed], position: Position, rows: RenderTrail) -> bytes:
         data = orjson.dumps({"parts": {}, "rows": rows(events)})
         return b"id: %s\nevent: update\ndata: %s\n\n" % (str(position).encode(), data)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from noetl_dagster.engine.executions.watching import WatchedExecution
 from noetl_dagster.events.transport.wire import EventMessage
 from noetl_dagster.service.pages import live
 from noetl_dagster.service.pages.charts import histogram
@@ -286,3 +287,13 @@ async def test_people_who_watch_together_cause_one_statement(service: Service, m
     assert 1 <= reads <= 21
     assert len({tuple(rows) for rows, _, _ in found}) == 1
     assert all(ended for _, _, ended in found)
+
+
+async def test_who_comes_when_a_feed_ends_does_not_wait(service: Service) -> None:
+    engine = service.plane.engine
+    execution = await engine.lifecycle.create(playbook("workflow: [{step: start, tool: {kind: noop}}]"))
+    watched = await WatchedExecution.read(engine.runtime.pool, execution.id)
+    feed = live.Feed(engine, watched, lambda _: {}, lambda _: "")
+    feed.end()
+    async with asyncio.timeout(10):
+        assert [message async for message in feed.follow(watched.position)] == []
