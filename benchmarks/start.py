@@ -34,6 +34,7 @@ def main(repeats: int) -> None:
         ended(["-m", "noetl_dagster", "run", "two.yaml"], environment, folder)  # makes tables and bytecode
         listed = output([*NOETL, "executions", "--json"], environment, folder)
         execution = re.findall(r'"execution_id": "(\d+)"', listed)[0]
+        warm = {**environment, "NOETL_WARM_COMMANDS": "true"}
         cases: dict[str, Measured] = {
             "import dagster": lambda: ended(["-c", "import dagster"], environment, folder),
             "import dagster, dagster_postgres": lambda: ended(
@@ -44,9 +45,9 @@ def main(repeats: int) -> None:
             "events": lambda: ended([*NOETL, "events", execution], environment, folder),
             "worker, until it works": lambda: until_line([*NOETL, "worker"], "slots", environment, folder),
             "code location": lambda: ended(["-c", "import noetl_dagster.definitions"], environment, folder),
-            "run of two python steps, NOETL_WARM_COMMANDS": lambda: ended(
-                [*NOETL, "run", "two.yaml"], {**environment, "NOETL_WARM_COMMANDS": "true"}, folder
-            ),
+            "check, warm": lambda: ended([*NOETL, "check", "two.yaml"], warm, folder),
+            "status, warm": lambda: ended([*NOETL, "status", execution], warm, folder),
+            "run of two python steps, warm": lambda: ended([*NOETL, "run", "two.yaml"], warm, folder),
             "run of two python steps": lambda: ended([*NOETL, "run", "two.yaml"], environment, folder),
         }
         best: dict[str, Cost] = {}

@@ -338,7 +338,10 @@ class Settings(BaseSettings):
     )
     workspace: Path = Field(Path("workspace.yaml"), description="Workspace file for run_launcher dagster")
 
-    warm_commands: bool = Field(False, description="The run server also drives the runs of the command line")
+    warm_commands: bool = Field(
+        False,
+        description="Commands start in a process that has imported everything, and the run server drives their runs",
+    )
 
     playbook_env: Annotated[tuple[str, ...], NoDecode, _Listed] = Field(
         (),

@@ -8,7 +8,6 @@ is known even if the run server is gone.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import signal
 import socket
@@ -16,8 +15,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +27,8 @@ from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.private_files import private_folder
 from noetl_dagster.process.environment import without_tokens
+from noetl_dagster.process.fingerprint import fingerprint
+from noetl_dagster.process.unix_sockets import connect
 
 Message = dict[str, Any]
 
@@ -46,12 +47,6 @@ LOG_BYTES = 20_000_000
 """A larger log is truncated."""
 
 LOCK_TRIES = 20
-
-_TERMINAL_VARIABLES = {
-    *("_", "SHLVL", "PWD", "OLDPWD", "TERM", "COLUMNS", "LINES", "COLORTERM", "PS1"),
-    *("SSH_TTY", "SSH_CLIENT", "SSH_CONNECTION", "PYTEST_CURRENT_TEST"),
-}
-_DAGSTER_PREFIX = "DAGSTER_"  # variables that Dagster sets for its child processes
 
 
 class Channel:
@@ -156,14 +151,7 @@ class Address:
         Runs get no tokens of the HTTP API.
         """
         environment = without_tokens(environment)
-        known = {
-            name: value
-            for name, value in sorted(environment.items())
-            if name not in _TERMINAL_VARIABLES and (name == "DAGSTER_HOME" or not name.startswith(_DAGSTER_PREFIX))
-        }
-        package = stamp_of(Path(__file__).parents[1], ".py")  # runs use what was imported
-        facts = (known, str(Path.cwd()), sys.executable, runs_at_once, package)
-        key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        key = fingerprint(environment, str(Path.cwd()), runs_at_once)
         return cls(folder, key, environment, runs_at_once)
 
     @property
@@ -176,16 +164,15 @@ class Address:
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
             os.truncate(self.log, 0)
 
+    @property
+    def socket(self) -> Path:
+        """The path of the server's socket."""
+        return self.folder / f"{self.key}.sock"
+
     def connect(self) -> Channel | None:
         """Returns a connection to the server; None if it does not run."""
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            with self._socket_path() as path:
-                sock.connect(path)
-        except OSError:
-            sock.close()
-            return None
-        return Channel(sock)
+        connection = connect(str(self.socket))
+        return Channel(connection) if connection is not None else None
 
     def ask(self, message: Message) -> Message | None:
         """Returns the server's answer to a message; None if it does not run."""
@@ -234,32 +221,6 @@ class Address:
         tail = self.log.read_bytes()[-1000:].decode(errors="replace").strip()
         raise ServiceError(f"the run server did not start; {self.log} ends: {tail}")
 
-    def listen(self) -> socket.socket:
-        """Returns the server's listening socket, for its user alone. The caller holds the lock of :meth:`open`."""
-        listener = socket.socket(socket.AF_UNIX)
-        (self.folder / f"{self.key}.sock").unlink(missing_ok=True)
-        before = os.umask(0o177)
-        try:
-            with self._socket_path() as path:
-                listener.bind(path)
-        finally:
-            os.umask(before)
-        listener.listen(1024)
-        return listener
-
-    @contextmanager
-    def _socket_path(self) -> Iterator[str]:
-        """Yields a path of the socket that is short enough, however deep the folder is."""
-        path = str(self.folder / f"{self.key}.sock")
-        if len(path) < 100:
-            yield path
-            return
-        descriptor = os.open(self.folder, os.O_RDONLY)
-        try:
-            yield f"/proc/self/fd/{descriptor}/{self.key}.sock"
-        finally:
-            os.close(descriptor)
-
 
 def stop(folder: Path) -> None:
     """Ends all run servers of a folder and waits for their end. The next server drives the runs that wait."""
@@ -271,18 +232,6 @@ def stop(folder: Path) -> None:
             channel.send({"do": "end"})
             while channel.receive() is not None:  # its end closes the connection
                 pass
-
-
-def stamp_of(folder: Path, *suffixes: str) -> list[tuple[str, str, int, int]]:
-    """Returns a value that changes with the files below a folder that have one of the suffixes."""
-    found = []
-    for inside, _, names in os.walk(folder):
-        for name in names:
-            if name.endswith(suffixes):
-                with suppress(OSError):  # a dangling link of an editor, or a file that was just removed
-                    status = Path(inside, name).stat()
-                    found.append((inside, name, status.st_mtime_ns, status.st_size))
-    return sorted(found)
 
 
 class RunLock:

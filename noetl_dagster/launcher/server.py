@@ -23,9 +23,11 @@ from importlib import import_module
 from pathlib import Path
 
 from noetl_dagster.engine.executions.runners import Runner
-from noetl_dagster.launcher.address import Address, Channel, Message, stamp_of
+from noetl_dagster.launcher.address import Address, Channel, Message
 from noetl_dagster.process import logs
 from noetl_dagster.process.environment import hide_from_children
+from noetl_dagster.process.fingerprint import stamp_of
+from noetl_dagster.process.unix_sockets import listen
 from noetl_dagster.settings import get_settings
 
 logger = logging.getLogger(__name__)
@@ -109,7 +111,7 @@ class RunServer:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._listener = address.listen()
+        self._listener = listen(str(address.socket))  # the caller holds the lock of Address.open
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -415,7 +417,7 @@ class RunServer:
         """
         if self._listener.fileno() != -1:
             self._selector.unregister(self._listener)
-            (self._address.folder / f"{self._address.key}.sock").unlink(missing_ok=True)
+            self._address.socket.unlink(missing_ok=True)
             self._listener.close()
         self._waiting = [item for item in self._waiting if item.message["do"] == "report_lost"]
         self._without_run.clear()

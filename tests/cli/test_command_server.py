@@ -1,0 +1,198 @@
+"""``NOETL_WARM_COMMANDS``: a forked command is what it would be without a server."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from shutil import rmtree
+
+import psutil
+import pytest
+
+from noetl_dagster import embedded
+from noetl_dagster.settings import Settings
+from tests.launcher.conftest import GATED
+from tests.processes import killed_in_the_end
+from tests.waiting import PROCESS_SECONDS, ended, until_now
+
+Start = Callable[..., subprocess.Popen[str]]
+
+COMMAND = [sys.executable, "-m", "noetl_dagster"]
+
+
+@pytest.fixture
+def environment(settings: Settings, tmp_path: Path) -> dict[str, str]:
+    """The environment of a command server that serves."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
+    environment = {**inherited, **embedded.environment(settings), "NOETL_WARM_COMMANDS": "true"}
+    first = subprocess.run([*COMMAND, "executions"], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr  # without a server, which it starts
+    until_now(lambda: server(settings), "the command server to serve")
+    return environment
+
+
+def server(settings: Settings) -> psutil.Process | None:
+    """The process that listens in the state folder."""
+    folder = settings.home / "commands"
+    if not list(folder.glob("*.sock")):
+        return None
+    alike = [one for one in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(one.info["cmdline"] or ())]
+    return min(alike, key=lambda one: one.create_time())  # those that it has forked have the same command line
+
+
+@pytest.fixture
+def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
+    """Starts a client, with its output and its errors in files."""
+    (tmp_path / "gated.yaml").write_text(GATED)
+    with killed_in_the_end() as started:
+
+        def start(*arguments: str) -> subprocess.Popen[str]:
+            return started(
+                [*COMMAND, *arguments],
+                env=environment,
+                cwd=tmp_path,
+                stdout=(tmp_path / "output").open("w"),
+                # a shell that runs the tests in the background has interrupts ignored
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+
+        yield start
+
+
+def forked(settings: Settings) -> psutil.Process:
+    """The process of the only command that runs."""
+    found = server(settings)
+    assert found is not None
+    [command] = until_now(found.children, "the command to be forked")
+    return command
+
+
+def test_a_forked_command_is_what_it_would_be(environment: dict[str, str], settings: Settings, tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "broken.yaml").write_text("kind: Playbook\nworkflow: 1\n")
+    (folder / "good.yaml").write_text(GATED)
+    cold = {**environment, "NOETL_WARM_COMMANDS": "false"}
+    for arguments in (
+        ["check", "broken.yaml"],
+        ["check", "good.yaml"],
+        ["check", "missing.yaml"],
+        ["check", "--nonsense"],
+        ["status", "1"],
+        ["executions", "--json"],
+        ["run", "good.yaml", "--set", "nonsense"],
+    ):
+        forked, usual = (
+            subprocess.run(
+                [*COMMAND, *arguments],
+                env={**variables, "COLUMNS": "70"},  # the server has another width
+                cwd=folder,
+                capture_output=True,
+                text=True,
+            )
+            for variables in (environment, cold)
+        )
+        assert (forked.returncode, forked.stdout, forked.stderr) == (usual.returncode, usual.stdout, usual.stderr)
+        on_terminal = [shown_on_terminal(arguments, variables, folder) for variables in (environment, cold)]
+        assert on_terminal[0] == on_terminal[1]
+    assert next((settings.home / "commands").glob("*.log")).read_text() == ""
+
+
+def shown_on_terminal(arguments: list[str], environment: dict[str, str], folder: Path) -> bytes:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([*COMMAND, *arguments], env=environment, cwd=folder, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # the other side is closed
+        while more := os.read(ours, 4096):
+            shown += more
+    os.close(ours)
+    process.wait(PROCESS_SECONDS)
+    return shown
+
+
+def begun(folder: Path) -> int:
+    """The process that drives the gated run."""
+    path = folder / "one.begun"
+    return int(until_now(lambda: path.exists() and path.read_text(), "the run to begin"))
+
+
+def run(start: Start, folder: Path) -> subprocess.Popen[str]:
+    return start("run", "gated.yaml", "--json", "--set", f"gate={folder}", "--set", "name=one")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_the_command(start: Start, settings: Settings, tmp_path: Path, number: signal.Signals) -> None:
+    client = run(start, tmp_path)
+    begun(tmp_path)
+    command = forked(settings)
+    client.send_signal(number)
+    assert client.wait(PROCESS_SECONDS) == {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM}[number]
+    assert ended(command.pid)
+
+
+@pytest.mark.parametrize("killed", ["client", "command"])
+def test_a_client_and_its_command_end_together(start: Start, settings: Settings, tmp_path: Path, killed: str) -> None:
+    client = run(start, tmp_path)
+    begun(tmp_path)
+    command = forked(settings)
+    os.kill(client.pid if killed == "client" else command.pid, signal.SIGKILL)
+    assert client.wait(PROCESS_SECONDS) == -signal.SIGKILL
+    until_now(lambda: ended(command.pid), "the command to end")
+
+
+def test_a_command_outlives_its_server(start: Start, settings: Settings, tmp_path: Path) -> None:
+    client = run(start, tmp_path)
+    begun(tmp_path)
+    found = server(settings)
+    assert found is not None
+    found.kill()
+    (tmp_path / "open").touch()
+    assert client.wait(PROCESS_SECONDS) == 1
+    shown = (tmp_path / "output").read_text()
+    assert '"status": "COMPLETED"' in shown
+    assert "the command server was killed: the exit code of process" in shown
+
+
+def test_a_stopped_client_stops_its_command(start: Start, settings: Settings, tmp_path: Path) -> None:
+    """As Ctrl-Z does, until the shell continues the client."""
+    client = run(start, tmp_path)
+    begun(tmp_path)
+    command = forked(settings)
+    client.send_signal(signal.SIGTSTP)
+    until_now(lambda: command.status() == psutil.STATUS_STOPPED, "the command to stop")
+    until_now(lambda: psutil.Process(client.pid).status() == psutil.STATUS_STOPPED, "the client to stop")
+    (tmp_path / "open").touch()
+    client.send_signal(signal.SIGCONT)
+    assert client.wait(PROCESS_SECONDS) == 0
+
+
+def test_a_command_with_closed_input_needs_no_server(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(GATED)
+    done = subprocess.run(
+        f"{' '.join(COMMAND)} check good.yaml <&-", shell=True, env=environment, cwd=tmp_path, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_one_server_serves_and_ends_with_the_services(
+    environment: dict[str, str], settings: Settings, tmp_path: Path
+) -> None:
+    first = server(settings)
+    assert first is not None
+    [socket] = (settings.home / "commands").glob("*.sock")
+    second = subprocess.run(
+        [sys.executable, "-m", "noetl_dagster.cli.command_server", str(socket)],
+        env=environment,
+        timeout=PROCESS_SECONDS,
+    )
+    assert second.returncode == 0
+    assert server(settings) == first
+    rmtree(socket.parent)
+    until_now(lambda: ended(first.pid), "the server to end")
