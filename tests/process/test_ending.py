@@ -50,5 +50,5 @@ def test_output_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-    assert done.returncode == 120
+    assert done.returncode != 0
     assert "No space left on device" in done.stderr
