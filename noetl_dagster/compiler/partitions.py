@@ -82,7 +82,7 @@ class PlaybookPartitions:
             WorkloadError: the playbook has no such partition.
         """
         if self.definition is None:
-            raise WorkloadError(f"playbook {self.playbook.name} has no partitions, and {key!r} of it is wanted")
+            raise WorkloadError(f"playbook {self.playbook.name} has no partitions, so it has no partition {key!r}")
         keys: Mapping[str, str] = {self.dimensions[0].name: key}
         if isinstance(self.definition, MultiPartitionsDefinition):
             try:

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import asyncpg
 
-from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.tiers import configured, open_tier
 from noetl_dagster.storage.tiers.base import Bytes, Tier, TierTooSmallError, TierUnavailableError
@@ -146,10 +145,10 @@ class Placement:
 def key_of(execution_id: int, step: str, name: str, ref_id: int, extension: str) -> str:
     """Returns the key of an object: ``exec/<execution>/<step>/<name>-<ref id><extension>``.
 
-    The ref id separates visits, attempts and iterations of one step: stored bytes are never overwritten. Raises
-    ``StorageError`` if a name is a path out of the store.
+    The ref id separates visits, attempts and iterations of one step: stored bytes are never overwritten. Names become
+    plain, so none leads out of the store.
     """
-    return f"{KEY_ROOT}{execution_id}/{_segment(step, 'step')}/{_segment(name, 'result')}-{ref_id}{extension}"
+    return f"{KEY_ROOT}{execution_id}/{_plain(step)}/{_plain(name)}-{ref_id}{extension}"
 
 
 def owner_of(key: str) -> tuple[int, int] | None:
@@ -158,9 +157,7 @@ def owner_of(key: str) -> tuple[int, int] | None:
     return None if found is None else (int(found["execution"]), int(found["ref"]))
 
 
-def _segment(text: str, what: str) -> str:
-    if ".." in text.replace("\\", "/").split("/") or text.startswith("/"):
-        raise StorageError(f"the {what} name {text!r} is a path out of the store; use a plain name")
+def _plain(text: str) -> str:
     clean = "".join(
         character if character.isascii() and (character.isalnum() or character in "-_.") else "_" for character in text
     )

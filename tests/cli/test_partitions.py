@@ -50,4 +50,4 @@ def test_a_playbook_without_partitions(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "plain.yaml"
     file.write_text(text_of("plain", "workflow:\n  - {step: start, tool: {kind: noop}}\n"))
     refused = cli("run", str(file), "--partition", "2026-01-05")
-    assert "playbook plain has no partitions, and '2026-01-05' of it is wanted" in refused.stderr
+    assert "playbook plain has no partitions, so it has no partition '2026-01-05'" in refused.stderr

@@ -32,9 +32,13 @@ def volume(settings: Settings) -> Path:
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b", "..", "..\\up"])
 @pytest.mark.parametrize("field", ["step", "name"])
-async def test_names_cannot_climb_out(store: ResultStore, field: str, name: str) -> None:
-    with pytest.raises(StorageError, match="path out of the store"):
-        await store.put(1, **{**WHERE, field: name}, tier=StoreTier.PVC)
+async def test_names_cannot_climb_out(store: ResultStore, settings: Settings, field: str, name: str) -> None:
+    where = {**WHERE, field: name}
+    ref = await store.put(1, **where, tier=StoreTier.PVC)
+    path = locations.local_path(settings, ref.physical_uri)
+    assert path is not None
+    assert path.resolve().parents[1] == volume(settings).resolve() / "exec" / "4"
+    assert (await store.find((4, where["step"], where["name"]))).ref == ref.ref
 
 
 async def test_odd_names_become_plain_ones(store: ResultStore, settings: Settings) -> None:

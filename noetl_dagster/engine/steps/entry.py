@@ -196,7 +196,7 @@ class _AssetReader:
         if span["results"] == 0:
             return f"asset {name} has no result yet; run the playbook or the job that makes it"
         if span["first"] is None:
-            return f"asset {name} has no partitions, and {wanted!r} of it is wanted; read it with partition: latest"
+            return f"asset {name} has no partitions, so it has no partition {wanted!r}; read it with partition: latest"
         return (
             f"asset {name} has no partition {wanted!r}; it has {span['partitions']}, "
             f"from {span['first']} to {span['last']}"
