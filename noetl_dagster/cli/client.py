@@ -19,9 +19,10 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 
 
 def wants_server(arguments: list[str]) -> bool:
-    """Returns whether the settings and the command ask for the command server."""
+    """Returns whether the settings and the command ask for the command server, which needs all standard streams."""
     wanted = os.environ.get("NOETL_WARM_COMMANDS", "").lower() in ("1", "true", "yes", "on", "t", "y")
-    return wanted and len(arguments) > 1 and arguments[1] in FORKED
+    are_open = None not in (sys.stdin, sys.stdout, sys.stderr)
+    return wanted and are_open and len(arguments) > 1 and arguments[1] in FORKED
 
 
 def forward() -> int | None:
@@ -43,7 +44,7 @@ def forward() -> int | None:
         try:
             _send_request(connection)
             word, pid = lines.readline().split()
-        except (OSError, ValueError):  # the server has just ended, or a standard stream is closed
+        except (OSError, ValueError):  # the server has just ended
             word = b""
         if word != b"begun":
             signals.restore()

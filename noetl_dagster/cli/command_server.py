@@ -118,6 +118,8 @@ def become_command(client: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     size, descriptors, _, _ = socket.recv_fds(client, 8, 3)
+    if not size:  # the client was killed
+        sys.exit(1)
     with client.makefile("rb") as request:
         package, arguments, path, folder, umask, environment = marshal.loads(
             request.read(int.from_bytes(size, "little"))
@@ -126,7 +128,7 @@ def become_command(client: socket.socket) -> None:
         os.dup2(descriptors[number], number)
         os.close(descriptors[number])
         before = getattr(sys, name)
-        buffering = 1 if name == "stderr" else -1
+        buffering = 1 if name == "stderr" or before.write_through else -1  # the latter with PYTHONUNBUFFERED
         fresh = open(number, mode, buffering, encoding=before.encoding, errors=before.errors, closefd=False)  # noqa: SIM115
         setattr(sys, name, fresh)
     sys.modules["__main__"].__package__ = package

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import select
+import signal
 import sys
 import tempfile
 import time
@@ -272,7 +273,7 @@ def drive(
 ) -> str | None:
     """Lets the run server of this process's environment drive an execution, and waits for the end of its run.
 
-    An interrupt of the waiting process interrupts the run.
+    SIGINT and SIGTERM interrupt the run, and this function returns its end. A second one ends the wait.
 
     Returns:
         The error of the run; None if it succeeded.
@@ -285,6 +286,7 @@ def drive(
     request = execute_request(playbook.file, execution_id, workload, lenient=lenient, resumed=resumed)
     run_id = request["run_id"]
     sent = False
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with closing(Address.of(folder, os.environ, settings.driven_at_once).open()) as channel:
         try:
             status = channel.ask({"do": "status"})
@@ -296,12 +298,14 @@ def drive(
         except OSError as error:
             raise ServiceError(f"the run server is gone: {error}") from error
         except KeyboardInterrupt:
-            if sent:
-                # a second interrupt ends the wait
-                with suppress(KeyboardInterrupt, OSError, ServiceError):
-                    channel.send({"do": "withdraw", "id": request["id"]})
-                    _wait_for_end(channel, folder / "runs", run_id, interrupting=True)
+            if not sent:
+                raise
+            with suppress(OSError, ServiceError):
+                channel.send({"do": "withdraw", "id": request["id"]})
+                return _wait_for_end(channel, folder / "runs", run_id, interrupting=True)
             raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _wait_for_end(channel: Channel, locks: Path, run_id: str, *, interrupting: bool = False) -> str | None:
