@@ -112,16 +112,18 @@ async def _ours(settings: Settings, url: str, executions: int) -> float:
             f"idle: POST to the first step's event p50 {statistics.median(waits):.0f} ms, "
             f"the slowest of {ALONE} {max(waits):.0f} ms"
         )
-        began = time.perf_counter()
+        before, began = _cpu(settings), time.perf_counter()
         posted = await asyncio.gather(*(_post(client) for _ in range(executions)))
         accepted = time.perf_counter() - began
         peak = await _ended(connection, posted, settings)
         seconds = time.perf_counter() - began
+        cpu = _cpu_of_each(settings, before, executions)
     await connection.close()
     print(
         f"{executions} POSTed at once: accepted in {accepted:.1f} s, all completed in {seconds:.1f} s, "
         f"{executions / seconds:.1f} a second; {peak / 1024**2:.0f} MB in all run processes at most"
     )
+    print(cpu)
     return executions / seconds
 
 
@@ -139,14 +141,14 @@ async def _without_run(settings: Settings, url: str, executions: int) -> None:
     seconds = time.perf_counter() - began
     await _ended(connection, posted, query=REPORTED)
     reported = time.perf_counter() - began
-    cpu = {kind: 1000 * (now - before.get(kind, 0.0)) / executions for kind, now in _cpu(settings).items()}
+    cpu = _cpu_of_each(settings, before, executions)
     await connection.close()
     print(
         f"without a run: {executions} POSTed at once: accepted in {accepted:.1f} s, all completed in {seconds:.1f} s, "
         f"{executions / seconds:.0f} a second; Dagster had all assets after {reported:.1f} s, "
         f"{executions / reported:.0f} a second"
     )
-    print("CPU time of each in ms: " + ", ".join(f"{kind} {used:.1f}" for kind, used in sorted(cpu.items())))
+    print(cpu)
 
 
 async def _post_many(url: str, count: int) -> list[int]:
@@ -164,6 +166,11 @@ async def _post_many(url: str, count: int) -> list[int]:
 
         await asyncio.gather(*(post() for _ in range(64)))
     return posted
+
+
+def _cpu_of_each(settings: Settings, before: dict[str, float], executions: int) -> str:
+    cpu = {kind: 1000 * (now - before.get(kind, 0.0)) / executions for kind, now in _cpu(settings).items()}
+    return "CPU time of each in ms: " + ", ".join(f"{kind} {used:.1f}" for kind, used in sorted(cpu.items()))
 
 
 def _cpu(settings: Settings) -> dict[str, float]:
