@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from dagster._core.definitions.job_base import InMemoryJob
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
     from dagster._core.event_api import EventLogCursor
-    from dagster._core.events import EngineEventData, StepMaterializationData
-    from dagster._core.execution.api import ExecuteRunWithPlanIterable, execute_run
+    from dagster._core.events import ASSET_CHECK_EVENTS, ASSET_EVENTS, EngineEventData, StepMaterializationData
+    from dagster._core.execution.api import ExecuteRunWithPlanIterable, create_execution_plan, job_execution_iterator
     from dagster._core.execution.compute_logs import create_compute_log_file_key, redirect_to_file
-    from dagster._core.execution.context_creation_job import PlanExecutionContextManager
+    from dagster._core.execution.context_creation_job import (
+        PlanExecutionContextManager,
+        PlanOrchestrationContextManager,
+        orchestration_context_event_generator,
+    )
     from dagster._core.execution.plan.execute_plan import (
         _handle_compute_log_setup_error,
         _handle_compute_log_teardown_error,
@@ -109,6 +113,10 @@ _PRIVATE = {
         "DagsterInstance.report_runless_asset_event for each",
     ): {"dagster._core.events": "StepMaterializationData"},
     (
+        "compiler/executors/storages.py: events are stored with one statement",
+        "PostgresEventLogStorage.store_event, whose statements it has without those of SQLAlchemy",
+    ): {"dagster._core.events": "ASSET_CHECK_EVENTS ASSET_EVENTS"},
+    (
         "compiler/executors/pods.py: the pods of steps",
         "k8s_job_executor for the whole run, which launches and watches pods by itself",
     ): {
@@ -123,10 +131,12 @@ _PRIVATE = {
     },
     (
         "code_location/launch.py: runs a job made from a playbook, with an id and tags that are known before",
-        "JobDefinition.execute_in_process(run_id=..., instance=..., tags=...)",
+        "execute_run, which plans each run a second time, or JobDefinition.execute_in_process(run_id=..., tags=...)",
     ): {
         "dagster._core.definitions.job_base": "InMemoryJob",
-        "dagster._core.execution.api": "execute_run",
+        "dagster._core.execution.api": "create_execution_plan job_execution_iterator",
+        "dagster._core.execution.context_creation_job": "PlanOrchestrationContextManager "
+        "orchestration_context_event_generator",
     },
     (
         "code_location/launch.py: names the job of a run, so that the UI can launch the run again",

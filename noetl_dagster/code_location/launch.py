@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dagster import DagsterInstance, DagsterInvalidConfigError, Definitions, JobDefinition
+from dagster import DagsterEventType, DagsterInstance, DagsterInvalidConfigError, DagsterRun, Definitions, JobDefinition
 
 from noetl_dagster.code_location.playbooks import definitions_of_jobs
 from noetl_dagster.code_location.python_assets import checks_in_python
@@ -19,15 +19,20 @@ from noetl_dagster.compiler.lineage.tables import FolderWriters
 from noetl_dagster.compiler.names import LOCATION
 from noetl_dagster.compiler.partitions import partition_tags, stored_partition
 from noetl_dagster.compiler.plan import PlaybookPlan
-from noetl_dagster.compiler.runs import RESUME_TAG, execution_tags, latest_run, report_lost_run
+from noetl_dagster.compiler.runs import PAGE_TAG, RESUME_TAG, execution_tags, latest_run, report_lost_run
 from noetl_dagster.dagster_internals import (
+    ExecuteRunWithPlanIterable,
     InMemoryJob,
     LoadableTargetOrigin,
     ManagedGrpcPythonEnvCodeLocationOrigin,
+    PlanOrchestrationContextManager,
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
-    execute_run,
+    create_execution_plan,
+    job_execution_iterator,
+    orchestration_context_event_generator,
 )
+from noetl_dagster.engine.executions.addresses import execution_url
 from noetl_dagster.errors import ExecutionNotFoundError, WorkloadError
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider
@@ -111,17 +116,22 @@ def launch(
     set_limits(instance, plan.playbook.dagster.pools)
     if quiet:
         run_config["loggers"] = {"console": {"config": {"log_level": "CRITICAL"}}}
+    tags = {
+        **(tags or {}),
+        **execution_tags(execution_id, run_id),
+        PAGE_TAG: execution_url(noetl.settings, execution_id),
+        **partition_tags(partition),
+        **({RESUME_TAG: run_id} if resumed else {}),
+    }
+    reference = instance.get_ref() if instance.is_persistent else None
     try:
+        steps = create_execution_plan(job, run_config, instance_ref=reference, tags=tags)
         run = instance.create_run_for_job(
             job_def=job,
+            execution_plan=steps,
             run_id=run_id,
             run_config=run_config,
-            tags={
-                **(tags or {}),
-                **execution_tags(execution_id, run_id),
-                **partition_tags(partition),
-                **({RESUME_TAG: run_id} if resumed else {}),
-            },
+            tags=tags,
             parent_run_id=before.run_id if before is not None else None,
             root_run_id=(before.root_run_id or before.run_id) if before is not None else None,
             remote_job_origin=job_origin(plan, noetl.settings),
@@ -129,9 +139,28 @@ def launch(
     except DagsterInvalidConfigError as error:
         reasons = "; ".join(one.message for one in error.errors)
         raise WorkloadError(f"workload of {plan.playbook.name}: {reasons}") from error
-    result = execute_run(InMemoryJob(job), run, instance, raise_on_error=False)
-    failures = (event.message for event in result.all_events if event.is_run_failure)
-    return FinishedRun(run_id, result.success, next(failures, None))
+    return _execute(InMemoryJob(job), steps, run, instance)
+
+
+def _execute(job: InMemoryJob, steps: Any, run: DagsterRun, instance: DagsterInstance) -> FinishedRun:
+    """Executes a run with the plan that it was created with; ``execute_run`` would read and make it again."""
+    success, error = False, None
+    for event in ExecuteRunWithPlanIterable(
+        execution_plan=steps,
+        iterator=job_execution_iterator,
+        execution_context_manager=PlanOrchestrationContextManager(
+            context_event_generator=orchestration_context_event_generator,
+            job=job,
+            execution_plan=steps,
+            run_config=run.run_config,
+            dagster_run=run,
+            instance=instance,
+        ),
+    ):
+        success = success or event.event_type is DagsterEventType.RUN_SUCCESS
+        if event.is_run_failure and error is None:
+            error = event.message
+    return FinishedRun(run.run_id, success, error)
 
 
 def job_origin(plan: PlaybookPlan, settings: Settings) -> RemoteJobOrigin | None:

@@ -8,12 +8,13 @@ import sys
 
 import pytest
 from dagster import DagsterInstance, DagsterInvalidConfigError, JobDefinition
+from dagster._core.execution.api import execute_run
 from dagster_k8s.job import get_user_defined_k8s_config
 
 from noetl_dagster.code_location.launch import launch
 from noetl_dagster.compiler.executors.pods import POD_TAG
 from noetl_dagster.compiler.specs import CONFIG_TAG, config_of
-from noetl_dagster.dagster_internals import InMemoryJob, execute_run
+from noetl_dagster.dagster_internals import InMemoryJob
 from noetl_dagster.engine.executions.spark_ahead import spark_steps_ahead
 from noetl_dagster.playbook.pods import Amount, Pod
 from noetl_dagster.process.event_loop import run_sync

@@ -152,7 +152,9 @@ def test_output_of_all_steps_is_in_one_file(execute: Execute, dagster_instance: 
 def test_checks_of_assets_run(dagster_instance: DagsterInstance) -> None:
     job = jobs.assets.resolve_job_def("asset_job")
     result = job.execute_in_process(instance=dagster_instance)  # with Dagster's own executor, for comparison
-    from noetl_dagster.dagster_internals import InMemoryJob, execute_run
+    from dagster._core.execution.api import execute_run
+
+    from noetl_dagster.dagster_internals import InMemoryJob
 
     run = dagster_instance.create_run_for_job(job)
     own = execute_run(InMemoryJob(job), run, dagster_instance)
