@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 from dagster import DagsterInstance, DagsterRun, RunsFilter
 
 from noetl_dagster.compiler.names import dagster_name
 from noetl_dagster.compiler.partitions import PARTITION_TAG
-from noetl_dagster.compiler.plan import PlaybookPlan
+from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.addresses import execution_url
 from noetl_dagster.engine.recovery.abandoned import RECOVERY
@@ -41,10 +42,25 @@ TRACE_TAG = "noetl/trace_id"
 _driven: dict[tuple[str, str], int] = {}
 """Executions by run and playbook: the later ops of this process do not read their run again."""
 
+FRESH_SECONDS = 1.0
+"""Seconds for which an op need not read again what the op before it has read."""
+
 _LONGEST = 50
 """Characters of a playbook's name in a tag: Dagster allows 63 after the slash."""
 
 _FROM_FAILURE_TAG = "dagster/is_resume_retry"
+
+
+class HandedOn(NamedTuple):
+    """An execution as an op read it at its end, with the time in monotonic seconds."""
+
+    execution: Execution
+    run_id: str
+    op: str
+    at: float
+
+
+_handed_on: HandedOn | None = None
 
 
 def execution_tags(execution_id: int, run_id: str, suffix: str = "", *, trace: Trace | None = None) -> dict[str, str]:
@@ -88,7 +104,9 @@ def is_continuation(run: DagsterRun, *, starts: bool = False) -> bool:
 
 def execution_id_of(instance: DagsterInstance, run: DagsterRun, suffix: str, *, starts: bool = False) -> int | None:
     """Returns the execution of a playbook that a run drives or resumes; None if it has not started one yet."""
-    known: DagsterRun | None = instance.get_run_by_id(run.run_id) or run
+    known: DagsterRun | None = run
+    if run.tags.get(OWNER_TAG + suffix) != run.run_id:  # an earlier op may have written its tags
+        known = instance.get_run_by_id(run.run_id) or run
     while known is not None:
         tags = known.tags
         continues = is_continuation(known, starts=starts and known.run_id == run.run_id)
@@ -106,6 +124,7 @@ async def attach(
     instance: DagsterInstance,
     run: DagsterRun,
     plan: PlaybookPlan,
+    region: RegionPlan,
     workload: dict[str, Any] | None,
 ) -> Execution:
     """Returns the execution of a run: its first op starts it, a run that re-executes from failure resumes it.
@@ -123,7 +142,7 @@ async def attach(
     execution = None
     if execution_id is not None:
         try:
-            execution = await engine.runtime.load(execution_id)
+            execution = _take_handed_on(execution_id, run, plan, region) or await engine.runtime.load(execution_id)
         except ExecutionNotFoundError:
             if workload is None:
                 raise
@@ -154,11 +173,34 @@ async def attach(
     return execution
 
 
+async def finish(engine: Engine, run: DagsterRun, region: RegionPlan, execution_id: int) -> ExecutionStatus:
+    """Ends an execution if an op of its run was the last one; else hands on what this op has read."""
+    global _handed_on
+    execution = await engine.runtime.load(execution_id)
+    status = await engine.lifecycle.finish_if_over(execution)
+    _handed_on = HandedOn(execution, run.run_id, region.op, time.monotonic())
+    return status
+
+
+def _take_handed_on(execution_id: int, run: DagsterRun, plan: PlaybookPlan, region: RegionPlan) -> Execution | None:
+    """Returns an execution as the op before this one has just read it, which no other op uses.
+
+    Only if that op alone leads to this one: the ends of all ops that have to end before this one are in it then.
+    """
+    global _handed_on
+    found, _handed_on = _handed_on, None
+    if found is None or (found.execution.id, found.run_id) != (execution_id, run.run_id):
+        return None
+    before = {one.op for one in plan.regions for target in one.targets if target.step.name in region.names}
+    return found.execution if before == {found.op} and time.monotonic() - found.at < FRESH_SECONDS else None
+
+
 def _tag(engine: Engine, instance: DagsterInstance, run: DagsterRun, execution: Execution, suffix: str) -> None:
     page = execution_url(engine.runtime.settings, execution.id)
     tags = execution_tags(execution.id, run.run_id, suffix, trace=execution.trace)
     tags |= {PAGE_TAG: page, f"{PAGE_TAG}{suffix}": page}
-    instance.add_run_tags(run.run_id, tags)
+    if not tags.items() <= run.tags.items():
+        instance.add_run_tags(run.run_id, tags)
 
 
 async def _join(

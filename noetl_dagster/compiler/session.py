@@ -28,7 +28,7 @@ from noetl_dagster.compiler.partitions import PlaybookPartitions
 from noetl_dagster.compiler.pipes import open_session, receiving, take_messages
 from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan, StepPlan
 from noetl_dagster.compiler.result_metadata import check_facts, place_metadata, step_metadata
-from noetl_dagster.compiler.runs import attach
+from noetl_dagster.compiler.runs import attach, finish
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.addresses import execution_url
 from noetl_dagster.engine.executions.progress import (
@@ -102,11 +102,11 @@ class OpSession:
         if pyspark is not None:  # the run's own, with the configuration of this run
             engine.runtime.box.spark = lambda: pyspark.spark_session
         with LogContext(run_id=context.run_id):
-            execution = run_sync(attach(engine, context.instance, context.run, plan, workload))
+            execution = run_sync(attach(engine, context.instance, context.run, plan, region, workload))
         processes = processes_of(context.run.run_config)
         if processes is not None:
             engine.helpers.set_processes(execution.id, processes)
-        if runs_in_one_process(context):
+        if region.needs_spark and runs_in_one_process(context):
             run_sync(prepare_spark(engine.runtime, execution))
         if workload is not None:  # the first op, which is one
             for warning in execution.playbook.main_warnings:
@@ -251,8 +251,7 @@ class OpSession:
         Raises:
             Failure: a step failed and no arc handles its failure.
         """
-        fresh = run_sync(self.engine.runtime.load(self.execution.id))
-        status = run_sync(self.engine.lifecycle.finish_if_over(fresh))
+        status = run_sync(finish(self.engine, self.context.run, self.region, self.execution.id))
         if status != ExecutionStatus.RUNNING:
             self.context.log.info(
                 f"execution {self.execution.id} is {status}: {execution_url(self._settings, self.execution.id)}"

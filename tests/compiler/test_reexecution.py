@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from dagster import DagsterInstance, DagsterRun, JobDefinition
-from dagster._core.execution.api import create_execution_plan
+from dagster._core.execution.api import create_execution_plan, execute_run
 from dagster._core.execution.plan.state import KnownExecutionState
 
 from noetl_dagster.compiler import runs
 from noetl_dagster.compiler.plan import plan_playbook
 from noetl_dagster.compiler.runs import EXECUTION_TAG, attach, execution_tags
-from noetl_dagster.dagster_internals import InMemoryJob, execute_run
+from noetl_dagster.dagster_internals import InMemoryJob
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
@@ -90,11 +90,52 @@ def test_ops_that_start_at_once_open_one_epoch(
 
         monkeypatch.setattr(engine.lifecycle, "resume", late)
         monkeypatch.setattr(runs, "_driven", {})
-        attached = (attach(engine, dagster_instance, run, plan_playbook(definition), None) for _ in range(ops))
+        plan = plan_playbook(definition)
+        attached = (attach(engine, dagster_instance, run, plan, plan.regions[-1], None) for _ in range(ops))
         return await asyncio.gather(*attached)
 
     assert [one.state.epoch for one in run_sync(start_at_once())] == [2] * ops
     assert run_sync(engine.runtime.load(execution.id)).state.epoch == 2
+
+
+BRANCHES = """
+workflow:
+  - step: start
+    tool: {kind: python, code: "result = 1"}
+    next: {spec: {mode: inclusive}, arcs: [{step: left}, {step: right}]}
+  - step: left
+    tool: {kind: python, input: {n: "{{ start.data }}"}, code: "result = n + 1"}
+    next: [joined]
+  - step: right
+    tool: {kind: python, input: {n: "{{ start.data }}"}, code: "result = n + 2"}
+    next: [joined]
+  - step: joined
+    tool: {kind: python, input: {n: "{{ left.data + right.data }}"}, code: "result = n"}
+    next: [last]
+  - step: last
+    tool: {kind: python, input: {n: "{{ joined.data }}"}, code: "result = n"}
+"""
+
+
+def test_an_op_reads_again_unless_the_one_before_it_has_read_all(
+    noetl: EngineProvider, dagster_instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, plan = noetl.engine(), plan_playbook(playbook(BRANCHES))
+    run = DagsterRun(job_name="branches", run_id="11111111-1111-4111-8111-111111111111")
+    execution = run_sync(engine.lifecycle.create(plan.playbook, origin={"dagster_run_id": run.run_id}))
+    regions = {region.op: region for region in plan.regions}
+
+    def handed_on(before: str, after: str) -> bool:
+        run_sync(runs.finish(engine, run, regions[before], execution.id))
+        return runs._take_handed_on(execution.id, run, plan, regions[after]) is not None
+
+    pairs = [("start", "left"), ("start", "joined"), ("left", "joined"), ("joined", "last"), ("last", "start")]
+    assert [handed_on(*pair) for pair in pairs] == [True, False, False, True, False]
+    run_sync(runs.finish(engine, run, regions["start"], execution.id))
+    taken = [runs._take_handed_on(execution.id, run, plan, regions["left"]) is not None for _ in range(2)]
+    assert taken == [True, False]  # two ops would change the same state
+    monkeypatch.setattr(runs, "FRESH_SECONDS", 0.0)
+    assert not handed_on("start", "left")
 
 
 def test_a_full_reexecution_is_an_execution_of_its_own(

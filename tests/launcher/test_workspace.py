@@ -214,7 +214,7 @@ async def test_a_run_that_was_queued_though_its_answer_was_lost_does_not_begin(
     assert run.status is DagsterRunStatus.FAILURE
     plan = plan_playbook(load_playbook(api.place.playbooks / "gated.yaml"))
     with pytest.raises(ExecutionStateError, match=r"ended before its run began: .*the answer was lost"):
-        await attach(api.engine, api.place.instance, run, plan, {})
+        await attach(api.engine, api.place.instance, run, plan, plan.regions[0], {})
 
 
 @pytest.mark.parametrize("part", ["hold", "release"])
