@@ -121,10 +121,12 @@ def _store_events_directly(storage: Any) -> None:
     def store_event(entry: EventLogEntry) -> None:
         with storage.run_connection(entry.run_id) as connection:
             event_id = connection.exec_driver_sql(_INSERT_EVENT, storage._event_to_row(entry)).scalar_one()
-        kind = entry.dagster_event.event_type if entry.dagster_event is not None else None
-        if kind in ASSET_CHECK_EVENTS:
+        made = entry.dagster_event
+        if made is None:
+            return
+        if made.event_type in ASSET_CHECK_EVENTS:
             storage.store_asset_check_event(entry, event_id)
-        elif kind in ASSET_EVENTS:
+        elif made.event_type in ASSET_EVENTS and made.asset_key:
             with storage.index_transaction() as connection:
                 storage._store_asset_event_tags(connection, [entry], [event_id])
                 storage._store_asset_event(connection, entry, event_id)
