@@ -84,7 +84,8 @@ CREATE TABLE IF NOT EXISTS noetl.queue (
     created_at      timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (execution_id, command_id)
 );
-CREATE INDEX IF NOT EXISTS idx_queue_worker ON noetl.queue (worker_id) WHERE worker_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS idx_queue_claim ON noetl.queue (worker_id, claim_event_id) WHERE worker_id IS NOT NULL;
+DROP INDEX IF EXISTS noetl.idx_queue_worker;  -- the same without claims
 CREATE INDEX IF NOT EXISTS idx_queue_pool_turn ON noetl.queue (pool, priority DESC, turn, event_id)
     WHERE status = 'queued';
 CREATE INDEX IF NOT EXISTS idx_queue_execution_pool ON noetl.queue (execution_id, pool, priority, turn)

@@ -166,7 +166,8 @@ BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('noetl.claims'), lock)
     FROM (SELECT DISTINCT hashtext(name) AS lock FROM unnest(workers) AS name ORDER BY lock) locks;
     answered := ARRAY(SELECT DISTINCT worker_id FROM noetl.queue
-                      WHERE worker_id = ANY(workers) AND status = 'leased' AND claim_event_id = ANY(ids));
+                      WHERE worker_id = ANY(workers) AND status = 'leased'
+                        AND claim_event_id BETWEEN lowest AND highest AND claim_event_id = ANY(ids));
     SELECT count(*), count(DISTINCT name) INTO capacity, claims
     FROM unnest(workers) AS name WHERE name <> ALL(answered);
     -- separate, simple statements lock the rows
