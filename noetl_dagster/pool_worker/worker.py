@@ -234,10 +234,10 @@ class PoolWorker:
                 item = await runtime.results.get(context.item_ref)
         except NoetlError as error:
             failed = Outcome(error_envelope(error))
-            command = replace(context.command(grant.execution_id, None), claim=claim)
+            command = context.command(grant.execution_id, None, claim)
             await runtime.buffer.append([runtime.commands.ended(command, failed)])
             return
-        command = replace(context.command(execution.id, item), claim=claim)
+        command = context.command(execution.id, item, claim)
         try:
             await self._watch.guard(execution.id, self._run(execution, command, context))
         except ExecutionCancelledError as error:  # the cancellation has ended the command in the log

@@ -65,10 +65,10 @@ class CommandContext(BaseModel):
     final: bool = True
     meta: dict[str, Any] = Field(default_factory=dict)
 
-    def command(self, execution_id: int, item: Any) -> Command:
-        """Makes the command with its item; its claim is not known here."""
+    def command(self, execution_id: int, item: Any, claim: int | None = None) -> Command:
+        """Makes the command with its item, as held by a claim."""
         named = {name: getattr(self, name) for name in _NAMED}
-        return Command(execution_id=execution_id, item=item, **named)
+        return Command(execution_id=execution_id, item=item, claim=claim, **named)
 
 
 _NAMED = tuple({field.name for field in fields(Command)} & CommandContext.model_fields.keys() - {"item"})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from dataclasses import replace
 
 import pytest
 from nats.aio.msg import Msg
@@ -102,7 +101,7 @@ async def test_commands_whose_rows_somebody_deletes_are_queued_again(engine: Eng
     ghost = Claims(pool, lease_seconds=3600)
     granted = await ghost.claim("ghost", runtime.ids.take(2), only=names[:2])
     held = [
-        replace(grant.context.command(grant.execution_id, None), claim=event_id)
+        grant.context.command(grant.execution_id, None, event_id)
         for _, event_id, grant in Batch.model_validate_json(ghost.answer(granted)).grants()
     ]
     ends = [commands.ended(command, Outcome({"status": "ok", "data": "of the ghost"})) for command in held]

@@ -262,7 +262,7 @@ async def test_a_crowd_of_workers_takes_each_command_once(engine: Engine, claims
                 await claims.release(worker, asked)
                 continue
             grants = [(claim, one) for _, claim, one in Batch.model_validate_json(claims.answer(granted)).grants()]
-            commands = [replace(one.context.command(one.execution_id, None), claim=claim) for claim, one in grants]
+            commands = [one.context.command(one.execution_id, None, claim) for claim, one in grants]
             ran.update(command.command_id for command in commands if command.execution_id != given_up)
             outcome = Outcome({"status": "ok", "data": 1})
             ends = [replace(runtime.commands.ended(command, outcome), worker_id=worker) for command in commands]

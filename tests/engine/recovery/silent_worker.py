@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from noetl_dagster.engine.pool.claims import Claims
@@ -29,7 +28,7 @@ async def main(url: str, command_id: str, lease: str, name: str, folder: str) ->
     grant = await claims.queued(command_id)
     assert grant is not None
     events = CommandEvents(ids, worker_id=name)
-    command = replace(grant.context.command(grant.execution_id, None), claim=claim)
+    command = grant.context.command(grant.execution_id, None, claim)
     while not (place / f"{name}.finish").exists():
         await handler.take_events([events.heartbeat(command)])
         await asyncio.sleep(0.1)
