@@ -171,30 +171,21 @@ class Link:
     async def _enqueue(self, batch: list[_Request]) -> set[str]:
         """Puts requests into the queue, and announces them; returns the commands that are new there."""
         await self._runtime.buffer.flush()  # command.issued comes first
-        shares: dict[Shared, int] = {}
+        shares: dict[tuple[int, Shared], int] = {}
         kinds: dict[str, list[str]] = {}
-        rows = []
+        own, common = [], []
         for request in batch:
             command, program = request.call.command, request.call.visit.program
-            shared, step = Shared.of(command, final=request.call.is_final(_FAILED)), program.step
-            kinds.setdefault(step.worker_pool, []).append(program.kind)
-            rows.append(
-                (
-                    command.execution_id,
-                    command.command_id,
-                    command.step,
-                    program.kind,
-                    step.spec.max_attempts,
-                    request.context,
-                    shares.setdefault(shared, len(shares) + 1),
-                    step.spec.priority,
-                    step.spec.weight,
-                    step.worker_pool,
-                )
-            )
-        *columns, priorities, weights, pools = map(list, zip(*rows, strict=True))
-        shared_parts = [share.context() for share in shares]
-        queued = await self._runtime.pool.fetch(queries.ENQUEUE, *columns, shared_parts, priorities, weights, pools)
+            shared = Shared.of(command, final=request.call.is_final(_FAILED))
+            key = command.execution_id, shared
+            if key not in shares:
+                shares[key] = len(shares) + 1
+                step, spec = program.step, program.step.spec
+                limits = spec.max_attempts, spec.priority, spec.weight
+                common.append((key[0], step.name, program.kind, *limits, step.worker_pool, shared.context()))
+            own.append((command.command_id, request.context, shares[key]))
+            kinds.setdefault(common[shares[key] - 1][-2], []).append(program.kind)
+        queued = await self._runtime.pool.fetch(queries.ENQUEUE, *_columns(own, 3), *_columns(common, 8))
         names = {row["command_id"] for row in queued}
         # the others have ended, or an earlier run has queued them
         self._ends.check({request.call.command.command_id for request in batch} - names)

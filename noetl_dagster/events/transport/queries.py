@@ -46,17 +46,18 @@ ORDER BY place
 
 
 # Puts issued commands into the queue, leaving out those that have ended and those of cancelled executions;
-# returns the queued ones. $7 is, for each command, the position among the contexts $8 of the one that it shares.
+# returns the queued ones. $1 to $3 are the commands, each with the position of what it shares with others in $4 to $11.
 # Scalar subqueries look each command up by index: a join of a large batch might read the whole log.
 ENQUEUE = """
 WITH closed AS MATERIALIZED (
-    SELECT id FROM (SELECT DISTINCT id FROM unnest($1::bigint[]) AS id ORDER BY id) asked
+    SELECT id FROM (SELECT DISTINCT id FROM unnest($4::bigint[]) AS id ORDER BY id) asked
     WHERE NOT noetl.is_open(id)
 ), wanted AS MATERIALIZED (
-    SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::int[], $6::jsonb[], $7::int[],
-                         $9::int[], $10::float8[], $11::text[]) WITH ORDINALITY
-        AS given (execution_id, command_id, node_name, tool_kind, max_attempts, context, share, priority, weight,
-                  pool, position)
+    SELECT * FROM unnest($1::text[], $2::jsonb[], $3::bigint[]) WITH ORDINALITY
+        AS own (command_id, context, share, position)
+    JOIN unnest($4::bigint[], $5::text[], $6::text[], $7::int[], $8::int[], $9::float8[], $10::text[], $11::jsonb[])
+        WITH ORDINALITY AS common (execution_id, node_name, tool_kind, max_attempts, priority, weight, pool, shared,
+                                   share) USING (share)
 ), latest AS MATERIALIZED (
     SELECT execution_id, priority, pool, noetl.last_turn(execution_id, priority, pool) AS turn
     FROM (SELECT DISTINCT execution_id, priority, pool FROM wanted) asked
@@ -67,7 +68,7 @@ SELECT wanted.execution_id, wanted.command_id, COALESCE((
            SELECT issued.event_id FROM noetl.event issued
            WHERE issued.execution_id = wanted.execution_id AND issued.event_type = 'command.issued'
              AND issued.meta ->> 'command_id' = wanted.command_id AND issued.meta ? 'command_id'), 0),
-       wanted.node_name, wanted.tool_kind, wanted.max_attempts, wanted.context, ($8::jsonb[])[wanted.share],
+       wanted.node_name, wanted.tool_kind, wanted.max_attempts, wanted.context, wanted.shared,
        wanted.priority, latest.turn + sum(GREATEST(round(1000 / wanted.weight), 1)::bigint) OVER (
            PARTITION BY wanted.execution_id, wanted.priority, wanted.pool ORDER BY wanted.position),
        wanted.pool

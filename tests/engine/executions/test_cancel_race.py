@@ -103,8 +103,8 @@ async def test_every_claim_ends_with_the_cancellation_and_none_follows(
             await barrier.wait()
             for command in commands:
                 shared = Shared.of(command).context()
-                row = (command.execution_id, command.command_id, "work", "noop", 3, own_context(command), 1,
-                       shared, 0, 1.0, "default")  # fmt: skip
+                row = (command.command_id, own_context(command), 1,
+                       command.execution_id, "work", "noop", 3, 0, 1.0, "default", shared)  # fmt: skip
                 await runtime.pool.fetch(queries.ENQUEUE, *([value] for value in row))
 
         async def work(waiting=waiting, barrier=barrier) -> None:

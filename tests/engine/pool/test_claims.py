@@ -73,17 +73,17 @@ async def enqueue(
     ]
     await runtime.log.append([runtime.commands.issued(command, kind) for command in commands])
     columns: list[Sequence[Any]] = [
-        [execution_id] * count,
         [command.command_id for command in commands],
-        ["work"] * count,
-        [kind] * count,
-        [3] * count,
         [own_context(command, item=command.item) for command in commands],
         [1] * count,
+        [execution_id],
+        ["work"],
+        [kind],
+        [3],
+        [priority],
+        [weight],
+        [pool],
         [Shared.of(commands[0]).context()],
-        [priority] * count,
-        [weight] * count,
-        [pool] * count,
     ]
     await runtime.pool.fetch(queries.ENQUEUE, *columns)
     return commands
