@@ -22,6 +22,9 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+import psutil
+
+from noetl_dagster import machine
 from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.launcher.address import Address, Channel, Message
 from noetl_dagster.process import logs
@@ -43,6 +46,13 @@ RETRY_SECONDS = 1.0
 
 TRIES = 5
 """Drivers in a row that may fail to start before requests are refused."""
+
+MEASURE_SECONDS = 0.25
+IDLE_SHARE = 0.2
+"""Share of the cores that has to be idle for another driver, beyond one for each core."""
+
+STALLED_SECONDS = 1.0
+"""Seconds in which no run has ended, after which another driver starts although no core is idle."""
 
 IMPORTED = (
     "dagster._cli.api",
@@ -122,6 +132,8 @@ class RunServer:
         self._engine_at_once = get_settings().engine_at_once
         self._count = itertools.count()
         self._begin_again = 0.0
+        self._progress = 0.0
+        self._measured = (0.0, 0.0)
         self._failed_begins = 0
         self._last_request = time.monotonic()
         self._ending = False
@@ -139,7 +151,7 @@ class RunServer:
             if self._ending:
                 self._stop_listening()
             self._assign()
-            for key, _ in self._selector.select(timeout=1.0):
+            for key, _ in self._selector.select(timeout=MEASURE_SECONDS if self._waiting else 1.0):
                 key.data()
             self._retire()
         self._stop_listening()
@@ -212,6 +224,7 @@ class RunServer:
                     insort(self._waiting, item)
             else:
                 item, driver.item = driver.item, None
+                self._progress = time.monotonic()
                 driver.ending = driver.ending or message["needs_replacement"]
                 for run_id, priority in message["answer"].get("runs", ()):  # of an earlier server
                     if run_id not in self._known():
@@ -316,10 +329,28 @@ class RunServer:
         if not alive and not self._ending:
             wanted = max(wanted, 1)
         if time.monotonic() >= self._begin_again:
-            for _ in range(wanted - coming):
+            missing, spare_cores = wanted - coming, machine.cores() - len(alive)
+            if missing > spare_cores:
+                missing = max(spare_cores, int(self._is_another_useful()))
+            for _ in range(missing):
                 self._fork(stamp)
         if self._without_run:
             self._assign_without_run(stamp)
+
+    def _is_another_useful(self) -> bool:
+        """Reports whether cores were idle of late, or no run has ended: else drivers only take time from each other."""
+        now, idle = time.monotonic(), psutil.cpu_times().idle
+        began, before = self._measured
+        if now - began < MEASURE_SECONDS:
+            return False
+        self._measured = now, idle
+        if now - began > STALLED_SECONDS:  # nothing has waited meanwhile
+            self._progress = now
+            return False
+        useful: bool = idle - before > IDLE_SHARE * machine.cores() * (now - began)
+        if now - self._progress > STALLED_SECONDS:
+            self._progress, useful = now, True
+        return useful
 
     def _assign_without_run(self, stamp: object) -> None:
         """Hands executions without a run to the process that drives them side by side, which is forked if necessary."""
