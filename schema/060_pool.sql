@@ -162,9 +162,10 @@ DECLARE
     lowest bigint := (SELECT min(claim_id) FROM unnest(ids) AS claim_id);
     highest bigint := (SELECT max(claim_id) FROM unnest(ids) AS claim_id);
 BEGIN
-    -- a claim that is sent twice waits for itself, and then sees what the first one did
+    -- a claim that is sent twice, or whose ids another worker uses, waits, and then sees what the first one did
     PERFORM pg_advisory_xact_lock(hashtext('noetl.claims'), lock)
-    FROM (SELECT DISTINCT hashtext(name) AS lock FROM unnest(workers) AS name ORDER BY lock) locks;
+    FROM (SELECT DISTINCT hashint8(min(id)) AS lock FROM unnest(ids, workers) AS given (id, name)
+          GROUP BY name ORDER BY lock) locks;
     answered := ARRAY(SELECT DISTINCT worker_id FROM noetl.queue
                       WHERE worker_id = ANY(workers) AND status = 'leased'
                         AND claim_event_id BETWEEN lowest AND highest AND claim_event_id = ANY(ids));
