@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
@@ -84,10 +84,7 @@ class Forked:
     ) -> None:
         if isinstance(output, int):
             output = Connection(os.dup(output))  # which multiprocessing hands over
-        forks = multiprocessing.get_context("forkserver")
-        forks.set_forkserver_preload(IMPORTED)
-        given = (program, arguments, dict(environment), folder, output, errors or output)
-        self._process: ForkServerProcess = forks.Process(target=_become, args=given)
+        self._process = process(environment, _become, program, arguments, folder, output, errors or output)
         self._asking = Lock()  # only the first who reads the exit code finds it
         self._process.start()
         multiprocessing.process._children.discard(self._process)  # else pytest waits for it before it ends
@@ -139,6 +136,13 @@ class Forked:
         if self.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
             self.wait()
+
+
+def process(environment: Mapping[str, str], target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
+    """Returns a process that calls a function of a module in an environment, once it is started."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(IMPORTED)
+    return forks.Process(target=_call, args=(dict(environment), target, arguments))
 
 
 def run(
@@ -201,10 +205,16 @@ def start(
     return process
 
 
+def _call(environment: dict[str, str], target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    get_settings.cache_clear()
+    target(*arguments)
+
+
 def _become(
     program: str,
     arguments: tuple[str, ...],
-    environment: dict[str, str],
     folder: Path,
     output: Path | Connection,
     errors: Path | Connection,
@@ -219,13 +229,10 @@ def _become(
                 os.dup2(opened.fileno(), descriptor)
     if isinstance(output, Connection):
         output.close()
-    os.environ.clear()
-    os.environ.update(environment)
     os.chdir(folder)
     script = str(Path(sys.executable).with_name(program))
-    given = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:0] = [str(Path(script).parent), *map(os.path.abspath, given)]  # as Python begins a script
     sys.argv = [script, *arguments]
-    get_settings.cache_clear()
     module, function = MAINS[program].split(":")
     getattr(import_module(module), function)()

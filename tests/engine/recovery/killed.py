@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.settings import Settings
+from tests import forked
 from tests.playbooks import playbook
 
 EXECUTION = "SELECT max(execution_id) FROM noetl.event WHERE event_type = 'playbook.initialized'"
@@ -22,7 +22,7 @@ async def killed(settings: Settings, text: str, prepare: Callable[..., None], *a
     Args:
         prepare: a function of a module. The new process calls it first; it replaces code by code that calls ``die``.
     """
-    process = multiprocessing.get_context("spawn").Process(target=_drive, args=(settings, text, prepare, arguments))
+    process = forked.process(os.environ, _drive, settings, text, prepare, *arguments)
     process.start()
     await asyncio.to_thread(process.join)
     assert process.exitcode == -signal.SIGKILL
@@ -33,7 +33,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _drive(settings: Settings, text: str, prepare: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _drive(settings: Settings, text: str, prepare: Callable[..., None], *arguments: Any) -> None:
     prepare(*arguments)
 
     async def run() -> None:

@@ -23,8 +23,8 @@ from tests.serving import served
 
 pytestmark = pytest.mark.long
 
-ROWS = 240_000
-PAGE = 24_000
+ROWS = 60_000
+PAGE = 6_000
 MOVE = """
 workflow:
   - step: move
@@ -33,7 +33,7 @@ workflow:
       source: {source}
       target: {{kind: postgres, table: moved, auth: pg}}
       mode: {mode}
-      chunk_size: 20000
+      chunk_size: 5000
       resumable: true
 """
 SOURCES = {
@@ -54,7 +54,7 @@ workflow:
         kind: transfer
         source: {source}
         target: {{kind: postgres, table: moved, auth: pg}}
-        chunk_size: 20000
+        chunk_size: 5000
         resumable: true
         spec: {{policy: {{rules: [{{when: "{{{{ step.n < 2 }}}}", then: {{do: jump, to: count}}}}]}}}}
 """
@@ -64,9 +64,11 @@ POSITION = "SELECT relname FROM pg_class WHERE relname LIKE 'noetl\\_transfer\\_
 
 
 def die_in_transfer(moment: str) -> None:
-    from noetl_dagster.tools.transfer import copying, staging, tool
+    from noetl_dagster.tools.rows import reader
+    from noetl_dagster.tools.transfer import copying, files, staging, tool
 
     staging.COMMIT_SECONDS = 0.0
+    reader.BLOCK_BYTES = files.BLOCK_BYTES = 128 << 10  # small files have several blocks too
     step, encoded, write = copying.Copier.step, copying.Copier._encoded, tool.write_postgres
     seen: Counter[str] = Counter()
 
@@ -131,7 +133,7 @@ def text_of(kind: str, folder: Path, url: str, mode: str = "append") -> str:
     made = f"SELECT n::int AS id, 'n ' || n AS name FROM range(1, {ROWS + 1}) AS r(n)"
     connection.execute(f"CREATE TABLE rows AS {made}")
     if kind == "parquet":
-        connection.execute(f"COPY rows TO '{folder}/rows.parquet' (ROW_GROUP_SIZE 10000)")
+        connection.execute(f"COPY rows TO '{folder}/rows.parquet' (ROW_GROUP_SIZE 2500)")
     if kind in ("csv", "jsonl", "json"):
         options = "csv, header" if kind == "csv" else f"json{', array true' if kind == 'json' else ''}"
         connection.execute(f"COPY rows TO '{folder}/rows.{kind}' (FORMAT {options})")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -19,6 +18,7 @@ from noetl_dagster.engine.steps.watermarks import watermarks
 from noetl_dagster.events.queries import WATERMARK_LOCK
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.settings import Settings
+from tests import forked
 from tests.engine.conftest import Run
 from tests.playbooks import playbook
 from tests.waiting import HERE, until
@@ -285,7 +285,7 @@ def drive(settings: Settings, text: str) -> None:
 async def killed_while_it_writes(settings: Settings, pool: asyncpg.Pool[Any], text: str) -> AsyncIterator[int]:
     """Kills the process of an execution before its rows are written; gives its id."""
     async with held(pool):
-        process = multiprocessing.get_context("spawn").Process(target=drive, args=(settings, text))
+        process = forked.process(os.environ, drive, settings, text)
         process.start()
         await writing(pool)
         assert process.pid is not None
