@@ -45,7 +45,7 @@ SELECT (ended.result -> 'data')::float8 - extract(epoch FROM issued.created_at):
 FROM noetl.event issued JOIN noetl.event ended USING (execution_id)
 WHERE execution_id = $1 AND issued.event_type = 'command.issued' AND ended.event_type = 'command.completed'
 """
-HALF, P99_GOAL, LINEAR = 0.5, 0.020, 0.9
+RATE_GOAL, P99_GOAL, LINEAR = 0.75, 0.020, 0.9
 PATIENCE_SECONDS = 60
 
 
@@ -213,7 +213,7 @@ async def goals(settings: Settings, arguments: argparse.Namespace) -> None:
                     if turn:
                         rates.setdefault(name, []).append(ran.rate)
             ratio = statistics.median(rates["pool"]) / statistics.median(rates["inside"])
-            print(f"pool to inside: {ratio:.2f} (goal {HALF})", flush=True)
+            print(f"pool to inside: {ratio:.2f} (goal {RATE_GOAL})", flush=True)
         finally:
             await engine.close()
 
