@@ -2,7 +2,6 @@
 
 import sys
 
-from noetl_dagster.process.ending import call_as_program  # isort: skip  # its exit function has to be the last
 from noetl_dagster.cli.client import forward, wants_server
 
 
@@ -16,4 +15,4 @@ def main() -> None:
 
     with importing():
         from noetl_dagster.cli.app import main as run
-    call_as_program(run)
+    run()

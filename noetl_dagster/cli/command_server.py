@@ -10,6 +10,7 @@ connections but those to clients. It ends after a while without commands, and wh
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import marshal
@@ -23,8 +24,8 @@ import time
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import IO
 
-from noetl_dagster.process.ending import call_as_program
 from noetl_dagster.process.unix_sockets import listen
 
 IDLE_SECONDS = 600.0
@@ -49,13 +50,12 @@ class CommandServer:
 
     Args:
         path: of its socket.
-        lock: of the file that it has locked.
+        lock: the open file that it has locked.
     """
 
-    def __init__(self, path: Path, lock: Path) -> None:
+    def __init__(self, path: Path, lock: IO[str]) -> None:
         self._path = path
         self._lock = lock
-        self._inode = lock.stat().st_ino
         self._listener = listen(str(path))
         self._commands: dict[int, socket.socket] = {}
         self._used = time.monotonic()
@@ -73,7 +73,7 @@ class CommandServer:
         selector = selectors.DefaultSelector()
         for readable in (self._listener, woken):
             selector.register(readable, selectors.EVENT_READ)
-        while self._commands or (self._is_locked() and time.monotonic() < self._used + IDLE_SECONDS):
+        while self._commands or (is_locked(self._lock) and time.monotonic() < self._used + IDLE_SECONDS):
             for key, _ in selector.select(timeout=1.0):
                 if key.fileobj is woken:
                     woken.recv(1024)
@@ -89,16 +89,10 @@ class CommandServer:
                         inherited.close()
                     return client
                 self._commands[pid] = client
-        if self._is_locked():
+        if is_locked(self._lock):
             self._path.unlink()
+            Path(self._lock.name).unlink()
         return None
-
-    def _is_locked(self) -> bool:
-        """Returns whether the locked file still exists; else another server may have taken the place of this one."""
-        try:
-            return self._lock.stat().st_ino == self._inode
-        except FileNotFoundError:
-            return False
 
     def _report_ended(self) -> None:
         """Tells clients how their commands have ended."""
@@ -109,6 +103,14 @@ class CommandServer:
                     client.sendall(b"ended %d\n" % os.waitstatus_to_exitcode(status))
 
 
+def is_locked(file: IO[str]) -> bool:
+    """Returns whether an open file still has its name; else another server may have taken the place of this one."""
+    try:
+        return os.path.samestat(Path(file.name).stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
 def become_command(client: socket.socket) -> None:
     """Gives this process the streams, the arguments and the environment of its client."""
     from noetl_dagster.cli.console import fit_terminal
@@ -117,13 +119,11 @@ def become_command(client: socket.socket) -> None:
     os.setsid()  # signals reach the processes that the command starts, too
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    size, descriptors, _, _ = socket.recv_fds(client, 8, 3)
-    if not size:  # the client was killed
-        sys.exit(1)
+    size, (folder, *descriptors), _, _ = socket.recv_fds(client, 8, 4)
     with client.makefile("rb") as request:
-        package, arguments, path, folder, umask, environment = marshal.loads(
-            request.read(int.from_bytes(size, "little"))
-        )
+        package, arguments, path, umask, environment = marshal.loads(request.read(int.from_bytes(size, "little")))
+    os.fchdir(folder)
+    os.close(folder)
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         os.dup2(descriptors[number], number)
         os.close(descriptors[number])
@@ -135,7 +135,6 @@ def become_command(client: socket.socket) -> None:
     sys.argv, sys.path[:] = arguments, path
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(folder)
     os.umask(umask)
     get_settings.cache_clear()
     fit_terminal()
@@ -153,27 +152,57 @@ def _end_with(client: socket.socket) -> None:
 def main() -> None:
     """``python -m noetl_dagster.cli.command_server SOCKET``, started by a client."""
     path = Path(sys.argv[1])
-    lock = path.with_suffix(".lock")
-    with lock.open("w") as locked:
+    with path.with_suffix(".lock").open("w") as lock:
         try:
-            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return  # another server starts or serves
-        from noetl_dagster.process.environment import hide_from_children
+        from noetl_dagster.process.hiding import hide_from_children
 
         hide_from_children()
         for module in IMPORTED:
             import_module(module)
         gc.collect()
         gc.freeze()  # no collection in a command writes to, and so copies, memory that it shares with this process
-        if not lock.exists():  # the services were stopped meanwhile
+        if not is_locked(lock):  # the services were stopped meanwhile
             return
         client = CommandServer(path, lock).serve()
     if client is not None:
         become_command(client)
-        from noetl_dagster.cli.app import main as command
+        _carry_out()
 
-        call_as_program(command)
+
+_has_predecessors = bool(getattr(atexit, "_ncallbacks", lambda: 1)())
+_code: int | None = None
+
+
+def _carry_out() -> None:
+    """Calls the command line. Its end skips the clean-up of modules, which would copy most of the server's memory.
+
+    Not if Dagster was imported, since playbook code may then have left files open, and not if functions of ``atexit``
+    were registered before :func:`_end`, which would be skipped, too.
+    """
+    global _code
+    from noetl_dagster.cli.app import main as command
+
+    try:
+        command()
+    except SystemExit as ended:
+        if isinstance(ended.code, int) and "dagster" not in sys.modules and not _has_predecessors:
+            _code = ended.code & 0xFF
+        raise
+
+
+@atexit.register  # before those of other modules are registered, so that it is called after them
+def _end() -> None:
+    if _code is None:
+        return
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return  # the interpreter reports it
+    os._exit(_code)
 
 
 if __name__ == "__main__":

@@ -19,15 +19,18 @@ _DAGSTER_PREFIX = "DAGSTER_"  # variables that Dagster sets for its child proces
 def fingerprint(environment: Mapping[str, str], *facts: object) -> str:
     """Returns 16 hexadecimal digits of an environment, this interpreter, this package's files, and other facts.
 
-    Variables of the terminal, and those that Dagster sets for its child processes, make no difference.
+    Variables of the terminal, and those that Dagster sets for its child processes, make no difference. Installing or
+    removing a package does.
     """
     known = {
         name: value
         for name, value in sorted(environment.items())
         if name not in _TERMINAL_VARIABLES and (name == "DAGSTER_HOME" or not name.startswith(_DAGSTER_PREFIX))
     }
+    folders = [folder for folder in sys.path if folder.endswith("site-packages") and os.path.isdir(folder)]
+    installed = [os.stat(folder).st_mtime_ns for folder in folders]
     package = stamp_of(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".py")
-    return hashlib.sha256(repr((known, sys.executable, package, facts)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((known, sys.executable, installed, package, facts)).encode()).hexdigest()[:16]
 
 
 def stamp_of(folder: "str | os.PathLike[str]", *suffixes: str) -> list[tuple[str, int, int]]:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from noetl_dagster import embedded
+from noetl_dagster.cli.client import MOST_SERVERS
 from noetl_dagster.settings import Settings
 from tests.launcher.conftest import GATED
 from tests.processes import killed_in_the_end
@@ -175,12 +176,56 @@ def test_a_stopped_client_stops_its_command(start: Start, settings: Settings, tm
     assert client.wait(PROCESS_SECONDS) == 0
 
 
-def test_a_command_with_closed_input_needs_no_server(environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", ["good.yaml <&-", "<(cat good.yaml)"])
+def test_a_command_that_needs_its_own_descriptors_takes_no_server(
+    environment: dict[str, str], tmp_path: Path, arguments: str
+) -> None:
     (tmp_path / "good.yaml").write_text(GATED)
-    done = subprocess.run(
-        f"{' '.join(COMMAND)} check good.yaml <&-", shell=True, env=environment, cwd=tmp_path, capture_output=True
+    commands = [
+        ["bash", "-c", f"{' '.join(COMMAND)} check {arguments}"],
+        ["bash", "-c", f"NOETL_WARM_COMMANDS=false {' '.join(COMMAND)} check {arguments}"],
+    ]
+    warm, usual = (subprocess.run(one, env=environment, cwd=tmp_path, capture_output=True) for one in commands)
+    assert (warm.returncode, warm.stderr) == (usual.returncode, usual.stderr)
+
+
+def test_a_client_hides_its_environment(environment: dict[str, str], tmp_path: Path) -> None:
+    """As other commands do: it has the credentials of the settings."""
+    code = (
+        "import ctypes, sys; from noetl_dagster.cli.client import forward; code = forward();"
+        "print('dumpable', ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), 'code', code)"
     )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "executions", "--json"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert "dumpable 0 code 0" in done.stdout
+
+
+def test_a_server_imports_nothing_from_the_folder_of_its_first_client(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise SystemExit('shadowed')")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
+    environment = {**inherited, **embedded.environment(settings), "NOETL_WARM_COMMANDS": "true"}
+    script = str(Path(sys.executable).with_name("noetl-dagster"))
+    first = subprocess.run([script, "executions"], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    until_now(lambda: server(settings), "the command server to serve")
+
+
+def test_no_more_servers_than_a_few_are_started(
+    environment: dict[str, str], settings: Settings, tmp_path: Path
+) -> None:
+    folder = settings.home / "commands"
+    for number in range(MOST_SERVERS):
+        (folder / f"{number}.sock").touch()
+    before = sorted(folder.iterdir())
+    other = {**environment, "A_VARIABLE": "of another environment"}
+    done = subprocess.run([*COMMAND, "executions"], env=other, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert sorted(folder.iterdir()) == before
 
 
 def test_one_server_serves_and_ends_with_the_services(
