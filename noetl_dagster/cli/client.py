@@ -109,6 +109,14 @@ def _forward_signals(process_group: int) -> list[signal.Signals]:
     return forwarded
 
 
+def _listens(path: str) -> bool:
+    """Returns whether a server listens. One that was killed leaves its socket behind."""
+    connection = connect(path)
+    if connection is not None:
+        connection.close()
+    return connection is not None
+
+
 def _start_server(path: str) -> None:
     """Starts a server that outlives this process. If several are started, one remains."""
     import subprocess
@@ -118,7 +126,7 @@ def _start_server(path: str) -> None:
 
     try:
         folder = closed_folder(Path(path).parent)
-        if len(list(folder.glob("*.sock"))) >= MOST_SERVERS:
+        if sum(_listens(str(one)) for one in folder.glob("*.sock")) >= MOST_SERVERS:
             return
         log = private_file(path.removesuffix("sock") + "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     except OSError as error:

@@ -39,8 +39,6 @@ IMPORTED = (
     "noetl_dagster.cli.commands.executions",
     "noetl_dagster.cli.commands.run",
     "noetl_dagster.storage.tiers.inline",
-    "rich._emoji_codes",
-    "typer._adapters",
 )
 """The commands, and what they import when they are called."""
 
@@ -119,7 +117,10 @@ def become_command(client: socket.socket) -> None:
     os.setsid()  # signals reach the processes that the command starts, too
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    size, (folder, *descriptors), _, _ = socket.recv_fds(client, 8, 4)
+    size, given, _, _ = socket.recv_fds(client, 8, 4)
+    if not size:  # the client has ended
+        sys.exit(1)
+    folder, *descriptors = given
     with client.makefile("rb") as request:
         package, arguments, path, umask, environment = marshal.loads(request.read(int.from_bytes(size, "little")))
     os.fchdir(folder)

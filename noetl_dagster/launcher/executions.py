@@ -10,8 +10,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -286,8 +286,7 @@ def drive(
     request = execute_request(playbook.file, execution_id, workload, lenient=lenient, resumed=resumed)
     run_id = request["run_id"]
     sent = False
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with closing(Address.of(folder, os.environ, settings.driven_at_once).open()) as channel:
+    with _interrupted_by_sigterm(), closing(Address.of(folder, os.environ, settings.driven_at_once).open()) as channel:
         try:
             status = channel.ask({"do": "status"})
             if status is None or len(status["driven"]) + len(status["waiting"]) >= settings.driven_at_once:
@@ -304,8 +303,16 @@ def drive(
                 channel.send({"do": "withdraw", "id": request["id"]})
                 return _wait_for_end(channel, folder / "runs", run_id, interrupting=True)
             raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Makes SIGTERM raise KeyboardInterrupt in the block, as SIGINT does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait_for_end(channel: Channel, locks: Path, run_id: str, *, interrupting: bool = False) -> str | None:

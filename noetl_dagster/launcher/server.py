@@ -132,7 +132,7 @@ class RunServer:
         self._engine_at_once = get_settings().engine_at_once
         self._count = itertools.count()
         self._begin_again = 0.0
-        self._progress = 0.0
+        self._latest_end = 0.0
         self._measured = (0.0, 0.0)
         self._failed_begins = 0
         self._last_request = time.monotonic()
@@ -224,7 +224,7 @@ class RunServer:
                     insort(self._waiting, item)
             else:
                 item, driver.item = driver.item, None
-                self._progress = time.monotonic()
+                self._latest_end = time.monotonic()
                 driver.ending = driver.ending or message["needs_replacement"]
                 for run_id, priority in message["answer"].get("runs", ()):  # of an earlier server
                     if run_id not in self._known():
@@ -345,11 +345,11 @@ class RunServer:
             return False
         self._measured = now, idle
         if now - began > STALLED_SECONDS:  # nothing has waited meanwhile
-            self._progress = now
+            self._latest_end = now
             return False
         useful: bool = idle - before > IDLE_SHARE * machine.cores() * (now - began)
-        if now - self._progress > STALLED_SECONDS:
-            self._progress, useful = now, True
+        if now - self._latest_end > STALLED_SECONDS:
+            self._latest_end, useful = now, True
         return useful
 
     def _assign_without_run(self, stamp: object) -> None:

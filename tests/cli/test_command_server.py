@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from shutil import rmtree
 
 import psutil
 import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.client import MOST_SERVERS
+from noetl_dagster.process.unix_sockets import listen
 from noetl_dagster.settings import Settings
 from tests.launcher.conftest import GATED
 from tests.processes import killed_in_the_end
@@ -219,13 +219,20 @@ def test_no_more_servers_than_a_few_are_started(
     environment: dict[str, str], settings: Settings, tmp_path: Path
 ) -> None:
     folder = settings.home / "commands"
-    for number in range(MOST_SERVERS):
-        (folder / f"{number}.sock").touch()
+    others = [listen(str(folder / f"{number}.sock")) for number in range(MOST_SERVERS - 1)]
     before = sorted(folder.iterdir())
     other = {**environment, "A_VARIABLE": "of another environment"}
-    done = subprocess.run([*COMMAND, "executions"], env=other, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+
+    def run_command() -> None:
+        done = subprocess.run([*COMMAND, "executions"], env=other, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    run_command()
     assert sorted(folder.iterdir()) == before
+    for listener in others:
+        listener.close()  # as a killed server leaves its socket
+    run_command()
+    until_now(lambda: len(list(folder.glob("*.sock"))) == MOST_SERVERS + 1, "another server to serve")
 
 
 def test_one_server_serves_and_ends_with_the_services(
@@ -241,5 +248,6 @@ def test_one_server_serves_and_ends_with_the_services(
     )
     assert second.returncode == 0
     assert server(settings) == first
-    rmtree(socket.parent)
+    subprocess.run([*COMMAND, "services", "down"], env=environment, cwd=tmp_path, check=True)
+    assert not socket.parent.exists()
     until_now(lambda: ended(first.pid), "the server to end")

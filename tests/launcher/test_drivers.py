@@ -31,7 +31,7 @@ def test_another_driver_starts_if_cores_are_idle_or_no_run_ends(
     for _ in range(4):
         found.append(asked._is_another_useful())
         if ends:
-            asked._progress = now
+            asked._latest_end = now
         now, idle = now + 0.6, idle + idle_seconds
     assert found == useful
     now -= 0.5  # less than the time of a measurement
