@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
+import textwrap
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from dagster._config import (
-    Array,
-    ConfigBoolInstance,
-    ConfigFloatInstance,
-    ConfigIntInstance,
-    ConfigStringInstance,
-    ConfigType,
-    Noneable,
-    ScalarUnion,
-    Selector,
-    Shape,
-)
-from dagster._config import Enum as ConfigEnum
-from dagster._core.instance.config import dagster_instance_config_schema
-from pydantic import SecretStr
-from pydantic.fields import FieldInfo
 
 from noetl_dagster.playbook.tool_kinds import SUPPORTED_KINDS
-from noetl_dagster.settings import Settings
 
 CHART = Path(__file__).parents[1] / "helm" / "noetl-dagster"
 SMALL = 3
@@ -51,26 +33,30 @@ def chart_page() -> str:
 
 
 def chart_schema() -> str:
-    """``values.schema.json`` with what the code knows: settings, kinds of tools, and the keys of ``dagster.yaml``.
-
-    ``settings`` takes what no other value sets and what is no secret. Templates refuse the secrets of ``secrets`` and
-    the keys of ``dagster.yaml`` that are the chart's, with the remedy.
-    """
+    """``values.schema.json``, with the values that defaults require, and the kinds of tools that the code knows."""
     schema = _schema()
-    settings = {name: _setting(Settings.model_fields[_field(name)]) for name in sorted(free_settings())}
-    settings |= {name: {"description": "A secret: use the value secrets"} for name in sorted(secret_settings())}
-    schema["properties"]["settings"] |= {"additionalProperties": False, "properties": settings}
     schema["$defs"]["workers"]["properties"]["toolPools"]["propertyNames"] = {"enum": sorted(SUPPORTED_KINDS)}
-    instance = {
-        name: {} if name in _written_keys() else _instance(field.config_type)
-        for name, field in dagster_instance_config_schema().items()
-    }
     _require(yaml.safe_load((CHART / "values.yaml").read_text()), schema)
-    retention = dagster_instance_config_schema()["retention"].config_type
-    dagster = schema["properties"]["dagster"]["properties"]
-    dagster["retention"] |= _instance(retention)
-    dagster["extraInstance"] |= {"additionalProperties": False, "properties": _as_in_dagster(instance)}
-    return json.dumps(schema, indent=2) + "\n"
+    return _laid_out(schema, 0) + "\n"
+
+
+WIDTH = 140
+
+
+def _laid_out(value: Any, indent: int) -> str:
+    """JSON in which whatever fits into a line is on one line."""
+    line = json.dumps(value)
+    if indent + len(line) < WIDTH or not value or not isinstance(value, dict | list):
+        return line
+    keys = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(value)
+    below = value.values() if isinstance(value, dict) else value
+    parts = [key + _laid_out(one, indent + 2 + len(key)) for key, one in zip(keys, below, strict=True)]
+    return _block(parts, *("{}" if isinstance(value, dict) else "[]"))
+
+
+def _block(parts: list[str], opening: str, closing: str) -> str:
+    inner = textwrap.indent(",\n".join(parts), "  ")
+    return f"{opening}\n{inner}\n{closing}"
 
 
 _OPTIONAL = {"resources", "disruptionBudget", "pod", "securityContext", "annotations", "labels"}
@@ -84,85 +70,6 @@ def _require(values: dict[str, Any], about: dict[str, Any]) -> None:
         below = about.get("properties", {}).get(name, {})
         if isinstance(default, dict) and default and name not in _OPTIONAL and name != "pools":
             _require(default, below)
-
-
-def secret_settings() -> set[str]:
-    """Names of settings that ``secrets`` gives."""
-    return set(re.findall(r"variable: (NOETL_[A-Z0-9_]+)", (CHART / "templates" / "_settings.tpl").read_text()))
-
-
-def _written_keys() -> set[str]:
-    """Keys of ``dagster.yaml`` that the chart writes, or that stand in for one of those."""
-    check = (CHART / "templates" / "_check.tpl").read_text()
-    return set(re.findall(r'"(\w+)"', check.split("{{- $written := list", 1)[1].split("}}", 1)[0]))
-
-
-def _field(setting: str) -> str:
-    return setting.removeprefix("NOETL_").lower()
-
-
-_WORDS = {
-    int: {"type": ["integer", "string"], "pattern": "^-?[0-9]+$"},
-    float: {"type": ["number", "string"], "pattern": "^-?[0-9]+([.][0-9]+)?$"},
-    bool: {"type": ["boolean", "string"], "enum": [True, False, "true", "false"]},
-}
-"""Types of settings as values say them: texts do too, as in the environment."""
-
-_BOUNDS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
-
-
-def _setting(field: FieldInfo) -> dict[str, Any]:
-    """The schema of a setting."""
-    kind = next((one for one in get_args(field.annotation) if one is not type(None)), field.annotation)
-    about: dict[str, Any] = {"description": field.description, **_WORDS.get(kind, {"type": "string"})}
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        about["enum"] = [one.value for one in kind]
-    for bound in field.metadata:
-        about |= {word: getattr(bound, name) for name, word in _BOUNDS.items() if hasattr(bound, name)}
-    return about
-
-
-_SCALARS = {
-    ConfigIntInstance.key: "integer",
-    ConfigFloatInstance.key: "number",
-    ConfigBoolInstance.key: "boolean",
-    ConfigStringInstance.key: "string",
-}
-
-
-def _instance(kind: ConfigType) -> dict[str, Any]:
-    """What Dagster takes for a value of ``dagster.yaml``; {}: anything, or too much for a schema."""
-    if isinstance(kind, ConfigEnum):
-        return {"enum": [one.config_value for one in kind.enum_values]}
-    if isinstance(kind, Noneable):
-        inner = _instance(kind.inner_type)
-        return {"anyOf": [{"type": "null"}, inner]} if inner else {}
-    if isinstance(kind, Array):
-        return {"type": "array", "items": _instance(kind.inner_type)}
-    if isinstance(kind, ScalarUnion):
-        return {"anyOf": [_instance(kind.scalar_type), _instance(kind.non_scalar_type)]}
-    if isinstance(kind, Shape | Selector):
-        below = {name: _instance(field.config_type) for name, field in kind.fields.items()}
-        return {"type": "object", "additionalProperties": False, "properties": _as_in_dagster(below)}
-    return {"type": _SCALARS[kind.key]} if kind.key in _SCALARS else {}
-
-
-def _as_in_dagster(values: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: {"description": "As in dagster.yaml", **about} for name, about in sorted(values.items())}
-
-
-def free_settings() -> set[str]:
-    """Names of settings that no template writes and that hold no secret."""
-    written = {name for path in (CHART / "templates").rglob("*") if path.is_file() for name in _names(path)}
-    return {
-        f"NOETL_{name.upper()}"
-        for name, field in Settings.model_fields.items()
-        if field.annotation not in (SecretStr, SecretStr | None)
-    } - written
-
-
-def _names(path: Path) -> set[str]:
-    return set(re.findall(r"NOETL_[A-Z0-9_]+", path.read_text()))
 
 
 def _schema() -> dict[str, Any]:

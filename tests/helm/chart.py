@@ -46,7 +46,13 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "kind": KIND,
     "gke": values_file("gke"),
     "eks": values_file("eks"),
-    "official": values_file("official"),
+    "official": overlaid(
+        MINIMAL,
+        {
+            "fullnameOverride": "noetl",
+            "dagster": {"enabled": False, "extraLocations": [{"host": "noetl-playbooks", "port": 4000}]},
+        },
+    ),
     "minimal": MINIMAL,
     "everything": overlaid(
         values_file("gke"),

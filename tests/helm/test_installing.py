@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from tests.conftest import PROJECT
 from tests.helm.chart import (
     KIND,
     MINIMAL,
-    PATH,
     SCENARIOS,
     Manifest,
     chart,
@@ -118,47 +118,32 @@ def test_nats_of_several_servers_is_one_cluster() -> None:
     assert settings["NOETL_NATS_REPLICAS"] == "3"
 
 
-OFFICIAL: dict[str, Any] = yaml.safe_load((PROJECT / "helm" / "dagster-official-values.yaml").read_text())
+def on_the_page(title: str) -> dict[str, Any]:
+    """Values that the guide shows."""
+    page = (PROJECT / "docs" / "how-to" / "kubernetes.md").read_text()
+    section = page.split("## With Dagster's own chart")[1]
+    block = section.split(f'```yaml title="{title}"\n')[1].split("```")[0]
+    found: dict[str, Any] = yaml.safe_load(textwrap.dedent(block))
+    return found
 
 
-def test_dagster_s_own_chart_has_what_ours_would_have() -> None:
-    """Its code location has our settings and secrets, its runs our image, and our API knows where it is."""
-    ours = yaml.safe_load((PATH / "values-official.yaml").read_text())
+def test_dagster_s_own_chart_gets_what_ours_would_have() -> None:
+    """Its code location has our settings, secrets and image, and our API knows where it is."""
+    ours = on_the_page("values.yaml")
     objects = manifests(ours)
-    (deployment,) = OFFICIAL["dagster-user-deployments"]["deployments"]
+    (deployment,) = on_the_page("dagster-values.yaml")["dagster-user-deployments"]["deployments"]
     assert [one["name"] for one in deployment["envConfigMaps"]] == ["noetl-settings"]
     assert "noetl-settings" in of_kind(objects, "ConfigMap")
-    whole = manifests(overlaid(ours, {"dagster": {"enabled": True}}))
-    code = component(whole, "code-location")
+    code = component(manifests(overlaid(ours, {"dagster": {"enabled": True}})), "code-location")
     assert deployment["env"] == [one for one in code.container["env"] if "valueFrom" in one]
     assert f"{deployment['image']['repository']}:{deployment['image']['tag']}" == code.container["image"]
     assert code.container["args"][-2:] == deployment["dagsterApiGrpcArgs"]
-    assert deployment["securityContext"] == code.container["securityContext"]
     (location,) = ours["dagster"]["extraLocations"]
     assert (location["host"], location["port"]) == (deployment["name"], deployment["port"])
     workspace = yaml.safe_load(of_kind(objects, "ConfigMap")["noetl-workspace"]["data"]["workspace.yaml"])
     assert workspace == {"load_from": [{"grpc_server": location}]}
     components = {pods.get("app.kubernetes.io/component") for pods in (one["metadata"]["labels"] for one in objects)}
     assert not components & {"webserver", "daemon", "code-location"}
-
-
-def test_dagster_s_own_chart_reaches_the_same_bucket_as_the_same_role() -> None:
-    ours = yaml.safe_load((PATH / "values-official.yaml").read_text())
-    role = ours["serviceAccounts"]["annotations"]
-    assert role.keys() == {"eks.amazonaws.com/role-arn"}
-    for account in (OFFICIAL["serviceAccount"], OFFICIAL["dagster-user-deployments"]["serviceAccount"]):
-        assert account["create"] is True
-        assert account["annotations"] == role
-    logs = OFFICIAL["computeLogManager"]["config"]["s3ComputeLogManager"]
-    assert logs["bucket"] == ours["storage"]["s3"]["bucket"]
-
-
-def test_limits_of_runs_are_the_same_beside_dagster_s_own_chart() -> None:
-    values = yaml.safe_load((PATH / "values.yaml").read_text())["runs"]
-    launcher = OFFICIAL["runLauncher"]["config"]["k8sRunLauncher"]
-    assert launcher["resources"] == values["resources"]
-    queue = OFFICIAL["dagsterDaemon"]["runCoordinator"]["config"]["queuedRunCoordinator"]
-    assert queue["maxConcurrentRuns"] == values["maxConcurrent"]
 
 
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS.keys() - {"bare"}))

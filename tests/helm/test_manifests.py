@@ -154,5 +154,4 @@ def test_the_chart_is_packed_without_what_helm_ignores() -> None:
         "values-eks.yaml",
         "values-gke.yaml",
         "values-kind.yaml",
-        "values-official.yaml",
     }

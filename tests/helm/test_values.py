@@ -14,6 +14,7 @@ import pytest
 import yaml
 from helm_python import Chart, HelmError
 
+from noetl_dagster.settings import Settings
 from tests.conftest import PROJECT
 from tests.helm.chart import (
     MINIMAL,
@@ -86,17 +87,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "/image/pullPolicy": {"image": {"pullPolicy": "Sometimes"}},
     "/image/digest": {"image": {"digest": "latest"}},
     "/logLevel": {"logLevel": "LOUD"},
-    "NOETL_RETENTION": {"settings": {"NOETL_RETENTION": 3}},
-    "NOETL_MINIO_SESSION_TOKEN": {"settings": {"NOETL_MINIO_SESSION_TOKEN": "secret"}},
-    "/settings/NOETL_HTTP_BODY_BYTES": {"settings": {"NOETL_HTTP_BODY_BYTES": "lots"}},
-    "/settings/NOETL_RETENTION_DAYS": {"settings": {"NOETL_RETENTION_DAYS": 0}},
-    "/settings/NOETL_STORES_SHARED": {"settings": {"NOETL_STORES_SHARED": "perhaps"}},
-    "sensors": {"dagster": {"retention": {"sensors": {"purge_after_days": 7}}}},
-    "/dagster/retention/sensor/purge_after_days": {"dagster": {"retention": {"sensor": {"purge_after_days": "week"}}}},
-    "run_retry": {"dagster": {"extraInstance": {"run_retry": {"enabled": True}}}},
-    "/dagster/extraInstance/run_retries/max_retries": {
-        "dagster": {"extraInstance": {"run_retries": {"max_retries": "some"}}}
-    },
+    "RETENTION_DAYS": {"settings": {"RETENTION_DAYS": 3}},
+    "/settings/NOETL_RETENTION_DAYS": {"settings": {"NOETL_RETENTION_DAYS": [30]}},
     "/runs/resources/limits/cpu": {"runs": {"resources": {"limits": {"cpu": "two"}}}},
     "/ingress/tls/0": {"ingress": {"tls": [{"secret": "x"}]}},
     "/storage/s3/bucket": {"storage": {"s3": {"bucket": "s3://results"}}},
@@ -191,9 +183,14 @@ NEEDED: dict[str, dict[str, Any]] = {
     "dagster.computeLogs.custom: the manager custom needs module and class": overlaid(
         MINIMAL, {"dagster": {"computeLogs": {"manager": "custom"}}}
     ),
-    "settings.NOETL_DB_URL: a secret": overlaid(
+    "settings.NOETL_DB_URL: a ConfigMap would show this secret": overlaid(
         MINIMAL, {"settings": {"NOETL_DB_URL": "postgresql://me:secret@here/db"}}
     ),
+    "settings.NOETL_MINIO_SESSION_TOKEN: a ConfigMap would show this secret": overlaid(
+        MINIMAL, {"settings": {"NOETL_MINIO_SESSION_TOKEN": "secret"}}
+    ),
+    "settings.NOETL_LOG_LEVEL: another value": overlaid(MINIMAL, {"settings": {"NOETL_LOG_LEVEL": "DEBUG"}}),
+    "settings.NOETL_WORKER_SLOTS: another value": overlaid(MINIMAL, {"settings": {"NOETL_WORKER_SLOTS": 4}}),
     "resources of run: requests.cpu 3 is above limits.cpu 2": overlaid(
         MINIMAL, {"runs": {"resources": {"requests": {"cpu": 3}}}}
     ),
@@ -251,14 +248,16 @@ def test_the_readme_is_made_from_values_and_schema() -> None:
     assert (PATH / "README.md").read_text() == PAGES["chart_page"](), "run make docs"
 
 
-def test_the_schema_knows_the_settings_of_the_code() -> None:
+def test_the_schema_is_in_its_layout_and_requires_what_has_a_default() -> None:
     assert (PATH / "values.schema.json").read_text() == PAGES["chart_schema"](), "run make docs"
 
 
-def test_every_setting_is_a_value_a_secret_or_free() -> None:
-    free = PAGES["free_settings"]()
-    assert "NOETL_RETENTION_DAYS" in free
-    assert not free & {"NOETL_DB_URL", "NOETL_MINIO_SESSION_TOKEN", "NOETL_HEALTH_PORT", "NOETL_WORKER_SLOTS"}
+def test_every_secret_setting_is_refused_among_plain_ones() -> None:
+    """Those of the value ``secrets``, and those that only a person's own Secret gives."""
+    secrets = {f"NOETL_{name.upper()}" for name, field in Settings.model_fields.items() if "SecretStr" in str(field)}
+    for name in sorted(secrets | {"NOETL_DB_URL", "NOETL_DAGSTER_DB_URL", "NOETL_NATS_URL"}):
+        with pytest.raises(HelmError, match=f"settings.{name}: a ConfigMap would show"):
+            chart().render(overlaid(MINIMAL, {"settings": {name: "x"}}), name="trial", namespace="data")
 
 
 def test_versions_are_those_of_the_project() -> None:

@@ -32,9 +32,16 @@
 {{- if and (eq $logs.manager "custom") (not (and $logs.custom.module $logs.custom.class)) }}
 {{- fail "dagster.computeLogs.custom: the manager custom needs module and class" }}
 {{- end }}
-{{- range $secret, $about := include "noetl.map" (list "noetl.secrets" .root) | fromJson }}
-{{- if hasKey $values.settings $about.variable }}
-{{- fail (printf "settings.%s: a secret, which everybody would see in a ConfigMap; put it into a Secret, under the key %s, and name that in secrets.name or secrets.%s.name" $about.variable $about.variable $secret) }}
+{{- $secrets := dict "NOETL_MINIO_SESSION_TOKEN" "name" }}
+{{- range $secret, $about := include "noetl.map" (list "noetl.secrets" .root) | fromJson }}{{ $_ := set $secrets $about.variable (printf "%s.name" $secret) }}{{ end }}
+{{- $set := include "noetl.map" (list "noetl.ownSettings" .root) | fromJson }}
+{{- range .components }}{{ $set = merge $set (default dict .env) }}{{ end }}
+{{- range $name, $_ := $values.settings }}
+{{- with get $secrets $name }}
+{{- fail (printf "settings.%s: a ConfigMap would show this secret to everybody; put it into a Secret under the key %s, and name the Secret in secrets.name or secrets.%s" $name $name .) }}
+{{- end }}
+{{- if hasKey $set $name }}
+{{- fail (printf "settings.%s: another value of the chart sets it; look for %s in the chart's README" $name $name) }}
 {{- end }}
 {{- end }}
 {{- include "noetl.checkComponents" . }}

@@ -1,5 +1,12 @@
-{{/* The plain settings that all processes share. */}}
+{{/* The plain settings that all processes share: those of the chart's values, then those of the value settings. */}}
 {{- define "noetl.settings" -}}
+{{ include "noetl.ownSettings" . | trim }}
+{{- range $name, $value := .Values.settings }}
+{{ $name }}: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "noetl.ownSettings" -}}
 {{- $full := include "noetl.fullname" . -}}
 {{- with .Values }}
 NOETL_EMBEDDED: "false"
@@ -32,9 +39,6 @@ NOETL_SERVER_URL: {{ printf "%s://%s-api:8700" (ternary "https" "http" (ne .api.
 {{- with .tracing.endpoint }}
 NOETL_TRACING_ENDPOINT: {{ . | quote }}
 NOETL_TRACING_SAMPLING: {{ $.Values.tracing.sampling | quote }}
-{{- end }}
-{{- range $name, $value := .settings }}
-{{ $name }}: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}
