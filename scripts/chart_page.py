@@ -59,13 +59,13 @@ def _block(parts: list[str], opening: str, closing: str) -> str:
     return f"{opening}\n{inner}\n{closing}"
 
 
-_OPTIONAL = {"resources", "disruptionBudget", "pod", "securityContext", "annotations", "labels"}
+_OPTIONAL = {"resources", "disruptionBudget", "allowedFields", "pod", "securityContext", "annotations", "labels"}
 """Values below which null takes away what the chart says; anywhere else templates would stumble over it."""
 
 
 def _require(values: dict[str, Any], about: dict[str, Any]) -> None:
     """Every value that has a default is there: Helm drops those that are null."""
-    about["required"] = sorted(values.keys() - {"disruptionBudget"})
+    about["required"] = sorted(values.keys() - {"disruptionBudget", "allowedFields"})
     for name, default in values.items():
         below = about.get("properties", {}).get(name, {})
         if isinstance(default, dict) and default and name not in _OPTIONAL and name != "pools":

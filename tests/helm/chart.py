@@ -97,6 +97,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
             },
             "serviceAccounts": {"roles": {"run": {"name": "runs"}, "api": {"annotations": {"own": "api"}}}},
             "rbac": {"readSecrets": ["playbook-secrets"]},
+            "networkPolicy": {"cilium": True},
             "ingress": {"api": {"host": "api.example.com"}},
             "monitoring": {"rules": {"enabled": True, "labels": {"release": "prometheus"}}},
         },
@@ -124,7 +125,39 @@ SCENARIOS: dict[str, dict[str, Any]] = {
             "postgresql": {"enabled": True},
         },
     ),
-    "cluster of NATS": overlaid(KIND, {"nats": {"replicas": 3}, "spark": {"mode": "kubernetes"}}),
+    "trial with Spark": overlaid(KIND, {"spark": {"mode": "kubernetes"}, "upkeep": {"enabled": True}}),
+    "gateway": overlaid(
+        MINIMAL,
+        {
+            "ingress": {
+                "enabled": True,
+                "kind": "HTTPRoute",
+                "parentRefs": [{"name": "gateway", "namespace": "edge"}],
+                "webserver": {"host": "dagster.example.com"},
+                "api": {"host": "api.example.com"},
+            },
+            "dagster": {
+                "codeLocations": {
+                    "reports": {
+                        "image": {"repository": "registry.example.org/reports"},
+                        "module": "reports.definitions",
+                    }
+                }
+            },
+        },
+    ),
+    "OpenShift": overlaid(
+        MINIMAL,
+        {
+            "ingress": {
+                "enabled": True,
+                "kind": "Route",
+                "webserver": {"host": "dagster.example.com"},
+                "api": {"host": "api.example.com"},
+            },
+            "api": {"tls": {"secretName": "api-tls"}},
+        },
+    ),
     "only NATS": overlaid(MINIMAL, {"nats": {"enabled": True, "storageClass": "fast"}}),
     "Spark Connect": overlaid(MINIMAL, {"spark": {"mode": "connect", "remote": "sc://spark:15002"}}),
     "Spark standalone": overlaid(
@@ -239,8 +272,9 @@ def pods_of(objects: list[Manifest]) -> Iterator[Pods]:
         name = one["metadata"]["name"]
         if one["kind"] == "Pod":
             yield Pods("Pod", name, one["metadata"]["labels"], one["spec"])
-        elif one["kind"] in ("Deployment", "StatefulSet", "Job"):
-            template = one["spec"]["template"]
+        elif one["kind"] in ("Deployment", "StatefulSet", "Job", "CronJob"):
+            spec = one["spec"]["jobTemplate"]["spec"] if one["kind"] == "CronJob" else one["spec"]
+            template = spec["template"]
             yield Pods(one["kind"], name, template["metadata"]["labels"], template["spec"])
 
 

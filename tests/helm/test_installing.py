@@ -21,7 +21,7 @@ from tests.helm.chart import (
     overlaid,
 )
 
-TRIALS = {"kind", "dagster elsewhere", "cluster of NATS", "only NATS"}
+TRIALS = {"kind", "dagster elsewhere", "trial with Spark", "only NATS"}
 
 
 def hook(manifest: Manifest) -> str:
@@ -101,21 +101,6 @@ def test_helm_test_asks_the_doctor_and_the_api() -> None:
     compile(script.split("python -c '")[1].rsplit("'", 1)[0], "test", "exec")
     elsewhere = manifests(SCENARIOS["API elsewhere"])
     assert "/ready" not in component(elsewhere, "test").container["args"][0]
-
-
-def test_nats_of_several_servers_is_one_cluster() -> None:
-    objects = manifests(SCENARIOS["cluster of NATS"])
-    config = of_kind(objects, "ConfigMap")["trial-noetl-dagster-nats"]["data"]["nats.conf"]
-    service = of_kind(objects, "Service")["trial-noetl-dagster-nats"]
-    servers = of_kind(objects, "StatefulSet")["trial-noetl-dagster-nats"]["spec"]
-    assert servers["replicas"] == 3
-    assert servers["serviceName"] == service["metadata"]["name"]
-    assert servers["podManagementPolicy"] == "Parallel"
-    assert service["spec"]["publishNotReadyAddresses"] is True
-    for index in range(3):
-        assert f"nats://trial-noetl-dagster-nats-{index}.trial-noetl-dagster-nats:6222" in config
-    settings = of_kind(objects, "ConfigMap")["trial-noetl-dagster-settings"]["data"]
-    assert settings["NOETL_NATS_REPLICAS"] == "3"
 
 
 def on_the_page(title: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from helm_python import HelmError
 
 from tests.helm.chart import KIND, MINIMAL, SCENARIOS, Manifest, manifests, of_kind, overlaid, pods_of
 from tests.helm.launched import run_pods
@@ -75,7 +74,7 @@ class Net:
             inside = address in ipaddress.ip_network(block["cidr"])
             return inside and not any(address in ipaddress.ip_network(one) for one in block.get("except", ()))
         if "namespaceSelector" in peer:
-            return True
+            return other not in (OUTSIDE, METADATA)
         wanted: dict[str, Any] = peer["podSelector"].get("matchLabels", {})
         return wanted.items() <= self._labels.get(other, {}).items()
 
@@ -91,7 +90,7 @@ TRIAL = {
     "run": {("postgresql", 5432), ("nats", 4222), ("minio", 9000), ("api", 8700)},
     "provision": {("postgresql", 5432), ("nats", 4222), ("minio", 9000)},
     "test": {("postgresql", 5432), ("nats", 4222), ("minio", 9000), ("api", 8700)},
-    "nats": {("nats", 4222), ("nats", 6222), ("nats", 8222)},
+    "nats": set(),
     "postgresql": set(),
     "minio": set(),
 }
@@ -106,9 +105,7 @@ def test_a_trial_s_components_reach_what_they_need_and_nothing_else() -> None:
     for source in TRIAL:
         reached = {(target, port) for target in TRIAL for port in PORTS if net.lets(source, target, port)}
         extra = {(target, 9001) for target, port in TRIAL[source] if port == 9000}  # the console, on the same server
-        beside = (
-            {(t, p) for t, p in reached if t == "nats" and p in (6222, 8222)} if ("nats", 4222) in reached else set()
-        )
+        beside = {(t, p) for t, p in reached if t == "nats" and p == 8222} if ("nats", 4222) in reached else set()
         # webserver, API and health ports are open to the cluster
         unasked = {(target, port) for target, port in reached if target in ("webserver", "api") or port == 8701}
         assert TRIAL[source] <= reached
@@ -181,50 +178,6 @@ def test_only_tools_reach_everything_but_the_nodes_credentials() -> None:
     assert not google.lets("projection", METADATA, 80)
 
 
-def blocks(tools: dict[str, list[str]], component: str = "run") -> dict[str, list[str]]:
-    """Networks that tools reach, with what stays closed in each."""
-    objects = manifests(overlaid(MINIMAL, {"networkPolicy": {"tools": tools}}))
-    policy = of_kind(objects, "NetworkPolicy")[f"trial-noetl-dagster-{component}"]
-    [to] = [rule["to"] for rule in policy["spec"]["egress"] if "ports" not in rule]
-    return {peer["ipBlock"]["cidr"]: peer["ipBlock"].get("except", []) for peer in to}
-
-
-def test_networks_of_both_kinds_of_addresses() -> None:
-    assert blocks({"cidrs": ["0.0.0.0/0", "::/0"]}) == {"0.0.0.0/0": ["169.254.169.254/32"], "::/0": []}
-    assert blocks({"cidrs": ["::/0"], "except": ["fe80::/10"]}) == {"::/0": ["fe80::/10"]}
-
-
-def test_what_stays_closed_stands_under_the_network_that_it_lies_in() -> None:
-    """Kubernetes takes an exception only where it is a smaller part of its network."""
-    assert blocks({"cidrs": ["10.0.0.0/8"]}) == {"10.0.0.0/8": []}
-    networks = ["10.0.0.0/8", "172.16.0.0/12", "192.168.4.0/22", "128.0.0.0/1", "203.0.113.7/32"]
-    exceptions = ["10.9.0.0/16", "172.31.255.0/24", "172.32.0.0/16", "192.168.7.255/32", "192.168.8.0/24"]
-    found = blocks({"cidrs": networks, "except": exceptions})
-    inside = {
-        one: [
-            other
-            for other in exceptions
-            if ipaddress.ip_network(other).subnet_of(ipaddress.ip_network(one))  # type: ignore[arg-type]
-        ]
-        for one in networks
-    }
-    assert found == inside
-    assert sum(map(len, inside.values())) == 7
-
-
-@pytest.mark.parametrize(
-    ("cidr", "closed", "said"),
-    [
-        ("10.1.0.0/16", "10.0.0.0/8", "10.0.0.0/8 leaves nothing of 10.1.0.0/16; take that out of cidrs"),
-        ("10.1.0.0/16", "10.1.0.0/16", "leaves nothing"),
-        ("fd00::/8", "fd00:ec2::254/128", "the chart cannot tell whether fd00:ec2::254/128 lies in fd00::/8"),
-    ],
-)
-def test_exceptions_that_no_policy_can_say_are_refused(cidr: str, closed: str, said: str) -> None:
-    with pytest.raises(HelmError, match=f"networkPolicy.tools.except: .*{said}"):
-        blocks({"cidrs": [cidr], "except": [closed]})
-
-
 def test_who_has_a_token_reaches_the_cluster() -> None:
     objects = manifests(MINIMAL)
     net = Net(objects)
@@ -233,16 +186,17 @@ def test_who_has_a_token_reaches_the_cluster() -> None:
             assert net.lets(pods.component, OUTSIDE, 6443), pods.component
 
 
-def test_strangers_reach_webserver_and_api_only() -> None:
-    net = Net(manifests(overlaid(KIND, {"networkPolicy": {"monitoringFrom": []}})))
+def test_strangers_reach_webserver_and_api_only_if_values_say_so() -> None:
+    anybody = [{"namespaceSelector": {}}]
+    net = Net(manifests(overlaid(KIND, {"networkPolicy": {"ingressFrom": anybody}})))
     open_to_all = {(target, port) for target in net.components for port in PORTS if net.lets("stranger", target, port)}
     assert open_to_all == {("webserver", 3000), ("api", 8700)}
-    closed = Net(manifests(overlaid(KIND, {"networkPolicy": {"monitoringFrom": [], "ingressFrom": []}})))
+    closed = Net(manifests(KIND))
     assert not any(closed.lets("stranger", target, port) for target in closed.components for port in PORTS)
 
 
 def test_prometheus_reaches_the_processes() -> None:
-    net = Net(manifests(KIND))
+    net = Net(manifests(overlaid(KIND, {"networkPolicy": {"monitoringFrom": [{"namespaceSelector": {}}]}})))
     for target in ("ingest", "projection", "worker-default"):
         assert net.lets("stranger", target, 8701)
 
@@ -250,7 +204,10 @@ def test_prometheus_reaches_the_processes() -> None:
 def test_names_are_asked_by_every_pod() -> None:
     objects = manifests(MINIMAL)
     (default,) = (one for one in objects if one["metadata"]["name"] == "trial-noetl-dagster-default")
-    assert default["spec"]["egress"] == [{"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}]
+    [rule] = default["spec"]["egress"]
+    named = {(one["protocol"], one["port"]) for one in rule.pop("ports")}
+    assert named == {("UDP", 53), ("TCP", 53), ("UDP", 5353), ("TCP", 5353)}
+    assert not rule, "whatever the address: of DNS pods, of a node's cache, outside"
     for pods in [*pods_of(objects), run_pods(objects)]:
         assert default["spec"]["podSelector"]["matchLabels"].items() <= pods.labels.items()
 

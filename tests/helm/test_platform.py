@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
 from typing import Any
 
 import orjson
 import pytest
 import yaml
+from cryptography.fernet import Fernet
 
-from tests.helm.chart import KIND, SCENARIOS, Manifest, Pods, manifests, of_kind, overlaid, pods_of
+from tests.helm.chart import (
+    KIND,
+    MINIMAL,
+    SCENARIOS,
+    Manifest,
+    Pods,
+    chart,
+    manifests,
+    of_kind,
+    overlaid,
+    pods_of,
+)
+from tests.helm.chart import component as pods_named
 from tests.helm.launched import run_job, run_pods
 
 FUSE = "gke-gcsfuse/volumes"
@@ -77,7 +92,10 @@ def test_gcsfuse_is_asked_for_where_the_volume_is_mounted() -> None:
 
 def test_a_step_s_own_annotations_leave_the_volume_s() -> None:
     asked: dict[str, Any] = {"pod_template_spec_metadata": {"annotations": {"own": "yes"}}}
-    template = run_job(manifests(SCENARIOS["gke"]), asked)["spec"]["template"]
+    values = overlaid(
+        SCENARIOS["gke"], {"runs": {"allowedFields": {"pod_template_spec_metadata": {"annotations": True}}}}
+    )
+    template = run_job(manifests(values), asked)["spec"]["template"]
     assert template["metadata"]["annotations"].items() >= {FUSE: "true", "own": "yes"}.items()
 
 
@@ -210,3 +228,133 @@ def test_executors_have_the_image_that_belongs_to_the_platform_s(
     run = run_pods(manifests(overlaid(KIND, values)))
     [config] = [one["value"] for one in run.container["env"] if one["name"] == "NOETL_SPARK_CONFIG"]
     assert orjson.loads(config)["spark.kubernetes.container.image"] == expected
+
+
+def test_another_code_location_has_an_image_and_a_module_of_its_own() -> None:
+    objects = manifests(SCENARIOS["gateway"])
+    reports = pods_named(objects, "code-location-reports")
+    assert reports.container["image"] == "registry.example.org/reports:0.1.0"
+    assert reports.variables(objects)["DAGSTER_CURRENT_IMAGE"] == reports.container["image"], "its runs have it too"
+    assert reports.container["args"][-2:] == ["-m", "reports.definitions"]
+    workspace = yaml.safe_load(of_kind(objects, "ConfigMap")["trial-noetl-dagster-workspace"]["data"]["workspace.yaml"])
+    servers = {one["grpc_server"]["location_name"]: one["grpc_server"]["host"] for one in workspace["load_from"]}
+    assert servers == {
+        "noetl_dagster": "trial-noetl-dagster-code-location",
+        "reports": "trial-noetl-dagster-code-location-reports",
+    }
+    assert set(servers.values()) <= of_kind(objects, "Service").keys()
+
+
+def test_routes_of_the_gateway_api_and_of_openshift_lead_to_services() -> None:
+    gateway = of_kind(manifests(SCENARIOS["gateway"]), "HTTPRoute")["trial-noetl-dagster-api"]["spec"]
+    assert gateway["parentRefs"] == [{"name": "gateway", "namespace": "edge"}]
+    assert gateway["rules"][0]["backendRefs"] == [{"name": "trial-noetl-dagster-api", "port": 8700}]
+    routes = of_kind(manifests(SCENARIOS["OpenShift"]), "Route")
+    assert {name.rpartition("-")[2]: one["spec"]["tls"]["termination"] for name, one in routes.items()} == {
+        "webserver": "edge",
+        "api": "reencrypt",  # which has TLS of its own
+    }
+    assert routes["trial-noetl-dagster-api"]["spec"]["port"] == {"targetPort": "api"}
+
+
+def test_links_lead_to_the_hosts_that_are_published() -> None:
+    settings = of_kind(manifests(SCENARIOS["gateway"]), "ConfigMap")["trial-noetl-dagster-settings"]["data"]
+    assert settings["NOETL_DAGSTER_URL"] == "https://dagster.example.com"
+    assert settings["NOETL_PAGES_URL"] == "https://api.example.com"
+
+
+def test_a_service_says_who_makes_its_load_balancer_and_for_whom() -> None:
+    stated = {
+        "type": "LoadBalancer",
+        "loadBalancerClass": "service.k8s.aws/nlb",
+        "loadBalancerSourceRanges": ["192.0.2.0/24"],
+        "ipFamilyPolicy": "PreferDualStack",
+        "ipFamilies": ["IPv6", "IPv4"],
+    }
+    objects = manifests(overlaid(KIND, {"api": {"service": stated}}))
+    assert of_kind(objects, "Service")["trial-noetl-dagster-api"]["spec"].items() >= stated.items()
+
+
+def test_processes_listen_on_the_addresses_of_pods() -> None:
+    six, four = (manifests(overlaid(KIND, {"ipFamily": family})) for family in ("IPv6", "IPv4"))
+    for objects, webserver, code, health in ((six, "::", "[::]", "::"), (four, "0.0.0.0", "0.0.0.0", "0.0.0.0")):
+        assert pods_named(objects, "webserver").container["args"][2] == webserver
+        assert pods_named(objects, "code-location").container["args"][4] == code
+        assert pods_named(objects, "api").variables(objects)["NOETL_SERVICE_HOST"] == health
+        assert pods_named(objects, "ingest").variables(objects)["NOETL_HEALTH_HOST"] == health
+
+
+def test_upkeep_does_what_dagster_s_schedules_do() -> None:
+    jobs = of_kind(manifests(SCENARIOS["trial with Spark"]), "CronJob")
+    commands = {
+        name.rpartition("-")[2]: one["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]["args"]
+        for name, one in jobs.items()
+    }
+    assert commands == {"reaper": ["noetl-dagster", "reap", "--once"], "maintenance": ["noetl-dagster", "maintain"]}
+    assert all(one["spec"]["concurrencyPolicy"] == "Forbid" for one in jobs.values())
+
+
+def test_what_a_team_adds_to_pods_and_workloads_arrives() -> None:
+    proxy = {"name": "proxy", "image": "proxy:1"}
+    wait = {"name": "wait", "image": "busybox:1"}
+    pod = {
+        "initContainers": [wait],
+        "extraContainers": [proxy],
+        "runtimeClassName": "gvisor",
+        "schedulerName": "own",
+        "dnsConfig": {"options": [{"name": "ndots", "value": "2"}]},
+        "hostAliases": [{"ip": "10.0.0.5", "hostnames": ["db"]}],
+        "workloadAnnotations": {"reloader.stakater.com/auto": "true"},
+        "ephemeralStorage": "5Gi",
+    }
+    own = {"gracePeriodSeconds": 300, "strategy": {"type": "Recreate"}, "probes": {"liveness": {"periodSeconds": 60}}}
+    objects = manifests(
+        overlaid(KIND, {"pod": pod, "api": {"pod": own}, "ingest": {"pod": {"probes": {"startup": None}}}})
+    )
+    for pods in [*pods_of(objects), run_pods(objects)]:
+        spec = pods.spec
+        assert spec["initContainers"][0].items() >= wait.items(), pods.name
+        assert spec["runtimeClassName"] == "gvisor", pods.name
+        assert spec["schedulerName"] == "own"
+        assert spec["dnsConfig"]["options"]
+        assert spec["hostAliases"]
+        main, *beside = spec["containers"]
+        assert (beside == [proxy]) == (pods.kind in ("Deployment", "StatefulSet")), pods.name
+        assert main["resources"]["limits"]["ephemeral-storage"] == "5Gi"
+    for one in of_kind(objects, "Deployment").values():
+        assert one["metadata"]["annotations"] == {"reloader.stakater.com/auto": "true"}
+    api = of_kind(objects, "Deployment")["trial-noetl-dagster-api"]["spec"]
+    assert api["strategy"] == {"type": "Recreate"}
+    assert api["template"]["spec"]["terminationGracePeriodSeconds"] == 300
+    probe = api["template"]["spec"]["containers"][0]["livenessProbe"]
+    assert (probe["periodSeconds"], probe["httpGet"]["path"]) == (60, "/health")
+    ingest = of_kind(objects, "Deployment")["trial-noetl-dagster-ingest"]["spec"]["template"]["spec"]["containers"][0]
+    assert "startupProbe" not in ingest
+    assert "livenessProbe" in ingest
+
+
+def test_further_manifests_are_rendered_with_the_release() -> None:
+    added = [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-own"}, "data": {"a": "b"}},
+        'apiVersion: v1\nkind: Secret\nmetadata:\n  name: {{ include "noetl.fullname" . }}-own\n',
+    ]
+    objects = manifests(overlaid(MINIMAL, {"extraManifests": added}))
+    assert of_kind(objects, "ConfigMap")["trial-own"]["data"] == {"a": "b"}
+    assert "trial-noetl-dagster-own" in of_kind(objects, "Secret")
+
+
+def test_a_trial_s_secrets_stay_the_same_where_nobody_can_look_them_up() -> None:
+    """``helm template`` and Argo CD render without a cluster."""
+
+    def made(password: str) -> dict[str, str]:
+        chart.cache_clear()
+        values = overlaid(KIND, {"trial": {"password": password}, "commonLabels": {"at": str(next(counter))}})
+        data: dict[str, str] = of_kind(manifests(values), "Secret")["trial-noetl-dagster-trial"]["data"]
+        return data
+
+    counter = itertools.count()
+    assert made("one") == made("one")
+    assert not made("one").items() & made("two").items() - {("NOETL_MINIO_ACCESS_KEY", "bm9ldGw=")}
+    assert made("")["NOETL_SERVER_TOKEN"] != made("")["NOETL_SERVER_TOKEN"]
+    for password in ("", "one"):
+        Fernet(base64.b64decode(made(password)["NOETL_CREDENTIAL_KEY"]))

@@ -156,7 +156,7 @@ def test_what_scales_and_routes_exists(objects: list[Manifest]) -> None:
     for ingress in of_kind(objects, "Ingress").values():
         for service in everywhere(ingress, "service"):
             ports = of_kind(objects, "Service")[service["name"]]["spec"]["ports"]
-            assert service["port"]["name"] in {port["name"] for port in ports}
+            assert service["port"]["number"] in {port["port"] for port in ports}
 
 
 @pytest.mark.parametrize("scenario", ["gke", "eks"])
@@ -190,7 +190,7 @@ def test_two_releases_of_a_namespace_scale_on_queues_of_their_own(kind: str) -> 
         else:
             metrics = [one["external"]["metric"] for one in spec["metrics"]]
             wanted = {"namespace": "data", "pool": "default", "service": service}
-            assert [one["selector"]["matchLabels"] for one in metrics] == [wanted, wanted]
+            assert metrics == [{"name": "noetl_pool_commands", "selector": {"matchLabels": wanted}}]
             asked[release] = str(metrics)
     assert asked["blue"] != asked["green"]
 
@@ -215,7 +215,8 @@ def test_what_prometheus_scrapes_exists(objects: list[Manifest]) -> None:
 
 def test_probes_ask_ports_of_the_container(objects: list[Manifest]) -> None:
     for pods in pods_of(objects):
-        named = {port["name"] for port in pods.container.get("ports", ())}
+        ports = pods.container.get("ports", ())
+        named = {port["name"] for port in ports} | {port["containerPort"] for port in ports}
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             for asked in everywhere(pods.container.get(probe, {}), "port"):
                 assert asked in named, pods.name
@@ -277,7 +278,7 @@ def test_pools_are_named() -> None:
         assert component(objects, f"worker-{pool}").variables(objects)["NOETL_WORKER_POOL"] == pool
     large = component(objects, "worker-large")
     assert large.variables(objects)["NOETL_WORKER_SLOTS"] == "4"
-    assert large.container["resources"]["limits"] == {"cpu": "4", "memory": "16Gi"}
+    assert large.container["resources"]["limits"] == {"cpu": "4", "memory": "16Gi", "ephemeral-storage": "5Gi"}
 
 
 def test_a_pool_may_have_no_workers_for_now() -> None:

@@ -68,16 +68,16 @@ def test_resources_are_set(objects: list[Manifest]) -> None:
     for pods in all_pods(objects):
         if pods.kind != "Executor":  # Spark sets them
             resources = pods.container["resources"]
-            assert resources["requests"].keys() == {"cpu", "memory"}
+            assert resources["requests"].keys() >= {"cpu", "memory"}
             assert "memory" in resources["limits"]
 
 
 def test_runs_have_limits_that_they_can_follow(objects: list[Manifest]) -> None:
     """Processes and Spark's driver fit into the limits of their pod, and into none that they cannot see."""
     container = run_pods(objects).container
-    assert container["resources"]["limits"].keys() == {"cpu", "memory"}
+    assert container["resources"]["limits"].keys() >= {"cpu", "memory"}
     larger = run_pods(objects, {"container_config": {"resources": {"limits": {"cpu": "8", "memory": "32Gi"}}}})
-    assert larger.container["resources"]["limits"] == {"cpu": "8", "memory": "32Gi"}
+    assert larger.container["resources"]["limits"].items() >= {"cpu": "8", "memory": "32Gi"}.items()
     assert "NOETL_RUN_PROCESSES" not in larger.variables(objects)
 
 
@@ -151,6 +151,13 @@ def test_only_what_makes_or_ends_pods_has_a_token() -> None:
     assert tokens(manifests(KIND)) == {"daemon", "webserver", "api", "run"}
     jobs = manifests(overlaid(MINIMAL, {"workers": {"containers": True}}))
     assert tokens(jobs) == {"daemon", "webserver", "api", "run", "worker-default"}
+
+
+def test_a_read_only_webserver_has_no_rights() -> None:
+    objects = manifests(overlaid(KIND, {"dagster": {"webserver": {"readOnly": True}}}))
+    assert tokens(objects) == {"daemon", "api", "run"}
+    assert "webserver" not in rights(objects)
+    assert "--read-only" in component(objects, "webserver").container["args"]
 
 
 def test_only_what_launches_makes_jobs() -> None:

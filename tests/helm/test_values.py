@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shutil
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.helm.chart import (
     manifests,
     of_kind,
     overlaid,
+    texts,
 )
 
 PAGES = runpy.run_path(str(PROJECT / "scripts" / "chart_page.py"))
@@ -106,11 +108,14 @@ WRONG: dict[str, dict[str, Any]] = {
     "/spark/mode": {"spark": {"mode": "yarn"}},
     "/spark/remote": {"spark": {"remote": "spark:15002"}},
     "executor.memory": {"spark": {"config": {"executor.memory": "1g"}}},
-    "/networkPolicy/tools/cidrs/0": {"networkPolicy": {"tools": {"cidrs": ["everywhere"]}}},
+    "/networkPolicy/tools/to/0/ipBlock/cidr": {
+        "networkPolicy": {"tools": {"to": [{"ipBlock": {"cidr": "everywhere"}}]}}
+    },
     "/dagster/webserver/pathPrefix": {"dagster": {"webserver": {"pathPrefix": "dagster/"}}},
     "runner": {"serviceAccounts": {"roles": {"runner": {"name": "x"}}}},
     "tolerance": {"pod": {"tolerance": []}},
-    "/nats/replicas": {"nats": {"replicas": 7}},
+    "/fullnameOverride": {"fullnameOverride": "a.b"},
+    "/trial/password": {"trial": {"password": 7}},
     "maxResumeRunAttempts": {"dagster": {"runMonitoring": {"maxResumeRunAttempts": 1}}},
     "/workers/defaults/autoscaling/minReplicas": {
         "workers": {"defaults": {"autoscaling": {"kind": "hpa", "minReplicas": 0}}}
@@ -140,7 +145,7 @@ def test_a_wrong_value_is_refused_with_its_name(name: str) -> None:
 )
 def test_null_is_refused_where_a_value_is_needed(values: dict[str, Any], said: str) -> None:
     with pytest.raises(HelmError, match=said):
-        manifests(overlaid(MINIMAL, values))
+        manifests(overlaid(MINIMAL, {"monitoring": {"serviceMonitor": {"token": {"name": "noetl"}}}}, values))
 
 
 def test_null_takes_away_what_may_be_missing() -> None:
@@ -227,7 +232,14 @@ NEEDED: dict[str, dict[str, Any]] = {
         "storage": {"tier": "gcs", "gcs": {"bucket": "results"}},
         "dagster": {"computeLogs": {"manager": "s3"}},
     },
-    "nats.replicas: servers vote": overlaid(MINIMAL, {"nats": {"enabled": True, "replicas": 2}}),
+    "pod.probes of run: only Deployments": overlaid(MINIMAL, {"runs": {"pod": {"probes": {"startup": None}}}}),
+    "ingress.parentRefs: name the Gateway": overlaid(
+        MINIMAL, {"ingress": {"enabled": True, "kind": "HTTPRoute", "webserver": {"host": "a.example.com"}}}
+    ),
+    "ingress.tls: Route has no certificates; the router has them": overlaid(
+        MINIMAL,
+        {"ingress": {"enabled": True, "kind": "Route", "webserver": {"host": "a.io"}, "tls": [{"hosts": ["a.io"]}]}},
+    ),
     "monitoring.serviceMonitor.token.name": overlaid(MINIMAL, {"monitoring": {"serviceMonitor": {"enabled": True}}}),
 }
 """What a message says that is about values which need each other."""
@@ -294,6 +306,7 @@ def test_texts_stay_texts(odd: str) -> None:
         overlaid(
             MINIMAL,
             {
+                "fullnameOverride": "odd",
                 "storage": {"s3": {"bucket": odd}},
                 "workers": {"pools": {odd: {}}, "defaults": {"autoscaling": {"kind": "keda"}}},
                 "secrets": {"name": odd, "dbUrl": {"key": odd}},
@@ -304,7 +317,7 @@ def test_texts_stay_texts(odd: str) -> None:
         ),
         release=odd,
     )
-    settings = of_kind(objects, "ConfigMap")[f"{odd}-settings"]["data"]
+    settings = of_kind(objects, "ConfigMap")["odd-settings"]["data"]
     assert settings["NOETL_S3_BUCKET"] == odd
     assert all(isinstance(value, str) for value in settings.values())
     worker = component(objects, f"worker-{odd}")
@@ -317,7 +330,7 @@ def test_texts_stay_texts(odd: str) -> None:
     assert instance["compute_logs"]["config"]["prefix"] == odd
     assert instance["run_launcher"]["config"]["service_account_name"] == odd
     assert {one["metadata"]["labels"]["app.kubernetes.io/instance"] for one in objects} == {odd}
-    scaled = of_kind(objects, "ScaledObject")[f"{odd}-worker-{odd}"]
+    scaled = of_kind(objects, "ScaledObject")[f"odd-worker-{odd}"]
     assert f'pool="{odd}"' in scaled["spec"]["triggers"][0]["metadata"]["query"]
 
 
@@ -325,11 +338,10 @@ def test_what_a_template_renders_is_yaml_or_refused(tmp_path: Path) -> None:
     """Helm's fromYaml gives an error as if it were what was read."""
     shutil.copytree(PATH, tmp_path / "chart")
     network = tmp_path / "chart" / "templates" / "_network.tpl"
-    network.write_text(network.read_text().replace("{cidr: {{ $cidr | quote }}", "{cidr: {{ $cidr }}"))
+    network.write_text(network.read_text().replace("- {{ toJson $rule }}", "- a: {{ toJson $rule }}: b"))
     assert network.read_text() != (PATH / "templates" / "_network.tpl").read_text()
-    values = overlaid(MINIMAL, {"networkPolicy": {"tools": {"cidrs": ["::/0"]}}})
     with pytest.raises(HelmError, match=r"noetl\.egressRules is no YAML"):
-        Chart.load(tmp_path / "chart").render(values, name="trial", namespace="data")
+        Chart.load(tmp_path / "chart").render(MINIMAL, name="trial", namespace="data")
 
 
 def test_templates_read_yaml_by_what_refuses_errors() -> None:
@@ -341,3 +353,33 @@ def test_templates_read_yaml_by_what_refuses_errors() -> None:
         if "fromYaml" in line
     }
     assert not unchecked
+
+
+@pytest.mark.parametrize("release", ["1noetl", "a.b"])
+def test_names_that_services_cannot_have_are_refused(release: str) -> None:
+    with pytest.raises(HelmError, match=f'fullnameOverride: .*"{release}-noetl-dagster" would begin all names'):
+        chart().render(MINIMAL, name=release, namespace="data")
+    chart().render({**MINIMAL, "fullnameOverride": "noetl"}, name=release, namespace="data")
+
+
+@pytest.mark.parametrize("size", ["1Ti", "1.5T", "65536Ki"])
+def test_memory_has_any_unit_of_kubernetes(size: str) -> None:
+    manifests(overlaid(MINIMAL, {"runs": {"resources": {"requests": {"memory": "1Mi"}, "limits": {"memory": size}}}}))
+
+
+def test_a_volume_that_many_write_to_and_has_no_class_is_warned_of() -> None:
+    claim = {"storage": {"pvc": {"enabled": True}}}
+    notes = "noetl-dagster/templates/NOTES.txt"
+    assert "WARNING: storage.pvc.storageClass" in texts(overlaid(MINIMAL, claim))[notes]
+    named = overlaid(MINIMAL, claim, {"storage": {"pvc": {"storageClass": "nfs"}}})
+    assert "WARNING" not in texts(named)[notes]
+
+
+GUIDES = sorted((PROJECT / "docs" / "how-to").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda path: path.stem)
+def test_values_in_guides_are_taken(page: Path) -> None:
+    for block in re.findall(r'^ *```yaml title="values\.yaml"\n(.*?)```', page.read_text(), re.M | re.S):
+        values = yaml.safe_load(textwrap.dedent(block))
+        manifests(overlaid(MINIMAL, {"monitoring": {"serviceMonitor": {"token": {"name": "noetl"}}}}, values))

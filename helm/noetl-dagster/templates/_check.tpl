@@ -52,6 +52,8 @@
 {{- fail "ingress.webserver.host or ingress.api.host: an ingress needs the name of a host" }}
 {{- end }}
 {{- if $values.ingress.enabled }}
+{{- if and (eq $values.ingress.kind "HTTPRoute") (not $values.ingress.parentRefs) }}{{ fail "ingress.parentRefs: name the Gateway of the HTTPRoutes" }}{{ end }}
+{{- if and (ne $values.ingress.kind "Ingress") $values.ingress.tls }}{{ fail (printf "ingress.tls: %s has no certificates; the %s" $values.ingress.kind (ternary "Gateway has them" "router has them" (eq $values.ingress.kind "HTTPRoute"))) }}{{ end }}
 {{- if and $values.ingress.api.host (not $values.api.enabled) }}{{ fail "ingress.api.host: api.enabled is false; there is nothing to lead to" }}{{ end }}
 {{- if and $values.ingress.webserver.host (not $values.dagster.enabled) }}{{ fail "ingress.webserver.host: dagster.enabled is false; Dagster's own chart has an Ingress" }}{{ end }}
 {{- $hosts := list $values.ingress.webserver.host $values.ingress.api.host }}
@@ -67,7 +69,10 @@
 {{- fail (printf "commonLabels.%s: the chart writes this label itself" $key) }}
 {{- end }}
 {{- end }}
-{{- if $values.nats.enabled }}{{ if eq (mod (int $values.nats.replicas) 2) 0 }}{{ fail "nats.replicas: servers vote; take 1, 3 or 5" }}{{ end }}{{ end }}
+{{- $full := include "noetl.fullname" .root }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full) }}
+{{- fail (printf "fullnameOverride: names of Services begin with a letter and have no dots, and %q would begin all names; set fullnameOverride to another" $full) }}
+{{- end }}
 {{- if and $values.monitoring.rules.enabled (not (.root.Files.Get "files/alerts.yaml")) }}
 {{- fail "monitoring.rules.enabled: the chart has no files/alerts.yaml" }}
 {{- end }}
@@ -78,7 +83,7 @@
 {{- $root := .root }}
 {{- range $name, $component := .components }}
 {{- $resources := default dict $component.values.resources }}
-{{- range $what := list "cpu" "memory" }}
+{{- range $what := list "cpu" "memory" "ephemeral-storage" }}
 {{- $request := dig "requests" $what "" $resources }}
 {{- $limit := dig "limits" $what "" $resources }}
 {{- if and $request $limit }}
@@ -98,6 +103,11 @@
 {{- end }}
 {{- end }}
 {{- $pod := include "noetl.map" (list "noetl.podValues" (dict "root" $root "component" $component)) | fromJson }}
+{{- range $key, $_ := default dict $component.values.pod }}
+{{- if and (not $component.kind) (has $key (list "extraContainers" "probes" "strategy" "workloadAnnotations")) }}
+{{- fail (printf "pod.%s of %s: only Deployments and StatefulSets have it; take it away" $key $name) }}
+{{- end }}
+{{- end }}
 {{- range $key, $_ := $pod.labels }}
 {{- if has $key (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component") }}
 {{- fail (printf "pod.labels.%s of %s: Services and policies find pods by this label; take another" $key $name) }}
@@ -141,7 +151,7 @@
 {{- define "noetl.quantity" -}}
 {{- $number := regexFind "^[0-9.]+" (toString .) | float64 }}
 {{- $unit := regexFind "[A-Za-z]+$" (toString .) }}
-{{- mulf $number (get (dict "" 1.0 "m" 0.001 "M" 1e6 "G" 1e9 "Mi" 1048576.0 "Gi" 1073741824.0) $unit) }}
+{{- mulf $number (get (dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0) $unit) }}
 {{- end -}}
 
 {{/* Where Prometheus finds a token of the scope reader. */}}

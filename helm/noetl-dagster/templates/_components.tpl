@@ -1,7 +1,7 @@
 {{/*
 The table of components: what each runs, what it may reach, and what it is allowed. Every other file goes through it.
 
-kind      of the workload; left out: pods that others start
+kind      of the workload; left out: pods that others start; schedule: of a CronJob
 values    the part of values.yaml with replicas, resources, disruptionBudget and pod
 role      of its service account; token: whether pods get one; rights: its Roles
 secrets   that it gets, by their names in values.secrets
@@ -20,15 +20,20 @@ reaches   components and outside services that it connects to: all that network 
 {{- $readers := ternary (list "secrets") list (gt (len $values.rbac.readSecrets) 0) }}
 {{- $sparkRights := ternary (list "executors") list $executors }}
 {{- $cluster := or $jobs $executors $readers }}
-{{- $locations := list "code-location" "locations" }}
+{{- $any := ternary "0.0.0.0" "::" (eq $values.ipFamily "IPv4") }}
+{{- $locations := list "locations" }}
+{{- range $name, $_ := include "noetl.map" (list "noetl.codeLocations" .) | fromJson }}{{ $locations = append $locations $name }}{{ end }}
 {{- if $values.dagster.enabled }}
 webserver:
   kind: Deployment
   values: {{ toJson $values.dagster.webserver }}
   role: webserver
+  {{- if not $values.dagster.webserver.readOnly }}
   token: true
   rights: [control]
-  args: [dagster-webserver, -h, 0.0.0.0, -p, "3000", -w, /opt/noetl/workspace/workspace.yaml
+  {{- end }}
+  args: [dagster-webserver, -h, {{ $any | quote }}, -p, "3000", -w, /opt/noetl/workspace/workspace.yaml
+    {{- if $values.dagster.webserver.readOnly }}, --read-only{{ end }}
     {{- with $values.dagster.webserver.pathPrefix }}, --path-prefix, {{ . | quote }}{{ end }}]
   ports: {http: 3000}
   service: true
@@ -37,7 +42,7 @@ webserver:
   settings: true
   dagster: true
   workspace: true
-  reaches: {{ concat $locations (list "postgresql" "objects" "kubernetes") | toJson }}
+  reaches: {{ concat $locations (list "postgresql" "objects") (ternary list (list "kubernetes") $values.dagster.webserver.readOnly) | toJson }}
 daemon:
   kind: Deployment
   values: {{ toJson $values.dagster.daemon }}
@@ -55,27 +60,30 @@ daemon:
   dagster: true
   workspace: true
   reaches: {{ concat $locations (list "postgresql" "objects" "kubernetes") | toJson }}
-code-location:
+{{- range $name, $location := include "noetl.map" (list "noetl.codeLocations" .) | fromJson }}
+{{ $name }}:
   kind: Deployment
-  values: {{ toJson $values.dagster.codeLocation }}
+  values: {{ toJson $location }}
+  image: {{ include "noetl.imageOf" (list $ $location.image "") | quote }}
   replicas: 1
   strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}
   role: code-location
-  args: [dagster, api, grpc, -h, 0.0.0.0, -p, "4000", -m, noetl_dagster.definitions]
+  args: [dagster, api, grpc, -h, {{ ternary "0.0.0.0" "[::]" (eq $values.ipFamily "IPv4") | quote }}, -p, "4000", -m, {{ $location.module | quote }}]
   ports: {grpc: 4000}
   service: true
   lingers: true
   probes:
-    startup: {exec: {command: [dagster, api, grpc-health-check, -p, "4000"]}, periodSeconds: 10, timeoutSeconds: 30, failureThreshold: 30}
-    readiness: {exec: {command: [dagster, api, grpc-health-check, -p, "4000"]}, periodSeconds: 30, timeoutSeconds: 30, failureThreshold: 2}
-    liveness: {exec: {command: [dagster, api, grpc-health-check, -p, "4000"]}, periodSeconds: 60, timeoutSeconds: 30, failureThreshold: 5}
-  env: {DAGSTER_CURRENT_IMAGE: {{ include "noetl.image" . | quote }}}  # runs have the image of the code that they were planned with
+    startup: {grpc: {port: 4000, service: DagsterApi}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 60}
+    readiness: {grpc: {port: 4000, service: DagsterApi}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 3}
+    liveness: {grpc: {port: 4000, service: DagsterApi}, periodSeconds: 30, timeoutSeconds: 10, failureThreshold: 6}
+  env: {DAGSTER_CURRENT_IMAGE: {{ include "noetl.imageOf" (list $ $location.image "") | quote }}}  # runs have the image of the code that they were planned with
   secrets: {{ toJson $engine }}
   settings: true
   dagster: true
   playbooks: true
   shared: true
   reaches: {{ concat $stores $traced | toJson }}
+{{- end }}
 {{- end }}
 {{- if $values.api.enabled }}
 api:
@@ -92,7 +100,7 @@ api:
   grace: 45
   probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "api" "scheme" (ternary "HTTPS" "HTTP" (ne $values.api.tls.secretName ""))) | nindent 4 }}
   env:
-    NOETL_SERVICE_HOST: 0.0.0.0
+    NOETL_SERVICE_HOST: {{ $any | quote }}
     NOETL_SERVICE_PORT: "8700"
     NOETL_SERVICE_PROCESSES: {{ int64 $values.api.processes | quote }}
     NOETL_RUN_LAUNCHER: dagster
@@ -120,7 +128,7 @@ ingest:
   args: [noetl-dagster, ingest]
   ports: {health: 8701}
   probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
-  env: {NOETL_HEALTH_HOST: 0.0.0.0, NOETL_HEALTH_PORT: "8701"}
+  env: {NOETL_HEALTH_HOST: {{ $any | quote }}, NOETL_HEALTH_PORT: "8701"}
   secrets: [dbUrl, natsUrl, minioAccessKey, minioSecretKey]
   settings: true
   shared: true
@@ -134,7 +142,7 @@ projection:
   args: [noetl-dagster, project]
   ports: {health: 8701}
   probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
-  env: {NOETL_HEALTH_HOST: 0.0.0.0, NOETL_HEALTH_PORT: "8701"}
+  env: {NOETL_HEALTH_HOST: {{ $any | quote }}, NOETL_HEALTH_PORT: "8701"}
   secrets: [dbUrl]
   settings: true
   reaches: {{ concat (list "postgresql") $traced | toJson }}
@@ -158,7 +166,7 @@ worker-{{ $pool }}:
     NOETL_SERVER_URL: {{ . | quote }}
     {{- end }}
     NOETL_EVENT_TRANSPORT: {{ $values.workers.transport }}
-    NOETL_HEALTH_HOST: 0.0.0.0
+    NOETL_HEALTH_HOST: {{ $any | quote }}
     NOETL_HEALTH_PORT: "8701"
     NOETL_WORKER_POOL: {{ $pool | quote }}
     NOETL_WORKER_SLOTS: {{ int64 $worker.slots | quote }}
@@ -210,6 +218,21 @@ provision:
   dagster: true
   reaches: {{ toJson $stores }}
 {{- end }}
+{{- if $values.upkeep.enabled }}
+{{- range $name, $command := dict "reaper" (list "reap" "--once") "maintenance" (list "maintain") }}
+{{ $name }}:
+  schedule: {{ get $values.upkeep $name | quote }}
+  values: {{ toJson $values.upkeep }}
+  role: upkeep
+  token: true
+  rights: [control]
+  args: {{ concat (list "noetl-dagster") $command | toJson }}
+  secrets: [dbUrl, natsUrl, minioAccessKey, minioSecretKey]
+  settings: true
+  shared: true
+  reaches: {{ concat $stores $traced (list "kubernetes") | toJson }}
+{{- end }}
+{{- end }}
 test:
   values: {{ toJson $values.test }}
   role: test
@@ -230,11 +253,22 @@ test:
 {{- include "noetl.trialComponents" . }}
 {{- end -}}
 
+{{/* The code locations of the release: each of dagster.codeLocations overrides dagster.codeLocation. */}}
+{{- define "noetl.codeLocations" -}}
+{{- $dagster := .Values.dagster }}
+{{- if $dagster.enabled }}
+code-location: {{ toJson $dagster.codeLocation }}
+{{- range $name, $own := $dagster.codeLocations }}
+code-location-{{ $name }}: {{ include "noetl.map" (list "noetl.overlay" (list $dagster.codeLocation (default dict $own))) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Probes over HTTP: ready is left out where it is no other question than live. */}}
 {{- define "noetl.httpProbes" -}}
 {{- $port := default "http" .port }}
 {{- $scheme := default "HTTP" .scheme }}
-startup: {httpGet: {path: {{ .live }}, port: {{ $port }}, scheme: {{ $scheme }}}, periodSeconds: 2, timeoutSeconds: 5, failureThreshold: 90}
-readiness: {httpGet: {path: {{ default .live .ready }}, port: {{ $port }}, scheme: {{ $scheme }}}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 3}
-liveness: {httpGet: {path: {{ .live }}, port: {{ $port }}, scheme: {{ $scheme }}}, periodSeconds: 15, timeoutSeconds: 5, failureThreshold: 6}
+startup: {httpGet: {path: {{ .live | quote }}, port: {{ $port }}, scheme: {{ $scheme }}}, periodSeconds: 2, timeoutSeconds: 5, failureThreshold: 90}
+readiness: {httpGet: {path: {{ default .live .ready | quote }}, port: {{ $port }}, scheme: {{ $scheme }}}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 3}
+liveness: {httpGet: {path: {{ .live | quote }}, port: {{ $port }}, scheme: {{ $scheme }}}, periodSeconds: 15, timeoutSeconds: 5, failureThreshold: 6}
 {{- end -}}

@@ -24,7 +24,7 @@ run_launcher:
     dagster_home: /opt/noetl/dagster
     env_config_maps: [{{ $full }}-settings]
     labels: {{- include "noetl.selector" (dict "root" . "name" "run") | nindent 6 }}
-    resources: {{- toYaml $values.runs.resources | nindent 6 }}
+    resources: {{- include "noetl.resources" (list $values.runs.resources $pod) | nindent 6 }}
     security_context: {{- include "noetl.containerSecurity" . | nindent 6 }}
     volumes: {{- include "noetl.list" (list "noetl.volumes" $given) | fromJsonArray | toYaml | nindent 6 }}
     volume_mounts: {{- include "noetl.list" (list "noetl.mounts" $given) | fromJsonArray | toYaml | nindent 6 }}
@@ -143,11 +143,11 @@ config: {base_dir: /var/lib/noetl/compute}
 
 {{- define "noetl.workspaceYaml" -}}
 load_from:
-  {{- if .Values.dagster.enabled }}
+  {{- range $name, $_ := include "noetl.map" (list "noetl.codeLocations" .) | fromJson }}
   - grpc_server:
-      host: {{ include "noetl.fullname" . }}-code-location
+      host: {{ include "noetl.fullname" $ }}-{{ $name }}
       port: 4000
-      location_name: noetl_dagster
+      location_name: {{ trimPrefix "code-location-" $name | replace "code-location" "noetl_dagster" | quote }}
   {{- end }}
   {{- range .Values.dagster.extraLocations }}
   - grpc_server: {{- toYaml . | nindent 6 }}
@@ -173,6 +173,9 @@ spec:
   containers:
     - name: spark-kubernetes-executor
       securityContext: {{- include "noetl.containerSecurity" . | nindent 8 }}
+      {{- with include "noetl.map" (list "noetl.resources" (list dict $pod)) | fromJson }}
+      resources: {{- toYaml . | nindent 8 }}
+      {{- end }}
       {{- with $pod.extraEnvFrom }}
       envFrom: {{- toYaml . | nindent 8 }}
       {{- end }}

@@ -3,13 +3,8 @@
 {{- end -}}
 
 {{- define "noetl.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- include "noetl.short" .Values.fullnameOverride -}}
-{{- else if contains (include "noetl.name" .) .Release.Name -}}
-{{- include "noetl.short" .Release.Name -}}
-{{- else -}}
-{{- include "noetl.short" (printf "%s-%s" .Release.Name (include "noetl.name" .)) -}}
-{{- end -}}
+{{- $both := contains (include "noetl.name" .) .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name (include "noetl.name" .)) -}}
+{{- include "noetl.short" (default $both .Values.fullnameOverride) -}}
 {{- end -}}
 
 {{/* 40 characters at most: names of components follow. What is cut off leaves a sum of the whole, so that no other has the same. */}}
@@ -22,9 +17,16 @@
 {{- end -}}
 
 {{- define "noetl.image" -}}
-{{- with .Values.image -}}
-{{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ default $.Chart.AppVersion .tag }}{{- end -}}
+{{- include "noetl.imageOf" (list . .Values.image "") -}}
 {{- end -}}
+
+{{/* An image; what it leaves out is the release's: a list of the root, the image, and a suffix for the release's repository. */}}
+{{- define "noetl.imageOf" -}}
+{{- $own := index . 1 | default dict -}}
+{{- $all := (first .).Values.image -}}
+{{- $repository := $own.repository | default (printf "%s%s" $all.repository (last .)) -}}
+{{- $digest := $own.digest | default (ternary "" $all.digest (not (empty (coalesce $own.repository $own.tag (last .))))) -}}
+{{- if $digest -}}{{ $repository }}@{{ $digest }}{{- else -}}{{ $repository }}:{{ coalesce $own.tag $all.tag (first .).Chart.AppVersion }}{{- end -}}
 {{- end -}}
 
 {{/* What selects the pods of a release; with a component's name, of that one. Never changes. */}}

@@ -11,6 +11,17 @@ spec:
   policyTypes: [Ingress, Egress]
   ingress: {{- include "noetl.list" (list "noetl.ingressRules" .) | fromJsonArray | toYaml | nindent 4 }}
   egress: {{- include "noetl.list" (list "noetl.egressRules" .) | fromJsonArray | toYaml | nindent 4 }}
+{{- if and .root.Values.networkPolicy.cilium (has "kubernetes" (get .components .name).reaches) }}
+---
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {{- include "noetl.metadata" (dict "root" .root "name" .name "annotations" .annotations) | nindent 2 }}
+spec:
+  endpointSelector:
+    matchLabels: {{- include "noetl.selector" (dict "root" .root "name" .name) | nindent 6 }}
+  egress:
+    - toEntities: [kube-apiserver]
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -64,9 +75,10 @@ spec:
 {{- end }}
 {{- end -}}
 
-{{/* Where a component may connect to. */}}
+{{/* Where a component may connect to. Without peers in `to`, its ports are open everywhere. */}}
 {{- define "noetl.egressRules" -}}
 {{- $outside := set (deepCopy .root.Values.networkPolicy) "locations" (include "noetl.map" (list "noetl.locations" .root) | fromJson) }}
+{{- if $outside.cilium }}{{ $_ := unset $outside "kubernetes" }}{{ end }}
 {{- range $target := include "noetl.list" (list "noetl.reached" (dict "root" .root "component" (get .components .name))) | fromJsonArray }}
 {{- with get $.components $target }}
 {{- if .ports }}
@@ -76,45 +88,15 @@ spec:
   ports: {{- include "noetl.policyPorts" (values .ports) | indent 4 }}
 {{- end }}
 {{- else with get $outside $target }}
-{{- $except := .except }}
-- to: {{- range $cidr := .cidrs }}
-    - ipBlock: {cidr: {{ $cidr | quote }}
-        {{- with include "noetl.list" (list "noetl.exceptions" (dict "cidr" $cidr "except" $except "target" $target)) | fromJsonArray }}, except: {{ toJson . }}{{ end }}}
-    {{- end }}
-  {{- with .ports }}
-  ports: {{- include "noetl.policyPorts" (concat . (include "noetl.list" (list "noetl.addressPorts" (dict "root" $.root "target" $target)) | fromJsonArray) | uniq) | indent 4 }}
-  {{- end }}
+{{- $rule := dict }}
+{{- with .to }}{{ $_ := set $rule "to" . }}{{ end }}
+{{- with .ports }}
+{{- $ports := concat . (include "noetl.list" (list "noetl.addressPorts" (dict "root" $.root "target" $target)) | fromJsonArray) | uniq }}
+{{- $_ := set $rule "ports" (include "noetl.list" (list "noetl.policyPorts" $ports) | fromJsonArray) }}
+{{- end }}
+- {{ toJson $rule }}
 {{- end }}
 {{- end }}
-{{- end -}}
-
-{{/* The exceptions that lie in one network: Kubernetes refuses others there. Arguments: cidr, except, target. */}}
-{{- define "noetl.exceptions" -}}
-{{- $six := contains ":" .cidr }}
-{{- $length := last (splitList "/" .cidr) | atoi }}
-{{- range $except := .except }}
-{{- if eq $six (contains ":" $except) }}
-{{- $own := last (splitList "/" $except) | atoi }}
-{{- $shorter := min $length $own | int }}
-{{- if and $six (ne $shorter 0) (ne $except $.cidr) }}
-{{- fail (printf "networkPolicy.%s.except: the chart cannot tell whether %s lies in %s; list in cidrs what stays open, or all of ::/0" $.target $except $.cidr) }}
-{{- end }}
-{{- if or $six (eq (include "noetl.firstBits" (list $.cidr $shorter)) (include "noetl.firstBits" (list $except $shorter))) }}
-{{- if le $own $length }}
-{{- fail (printf "networkPolicy.%s.except: %s leaves nothing of %s; take that out of cidrs" $.target $except $.cidr) }}
-{{- end }}
-- {{ quote $except }}
-{{- end }}
-{{- end }}
-{{- end }}
-{{- end -}}
-
-{{/* The first bits of an address of IPv4, as a number: a list of the network and how many. */}}
-{{- define "noetl.firstBits" -}}
-{{- $number := 0 }}
-{{- range splitList "." (first (splitList "/" (first .))) }}{{ $number = add (mul $number 256) (atoi .) }}{{ end }}
-{{- range until (sub 32 (last .) | int) }}{{ $number = div $number 2 }}{{ end }}
-{{- $number }}
 {{- end -}}
 
 {{/* Ports that values name in an address: of the object store, of the collector. */}}
@@ -132,8 +114,7 @@ spec:
 {{/* The code locations of others, as an outside service; nothing without any. */}}
 {{- define "noetl.locations" -}}
 {{- with .Values.dagster.extraLocations }}
-cidrs: {{ toJson $.Values.networkPolicy.locations.cidrs }}
-except: {{ toJson $.Values.networkPolicy.locations.except }}
+to: {{ toJson $.Values.networkPolicy.locations.to }}
 ports:
   {{- range . }}
   - {{ int .port }}

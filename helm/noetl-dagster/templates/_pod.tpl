@@ -9,6 +9,9 @@ Pods that Dagster launches get the same variables, volumes and mounts from dagst
 metadata:
   labels: {{- include "noetl.podLabels" (dict "root" $root "name" .name "pod" $pod) | nindent 4 }}
   annotations:
+    {{- with include "noetl.secretSums" (dict "root" $root "component" $component) }}
+    checksum/secrets: {{ sha256sum . }}
+    {{- end }}
     {{- if $component.settings }}
     checksum/settings: {{ include "noetl.settings" $root | sha256sum }}
     {{- end }}
@@ -34,9 +37,9 @@ spec:
   serviceAccountName: {{ include "noetl.serviceAccount" (dict "root" $root "role" $component.role) | quote }}
   automountServiceAccountToken: {{ default false $component.token }}
   enableServiceLinks: false  # variables such as NOETL_SERVICE_HOST would be taken for settings
-  terminationGracePeriodSeconds: {{ default 30 $component.grace | int64 }}
   securityContext: {{- include "noetl.podSecurity" (dict "component" $component "pod" $pod) | nindent 4 }}
-  {{- include "noetl.placement" (dict "root" $root "name" .name "pod" $pod) | trim | nindent 2 }}
+  {{- $graceful := set (deepCopy $pod) "gracePeriodSeconds" (coalesce $pod.gracePeriodSeconds $component.grace 30) }}
+  {{- include "noetl.placement" (dict "root" $root "name" .name "pod" $graceful) | trim | nindent 2 }}
   containers:
     - name: {{ $component.kind | eq "StatefulSet" | ternary .name "main" }}
       image: {{ default (include "noetl.image" $root) $component.image | quote }}
@@ -58,16 +61,39 @@ spec:
       envFrom: {{- toYaml . | nindent 8 }}
       {{- end }}
       env: {{- include "noetl.list" (list "noetl.environment" (dict "root" $root "component" $component "pod" $pod)) | fromJsonArray | toYaml | nindent 8 }}
-      resources: {{- toYaml $component.values.resources | nindent 8 }}
-      {{- range $probe, $what := $component.probes }}
-      {{ $probe }}Probe: {{- toYaml $what | nindent 8 }}
+      resources: {{- include "noetl.resources" (list $component.values.resources $pod) | nindent 8 }}
+      {{- range $probe, $what := include "noetl.map" (list "noetl.overlay" (list (default dict $component.probes) $pod.probes)) | fromJson }}
+      {{- with $what }}
+      {{ $probe }}Probe: {{- toYaml . | nindent 8 }}
+      {{- end }}
       {{- end }}
       {{- if $component.lingers }}
       lifecycle:
         preStop: {exec: {command: [sleep, "5"]}}  # until every node has heard that it goes
       {{- end }}
       volumeMounts: {{- include "noetl.list" (list "noetl.mounts" (dict "root" $root "component" $component "pod" $pod)) | fromJsonArray | toYaml | nindent 8 }}
+    {{- if and $component.kind $pod.extraContainers }}
+    {{- toYaml $pod.extraContainers | nindent 4 }}
+    {{- end }}
   volumes: {{- include "noetl.list" (list "noetl.volumes" (dict "root" $root "component" $component "pod" $pod)) | fromJsonArray | toYaml | nindent 4 }}
+{{- end -}}
+
+{{/* Resources with the ephemeral storage that pods have: a list of the resources and of what values say of the pod. */}}
+{{- define "noetl.resources" -}}
+{{- $resources := deepCopy (first .) | default dict }}
+{{- with (last .).ephemeralStorage }}
+{{- $disk := dict "ephemeral-storage" . }}
+{{- $resources = merge $resources (dict "requests" $disk "limits" $disk) }}
+{{- end }}
+{{- toYaml $resources }}
+{{- end -}}
+
+{{/* What the Secrets of a component hold, where Helm can read them: a change replaces its pods at the next upgrade. */}}
+{{- define "noetl.secretSums" -}}
+{{- range include "noetl.list" (list "noetl.secretVariables" (dict "root" .root "names" .component.secrets)) | fromJsonArray }}
+{{- $name := .valueFrom.secretKeyRef.name }}
+{{- if not (hasSuffix "-trial" $name) }}{{ with lookup "v1" "Secret" $.root.Release.Namespace $name }}{{ toJson .data }}{{ end }}{{ end }}
+{{- end }}
 {{- end -}}
 
 {{/* What selects the pods of a component, then what values say of them. */}}
@@ -115,9 +141,10 @@ capabilities: {drop: [ALL]}
 {{/* Where pods of a component go. */}}
 {{- define "noetl.placement" -}}
 {{- $placement := dict }}
-{{- range $field := list "nodeSelector" "tolerations" "affinity" "priorityClassName" }}
+{{- range $field := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" "schedulerName" "dnsConfig" "hostAliases" "initContainers" }}
 {{- with get $.pod $field }}{{ $_ := set $placement $field . }}{{ end }}
 {{- end }}
+{{- with .pod.gracePeriodSeconds }}{{ $_ := set $placement "terminationGracePeriodSeconds" (int64 .) }}{{ end }}
 {{- with .root.Values.image.pullSecrets }}{{ $_ := set $placement "imagePullSecrets" . }}{{ end }}
 {{- if $placement }}
 {{- toYaml $placement }}
@@ -145,10 +172,6 @@ topologySpreadConstraints:
 {{- $root := .root }}
 {{- if .component.dagster }}
 - {name: DAGSTER_HOME, value: /opt/noetl/dagster}
-{{- end }}
-{{- if .component.pod_name }}
-- name: POD_NAME
-  valueFrom: {fieldRef: {fieldPath: metadata.name}}
 {{- end }}
 {{- range $name, $value := .component.env }}
 - {name: {{ $name }}, value: {{ $value | quote }}}

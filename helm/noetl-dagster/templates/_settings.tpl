@@ -15,9 +15,6 @@ NOETL_LOG_FORMAT: json
 NOETL_LOG_LEVEL: {{ .logLevel | quote }}
 NOETL_PLAYBOOKS_PATH: /opt/noetl/playbooks
 NOETL_DEFAULT_STORE_TIER: {{ .storage.tier | quote }}
-{{- with int .nats.streamReplicas | default (ternary (int .nats.replicas) 1 .nats.enabled) }}
-NOETL_NATS_REPLICAS: {{ . | quote }}
-{{- end }}
 {{- with include "noetl.minioEndpoint" $ }}
 NOETL_MINIO_ENDPOINT: {{ . | quote }}
 NOETL_MINIO_BUCKET: {{ $.Values.storage.minio.bucket | quote }}
@@ -36,6 +33,15 @@ NOETL_PVC_MOUNT_PATH: {{ .storage.pvc.mountPath | quote }}
 {{- if .api.enabled }}
 NOETL_SERVER_URL: {{ printf "%s://%s-api:8700" (ternary "https" "http" (ne .api.tls.secretName "")) $full }}
 {{- end }}
+{{- with .ingress }}{{ if .enabled }}
+{{- $scheme := ternary "https" "http" (or (gt (len .tls) 0) (ne .kind "Ingress")) }}
+{{- with .webserver.host }}
+NOETL_DAGSTER_URL: {{ $scheme }}://{{ . }}{{ $.Values.dagster.webserver.pathPrefix }}
+{{- end }}
+{{- with .api.host }}
+NOETL_PAGES_URL: {{ $scheme }}://{{ . }}
+{{- end }}
+{{- end }}{{ end }}
 {{- with .tracing.endpoint }}
 NOETL_TRACING_ENDPOINT: {{ . | quote }}
 NOETL_TRACING_SAMPLING: {{ $.Values.tracing.sampling | quote }}
@@ -123,9 +129,7 @@ minioSecretKey: {variable: NOETL_MINIO_SECRET_KEY, provided: {{ .Values.minio.en
 
 {{- define "noetl.sparkOnKubernetes" -}}
 {{- $executors := .Values.spark.executors -}}
-{{- $image := $executors.image }}
-{{- $repository := $image.repository | default (printf "%s-spark" .Values.image.repository) }}
-spark.kubernetes.container.image: {{ ternary (printf "@%s" $image.digest) (printf ":%s" (coalesce $image.tag .Values.image.tag .Chart.AppVersion)) (ne $image.digest "") | printf "%s%s" $repository | quote }}
+spark.kubernetes.container.image: {{ include "noetl.imageOf" (list . $executors.image "-spark") | quote }}
 spark.kubernetes.container.image.pullPolicy: {{ .Values.image.pullPolicy | quote }}
 spark.kubernetes.authenticate.executor.serviceAccountName: {{ include "noetl.serviceAccount" (dict "root" . "role" "executor") }}
 spark.kubernetes.executor.podTemplateFile: /opt/noetl/spark/executor.yaml

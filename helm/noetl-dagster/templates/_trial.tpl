@@ -29,24 +29,20 @@ postgresql:
 nats:
   kind: StatefulSet
   values: {{ toJson . }}
-  replicas: {{ .replicas }}
+  replicas: 1
   image: {{ .image | quote }}
   user: 10001
   role: trial
   grace: 60
   args: [--config, /etc/nats/nats.conf]
-  ports: {nats: 4222, cluster: 6222, monitor: 8222}
+  ports: {nats: 4222, monitor: 8222}
   service: true
-  probes:
-    startup: {httpGet: {path: "/healthz?js-server-only=true", port: monitor, scheme: HTTP}, periodSeconds: 2, timeoutSeconds: 5, failureThreshold: 90}
-    readiness: {httpGet: {path: "/healthz?js-server-only=true", port: monitor, scheme: HTTP}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 3}
-    liveness: {httpGet: {path: "/healthz?js-enabled-only=true", port: monitor, scheme: HTTP}, periodSeconds: 15, timeoutSeconds: 5, failureThreshold: 6}
-  pod_name: true
+  probes: {{- include "noetl.httpProbes" (dict "live" "/healthz?js-enabled-only=true" "ready" "/healthz?js-server-only=true" "port" "monitor") | nindent 4 }}
   fromSecret: {NATS_PASSWORD: {name: {{ $secret }}, key: nats-password}}
   scratch: [/tmp]
   files: {configMap: {{ $full }}-nats, path: /etc/nats}
   data: {path: /data, size: {{ .size | quote }}, storageClass: {{ .storageClass | quote }}}
-  reaches: [nats]
+  reaches: []
 {{- end }}{{ end }}
 {{- with .Values.minio }}{{ if .enabled }}
 minio:
@@ -60,10 +56,7 @@ minio:
   args: [server, /data, --console-address, ":9001"]
   ports: {minio: 9000, console: 9001}
   service: true
-  probes:
-    startup: {httpGet: {path: /minio/health/live, port: minio, scheme: HTTP}, periodSeconds: 2, timeoutSeconds: 5, failureThreshold: 90}
-    readiness: {httpGet: {path: /minio/health/ready, port: minio, scheme: HTTP}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 3}
-    liveness: {httpGet: {path: /minio/health/live, port: minio, scheme: HTTP}, periodSeconds: 15, timeoutSeconds: 5, failureThreshold: 6}
+  probes: {{- include "noetl.httpProbes" (dict "live" "/minio/health/live" "ready" "/minio/health/ready" "port" "minio") | nindent 4 }}
   env: {MINIO_CONFIG_DIR: /tmp/minio}
   fromSecret:
     MINIO_ROOT_USER: {name: {{ $secret }}, key: NOETL_MINIO_ACCESS_KEY}
@@ -79,9 +72,7 @@ dagster.sql: CREATE DATABASE dagster OWNER noetl;
 {{- end -}}
 
 {{- define "noetl.files.nats" -}}
-{{- $service := printf "%s-nats" (include "noetl.fullname" .) }}
 nats.conf: |
-  server_name: $POD_NAME
   port: 4222
   http_port: 8222
   max_payload: 8MB
@@ -89,15 +80,4 @@ nats.conf: |
   lame_duck_grace_period: 10s
   jetstream { store_dir: /data }
   authorization { user: noetl, password: $NATS_PASSWORD }
-  {{- if gt (int .Values.nats.replicas) 1 }}
-  cluster {
-    name: {{ $service }}
-    port: 6222
-    routes: [
-      {{- range until (int .Values.nats.replicas) }}
-      nats://{{ $service }}-{{ . }}.{{ $service }}:6222
-      {{- end }}
-    ]
-  }
-  {{- end }}
 {{- end -}}
