@@ -1,4 +1,4 @@
-"""The chart's README from its values and their schema, and the schema with the settings of the code."""
+"""The page of the chart's values from their schema, and the schema in its layout."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ import yaml
 from noetl_dagster.playbook.tool_kinds import SUPPORTED_KINDS
 
 CHART = Path(__file__).parents[1] / "helm" / "noetl-dagster"
+HEAD = """# Values of the chart
+
+[The chart](../../helm/noetl-dagster/README.md) takes these values. Its schema refuses others.
+In bold: values that contain the ones below them. `make docs` generates this page from `values.yaml` and `values.schema.json`.
+"""
 SMALL = 3
 """Defaults of more parts than this stand in rows of their own."""
 
 
 def chart_page() -> str:
-    """``helm/noetl-dagster/README.md``."""
+    """``docs/reference/chart-values.md``."""
     values, schema = yaml.safe_load((CHART / "values.yaml").read_text()), _schema()
     rows = [
         "| value | default | meaning |",
         "|---|---|---|",
         *_rows(values, schema["properties"], schema["$defs"]),
     ]
-    parts = [(CHART / "files" / "README.head.md").read_text(), "## Values\n", "\n".join(rows) + "\n"]
+    parts = [HEAD, "\n".join(rows) + "\n"]
     for name, definition in schema["$defs"].items():
-        parts.append(f"### {name}\n\n{definition['description']}.\n")
+        parts.append(f"## {name}\n\n{definition['description']}.\n")
         parts.append("\n".join(["| value | meaning |", "|---|---|", *_meanings(definition)]) + "\n")
     return "\n".join(parts)
 
@@ -43,19 +48,21 @@ def chart_schema() -> str:
 WIDTH = 140
 
 
-def _laid_out(value: Any, indent: int) -> str:
-    """JSON in which whatever fits into a line is on one line."""
+def _laid_out(value: Any, indent: int, key: str = "") -> str:
+    """JSON in few lines: what fits into one is on one, and so are neighbours that are no mappings."""
     line = json.dumps(value)
-    if indent + len(line) < WIDTH or not value or not isinstance(value, dict | list):
+    if indent + len(key) + len(line) < WIDTH or not value or not isinstance(value, dict | list):
         return line
     keys = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(value)
-    below = value.values() if isinstance(value, dict) else value
-    parts = [key + _laid_out(one, indent + 2 + len(key)) for key, one in zip(keys, below, strict=True)]
-    return _block(parts, *("{}" if isinstance(value, dict) else "[]"))
-
-
-def _block(parts: list[str], opening: str, closing: str) -> str:
-    inner = textwrap.indent(",\n".join(parts), "  ")
+    lines: list[str] = []
+    mergeable = False
+    for name, below in zip(keys, value.values() if isinstance(value, dict) else value, strict=True):
+        part = name + _laid_out(below, indent + 2, name)
+        joins = mergeable and not isinstance(below, dict) and len(lines[-1]) + len(part) + indent + 4 < WIDTH
+        lines[-1:] = [f"{lines[-1]}, {part}"] if joins else [*lines[-1:], part]
+        mergeable = not isinstance(below, dict) and "\n" not in part
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    inner = textwrap.indent(",\n".join(lines), "  ")
     return f"{opening}\n{inner}\n{closing}"
 
 

@@ -21,9 +21,9 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/settings.md": settings_page,
     **tool_pages(),
     "helm/noetl-dagster/values.schema.json": chart_schema,
-    "helm/noetl-dagster/README.md": chart_page,
+    "docs/reference/chart-values.md": chart_page,
 }
-"""In order: the chart's page reads its schema."""
+"""In order: the page of the chart reads its schema."""
 
 
 def main(*, check: bool) -> int:

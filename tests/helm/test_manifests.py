@@ -153,9 +153,9 @@ def test_the_chart_is_packed_without_what_helm_ignores() -> None:
     assert {one["name"] for one in chart().files} == {
         ".helmignore",
         "README.md",
-        "files/README.head.md",
         "files/alerts.yaml",
         "values-eks.yaml",
         "values-gke.yaml",
         "values-kind.yaml",
+        "values-oauth2-proxy.yaml",
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.helm.chart import KIND, MINIMAL, SCENARIOS, Manifest, manifests, of_kind, overlaid, pods_of
+from tests.helm.chart import KIND, MINIMAL, SCENARIOS, Manifest, manifests, of_kind, overlaid, pods_of, values_file
 from tests.helm.launched import run_pods
 
 OUTSIDE = "10.1.2.3"
@@ -236,3 +236,20 @@ def test_collectors_and_other_code_locations_are_reached() -> None:
     for source in ("webserver", "daemon", "api"):
         assert net.lets(source, OUTSIDE, 4001), source
     assert not net.lets("ingest", OUTSIDE, 4001)
+
+
+def test_only_the_login_s_pods_reach_the_webserver() -> None:
+    """The example: its proxy leads to the webserver's Service, and its own Service and Ingress lead to the proxy."""
+    objects = manifests(overlaid(MINIMAL, values_file("oauth2-proxy")))
+    [proxy] = [one for one in objects if one["kind"] == "Deployment" and one["metadata"]["name"] == "dagster-login"]
+    labels = proxy["spec"]["template"]["metadata"]["labels"]
+    [service] = [one for one in objects if one["kind"] == "Service" and one["metadata"]["name"] == "dagster-login"]
+    [ingress] = of_kind(objects, "Ingress").values()
+    assert service["spec"]["selector"].items() <= labels.items()
+    [path] = ingress["spec"]["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"]["name"] == "dagster-login"
+    [container] = proxy["spec"]["template"]["spec"]["containers"]
+    assert "--upstream=http://trial-noetl-dagster-webserver:3000" in container["args"]
+    rules = of_kind(objects, "NetworkPolicy")["trial-noetl-dagster-webserver"]["spec"]["ingress"]
+    peers = [peer for rule in rules for peer in rule["from"]]
+    assert peers == [{"podSelector": {"matchLabels": labels}}]

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from noetl_dagster.settings import Settings
+from tests.conftest import PROJECT
 from tests.helm.chart import (
     MINIMAL,
     SCENARIOS,
@@ -330,3 +331,17 @@ def test_files_of_nats_and_spark_are_yaml_where_they_are(objects: list[Manifest]
         for name, text in one["data"].items():
             if name.endswith(".yaml") and not name.startswith("squares"):
                 assert isinstance(yaml.safe_load(text), dict)
+
+
+def test_the_adapter_s_rule_serves_what_autoscalers_ask() -> None:
+    """Once for each pool, however many processes report it."""
+    page = (PROJECT / "docs" / "how-to" / "workers.md").read_text()
+    block = page.split('```yaml title="prometheus-adapter-values.yaml"\n')[1].split("```")[0]
+    [rule] = yaml.safe_load(block)["rules"]["external"]
+    scaled = next(iter(of_kind(manifests(SCENARIOS["eks"]), "HorizontalPodAutoscaler").values()))
+    [metric] = [one["external"]["metric"] for one in scaled["spec"]["metrics"]]
+    assert rule["name"]["as"] == metric["name"]
+    grouped = re.findall(r"(\w+) by \((.*?)\) \((\w+)", rule["metricsQuery"])
+    assert [(how, name) for how, _, name in grouped] == [("max", "noetl_queue_depth"), ("max", "noetl_queue_active")]
+    for _, labels, _ in grouped:
+        assert set(labels.split(", ")) == metric["selector"]["matchLabels"].keys()

@@ -256,8 +256,8 @@ def test_right_values_are_taken(scenario: str) -> None:
     chart().validate_schema(SCENARIOS[scenario])
 
 
-def test_the_readme_is_made_from_values_and_schema() -> None:
-    assert (PATH / "README.md").read_text() == PAGES["chart_page"](), "run make docs"
+def test_the_page_is_made_from_values_and_schema() -> None:
+    assert (PROJECT / "docs" / "reference" / "chart-values.md").read_text() == PAGES["chart_page"](), "run make docs"
 
 
 def test_the_schema_is_in_its_layout_and_requires_what_has_a_default() -> None:

@@ -41,7 +41,7 @@
 {{- fail (printf "settings.%s: a ConfigMap would show this secret to everybody; put it into a Secret under the key %s, and name the Secret in secrets.name or secrets.%s" $name $name .) }}
 {{- end }}
 {{- if hasKey $set $name }}
-{{- fail (printf "settings.%s: another value of the chart sets it; look for %s in the chart's README" $name $name) }}
+{{- fail (printf "settings.%s: another value of the chart sets it; look for %s in docs/reference/chart-values.md" $name $name) }}
 {{- end }}
 {{- end }}
 {{- include "noetl.checkComponents" . }}
