@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
-from pydantic import BeforeValidator, Field, SecretStr, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -51,9 +51,37 @@ _Listed = BeforeValidator(_names)
 POD_RIGHTS = (
     *("hostPath", "serviceAccount", "secret", "volume", "capability", "privileged", "allowPrivilegeEscalation"),
     *("hostNetwork", "hostPID", "hostIPC", "procMount", "seccompProfile", "appArmorProfile"),
-    *("seLinuxOptions", "windowsOptions"),
+    *("seLinuxOptions", "windowsOptions", "runAsRoot"),
 )
 """Rights of pods that an installation may allow: all, or those of a value: ``hostPath:/data``."""
+
+
+class PodMetadata(BaseModel):
+    """Labels and annotations."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class PodSpec(BaseModel):
+    """Any fields of a pod's spec, and one container at most."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    containers: tuple[dict[str, Any], ...] = Field((), max_length=1)
+
+
+class PodTemplate(BaseModel):
+    """Parts of a pod, in Kubernetes' syntax."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    metadata: PodMetadata = Field(default_factory=PodMetadata)
+    spec: PodSpec = Field(default_factory=PodSpec)
+
+    @property
+    def container(self) -> dict[str, Any]:
+        """The fields of the container."""
+        return dict(self.spec.containers[0]) if self.spec.containers else {}
 
 
 class StoreTier(StrEnum):
@@ -385,6 +413,14 @@ class Settings(BaseSettings):
         (),
         description="Rights that playbooks may ask of pods, separated by commas: hostPath:/data, serviceAccount:spark, "
         "secret:keys, capability:NET_ADMIN, volume:nfs, privileged, allowPrivilegeEscalation, ...; empty: none",
+    )
+    container_pod: PodTemplate = Field(
+        default_factory=PodTemplate,
+        description="What every pod of a container step has, as JSON of a pod template: metadata with labels and "
+        "annotations, and spec with at most one container. Tasks add to it",
+    )
+    container_deadline_seconds: float = Field(
+        86_400.0, gt=0, description="Seconds after which the job of a container step without a timeout is ended"
     )
     container_start_seconds: float = Field(
         600.0,

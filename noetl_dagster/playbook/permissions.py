@@ -137,6 +137,8 @@ def _of_security(context: Any) -> Iterator[Right]:
         added = capabilities.get("add") or ()
         names = [added] if isinstance(added, str) else added
         yield from (Right("capability", str(name).upper().removeprefix("CAP_"), field) for name in names)
+    if str(context.get("runAsNonRoot")).lower() == "false":
+        yield Right("runAsRoot", "", field)
     if context.get("procMount") not in (None, "Default"):
         yield Right("procMount", "", field)
     for name in _PROFILES:

@@ -34,6 +34,7 @@ BASE = overlaid(
         "dagster": {"extraLocations": [{"host": "others", "port": 4000}]},
         "spark": {"mode": "kubernetes"},
         "upkeep": {"enabled": True},
+        "runs": {"containers": True},
         "api": {"tls": {"secretName": "api-tls"}},
         "pod": {"extraVolumes": [{"name": "own", "emptyDir": {}}]},
     },
@@ -121,7 +122,10 @@ TEXTS = ("own", "7", "https://own.example.com", "/own", "7Gi", "7g", "7s")
 
 def leaves(about: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every value with its schema, those of definitions wherever they are referred to."""
+    known = about.get("propertyNames", {}).get("enum", about["properties"])
     for name, below in about["properties"].items():
+        if name not in known:
+            continue
         full = resolved(below)
         if "properties" in full and ".".join((*path, name)) not in OTHER:
             yield from leaves(full, (*path, name))
@@ -190,7 +194,7 @@ def assert_read(dotted: str) -> None:
 
 
 OF_WORKLOADS = {"extraContainers", "probes", "strategy", "workloadAnnotations"}
-OF_JOBS = {"runs", "spark", "provision", "upkeep", "test"}
+OF_JOBS = {"runs", "containers", "spark", "provision", "upkeep", "test"}
 
 LEAVES = {
     ".".join(path): (path, about)

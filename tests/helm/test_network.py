@@ -90,6 +90,7 @@ TRIAL = {
     "run": {("postgresql", 5432), ("nats", 4222), ("minio", 9000), ("api", 8700)},
     "provision": {("postgresql", 5432), ("nats", 4222), ("minio", 9000)},
     "test": {("postgresql", 5432), ("nats", 4222), ("minio", 9000), ("api", 8700)},
+    "container": set(),
     "nats": set(),
     "postgresql": set(),
     "minio": set(),

@@ -125,8 +125,8 @@ def test_accounts_exist_and_may_only_be_named_where_they_are_made(objects: list[
         assert binding["roleRef"]["name"] in of_kind(objects, "Role")
         assert {subject["name"] for subject in binding["subjects"]} <= {*made, "default", "runs"}
     used = {pods.spec["serviceAccountName"] for pods in all_pods(objects)}
-    executor = {name for name in made if name.endswith("-executor")}
-    assert made.keys() - executor <= used
+    others = {name for name in made if name.endswith(("-executor", "-container"))}  # of pods that Spark and steps make
+    assert made.keys() - others <= used
 
 
 def test_services_find_one_workload_and_its_ports(objects: list[Manifest]) -> None:

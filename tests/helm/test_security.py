@@ -150,7 +150,8 @@ def test_executors_are_pulled_and_placed_as_other_pods() -> None:
 def test_only_what_makes_or_ends_pods_has_a_token() -> None:
     assert tokens(manifests(KIND)) == {"daemon", "webserver", "api", "run"}
     jobs = manifests(overlaid(MINIMAL, {"workers": {"containers": True}}))
-    assert tokens(jobs) == {"daemon", "webserver", "api", "run", "worker-default"}
+    assert tokens(jobs) == {"daemon", "webserver", "api", "worker-default"}
+    assert tokens(manifests(MINIMAL)) == {"daemon", "webserver", "api"}
 
 
 def test_a_read_only_webserver_has_no_rights() -> None:
@@ -167,7 +168,8 @@ def test_only_what_launches_makes_jobs() -> None:
     assert make(manifests(KIND), "jobs") == {"daemon", "run"}
     assert make(manifests(KIND), "pods") == set()
     containers = manifests(overlaid(MINIMAL, {"workers": {"containers": True}}))
-    assert make(containers, "jobs") == {"daemon", "run", "worker"}
+    assert make(containers, "jobs") == {"daemon", "worker"}
+    assert make(manifests(MINIMAL), "jobs") == {"daemon"}
     spark = manifests(overlaid(MINIMAL, {"spark": {"mode": "kubernetes"}}))
     assert make(spark, "pods") == {"run", "worker"}
 

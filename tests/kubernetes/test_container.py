@@ -11,8 +11,10 @@ import kubernetes.config
 import pytest
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.settings import PodTemplate
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.commands import container, jobs, starting
+from tests.helm.chart import KIND, manifests, of_kind
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.cluster.failures import Refused
 from tests.waiting import until
@@ -45,6 +47,35 @@ async def test_of_a_long_log_the_end_is_kept(run: Any) -> None:
     found = (await run("container", image="busybox", command=script)).data
     assert found["stdout"].endswith("\nthe end\n")
     assert len(found["stdout"]) == container.LOG_BYTES
+
+
+async def test_a_container_of_the_chart_runs_restricted_and_with_the_release_s_labels(
+    run: Any, box: Toolbox, cluster: Cluster
+) -> None:
+    settings = of_kind(manifests(KIND), "ConfigMap")["trial-noetl-dagster-settings"]["data"]
+    pod = PodTemplate.model_validate_json(settings["NOETL_CONTAINER_POD"])
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "trial-noetl-dagster-container"}}
+    cluster.create(account)
+    box.settings = box.settings.model_copy(update={"container_pod": pod})
+    running = asyncio.create_task(run("container", image="busybox", command="echo ours; sleep 1000"))
+    await until(lambda: "ours\n" in cluster.said(), "output")
+    [made], [job] = cluster.pods(), cluster.store.list("Job")
+    assert job["spec"]["activeDeadlineSeconds"] == 86_400
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    policies = of_kind(manifests(KIND), "NetworkPolicy")["trial-noetl-dagster-container"]["spec"]
+    assert policies["podSelector"]["matchLabels"].items() <= made["metadata"]["labels"].items()
+    spec = made["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+async def test_without_the_right_to_create_jobs_the_value_of_the_chart_is_named(run: Any, cluster: Cluster) -> None:
+    cluster.kubeconfig.write_text(cluster.config_of(cluster.rights.token("default", "default"), "default"))
+    with pytest.raises(ToolError, match=r"403 Forbidden: .*; the Helm chart gives the right .* with runs\.containers"):
+        await run("container", image="busybox", command="true")
 
 
 async def test_a_container_that_takes_too_long_is_ended(run: Any, cluster: Cluster) -> None:

@@ -20,10 +20,10 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.models import Task
-from noetl_dagster.settings import EventTransport, Settings
+from noetl_dagster.settings import EventTransport, PodTemplate, Settings
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.commands import container
-from noetl_dagster.tools.commands.jobs import CALL, MARGIN_SECONDS, call_name, job_manifest, job_name
+from noetl_dagster.tools.commands.jobs import CALL, MADE_OF, MARGIN_SECONDS, call_name, job_manifest, job_name
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import own_context
@@ -557,4 +557,83 @@ def test_a_job_ends_by_itself_where_the_call_has_a_timeout() -> None:
     own = call(timeout=100)
     own.task = own.task.model_copy(update={"spec": own.task.spec.model_copy(update={"timeout": 10.0})})
     assert job_manifest(own)["spec"]["activeDeadlineSeconds"] == 10 + MARGIN_SECONDS
-    assert "activeDeadlineSeconds" not in job_manifest(call())["spec"]
+    limited = Settings(container_deadline_seconds=30)
+    assert job_manifest(call(), settings=limited)["spec"]["activeDeadlineSeconds"] == 30
+    assert job_manifest(call(timeout=100), settings=limited)["spec"]["activeDeadlineSeconds"] == 100 + MARGIN_SECONDS
+
+
+BASE = PodTemplate.model_validate(
+    {
+        "metadata": {"labels": {"team": "platform"}, "annotations": {"mesh": "off"}},
+        "spec": {
+            "serviceAccountName": "container",
+            "automountServiceAccountToken": False,
+            "priorityClassName": "low",
+            "nodeSelector": {"pool": "jobs"},
+            "tolerations": [{"key": "jobs"}],
+            "imagePullSecrets": [{"name": "registry"}],
+            "securityContext": {"runAsNonRoot": True},
+            "containers": [
+                {
+                    "resources": {"limits": {"memory": "1Gi"}},
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                }
+            ],
+        },
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("own", "place", "found"),
+    [
+        ({}, "spec.automountServiceAccountToken", False),
+        ({}, "spec.serviceAccountName", "container"),
+        ({}, "spec.securityContext", {"runAsNonRoot": True}),
+        ({}, "spec.containers.0.resources", {"limits": {"memory": "1Gi"}}),
+        ({}, "spec.priorityClassName", "low"),
+        ({"labels": {"team": "mine", "own": "1"}}, "metadata.labels.team", "platform"),
+        ({"labels": {"team": "mine", "own": "1"}}, "metadata.labels.own", "1"),
+        ({"annotations": {"mesh": "on"}}, "metadata.annotations.mesh", "off"),
+        ({"node_selector": {"pool": "other", "disk": "fast"}}, "spec.nodeSelector", {"pool": "jobs", "disk": "fast"}),
+        ({"tolerations": [{"key": "gpu"}]}, "spec.tolerations", [{"key": "jobs"}, {"key": "gpu"}]),
+        ({"image_pull_secrets": "own"}, "spec.imagePullSecrets", [{"name": "registry"}, {"name": "own"}]),
+        ({"service_account": "etl"}, "spec.serviceAccountName", "etl"),
+        ({"service_account": "etl"}, "spec.automountServiceAccountToken", True),
+        ({"namespace": "elsewhere"}, "spec.serviceAccountName", None),
+        ({"resources": {"limits": {"cpu": "2"}}}, "spec.containers.0.resources", {"limits": {"cpu": "2"}}),
+        (
+            {"security_context": {"capabilities": {"drop": []}, "runAsUser": 7}},
+            "spec.containers.0.securityContext",
+            {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsUser": 7},
+        ),
+    ],
+)
+def test_what_the_installation_says_of_pods_is_under_the_task_s(own: dict[str, Any], place: str, found: Any) -> None:
+    value: Any = job_manifest(call(**own), settings=Settings(container_pod=BASE))["spec"]["template"]
+    for name in place.split("."):
+        value = value[int(name)] if name.isdecimal() else value.get(name)
+    assert value == found
+
+
+def test_a_job_goes_on_when_the_installation_changes_its_pods() -> None:
+    made = {
+        job_manifest(call(), settings=settings)["metadata"]["annotations"][MADE_OF]
+        for settings in (None, Settings(container_pod=BASE))
+    }
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ('{"spec": {"containers": [{}, {}]}}', "at most 1 item"),
+        ('{"labels": {}}', "container_pod.labels"),
+        ('{"metadata": {"labels": {"a": 1}}}', "container_pod.metadata.labels.a"),
+        ("pod", "container_pod"),
+    ],
+)
+def test_a_wrong_pod_of_the_installation_is_refused(value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOETL_CONTAINER_POD", value)
+    with pytest.raises(ValueError, match=said):
+        Settings()

@@ -50,6 +50,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "appArmorProfile:unconfined": {
         "annotations": {"container.apparmor.security.beta.kubernetes.io/main": "unconfined"}
     },
+    "runAsRoot": {"security_context": {"runAsNonRoot": False}},
     "seLinuxOptions": {"security_context": {"seLinuxOptions": {"type": "spc_t"}}},
     "windowsOptions": {"security_context": {"windowsOptions": {"hostProcess": True}}},
 }

@@ -20,6 +20,7 @@ reaches   components and outside services that it connects to: all that network 
 {{- $readers := ternary (list "secrets") list (gt (len $values.rbac.readSecrets) 0) }}
 {{- $sparkRights := ternary (list "executors") list $executors }}
 {{- $cluster := or $jobs $executors $readers }}
+{{- $runsInCluster := or $values.runs.containers $executors $readers }}
 {{- $any := ternary "0.0.0.0" "::" (eq $values.ipFamily "IPv4") }}
 {{- $locations := list "locations" }}
 {{- range $name, $_ := include "noetl.map" (list "noetl.codeLocations" .) | fromJson }}{{ $locations = append $locations $name }}{{ end }}
@@ -185,8 +186,8 @@ worker-{{ $pool }}:
 run:
   values: {{ toJson $values.runs }}
   role: run
-  token: true
-  rights: {{ concat (list "launch") $sparkRights $readers | toJson }}
+  token: {{ not (empty $runsInCluster) }}
+  rights: {{ concat (ternary (list "launch") list $values.runs.containers) $sparkRights $readers | toJson }}
   {{- if $executors }}
   ports: {driver: 7078, driver-blocks: 7079}
   {{- end }}
@@ -197,7 +198,13 @@ run:
   shared: true
   tools: true
   serverCa: true
-  reaches: {{ concat $stores $traced (list "api" "kubernetes" "tools") (ternary (list "executor") list $executors) | toJson }}
+  reaches: {{ concat $stores $traced (list "api" "tools") (ternary (list "executor") list $executors) (ternary (list "kubernetes") list (not (empty $runsInCluster))) | toJson }}
+{{- if or $values.runs.containers $jobs }}
+container:
+  values: {{ toJson $values.containers }}
+  role: container
+  reaches: [tools]
+{{- end }}
 {{- if $executors }}
 executor:
   role: executor

@@ -37,6 +37,7 @@ run_launcher:
       pod_spec_config:
         security_context: {{- include "noetl.podSecurity" $given | nindent 10 }}
         enable_service_links: false
+        automount_service_account_token: {{ $run.token }}
         {{- $placed := set (omit $pod "topologySpread") "topologySpread" $values.runs.pod.topologySpread }}{{/* else nodes could not be emptied */}}
         {{- with include "noetl.placement" (dict "root" . "name" "run" "pod" $placed) }}
         {{- . | nindent 8 }}

@@ -42,11 +42,34 @@ NOETL_DAGSTER_URL: {{ $scheme }}://{{ . }}{{ $.Values.dagster.webserver.pathPref
 NOETL_PAGES_URL: {{ $scheme }}://{{ . }}
 {{- end }}
 {{- end }}{{ end }}
+{{- if or .runs.containers .workers.containers }}
+NOETL_CONTAINER_POD: {{ include "noetl.map" (list "noetl.containerPod" $) | quote }}
+NOETL_CONTAINER_DEADLINE_SECONDS: {{ .containers.deadlineSeconds | int64 | quote }}
+{{- end }}
 {{- with .tracing.endpoint }}
 NOETL_TRACING_ENDPOINT: {{ . | quote }}
 NOETL_TRACING_SAMPLING: {{ $.Values.tracing.sampling | quote }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* What every pod of a container step has: of the value pod what suits any image. */}}
+{{- define "noetl.containerPod" -}}
+{{- $component := dict "values" .Values.containers }}
+{{- $pod := include "noetl.map" (list "noetl.podValues" (dict "root" . "component" $component)) | fromJson }}
+{{- $pod = omit $pod "topologySpread" "initContainers" "gracePeriodSeconds" }}{{/* for any image, and placed as runs are */}}
+metadata:
+  labels: {{- include "noetl.podLabels" (dict "root" . "name" "container" "pod" $pod) | nindent 4 }}
+  annotations: {{- $pod.annotations | toYaml | nindent 4 }}
+spec:
+  serviceAccountName: {{ include "noetl.serviceAccount" (dict "root" . "role" "container") | quote }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  securityContext: {{- include "noetl.podSecurity" (dict "component" $component "pod" $pod) | nindent 4 }}
+  {{- include "noetl.placement" (dict "root" . "name" "container" "pod" $pod) | trim | nindent 2 }}
+  containers:
+    - resources: {{- include "noetl.resources" (list .Values.containers.resources $pod) | nindent 8 }}
+      securityContext: {{- omit (include "noetl.map" (list "noetl.containerSecurity" .) | fromJson) "readOnlyRootFilesystem" | toYaml | nindent 8 }}
 {{- end -}}
 
 {{- define "noetl.minioEndpoint" -}}

@@ -20,6 +20,7 @@ from dagster import (
     DagsterEventType,
     DagsterExecutionInterruptedError,
     DagsterInstance,
+    DagsterInvariantViolationError,
     DagsterRunStatus,
 )
 
@@ -35,6 +36,7 @@ from noetl_dagster.dagster_internals import (
     StepRetryData,
     serializable_error_info_from_exc_info,
 )
+from noetl_dagster.tools.commands.cluster import NO_RIGHT
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,9 @@ def pods_of(job_context: Any, retries: RetryMode, beside: Callable[[Any], bool] 
     Args:
         beside: called repeatedly with a step's context while its pod runs; returns True if it succeeded. Its exceptions
             are logged, and do not end the step.
+
+    Raises:
+        DagsterInvariantViolationError: the run's pod has no token for the cluster.
     """
     launcher = job_context.instance.run_launcher
     if not any(one.__name__ == "K8sRunLauncher" for one in type(launcher).__mro__):
@@ -86,14 +91,20 @@ def pods_of(job_context: Any, retries: RetryMode, beside: Callable[[Any], bool] 
         return "this run is of a job that no code location loads"
     from dagster_k8s.container_context import K8sContainerContext
     from dagster_k8s.executor import K8sStepHandler
+    from kubernetes.config import ConfigException
 
-    handler = K8sStepHandler(
-        image=None,
-        container_context=K8sContainerContext(),
-        load_incluster_config=launcher.load_incluster_config,
-        kubeconfig_file=launcher.kubeconfig_file,
-        enable_owner_references=launcher.load_incluster_config,  # they end with the run's pod, whatever ended it
-    )
+    try:
+        handler = K8sStepHandler(
+            image=None,
+            container_context=K8sContainerContext(),
+            load_incluster_config=launcher.load_incluster_config,
+            kubeconfig_file=launcher.kubeconfig_file,
+            enable_owner_references=launcher.load_incluster_config,  # they end with the run's pod, whatever ended it
+        )
+    except ConfigException as error:  # a pod without a token
+        raise DagsterInvariantViolationError(
+            f"steps with spec.kubernetes need pods of their own: {error} {NO_RIGHT}"
+        ) from None
     _bound_requests(handler)
     return StepPods(job_context, handler, origin, retries, beside or (lambda context: True))
 

@@ -15,6 +15,8 @@ from noetl_dagster.process.redaction import SECRETS
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 EXCERPT = 500
 
+NO_RIGHT = "the Helm chart gives the right to create Jobs with runs.containers and workers.containers"
+
 TIMES = (5.0, 30.0)
 """Seconds to connect to the API server, and to wait for its response; its client would wait for ever."""
 
@@ -36,7 +38,7 @@ def connect(asker: str) -> tuple[Any, Any]:
         config.load_config()  # a kubeconfig, else the pod's own service account
     except config.ConfigException:
         raise ToolError(
-            f"{asker}: no Kubernetes client is configured; set KUBECONFIG, or run inside a cluster",
+            f"{asker}: no Kubernetes client is configured; set KUBECONFIG, or run inside a cluster; {NO_RIGHT}",
             kind="credential",
         ) from None
     configuration = client.Configuration.get_default_copy()
@@ -74,8 +76,10 @@ async def ask_cluster(asker: str, request: Any, *arguments: Any, **options: Any)
         with suppress(ValueError):
             response = json.loads(error.body or "")
         message = SECRETS.redact(str(response.get("message") or "")) if isinstance(response, dict) else ""
+        hint = f"; {NO_RIGHT}" if error.status == 403 and 'resource "jobs"' in message else ""
+        said = f"{': ' if message else ''}{message[:EXCERPT]}{hint}"
         raise ToolError(
-            f"{asker}: Kubernetes answered {error.status} {error.reason}{': ' if message else ''}{message[:EXCERPT]}",
+            f"{asker}: Kubernetes answered {error.status} {error.reason}{said}",
             kind=kind_of_status(error.status or 500),
             status=error.status,
             retryable=error.status in (409, 429) or (error.status or 0) >= 500,

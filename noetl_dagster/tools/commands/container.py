@@ -67,8 +67,8 @@ class ContainerTool(Tool):
         async with pipes_variables(call, box, JobMessages.OBJECTS) as variables:
             redact = SECRETS.redact
             secrets = jobs.secret_variables(call, variables, lambda text: redact(text) != text)
-            manifest = jobs.job_manifest(call, script, variables, secrets)
-            _check_rights(call, manifest, box)
+            manifest = jobs.job_manifest(call, script, variables, secrets, box.settings)
+            _check_rights(call, jobs.job_manifest(call, script, variables, secrets), box)
             job = _ContainerJob(call, batch, core, namespace, secrets)
             if box.after is not None and call.command_id:
                 box.after(call, job.clear)
@@ -98,7 +98,11 @@ class ContainerTool(Tool):
             return ToolResult(data={"job": job.name, "namespace": job.namespace, **ended})
         where = f"{job.asker}: job {job.name}"
         if condition.reason == "DeadlineExceeded":
-            raise ToolError(f"{where} took longer than its timeout", kind="timeout", retryable=True)
+            raise ToolError(
+                f"{where} took longer than its timeout; without one, NOETL_CONTAINER_DEADLINE_SECONDS applies",
+                kind="timeout",
+                retryable=True,
+            )
         if exit_code is None:
             why = f"{condition.reason}: {condition.message}" if condition.message else condition.reason
             raise ToolError(f"{where} failed without an exit code of its container: {why}", kind="unknown")

@@ -16,6 +16,7 @@ import orjson
 from pydantic.alias_generators import to_camel
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.settings import PodTemplate, Settings
 from noetl_dagster.tools.base import ToolCall, seconds_of
 from noetl_dagster.tools.commands import cluster
 
@@ -57,12 +58,17 @@ def job_manifest(
     script: str | None = None,
     variables: Mapping[str, str] = MappingProxyType({}),
     secrets: Mapping[str, str] = MappingProxyType({}),
+    settings: Settings | None = None,
 ) -> dict[str, Any]:
     """Returns the Job of a call: one pod, never restarted, removed at the latest a day after its end.
+
+    What the installation says of all such pods is laid under it. Its labels and annotations, and its security context,
+    hold against a task's.
 
     Args:
         variables: of its environment, in addition to those of the task.
         secrets: variables that refer to a Secret of the job.
+        settings: with the installation's pod and deadline; None: without both.
 
     Raises:
         ToolError: there is no image, or the timeout is no number.
@@ -82,35 +88,61 @@ def job_manifest(
     container["env"] = _without_values(_variables(config.get("env")), secret, secrets)
     container |= _given(config, _OF_CONTAINER)
     # neither the name nor the values of the Secret, since tokens are renewed
+    # of the task alone: a job goes on when the installation changes its pods
     made_of = _digest(orjson.dumps(container, option=orjson.OPT_SORT_KEYS, default=str).replace(secret.encode(), b""))
     container["env"] += _without_values(_variables(variables), secret, secrets)
+    base = settings.container_pod if settings else PodTemplate()
+    container = _laid_over(base.container, container)
     labels = {
         **_texts(config.get("labels")),
+        **base.metadata.labels,
         "app.kubernetes.io/managed-by": "noetl-dagster",
         EXECUTION: str(call.execution_id),
         COMMAND: command_label(call),
         "noetl/step": _label(call.step),
     }
-    pod: dict[str, Any] = {"restartPolicy": "Never", "containers": [container], **_given(config, _OF_POD)}
+    own = _given(config, _OF_POD)
+    if "nodeSelector" in own:
+        own["nodeSelector"] = {**own["nodeSelector"], **(base.spec.model_dump().get("nodeSelector") or {})}
     if config.get("service_account"):
-        pod["serviceAccountName"] = config["service_account"]
+        own |= {"serviceAccountName": config["service_account"], "automountServiceAccountToken": True}
     if config.get("image_pull_secrets"):
         given = config["image_pull_secrets"]
         named = [given] if isinstance(given, str) else given
-        pod["imagePullSecrets"] = [{"name": one} if isinstance(one, str) else one for one in named]
-    annotations = {name: text for name, text in _texts(config.get("annotations")).items() if name != SECRET}
+        own["imagePullSecrets"] = [{"name": one} if isinstance(one, str) else one for one in named]
+    pod = _laid_over(base.spec.model_dump(), own) | {"restartPolicy": "Never", "containers": [container]}
+    if config.get("namespace") and "service_account" not in config:
+        pod.pop("serviceAccountName", None)  # of the release's namespace
+    given_annotations = {**_texts(config.get("annotations")), **base.metadata.annotations}
+    annotations = {name: text for name, text in given_annotations.items() if name != SECRET}
     spec: dict[str, Any] = {"backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_SECONDS}
     limit = min((seconds_of(call) or math.inf, call.task.spec.timeout or math.inf))
     if limit < math.inf:
         spec["activeDeadlineSeconds"] = math.ceil(limit) + MARGIN_SECONDS
+    elif settings:
+        spec["activeDeadlineSeconds"] = math.ceil(settings.container_deadline_seconds)
     metadata: dict[str, Any] = {"labels": labels} | ({"annotations": annotations} if annotations else {})
-    own = {**annotations, CALL: call_name(call), MADE_OF: made_of} | ({SECRET: secret} if secrets else {})
+    marks = {**annotations, CALL: call_name(call), MADE_OF: made_of} | ({SECRET: secret} if secrets else {})
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": job_name(call), "labels": labels, "annotations": own},
+        "metadata": {"name": job_name(call), "labels": labels, "annotations": marks},
         "spec": {**spec, "template": {"metadata": metadata, "spec": pod}},
     }
+
+
+def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields of a pod or container over those of the installation: mappings are merged, lists are joined."""
+    merged = dict(base)
+    for name, value in own.items():
+        below = merged.get(name)
+        if isinstance(below, Mapping) and isinstance(value, Mapping) and name != "resources":
+            merged[name] = _laid_over(below, value)
+        elif isinstance(below, list | tuple) and isinstance(value, list | tuple):
+            merged[name] = [*below, *(one for one in value if one not in below)]
+        else:
+            merged[name] = value
+    return merged
 
 
 def secret_variables(call: ToolCall, variables: Mapping[str, str], is_secret: Callable[[str], bool]) -> dict[str, str]:

@@ -9,6 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from tests.kubernetes.cluster.kubelet.process import Process
 from tests.kubernetes.cluster.store import Object
 
@@ -84,6 +87,7 @@ class Probes:
             "httpGet": self._http,
             "exec": lambda given, patience: self._process.run(given["command"], patience),
             "tcpSocket": self._tcp,
+            "grpc": self._grpc,
         }
         for name, way in ways.items():
             if name in probe:
@@ -104,6 +108,16 @@ class Probes:
             return False
         finally:
             connection.close()
+
+    def _grpc(self, given: Object, seconds: float) -> bool:
+        """Over an own connection for each question, as the kubelet asks."""
+        with grpc.insecure_channel(f"{self._address}:{given['port']}") as channel:
+            asked = health_pb2.HealthCheckRequest(service=given.get("service", ""))
+            try:
+                answer = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=seconds)
+            except grpc.RpcError:
+                return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def _tcp(self, given: Object, seconds: float) -> bool:
         try:
