@@ -16,7 +16,7 @@ CHART = Path(__file__).parents[1] / "helm" / "noetl-dagster"
 HEAD = """# Values of the chart
 
 [The chart](../../helm/noetl-dagster/README.md) takes these values. Its schema refuses others.
-In bold: values that contain the ones below them. `make docs` generates this page from `values.yaml` and `values.schema.json`.
+In bold: values that contain the ones below them. `make docs` generates this page from the values and their schema.
 """
 SMALL = 3
 """Defaults of more parts than this stand in rows of their own."""
@@ -72,7 +72,7 @@ _OPTIONAL = {"resources", "disruptionBudget", "allowedFields", "pod", "securityC
 
 def _require(values: dict[str, Any], about: dict[str, Any]) -> None:
     """Every value that has a default is there: Helm drops those that are null."""
-    about["required"] = sorted(values.keys() - {"disruptionBudget", "allowedFields"})
+    about["required"] = sorted(values.keys() - {"disruptionBudget", "allowedFields", "replicas"})
     for name, default in values.items():
         below = about.get("properties", {}).get(name, {})
         if isinstance(default, dict) and default and name not in _OPTIONAL and name != "pools":

@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("serve:serve", "Serve the HTTP API, and move worker events from NATS into the event log."),
     "worker": ("worker:worker", "Run commands of steps with ``dispatch: workers`` until interrupted."),
     "ingest": ("ingest:ingest", "Move worker events from NATS into the event log until interrupted."),
+    "daemon": ("daemon:daemon", "Run Dagster's daemon, and report its health on NOETL_HEALTH_PORT."),
     "project": ("upkeep:project", "Keep noetl.execution up to date until interrupted."),
     "replay": ("upkeep:replay", "Rebuild noetl.execution from the event log alone."),
     "reap": ("upkeep:reap", "Requeue the commands of silent workers until interrupted."),
@@ -71,7 +72,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 GROUPS: dict[str, tuple[str, ...]] = {
     "Executions": ("run", "resume", "status", "events", "executions", "cancel", "state"),
     "Playbooks and projects": ("init", "new", "check", "migrate", "register", "schema", "demo"),
-    "Processes of a deployment": ("serve", "worker", "ingest", "project", "reap"),
+    "Processes of a deployment": ("serve", "worker", "ingest", "daemon", "project", "reap"),
     "Upkeep": ("provision", "maintain", "missing", "dead-letters", "replay"),
     "Environment": ("settings", "doctor", "services", "records-api"),
 }

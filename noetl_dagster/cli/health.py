@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -180,9 +181,9 @@ async def healthy(settings: Settings) -> AsyncIterator[Health]:
         yield health
         return
     health.metrics = Metrics()
-    server = _listening(settings.health_host, settings.health_port, health, health.metrics)
+    server = listening(settings.health_host, settings.health_port, health, health.metrics)
     threading.Thread(target=server.serve_forever, name="noetl-health", daemon=True).start()
-    typer.echo(f"health on http://{settings.health_host}:{server.server_address[1]}")
+    typer.echo(f"health on {server.url}")
     watching = asyncio.create_task(health.watch())
     try:
         yield health
@@ -192,7 +193,26 @@ async def healthy(settings: Settings) -> AsyncIterator[Health]:
         server.server_close()
 
 
-def _listening(host: str, port: int, health: Health, metrics: Metrics) -> ThreadingHTTPServer:
+class HealthServer(ThreadingHTTPServer):
+    """Listens on an address of IPv4 or IPv6."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), handler)
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        host, port = self.server_address[:2]
+        return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
+
+
+def listening(host: str, port: int, health: Health, metrics: Metrics) -> HealthServer:
+    """Returns a server of ``/health``, ``/ready`` and ``/metrics``; ends the command if the port is taken."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             match self.path.partition("?")[0]:
@@ -220,6 +240,6 @@ def _listening(host: str, port: int, health: Health, metrics: Metrics) -> Thread
             """Logs no probes."""
 
     try:
-        return ThreadingHTTPServer((host, port), Handler)
+        return HealthServer(host, port, Handler)
     except OSError as error:
         fail(f"the health port cannot listen on {host}:{port}: {error}; set NOETL_HEALTH_PORT to a free one")

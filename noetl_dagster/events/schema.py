@@ -40,9 +40,21 @@ WORKS_FROM = 4
 """The oldest version whose processes may use this schema; increased when something that they use is removed."""
 
 LOCK_TIMEOUT = "2s"
-LOCK_PATIENCE_SECONDS = 120.0
+"""How long a statement waits for a locked table. Everybody else who wants the table waits behind it."""
 
-_HELD = RetryLimits((asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError), seconds=LOCK_PATIENCE_SECONDS)
+LOCK_SECONDS = 120.0
+"""How long a change is tried again while tables are locked."""
+
+HOLDERS_LENGTH = 80
+
+_HOLDERS = f"""
+SELECT a.pid, a.application_name, a.state, extract(epoch FROM now() - a.xact_start)::int AS seconds,
+    left(regexp_replace(a.query, '\\s+', ' ', 'g'), {HOLDERS_LENGTH}) AS query
+FROM pg_stat_activity a
+WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_start IS NOT NULL
+    AND EXISTS (SELECT 1 FROM pg_locks l WHERE l.pid = a.pid AND l.granted AND l.locktype IN ('relation', 'advisory'))
+ORDER BY a.xact_start LIMIT 3
+"""
 
 _EXISTS = "SELECT to_regnamespace('noetl') IS NOT NULL"
 _HAS_NUMBER = "SELECT to_regclass('noetl.schema_version') IS NOT NULL"
@@ -104,24 +116,41 @@ def schema_files() -> list[Path]:
     return files
 
 
-async def apply_schema(url: str) -> AppliedSchema:
+class HeldError(ServiceError):
+    """Tables are locked by other transactions, which the message names."""
+
+
+async def holders(connection: asyncpg.Connection) -> str:
+    """Describes the oldest transactions of a database that hold locks."""
+    found = await connection.fetch(_HOLDERS)
+    oldest = [
+        f"process {one['pid']} ({one['application_name'] or 'without a name'}, {one['state']}, "
+        f"{one['seconds']} s): {one['query']}"
+        for one in found
+    ]
+    return f"the oldest transactions are {'; '.join(oldest)}" if oldest else "no transaction holds locks any more"
+
+
+async def apply_schema(url: str, lock_seconds: float = LOCK_SECONDS) -> AppliedSchema:
     """Applies the schema to a database and creates its partitions; does nothing if it is up to date.
 
     A schema of a later version stays as it is. No statement waits longer than :data:`LOCK_TIMEOUT` for a locked table,
     since other work would wait behind it; then the whole is tried again.
 
+    Args:
+        lock_seconds: how long it is tried again.
+
     Raises:
-        ServiceError: the schema is of a later version that excludes this one; or tables are locked for longer
-            than :data:`LOCK_PATIENCE_SECONDS`.
+        ServiceError: the schema is of a later version that excludes this one; or tables stay locked.
     """
     connection = await asyncpg.connect(url)
     try:
-        return await apply_schema_on(connection)
+        return await apply_schema_on(connection, lock_seconds)
     finally:
         await connection.close()
 
 
-async def apply_schema_on(connection: asyncpg.Connection) -> AppliedSchema:
+async def apply_schema_on(connection: asyncpg.Connection, lock_seconds: float = LOCK_SECONDS) -> AppliedSchema:
     """Applies the schema like :func:`apply_schema`, on an open connection."""
     now = datetime.now(UTC)
     found = await found_schema(connection)
@@ -142,11 +171,10 @@ async def apply_schema_on(connection: asyncpg.Connection) -> AppliedSchema:
         return _warn_if_later(AppliedSchema(applied, changed, tuple(made)))
 
     try:
-        return await _change(connection, apply)
-    except _HELD.failures as error:
-        raise ServiceError(
-            f"the schema of the event log cannot be changed: {error}; tables are held by long transactions, "
-            "see pg_stat_activity; then run 'noetl-dagster provision'"
+        return await _change(connection, apply, lock_seconds)
+    except HeldError as error:
+        raise HeldError(
+            f"the schema of the event log was not changed: {error}; let them end, then run 'noetl-dagster provision'"
         ) from error
 
 
@@ -155,19 +183,24 @@ async def make_partitions(connection: asyncpg.Connection, now: datetime) -> list
     return await _change(connection, lambda: ensure_partitions(connection, now))
 
 
-async def _change(connection: asyncpg.Connection, change: Callable[[], Awaitable[T]]) -> T:
-    """Runs a change of the schema in a transaction, one process at a time, and again while tables are held."""
+async def _change(
+    connection: asyncpg.Connection, change: Callable[[], Awaitable[T]], lock_seconds: float = LOCK_SECONDS
+) -> T:
+    """Runs a change of the schema in a transaction, one process at a time, and again while tables are locked."""
 
     async def attempt() -> T:
-        async with connection.transaction():
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
-            await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-            return await change()
+        try:
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
+                await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+                return await change()
+        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
+            raise HeldError(f"{error}; {await holders(connection)}") from error
 
     def note(error: BaseException, pause: float) -> None:
         logger.warning("the schema waits for a table: %s; trying again in %.2g s", error, pause)
 
-    return await with_retries(attempt, _HELD, on_failure=note)
+    return await with_retries(attempt, RetryLimits((HeldError,), seconds=lock_seconds), on_failure=note)
 
 
 def _warn_if_later(applied: AppliedSchema) -> AppliedSchema:

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import asyncpg
+import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
@@ -27,8 +28,8 @@ def environment(settings: Settings, **more: str) -> dict[str, str]:
     return given
 
 
-def provisioning(given: dict[str, str], wait: str = "60") -> Any:
-    command = [*COMMAND, "provision", "--wait", wait]
+def provisioning(given: dict[str, str], wait: str = "60", *more: str) -> Any:
+    command = [*COMMAND, "provision", "--wait", wait, *more]
     return forked.start(command, env=given, stdout=subprocess.PIPE, text=True)
 
 
@@ -58,6 +59,44 @@ def test_two_at_once_make_everything_and_a_third_finds_it(settings: Settings) ->
     assert {line.split()[0] for line in found} == {"there"}
     for thing in ("stream ", "consumer ", "store kv", "store minio", "partitions of noetl.event"):
         assert any(thing in line for line in found), (thing, found)
+
+
+@pytest.mark.parametrize(
+    ("database", "table", "change", "said"),
+    [
+        (
+            "db_url",
+            "noetl.queue",
+            "UPDATE noetl.schema_version SET number = 1",
+            "event log: the schema of the event log",
+        ),
+        ("dagster_db_url", "alembic_version", "SELECT 1", "Dagster's storage: Dagster's storage was not changed"),
+    ],
+)
+async def test_locked_tables_are_left_alone_and_their_holders_named(
+    settings: Settings, database: str, table: str, change: str, said: str
+) -> None:
+    """Nothing is changed, nobody waits behind it for long, and the next attempt succeeds."""
+    given = environment(settings)
+    assert not (await asyncio.to_thread(lambda: provisioning(given).wait(PROCESS_SECONDS)))
+    url = getattr(settings, database)
+    holder, onlooker = [await asyncpg.connect(url, server_settings={"application_name": "report"}) for _ in range(2)]
+    await onlooker.execute(change)
+    async with holder.transaction():
+        await holder.execute(f"LOCK TABLE {table}")
+        refused = provisioning(given, "60", "--lock-wait", "1")
+        lines = await asyncio.to_thread(told, refused)
+        assert refused.returncode == 1, lines
+        [line] = [line for line in lines if line.startswith("refused")]
+        assert said in line
+        assert f"process {holder.get_server_pid()} (report, idle in transaction, " in line
+        assert f"LOCK TABLE {table}" in line
+        if database == "db_url":
+            assert await onlooker.fetchval("SELECT number FROM noetl.schema_version") == 1
+    again = provisioning(given)
+    assert not (await asyncio.to_thread(lambda: again.wait(PROCESS_SECONDS)))
+    await holder.close()
+    await onlooker.close()
 
 
 def test_a_bucket_is_told_as_made_by_who_made_it(settings: Settings) -> None:

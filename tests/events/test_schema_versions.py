@@ -61,6 +61,8 @@ async def test_a_table_that_is_held_is_waited_for_a_little_and_again(
         await until(lambda: "trying again" in caplog.text, "the first time-out")
         await holding.rollback()
         assert (await applying).changed
+        assert f"process {holder.get_server_pid()} (" in caplog.text
+        assert "LOCK TABLE noetl.queue" in caplog.text
         assert await onlooker.fetchval(WAITS) == 0
 
 

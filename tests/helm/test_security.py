@@ -85,9 +85,9 @@ def test_what_runs_long_has_probes(objects: list[Manifest]) -> None:
     for pods in pods_of(objects):
         if pods.kind not in LONG_RUNNING:
             continue
-        assert {"startupProbe", "livenessProbe"} <= pods.container.keys(), pods.name
-        # nobody connects to the daemon: it is ready when it has started
-        assert ("readinessProbe" in pods.container) == (pods.component != "daemon"), pods.name
+        assert {"startupProbe", "readinessProbe", "livenessProbe"} <= pods.container.keys(), pods.name
+        ways = {way for probe in ("startup", "liveness") for way in pods.container[f"{probe}Probe"]}
+        assert ("exec" in ways) == (pods.component == "postgresql"), f"{pods.name} starts a process for each probe"
 
 
 def test_who_stops_has_time_to(objects: list[Manifest]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import PROJECT
 from tests.helm.chart import SCENARIOS, overlaid
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.cluster.kinds import kind_named
+from tests.kubernetes.cluster.selectors import labels_match
 from tests.kubernetes.cluster.store import Object
 from tests.kubernetes.releases import Release
 from tests.waiting import until_now
@@ -134,3 +138,64 @@ def test_a_release_from_its_install_to_its_end(recorded: Release, name: str) -> 
         return {key for key, one in release.objects().items() if key not in before and not is_kept(one)}
 
     until_now(lambda: not left(), f"nothing to be left of {left()}")
+
+
+def test_a_restore_stops_everything_and_starts_it_again(recorded: Release) -> None:
+    """The commands of the page, one after the other."""
+    page = (PROJECT / "docs" / "how-to" / "backup-and-restore.md").read_text().split("## Restore")[1]
+    commands = [line.split() for line in page.replace("   ", "").splitlines() if re.match(r" *(helm|kubectl) ", line)]
+    values = overlaid(SCENARIOS["eks"], {"upkeep": {"enabled": True}})
+    release, jobs = recorded, kind_named("Job")
+    given(release)
+    release.install(values)
+    for name, label in (("run", "dagster/run-id"), ("step", "app.kubernetes.io/managed-by"), ("others", "own")):
+        template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "busybox"}]}}
+        labels = {label: "noetl-dagster"}
+        metadata = {"name": name, "namespace": release.namespace, "labels": labels}
+        release.cluster.create(
+            {"apiVersion": jobs.api_version, "kind": "Job", "metadata": metadata, "spec": {"template": template}}
+        )
+    counts = []
+    for command in commands:
+        if command[0] == "helm":
+            asked = {"paused": True} if "paused=true" in command else {}
+            assert command[1] == "upgrade"
+            release.upgrade(overlaid(values, asked))
+            counts.append({name: one["spec"].get("replicas", 1) for name, one in deployments(release).items()})
+        elif command[3] == "delete":
+            selector = command[command.index("-l") + 1]
+            for job in release.cluster.store.list("Job", release.namespace):
+                if labels_match(selector, job["metadata"].get("labels") or {}):
+                    release.cluster.delete("Job", job["metadata"]["name"], release.namespace)
+    stopped, started = counts
+    assert set(stopped.values()) == {0}
+    assert started["trial-noetl-dagster-api"] == 3
+    assert all(started.values()), "pools that are scaled begin with one worker"
+    assert {one["metadata"]["name"] for one in release.cluster.store.list("Job", release.namespace)} == {"others"}
+
+
+def deployments(release: Release) -> dict[str, Object]:
+    found = release.cluster.store.list("Deployment", release.namespace)
+    return {one["metadata"]["name"]: one for one in found}
+
+
+def test_a_changed_secret_rolls_its_pods_at_the_next_upgrade(recorded: Release) -> None:
+    release = recorded
+    given(release)
+    release.install(SCENARIOS["minimal"])
+    sums = [checksums(release)]
+    release.upgrade(SCENARIOS["minimal"])
+    sums.append(checksums(release))
+    key = ("Secret", release.namespace, "noetl")
+    release.cluster.store.update(key, lambda found: found["data"].update({"NOETL_DB_URL": "b3RoZXI="}))
+    release.upgrade(SCENARIOS["minimal"])
+    sums.append(checksums(release))
+    assert sums[0] == sums[1]
+    assert all(sums[2][name] != one for name, one in sums[1].items())
+
+
+def checksums(release: Release) -> dict[str, str]:
+    return {
+        name: one["spec"]["template"]["metadata"]["annotations"]["checksum/secrets"]
+        for name, one in deployments(release).items()
+    }

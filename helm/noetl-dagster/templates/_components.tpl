@@ -52,10 +52,10 @@ daemon:
   role: daemon
   token: true
   rights: [launch]
-  args: [dagster-daemon, run, -w, /opt/noetl/workspace/workspace.yaml]
-  probes:
-    startup: {exec: {command: [dagster-daemon, liveness-check]}, periodSeconds: 10, timeoutSeconds: 30, failureThreshold: 30}
-    liveness: {exec: {command: [dagster-daemon, liveness-check]}, periodSeconds: 60, timeoutSeconds: 30, failureThreshold: 5}
+  args: [noetl-dagster, daemon, -w, /opt/noetl/workspace/workspace.yaml]
+  ports: {health: 8701}
+  probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
+  env: {NOETL_HEALTH_HOST: {{ $any | quote }}, NOETL_HEALTH_PORT: "8701"}
   secrets: [dagsterDbUrl, minioAccessKey, minioSecretKey]
   settings: true
   dagster: true
@@ -218,7 +218,7 @@ executor:
 provision:
   values: {{ toJson $values.provision }}
   role: provision
-  args: [noetl-dagster, provision]
+  args: [noetl-dagster, provision, --wait, {{ int64 $values.provision.waitSeconds | quote }}, --lock-wait, {{ int64 $values.provision.lockSeconds | quote }}]
   shared: {{ include "noetl.trial" . | eq "true" }}
   secrets: [dbUrl, dagsterDbUrl, natsUrl, minioAccessKey, minioSecretKey]
   settings: true

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,7 +24,7 @@ from noetl_dagster.cli.console import announce_start, fail
 from noetl_dagster.cli.doctor import DAGSTER_REMEDY, place_of
 from noetl_dagster.errors import NoetlError, ServiceError, StorageError
 from noetl_dagster.events.connection import check_certificates
-from noetl_dagster.events.schema import apply_schema
+from noetl_dagster.events.schema import LOCK_SECONDS, LOCK_TIMEOUT, HeldError, apply_schema, holders
 from noetl_dagster.events.transport.nats import check_stream, connect, ensure_ingest_consumer, ensure_stream
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import Settings, StoreTier, get_settings
@@ -31,10 +32,12 @@ from noetl_dagster.storage.tiers import configured, open_tier
 from noetl_dagster.storage.tiers.base import TierUnavailableError
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 LOCK = 7_306_002
 """Key of the advisory lock under which one process at a time changes Dagster's storage."""
 
+LOCK_NOT_AVAILABLE = "55P03"
 CONNECT_SECONDS = 2.0
 
 DATABASE_ERRORS = (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError)
@@ -66,13 +69,14 @@ class Provided:
 
 async def provision(
     wait: Annotated[float, typer.Option(min=0, help="seconds to wait for services")] = 60.0,
+    lock_wait: Annotated[float, typer.Option(min=0, help="seconds to wait for locked tables")] = LOCK_SECONDS,
 ) -> None:
     """Create what a deployment needs: schema, streams, buckets, storage.
 
     The command can be repeated safely.
     """
     settings = embedded.ensure(get_settings(), announce=announce_start)
-    deadline, well = time.monotonic() + wait, True
+    limits, well = _Limits(time.monotonic() + wait, lock_wait), True
     for thing, remedy, work in (
         ("event log", "check NOETL_DB_URL, and that its user may create in the database", _event_log),
         ("NATS", "check that JetStream is on", _nats),
@@ -80,7 +84,7 @@ async def provision(
         ("Dagster's storage", DAGSTER_REMEDY, _dagster),
     ):
         try:
-            async for one in work(settings, deadline):
+            async for one in work(settings, limits):
                 typer.echo(str(one))
                 well = well and one.state is not ProvisionState.REFUSED
         except FAILURES as error:
@@ -91,12 +95,25 @@ async def provision(
         fail("a part was refused, see above; then run 'noetl-dagster provision' again")
 
 
-async def _event_log(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """How long provisioning waits.
+
+    Attributes:
+        deadline: for services, monotonic.
+        lock_seconds: for locked tables of one database.
+    """
+
+    deadline: float
+    lock_seconds: float
+
+
+async def _event_log(settings: Settings, limits: _Limits) -> AsyncIterator[Provided]:
     if settings.db_url is None:
         raise ServiceError("no database is set; set NOETL_DB_URL, or NOETL_EMBEDDED=true")
-    async with _locked(settings.db_url, deadline) as connection:
+    async with _locked(settings.db_url, limits) as connection:
         existed = await connection.fetchval("SELECT to_regnamespace('noetl') IS NOT NULL")
-    applied = await apply_schema(settings.db_url)
+    applied = await apply_schema(settings.db_url, limits.lock_seconds)
     state = ProvisionState.CHANGED if existed and applied.changed else _made(applied.changed)
     yield Provided("schema noetl", state, f"version {applied.schema.number}")
     for name in applied.partitions:
@@ -105,7 +122,8 @@ async def _event_log(settings: Settings, deadline: float) -> AsyncIterator[Provi
         yield Provided("partitions of noetl.event", ProvisionState.THERE, "three months ahead")
 
 
-async def _nats(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
+async def _nats(settings: Settings, limits: _Limits) -> AsyncIterator[Provided]:
+    deadline = limits.deadline
     impatient = settings.model_copy(update={"nats_connect_seconds": CONNECT_SECONDS})
     client = await _until(deadline, lambda: connect(impatient, "provision"), ServiceError)
     names = client.names
@@ -133,7 +151,7 @@ async def _exists(request: Awaitable[object]) -> bool:
     return True
 
 
-async def _stores(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
+async def _stores(settings: Settings, limits: _Limits) -> AsyncIterator[Provided]:
     buckets = {
         StoreTier.MINIO: settings.minio_bucket,
         StoreTier.S3: settings.s3_bucket,
@@ -141,7 +159,7 @@ async def _stores(settings: Settings, deadline: float) -> AsyncIterator[Provided
         StoreTier.PVC: str(settings.pvc_mount_path),
     }
     for tier in configured(settings):
-        yield await _store(tier, settings, deadline, buckets[tier] or "")
+        yield await _store(tier, settings, limits.deadline, buckets[tier] or "")
 
 
 async def _store(tier: StoreTier, settings: Settings, deadline: float, place: str, *, made: bool = False) -> Provided:
@@ -155,25 +173,45 @@ async def _store(tier: StoreTier, settings: Settings, deadline: float, place: st
     return Provided(f"store {tier}", _made(made or opened.made_bucket), place)
 
 
-async def _dagster(settings: Settings, deadline: float) -> AsyncIterator[Provided]:
+async def _dagster(settings: Settings, limits: _Limits) -> AsyncIterator[Provided]:
     if "DAGSTER_HOME" not in os.environ:
         if settings.dagster_db_url is None:
             yield Provided("Dagster's storage", ProvisionState.THERE, "none is set: each process has its own")
             return
         os.environ["DAGSTER_HOME"] = str(embedded.dagster_home(settings))
     assert settings.db_url is not None
-    async with _locked(settings.db_url, deadline):
+    # every connection of Dagster to PostgreSQL has this: others would wait behind a statement that waits
+    os.environ["PGOPTIONS"] = f"{os.environ.get('PGOPTIONS', '')} -c lock_timeout={LOCK_TIMEOUT}".strip()
+    async with _locked(settings.db_url, limits):
         made = False
         if settings.dagster_db_url is not None:
-            async with _connected(settings.dagster_db_url, deadline) as connection:
+            async with _connected(settings.dagster_db_url, limits.deadline) as connection:
                 made = await connection.fetchval("SELECT to_regclass('runs') IS NULL")
-        changed = await _until(deadline, lambda: asyncio.to_thread(_upgrade), _NotYetError)
+        changed = await _until(limits.deadline, partial(_upgraded, settings, limits), _NotYetError)
     state = ProvisionState.CHANGED if changed and not made else _made(made)
     yield Provided("Dagster's storage", state, changed)
 
 
 class _NotYetError(ServiceError):
     """Dagster's storage does not answer yet."""
+
+
+async def _upgraded(settings: Settings, limits: _Limits) -> str:
+    """As :func:`_upgrade`, and again while tables are locked."""
+
+    async def attempt() -> str:
+        try:
+            return await asyncio.to_thread(_upgrade)
+        except HeldError as error:
+            if settings.dagster_db_url is None:
+                raise
+            async with _connected(settings.dagster_db_url, limits.deadline) as connection:
+                raise HeldError(f"{error}; {await holders(connection)}; let them end") from error
+
+    def note(error: BaseException, pause: float) -> None:
+        logger.warning("Dagster's storage waits for a table: %s; trying again in %.2g s", error, pause)
+
+    return await with_retries(attempt, RetryLimits((HeldError,), seconds=limits.lock_seconds), on_failure=note)
 
 
 def _upgrade() -> str:
@@ -195,14 +233,20 @@ def _upgrade() -> str:
                 instance.upgrade()
             return ", ".join(outdated)
     except DBAPIError as error:
+        if getattr(error.orig, "pgcode", None) == LOCK_NOT_AVAILABLE:
+            raise HeldError(f"Dagster's storage was not changed: {_text_of(error.orig or error)}") from error
         raise _NotYetError(f"{error.orig}; {DAGSTER_REMEDY}") from error
 
 
 @asynccontextmanager
-async def _locked(url: str, deadline: float) -> AsyncIterator[asyncpg.Connection]:
+async def _locked(url: str, limits: _Limits) -> AsyncIterator[asyncpg.Connection]:
     """Yields a connection with the lock that one provisioning process at a time holds."""
-    async with _connected(url, deadline) as connection:
-        await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
+    async with _connected(url, limits.deadline) as connection:
+        await connection.execute(f"SET lock_timeout = {round(limits.lock_seconds * 1000) or 1}")
+        try:
+            await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
+        except asyncpg.LockNotAvailableError as error:
+            raise HeldError(f"another process provisions; {await holders(connection)}") from error
         yield connection
 
 
