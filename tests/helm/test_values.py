@@ -139,13 +139,24 @@ def test_a_wrong_value_is_refused_with_its_name(name: str) -> None:
         ({"api": None}, "missing property 'api'"),
         ({"secrets": {"dbUrl": None}}, "at '/secrets': missing property 'dbUrl'"),
         ({"secrets": {"dbUrl": {"key": None}}}, "at '/secrets/dbUrl': missing property 'key'"),
-        ({"api": {"replicas": None}}, "at '/api': missing property 'replicas'"),
+        ({"api": {"processes": None}}, "at '/api': missing property 'processes'"),
         ({"workers": {"defaults": {"slots": None}}}, "at '/workers/defaults': missing property 'slots'"),
     ],
 )
 def test_null_is_refused_where_a_value_is_needed(values: dict[str, Any], said: str) -> None:
     with pytest.raises(HelmError, match=said):
         manifests(overlaid(MINIMAL, {"monitoring": {"serviceMonitor": {"token": {"name": "noetl"}}}}, values))
+
+
+def test_null_replicas_are_left_to_the_person_who_scales() -> None:
+    values = {
+        "api": {"replicas": None},
+        "workers": {"defaults": {"replicas": None}, "pools": {"more": {"replicas": 3}}},
+    }
+    found = of_kind(manifests(overlaid(MINIMAL, values)), "Deployment")
+    replicas = {name.removeprefix("trial-noetl-dagster-"): one["spec"].get("replicas") for name, one in found.items()}
+    assert (replicas["api"], replicas["worker-default"], replicas["worker-more"]) == (None, None, 3)
+    assert replicas["ingest"] == 2
 
 
 def test_null_takes_away_what_may_be_missing() -> None:
