@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helm_python import HelmError
+from kubernetes import client, config
 
 from tests.conftest import PROJECT
 from tests.helm.chart import SCENARIOS, overlaid
@@ -199,3 +201,23 @@ def checksums(release: Release) -> dict[str, str]:
         name: one["spec"]["template"]["metadata"]["annotations"]["checksum/secrets"]
         for name, one in deployments(release).items()
     }
+
+
+def test_helm_leaves_the_number_to_who_scales_where_values_say_so(recorded: Release) -> None:
+    """Helm 4 applies on the server, which knows who has scaled."""
+    release, name = recorded, "trial-noetl-dagster-api"
+    given(release)
+
+    def scaled_and_upgraded(replicas: int | None) -> int:
+        values = overlaid(SCENARIOS["minimal"], {"api": {"replicas": replicas}})
+        release.upgrade(values) if release.helm.list() else release.install(values)
+        with config.new_client_from_config(str(release.cluster.kubeconfig)) as api:
+            client.AppsV1Api(api).patch_namespaced_deployment_scale(
+                name, release.namespace, {"spec": {"replicas": 5}}, field_manager="kubectl"
+            )
+        release.upgrade(overlaid(values, {"settings": {"NOETL_RETENTION_DAYS": 7}}))
+        return int(deployments(release)[name]["spec"]["replicas"])
+
+    assert scaled_and_upgraded(None) == 5
+    with pytest.raises(HelmError, match=r'conflict.*"kubectl".*\.spec\.replicas'):
+        scaled_and_upgraded(2)

@@ -117,6 +117,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _objects(self, verb: str, address: Address, query: Mapping[str, str], body: bytes) -> Object:
         objects = self.server.api.objects
+        if address.part == "scale" and verb in ("get", "update"):
+            given = self._parsed(body) if verb == "update" else None
+            return objects.scale(address, query, None if given is None else lambda old: given)
         match verb:
             case "get":
                 return objects.store.need(*address.key)
@@ -158,7 +161,11 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             reached = int(since)
         while time.monotonic() < deadline and not self.server.api.ended:
-            changes, reached = store.changes(reached, 0.5)
+            try:
+                changes, reached = store.changes(reached, 0.5)
+            except Refused as error:
+                self._chunk({"type": "ERROR", "object": error.status()})
+                break
             for change in changes:
                 if concerns(change, address, query):
                     self._chunk({"type": change.type, "object": change.object})

@@ -124,6 +124,11 @@ def _identity(key: str, items: list[Any]) -> bool:
     )
 
 
+def identity_of(key: str, items: list[Any]) -> list[str] | None:
+    """What tells the items of a list apart, in their order; None for a list that is replaced as a whole."""
+    return [str(_name(item, _MERGE_KEYS[key])) for item in items] if items and _identity(key, items) else None
+
+
 def _name(item: Any, keys: tuple[str, ...]) -> Any:
     found = tuple(item[key] for key in keys if key in item)
     return found or None

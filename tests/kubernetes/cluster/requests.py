@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -13,6 +13,7 @@ import yaml
 from tests.kubernetes.cluster import patches
 from tests.kubernetes.cluster.failures import Refused, not_found
 from tests.kubernetes.cluster.kinds import Kind, kind_at
+from tests.kubernetes.cluster.managers import Managers
 from tests.kubernetes.cluster.selectors import fields_match, labels_match
 from tests.kubernetes.cluster.store import Change, Key, Object, Store, key_of, now, owned_by
 from tests.kubernetes.cluster.validation import validate
@@ -82,18 +83,40 @@ class Objects:
 
     store: Store
     mutate: Callable[[Kind, Object], None]
+    managers: Managers = field(default_factory=Managers)
     _applied: dict[tuple[Key, str], Object] = field(default_factory=dict)
 
     def list(self, address: Address, query: Mapping[str, str]) -> Object:
         with self.store.frozen():
             found = self.store.list(address.kind.name, address.namespace or None)
             version = self.store.version
+        items = [one for one in found if selected(one, query)]
+        metadata: Object = {"resourceVersion": str(version)}
+        limit = int(query.get("limit") or 0)
+        if limit or query.get("continue"):
+            first = self._page(query.get("continue", ""))
+            items, rest = items[first : first + limit or None], len(items) - first - limit
+            if limit and rest > 0:
+                metadata["continue"] = f"{version}:{first + limit}"
+                metadata["remainingItemCount"] = rest
         return {
             "kind": f"{address.kind.name}List",
             "apiVersion": address.kind.api_version,
-            "metadata": {"resourceVersion": str(version)},
-            "items": [one for one in found if selected(one, query)],
+            "metadata": metadata,
+            "items": items,
         }
+
+    def _page(self, token: str) -> int:
+        """Where a page begins, of which a client has the token of the page before.
+
+        Raises:
+            Refused: 410, where the list of that page is no longer kept.
+        """
+        if not token:
+            return 0
+        version, _, first = token.partition(":")
+        self.store.changes(int(version), 0)
+        return int(first)
 
     def create(self, address: Address, given: Object, query: Mapping[str, str]) -> Object:
         kind = address.kind
@@ -112,17 +135,26 @@ class Objects:
         new = {**probe, "metadata": new["metadata"]}
         if query.get("dryRun"):
             return new
-        return self.store.create(kind, new)
+        made = self.store.create(kind, new)
+        self.managers.updated(key_of(kind.name, made), {}, new, manager_of(query))
+        return made
+
+    def scale(self, address: Address, query: Mapping[str, str], change: Callable[[Object], Object] | None) -> Object:
+        """The number of pods of a workload, as its subresource ``scale`` gives and takes it."""
+        whole = replace(address, part="")
+
+        def scaled(old: Object) -> Object:
+            assert change is not None
+            count = change(_scale_of(old))["spec"]["replicas"]
+            return {**old, "spec": {**old["spec"], "replicas": count}}
+
+        found = self.store.need(*address.key) if change is None else self._changed(whole, scaled, query)
+        return _scale_of(found)
 
     def replace(self, address: Address, given: Object, query: Mapping[str, str]) -> Object:
         new = self._admitted(address, given)
 
-        def change(old: Object) -> Object:
-            return self._replaced(address, old, new)
-
-        if query.get("dryRun"):
-            return change(self.store.need(*address.key))
-        return self.store.update(address.key, change)
+        return self._changed(address, lambda old: new, query)
 
     def patch(self, address: Address, content_type: str, body: bytes, query: Mapping[str, str]) -> Object:
         """A patch in any of the four forms; what a manager applies makes the object where there is none."""
@@ -138,6 +170,8 @@ class Objects:
             raise Refused(415, "UnsupportedMediaType", f"{content_type} is no form of a patch")
         if content_type == patches.STRATEGIC and not address.kind.known:
             raise Refused(415, "UnsupportedMediaType", "custom resources know no strategic merge")
+        if address.part == "scale":
+            return self.scale(address, query, lambda old: forms[content_type](old, given))
         return self._changed(address, lambda old: forms[content_type](old, given), query)
 
     def delete(self, address: Address, query: Mapping[str, str], options: Object) -> Object:
@@ -170,6 +204,7 @@ class Objects:
             self._leave(key, found, grace)
             return
         self.store.remove(key)
+        self.managers.forget(key)
         for _, manager in [pair for pair in self._applied if pair[0] == key]:
             self._applied.pop((key, manager), None)
         if key[0] == "Namespace":
@@ -209,24 +244,38 @@ class Objects:
         self.store.update(key, change)
 
     def _apply(self, address: Address, given: Object, query: Mapping[str, str]) -> Object:
-        manager = query.get("fieldManager") or "unknown"
+        manager = manager_of(query)
         given = self._admitted(address, given)
-        if self.store.get(*address.key) is None:
+        found = self.store.get(*address.key)
+        if found is None:
             made = self.create(address, given, query)
         else:
+            force = query.get("force", "").lower() == "true"
+            if not query.get("dryRun"):
+                self.managers.apply(address.key, found, given, manager, force=force)
             before = self._applied.get((address.key, manager), {})
 
             def change(old: Object) -> Object:
                 return patches.merged_strategically(patches.without_given_up(old, before, given), given)
 
-            made = self._changed(address, change, query)
+            made = self._changed(address, change, query, applied=True)
         if not query.get("dryRun"):
             self._applied[address.key, manager] = copy.deepcopy(given)
         return made
 
-    def _changed(self, address: Address, change: Callable[[Object], Object], query: Mapping[str, str]) -> Object:
+    def _changed(
+        self,
+        address: Address,
+        change: Callable[[Object], Object],
+        query: Mapping[str, str],
+        *,
+        applied: bool = False,
+    ) -> Object:
         def changed(old: Object) -> Object:
-            return self._replaced(address, old, change(old))
+            new = self._replaced(address, old, change(old))
+            if not applied and not query.get("dryRun"):
+                self.managers.updated(address.key, old, new, manager_of(query))
+            return new
 
         if query.get("dryRun"):
             return changed(self.store.need(*address.key))
@@ -261,6 +310,24 @@ class Objects:
             raise Refused(422, "Invalid", f"{kind.name} is invalid: metadata.name: Required value")
         metadata.pop("managedFields", None)
         return new
+
+
+def manager_of(query: Mapping[str, str]) -> str:
+    """The name under which a request changes fields."""
+    return query.get("fieldManager") or "unknown"
+
+
+def _scale_of(found: Object) -> Object:
+    metadata = {name: found["metadata"][name] for name in ("name", "namespace", "uid", "resourceVersion")}
+    count = found["spec"].get("replicas", 1)
+    status = {"replicas": (found.get("status") or {}).get("replicas", 0)}
+    return {
+        "apiVersion": "autoscaling/v1",
+        "kind": "Scale",
+        "metadata": metadata,
+        "spec": {"replicas": count},
+        "status": status,
+    }
 
 
 _FIXED = {
