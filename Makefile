@@ -8,7 +8,7 @@ QUICK := $(addprefix tests/,architecture playbook events engine tools corpus)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java browser demo dev check test-quick test test-slow lint bench bench-peers docs docs-serve lock audit sbom services-up services-down clean
+.PHONY: help setup java browser demo dev check test-quick test test-slow lint bench bench-peers docs docs-serve lock audit sbom services-up services-down kind clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -73,6 +73,9 @@ services-up: setup ## start PostgreSQL, NATS and the object store
 
 services-down: setup ## stop them; their data stays
 	.venv/bin/noetl-dagster services down
+
+kind: ## try the chart on a real cluster of kind; PARTS="up install flow ...", CNI=cilium
+	@scripts/kind $(PARTS)
 
 clean: ## stop the services and delete all that is made, .venv too
 	@scripts/clean

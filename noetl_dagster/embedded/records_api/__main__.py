@@ -11,6 +11,7 @@ from noetl_dagster.embedded.records_api.app import create_app
 
 
 def serve(
+    host: Annotated[str, typer.Option(help="address that it listens on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any free port, which is printed")] = 8765,
     seed: Annotated[int, typer.Option(help="the seed of the records")] = 0,
     faults: Annotated[float, typer.Option(min=0.0, max=1.0, help="share of attempts that fail")] = 0.0,
@@ -20,9 +21,9 @@ def serve(
     """Serve simulated clinical records until interrupted."""
     app = create_app(seed=seed, faults=faults, facilities=facilities, patients=patients)
     # uvicorn logs an error for each dropped connection, which is intended here
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="critical", access_log=False)
+    config = uvicorn.Config(app, host=host, port=port, log_level="critical", access_log=False)
     listener = config.bind_socket()
-    typer.echo(f"records API on http://127.0.0.1:{listener.getsockname()[1]}")
+    typer.echo(f"records API on http://{host}:{listener.getsockname()[1]}")
     uvicorn.Server(config).run(sockets=[listener])
 
 
