@@ -1,82 +1,77 @@
-"""Network policies let through what components need, and nothing else."""
+"""Network policies let through what components need, and nothing else: the meaning of what is rendered."""
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Mapping
+import copy
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from helm_python import Chart
 
-from tests.helm.chart import KIND, MINIMAL, SCENARIOS, Manifest, manifests, of_kind, overlaid, pods_of, values_file
+from tests.helm.chart import (
+    KIND,
+    MINIMAL,
+    NAMESPACE,
+    PATH,
+    RELEASE,
+    SCENARIOS,
+    Manifest,
+    manifests,
+    of_kind,
+    overlaid,
+    pods_of,
+    values_file,
+)
 from tests.helm.launched import run_pods
+from tests.kubernetes.cluster.network import Peer, Policies, Service
 
-OUTSIDE = "10.1.2.3"
-"""An address outside the cluster."""
+NAMESPACES = {
+    name: {"kubernetes.io/metadata.name": name}
+    for name in (NAMESPACE, "ingress", "monitoring", "databases", "kube-system", "others")
+}
 
-METADATA = "169.254.169.254"
-"""Where a node's credentials are asked for."""
+
+def other(namespace: str, app: str, address: str) -> Peer:
+    return Peer(address, namespace, {"app": app}, is_in_cluster=True)
+
+
+CONTROLLER = other("ingress", "controller", "10.0.1.1")
+PROMETHEUS = other("monitoring", "prometheus", "10.0.1.2")
+STRANGER = other("others", "stranger", "10.0.1.3")
+NEIGHBOUR = other(NAMESPACE, "neighbour", "10.0.1.4")
+POSTGRESQL = other("databases", "postgresql", "10.0.1.5")
+COLLECTOR = other("monitoring", "collector", "10.0.1.6")
+DNS = Service(other("kube-system", "dns", "10.0.1.7"), {53: 53})
+OPENSHIFT_DNS = Service(other("openshift-dns", "dns", "10.0.1.8"), {53: 5353})
+NODE_DNS = Peer("169.254.20.10", is_in_cluster=True)
+API_SERVER = Peer("10.9.0.1", entity="kube-apiserver", is_in_cluster=True)
+OUTSIDE, OUTSIDE_6 = Peer("192.0.2.7"), Peer("2001:db8::7")
+METADATA, METADATA_6 = Peer("169.254.169.254"), Peer("fd00:ec2::254")
 
 
 class Net:
-    """What the policies of a release let through, as Kubernetes reads them: a packet needs both sides' leave."""
+    """The policies of a release, and its pods."""
 
-    def __init__(self, objects: list[Manifest]) -> None:
-        self._policies = list(of_kind(objects, "NetworkPolicy").values())
-        self._labels: dict[str, Mapping[str, str]] = {pods.component: pods.labels for pods in pods_of(objects)}
-        self._labels["run"] = run_pods(objects).labels
-        for policy in self._policies:
-            labels = policy["spec"]["podSelector"]["matchLabels"]
-            self._labels.setdefault(labels.get("app.kubernetes.io/component", "any"), labels)
+    def __init__(self, objects: list[Manifest], *, cilium: bool = False) -> None:
+        self._policies = Policies(objects, NAMESPACES, cilium=cilium)
+        labels = {pods.component: dict(pods.labels) for pods in [*pods_of(objects), run_pods(objects)]}
+        for policy in of_kind(objects, "NetworkPolicy").values():  # of pods that steps and Spark make
+            selected = policy["spec"]["podSelector"]["matchLabels"]
+            if "app.kubernetes.io/component" in selected:
+                labels.setdefault(selected["app.kubernetes.io/component"], selected)
+        self.pods = {
+            name: Peer(f"10.0.0.{number}", NAMESPACE, one, is_in_cluster=True)
+            for number, (name, one) in enumerate(sorted(labels.items()), 1)
+        }
 
-    @property
-    def components(self) -> set[str]:
-        return set(self._labels) - {"any"}
-
-    def lets(self, source: str, target: str, port: int) -> bool:
-        """Whether a connection gets through; names of components, else an address or ``stranger``."""
-        return self._leaves(source, target, port) and self._enters(source, target, port)
-
-    def _leaves(self, source: str, target: str, port: int) -> bool:
-        rules = self._rules(source, "Egress", "egress")
-        return rules is None or any(self._matches(rule, "to", target, port) for rule in rules)
-
-    def _enters(self, source: str, target: str, port: int) -> bool:
-        rules = self._rules(target, "Ingress", "ingress")
-        return rules is None or any(self._matches(rule, "from", source, port) for rule in rules)
-
-    def _rules(self, name: str, kind: str, key: str) -> list[Manifest] | None:
-        """The rules for a pod; None: no policy has it."""
-        labels = self._labels.get(name)
-        if labels is None:
-            return None
-        selecting = [
-            policy["spec"]
-            for policy in self._policies
-            if policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
-            and kind in policy["spec"]["policyTypes"]
-        ]
-        return [rule for spec in selecting for rule in spec.get(key, ())] if selecting else None
-
-    def _matches(self, rule: Manifest, peers: str, other: str, port: int) -> bool:
-        ports = rule.get("ports")
-        if ports is not None and port not in {one["port"] for one in ports}:
-            return False
-        return peers not in rule or any(self._is(peer, other) for peer in rule[peers])
-
-    def _is(self, peer: Manifest, other: str) -> bool:
-        if "ipBlock" in peer:
-            try:
-                address = ipaddress.ip_address(other)
-            except ValueError:
-                return False
-            block = peer["ipBlock"]
-            inside = address in ipaddress.ip_network(block["cidr"])
-            return inside and not any(address in ipaddress.ip_network(one) for one in block.get("except", ()))
-        if "namespaceSelector" in peer:
-            return other not in (OUTSIDE, METADATA)
-        wanted: dict[str, Any] = peer["podSelector"].get("matchLabels", {})
-        return wanted.items() <= self._labels.get(other, {}).items()
+    def lets(self, source: str | Peer, target: str | Peer | Service, port: int, protocol: str = "TCP") -> bool:
+        """Whether a connection gets through; texts are components of the release."""
+        ends = [self.pods[end] if isinstance(end, str) else end for end in (source, target)]
+        assert isinstance(ends[0], Peer)
+        return self._policies.let(ends[0], ends[1], port, protocol)
 
 
 TRIAL = {
@@ -97,29 +92,17 @@ TRIAL = {
 }
 """Who connects to whom."""
 
-PORTS = {port for wanted in TRIAL.values() for _, port in wanted} | {3000, 8701, 9001}
+PORTS = {3000, 4000, 4222, 5432, 7078, 8222, 8700, 8701, 9000, 9001}
+SAME_SERVER = {("nats", 8222): ("nats", 4222), ("minio", 9001): ("minio", 9000)}
+"""Ports that are open with another one of the same server."""
 
 
 def test_a_trial_s_components_reach_what_they_need_and_nothing_else() -> None:
     net = Net(manifests(KIND))
-    assert net.components == set(TRIAL)
-    for source in TRIAL:
+    assert net.pods.keys() == TRIAL.keys()
+    for source, wanted in TRIAL.items():
         reached = {(target, port) for target in TRIAL for port in PORTS if net.lets(source, target, port)}
-        extra = {(target, 9001) for target, port in TRIAL[source] if port == 9000}  # the console, on the same server
-        beside = {(t, p) for t, p in reached if t == "nats" and p == 8222} if ("nats", 4222) in reached else set()
-        # webserver, API and health ports are open to the cluster
-        unasked = {(target, port) for target, port in reached if target in ("webserver", "api") or port == 8701}
-        assert TRIAL[source] <= reached
-        if source in (
-            "projection",
-            "ingest",
-            "daemon",
-            "webserver",
-            "code-location",
-            "provision",
-            "postgresql",
-        ):
-            assert reached <= TRIAL[source] | extra | beside | unasked
+        assert reached == wanted | {extra for extra, port in SAME_SERVER.items() if port in wanted}, source
 
 
 @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name != "bare"])
@@ -127,90 +110,127 @@ def test_every_address_in_the_settings_is_let_through(scenario: str) -> None:
     """What a process is told to connect to inside the release, it may."""
     objects = manifests(SCENARIOS[scenario])
     net = Net(objects)
-    services = {
-        name: next(p for p in pods_of(objects) if one["spec"]["selector"].items() <= p.labels.items()).component
-        for name, one in of_kind(objects, "Service").items()
-    }
-    for pods in [*pods_of(objects), run_pods(objects)]:
-        named = pods.variables(objects)
-        for service, target in services.items():
-            users = {
-                "api": ("worker", "run", "test"),
-                "minio": ("run", "worker", "api", "code", "ingest", "webserver"),
-            }
-            asked = any(f"//{service}:" in value for value in named.values())
+    users = {"api": ("worker", "run", "test"), "minio": ("run", "worker", "api", "code", "ingest", "webserver")}
+    for name, service in of_kind(objects, "Service").items():
+        target = next(p for p in pods_of(objects) if service["spec"]["selector"].items() <= p.labels.items()).component
+        for pods in [*pods_of(objects), run_pods(objects)]:
+            asked = any(f"//{name}:" in value for value in pods.variables(objects).values())
             if asked and pods.component.startswith(users.get(target, ())):
-                port = of_kind(objects, "Service")[service]["spec"]["ports"]
-                assert any(net.lets(pods.component, target, one["port"]) for one in port), (
-                    pods.name,
-                    service,
-                )
+                ports = [one["port"] for one in service["spec"]["ports"]]
+                assert any(net.lets(pods.component, target, port) for port in ports), (pods.name, name)
 
 
-def test_services_outside_are_reached_by_their_ports() -> None:
-    net = Net(manifests(MINIMAL))
-    for source in ("code-location", "api", "ingest", "run", "worker-default", "provision"):
-        assert net.lets(source, OUTSIDE, 5432), source
-        assert net.lets(source, OUTSIDE, 4222), source
-        assert net.lets(source, OUTSIDE, 443), source
-    assert net.lets("projection", OUTSIDE, 5432)
-    assert not net.lets("projection", OUTSIDE, 443)
-    assert not net.lets("ingest", OUTSIDE, 8080)
-
-
-def test_ports_in_addresses_are_let_out() -> None:
-    values = {
-        "storage": {"tier": "minio", "minio": {"endpoint": "http://minio.other:9000"}},
-        "tracing": {"endpoint": "http://collector:4999"},
+ALL = (
+    "api",
+    "code-location",
+    "daemon",
+    "ingest",
+    "projection",
+    "provision",
+    "run",
+    "test",
+    "webserver",
+    "worker-default",
+)
+STORES = ("api", "code-location", "ingest", "provision", "run", "test", "worker-default")
+TOOLS = ("run", "test", "worker-default")
+BY_SELECTOR = {
+    "networkPolicy": {
+        "postgresql": {"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "databases"}}}]},
+        "tools": {"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]},
     }
-    net = Net(manifests(overlaid(MINIMAL, values)))
-    assert net.lets("ingest", OUTSIDE, 9000)
-    assert net.lets("ingest", OUTSIDE, 4999)
-    assert not net.lets("ingest", OUTSIDE, 9001)
+}
+CILIUM = {"networkPolicy": {"cilium": True}}
+
+REACHED: list[tuple[dict[str, Any], str, Peer | Service, int, tuple[str, ...]]] = [
+    ({}, "TCP", OUTSIDE, 5432, ("daemon", "projection", "webserver", *STORES)),
+    ({}, "TCP", OUTSIDE_6, 5432, ("daemon", "projection", "webserver", *STORES)),
+    ({}, "TCP", POSTGRESQL, 5432, ("daemon", "projection", "webserver", *STORES)),
+    ({}, "TCP", OUTSIDE, 4222, STORES),
+    ({}, "TCP", API_SERVER, 6443, ("api", "daemon", "webserver", *TOOLS)),
+    ({}, "TCP", API_SERVER, 16443, ("api", "daemon", "webserver", *TOOLS)),
+    ({}, "TCP", OUTSIDE, 25, TOOLS),
+    ({}, "UDP", OUTSIDE, 25, TOOLS),
+    ({}, "TCP", STRANGER, 25, TOOLS),
+    ({}, "TCP", METADATA, 80, ()),
+    ({}, "TCP", METADATA_6, 80, ()),
+    *(({}, protocol, dns, 53, ALL) for protocol in ("UDP", "TCP") for dns in (DNS, OPENSHIFT_DNS, NODE_DNS)),
+    ({"networkPolicy": {"dnsPorts": [53]}}, "UDP", OPENSHIFT_DNS, 53, TOOLS),
+    (BY_SELECTOR, "TCP", POSTGRESQL, 5432, ("daemon", "projection", "webserver", *STORES)),
+    (BY_SELECTOR, "TCP", STRANGER, 5432, ()),
+    (BY_SELECTOR, "TCP", OUTSIDE, 5432, TOOLS),
+    (CILIUM, "TCP", API_SERVER, 6443, ("api", "daemon", "webserver")),
+    (CILIUM, "TCP", POSTGRESQL, 5432, ("daemon", "projection", "webserver", *STORES)),
+    (CILIUM, "TCP", STRANGER, 25, TOOLS),
+    ({"tracing": {"endpoint": "http://collector:4999"}}, "TCP", COLLECTOR, 4999, ("projection", *STORES)),
+    (
+        {"dagster": {"extraLocations": [{"host": "o", "port": 4001}]}},
+        "TCP",
+        STRANGER,
+        4001,
+        ("api", "daemon", "webserver", *TOOLS),
+    ),
+]
+"""Values, protocol, whom, port, and who reaches it."""
 
 
-def test_only_tools_reach_everything_but_the_nodes_credentials() -> None:
-    net = Net(manifests(MINIMAL))
-    for source in net.components:
-        assert net.lets(source, OUTSIDE, 25) == (source in ("run", "worker-default", "test")), source
-        assert not net.lets(source, METADATA, 80), source
-    google = Net(manifests(SCENARIOS["gke"]))
-    assert google.lets("run", METADATA, 80)  # workload identity: credentials of the pod
-    assert not google.lets("projection", METADATA, 80)
+@pytest.mark.parametrize("case", range(len(REACHED)), ids=str)
+def test_who_reaches_what(case: int) -> None:
+    values, protocol, target, port, sources = REACHED[case]
+    net = Net(manifests(overlaid(MINIMAL, values)), cilium="cilium" in values.get("networkPolicy", {}))
+    reaching = {name for name in ALL if net.lets(name, target, port, protocol)}
+    wanted = set(sources) - ({"provision"} if target is COLLECTOR else set())  # which has no tracing
+    assert reaching == wanted
+
+
+@pytest.mark.parametrize("scenario", ["gke", "eks"])
+def test_credentials_of_pods_are_asked_for_and_those_of_nodes_are_not(scenario: str) -> None:
+    net = Net(manifests(SCENARIOS[scenario]))
+    agents = {"gke": METADATA, "eks": Peer("169.254.170.23")}
+    assert net.lets("run", agents[scenario], 80)
+    assert not net.lets("projection", agents[scenario], 80)
+    assert net.lets("run", METADATA, 80) == (scenario == "gke")
+
+
+ENTERED: list[tuple[dict[str, Any], Peer, set[tuple[str, int]]]] = [
+    ({}, STRANGER, set()),
+    ({}, NEIGHBOUR, set()),
+    ({"ingressFrom": [{"namespaceSelector": {}}]}, STRANGER, {("webserver", 3000), ("api", 8700)}),
+    ({"ingressFrom": [{"podSelector": {"matchLabels": {"app": "neighbour"}}}]}, STRANGER, set()),
+    (
+        {"ingressFrom": [{"podSelector": {"matchLabels": {"app": "neighbour"}}}]},
+        NEIGHBOUR,
+        {("webserver", 3000), ("api", 8700)},
+    ),
+    (
+        {"ingressFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}]},
+        CONTROLLER,
+        {("webserver", 3000), ("api", 8700)},
+    ),
+    ({"ingressFrom": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]}, OUTSIDE, {("webserver", 3000), ("api", 8700)}),
+    (
+        {"monitoringFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]},
+        PROMETHEUS,
+        {("api", 8700), *((name, 8701) for name in ("daemon", "ingest", "projection", "worker-default"))},
+    ),
+    ({"servicesFrom": [{"namespaceSelector": {}}]}, STRANGER, {("postgresql", 5432), ("nats", 4222), ("minio", 9000)}),
+]
+
+
+@pytest.mark.parametrize("case", range(len(ENTERED)), ids=str)
+def test_who_enters_where(case: int) -> None:
+    policy, source, wanted = ENTERED[case]
+    net = Net(manifests(overlaid(KIND, {"networkPolicy": policy})))
+    entered = {(target, port) for target in net.pods for port in PORTS if net.lets(source, target, port)}
+    assert entered - SAME_SERVER.keys() == wanted
 
 
 def test_who_has_a_token_reaches_the_cluster() -> None:
-    objects = manifests(MINIMAL)
+    objects = manifests(overlaid(MINIMAL, {"runs": {"containers": True}, "workers": {"containers": True}}))
     net = Net(objects)
     for pods in [*pods_of(objects), run_pods(objects)]:
         if pods.spec["automountServiceAccountToken"]:
-            assert net.lets(pods.component, OUTSIDE, 6443), pods.component
-
-
-def test_strangers_reach_webserver_and_api_only_if_values_say_so() -> None:
-    anybody = [{"namespaceSelector": {}}]
-    net = Net(manifests(overlaid(KIND, {"networkPolicy": {"ingressFrom": anybody}})))
-    open_to_all = {(target, port) for target in net.components for port in PORTS if net.lets("stranger", target, port)}
-    assert open_to_all == {("webserver", 3000), ("api", 8700)}
-    closed = Net(manifests(KIND))
-    assert not any(closed.lets("stranger", target, port) for target in closed.components for port in PORTS)
-
-
-def test_prometheus_reaches_the_processes() -> None:
-    net = Net(manifests(overlaid(KIND, {"networkPolicy": {"monitoringFrom": [{"namespaceSelector": {}}]}})))
-    for target in ("ingest", "projection", "worker-default"):
-        assert net.lets("stranger", target, 8701)
-
-
-def test_names_are_asked_by_every_pod() -> None:
-    objects = manifests(MINIMAL)
-    (default,) = (one for one in objects if one["metadata"]["name"] == "trial-noetl-dagster-default")
-    [rule] = default["spec"]["egress"]
-    named = {(one["protocol"], one["port"]) for one in rule.pop("ports")}
-    assert named == {("UDP", 53), ("TCP", 53), ("UDP", 5353), ("TCP", 5353)}
-    assert not rule, "whatever the address: of DNS pods, of a node's cache, outside"
-    for pods in [*pods_of(objects), run_pods(objects)]:
-        assert default["spec"]["podSelector"]["matchLabels"].items() <= pods.labels.items()
+            assert net.lets(pods.component, API_SERVER, 6443), pods.component
 
 
 def test_spark_s_executors_and_drivers_reach_each_other() -> None:
@@ -223,34 +243,59 @@ def test_spark_s_executors_and_drivers_reach_each_other() -> None:
     assert not net.lets("executor", "code-location", 4000)
 
 
-def test_dagster_s_own_chart_reaches_a_trial_s_services() -> None:
-    open_to_them = SCENARIOS["dagster elsewhere"]
-    assert Net(manifests(open_to_them)).lets("stranger", "postgresql", 5432)
-    closed = overlaid(open_to_them, {"networkPolicy": {"servicesFrom": []}})
-    assert not Net(manifests(closed)).lets("stranger", "postgresql", 5432)
-
-
-def test_collectors_and_other_code_locations_are_reached() -> None:
-    net = Net(manifests(SCENARIOS["everything"]))
-    for source in ("api", "code-location", "ingest", "projection", "worker-default", "run"):
-        assert net.lets(source, OUTSIDE, 4318), source
-    for source in ("webserver", "daemon", "api"):
-        assert net.lets(source, OUTSIDE, 4001), source
-    assert not net.lets("ingest", OUTSIDE, 4001)
-
-
 def test_only_the_login_s_pods_reach_the_webserver() -> None:
-    """The example: its proxy leads to the webserver's Service, and its own Service and Ingress lead to the proxy."""
+    """The example: its Ingress and Service lead to the proxy, and the proxy to the webserver's Service."""
     objects = manifests(overlaid(MINIMAL, values_file("oauth2-proxy")))
     [proxy] = [one for one in objects if one["kind"] == "Deployment" and one["metadata"]["name"] == "dagster-login"]
-    labels = proxy["spec"]["template"]["metadata"]["labels"]
-    [service] = [one for one in objects if one["kind"] == "Service" and one["metadata"]["name"] == "dagster-login"]
-    [ingress] = of_kind(objects, "Ingress").values()
-    assert service["spec"]["selector"].items() <= labels.items()
-    [path] = ingress["spec"]["rules"][0]["http"]["paths"]
+    template = proxy["spec"]["template"]
+    service = of_kind(objects, "Service")["dagster-login"]
+    [path] = of_kind(objects, "Ingress")["dagster-login"]["spec"]["rules"][0]["http"]["paths"]
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     assert path["backend"]["service"]["name"] == "dagster-login"
-    [container] = proxy["spec"]["template"]["spec"]["containers"]
-    assert "--upstream=http://trial-noetl-dagster-webserver:3000" in container["args"]
-    rules = of_kind(objects, "NetworkPolicy")["trial-noetl-dagster-webserver"]["spec"]["ingress"]
-    peers = [peer for rule in rules for peer in rule["from"]]
-    assert peers == [{"podSelector": {"matchLabels": labels}}]
+    assert f"--upstream=http://{RELEASE}-noetl-dagster-webserver:3000" in template["spec"]["containers"][0]["args"]
+    net = Net([one for one in objects if one["metadata"]["name"] != "dagster-login"])
+    login = Peer("10.0.1.9", NAMESPACE, template["metadata"]["labels"], is_in_cluster=True)
+    assert net.lets(login, "webserver", 3000)
+    assert not net.lets(NEIGHBOUR, "webserver", 3000)
+
+
+REMOVED: list[tuple[str, str, dict[str, Any], str | Peer, str | Peer | Service, int]] = [
+    ("network.yaml", "        - {protocol: UDP, port: {{ int . }}}\n", {}, "projection", OPENSHIFT_DNS, 53),
+    ("_network.tpl", '{{- with .to }}{{ $_ := set $rule "to" . }}{{ end }}\n', BY_SELECTOR, "ingest", STRANGER, 5432),
+    ("_network.tpl", "    - toEntities: [kube-apiserver]\n", CILIUM, "daemon", API_SERVER, 6443),
+    ("_network.tpl", "{{- if $outside.cilium }}", CILIUM, "daemon", Peer("192.0.2.9"), 6443),
+    ("_components.tpl", '(list "kubernetes")', {}, "api", API_SERVER, 6443),
+    ("_components.tpl", "  reaches: [tools]\n", {"runs": {"containers": True}}, "container", OUTSIDE, 25),
+]
+"""File, a line of the chart, values, and a connection that is another without that line."""
+
+
+@pytest.mark.parametrize("case", range(len(REMOVED)), ids=str)
+def test_a_line_that_is_removed_is_missed(case: int, tmp_path: Path) -> None:
+    file, line, values, source, target, port = REMOVED[case]
+    shutil.copytree(PATH, tmp_path / "chart")
+    changed = tmp_path / "chart" / "templates" / file
+    text = changed.read_text()
+    assert line in text
+    changed.write_text(text.replace(line, without(line)))
+
+    def lets(chart: Path) -> bool:
+        rendered = Chart.load(chart).render(overlaid(MINIMAL, values), name=RELEASE, namespace=NAMESPACE)
+        objects = [
+            one
+            for name, text in rendered.items()
+            if name.endswith(".yaml")
+            for one in yaml.load_all(text, Loader=yaml.CSafeLoader)
+            if one
+        ]
+        protocol = "UDP" if target is OPENSHIFT_DNS else "TCP"
+        return Net(copy.deepcopy(objects), cilium=values is CILIUM).lets(source, target, port, protocol)
+
+    assert lets(PATH) != lets(tmp_path / "chart")
+
+
+def without(line: str) -> str:
+    """What stands in a template in the place of a line."""
+    if line.startswith("{{- if"):
+        return "{{- if false }}"
+    return "list" if line.startswith("(list") else ""
