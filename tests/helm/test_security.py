@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 import yaml
 
@@ -172,6 +175,66 @@ def test_only_what_launches_makes_jobs() -> None:
     assert make(manifests(MINIMAL), "jobs") == {"daemon"}
     spark = manifests(overlaid(MINIMAL, {"spark": {"mode": "kubernetes"}}))
     assert make(spark, "pods") == {"run", "worker"}
+
+
+def test_the_pods_of_container_steps_are_restricted_and_placed_as_the_values_say() -> None:
+    values: dict[str, Any] = {
+        "runs": {"containers": True},
+        "image": {"pullSecrets": [{"name": "registry"}]},
+        "serviceAccounts": {"roles": {"container": {"name": "own"}}},
+        "pod": {
+            "labels": {"cost": "data"},
+            "annotations": {"mesh": "off"},
+            "tolerations": [{"key": "data"}],
+            "initContainers": [{"name": "wait", "image": "busybox"}],
+            "gracePeriodSeconds": 7,
+        },
+        "containers": {
+            "deadlineSeconds": 60,
+            "resources": {"requests": {"cpu": "1"}, "limits": {"memory": "2Gi"}},
+            "pod": {
+                "nodeSelector": {"pool": "jobs"},
+                "priorityClassName": "low",
+                "securityContext": {"runAsUser": 7, "fsGroup": None, "fsGroupChangePolicy": None},
+            },
+        },
+    }
+    settings = of_kind(manifests(overlaid(MINIMAL, values)), "ConfigMap")["trial-noetl-dagster-settings"]["data"]
+    assert settings["NOETL_CONTAINER_DEADLINE_SECONDS"] == "60"
+    labels = {"name": "noetl-dagster", "instance": "trial", "component": "container"}
+    assert json.loads(settings["NOETL_CONTAINER_POD"]) == {
+        "metadata": {
+            "labels": {"cost": "data", **{f"app.kubernetes.io/{name}": text for name, text in labels.items()}},
+            "annotations": {"mesh": "off"},
+        },
+        "spec": {
+            "serviceAccountName": "own",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "imagePullSecrets": [{"name": "registry"}],
+            "nodeSelector": {"pool": "jobs"},
+            "priorityClassName": "low",
+            "tolerations": [{"key": "data"}],
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 7,
+                "runAsGroup": 10001,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "resources": {"requests": {"cpu": "1", "memory": "128Mi"}, "limits": {"memory": "2Gi"}},
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                }
+            ],
+        },
+    }
+
+
+def test_without_the_right_to_create_jobs_there_is_nothing_of_container_steps() -> None:
+    objects = manifests(MINIMAL)
+    assert not [one for one in objects if one["metadata"]["name"].endswith("-container")]
+    assert "NOETL_CONTAINER_POD" not in of_kind(objects, "ConfigMap")["trial-noetl-dagster-settings"]["data"]
 
 
 def test_a_token_is_good_for_something(objects: list[Manifest]) -> None:
