@@ -78,6 +78,24 @@ async def test_without_the_right_to_create_jobs_the_value_of_the_chart_is_named(
         await run("container", image="busybox", command="true")
 
 
+async def test_a_field_that_kubernetes_does_not_know_is_not_ignored(
+    run: Any, box: Toolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = PodTemplate.model_validate({"spec": {"securityContxt": {"runAsNonRoot": True}}})
+    box.settings = box.settings.model_copy(update={"container_pod": pod})
+    asked: list[Any] = []
+    create = kubernetes.client.BatchV1Api.create_namespaced_job
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        asked.append(options.get("field_validation"))  # without it, a cluster only warns
+        return create(*arguments, **options)
+
+    monkeypatch.setattr(kubernetes.client.BatchV1Api, "create_namespaced_job", noted)
+    with pytest.raises(ToolError, match="securityContxt"):
+        await run("container", image="busybox", command="true")
+    assert asked == ["Strict"]
+
+
 async def test_a_container_that_takes_too_long_is_ended(run: Any, cluster: Cluster) -> None:
     with pytest.raises(ToolError) as raised:
         await run("container", image="busybox", command="sleep 1000", timeout=1)

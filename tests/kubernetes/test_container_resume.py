@@ -607,6 +607,17 @@ BASE = PodTemplate.model_validate(
             "spec.containers.0.securityContext",
             {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsUser": 7},
         ),
+        (
+            {"security_context": {"allowPrivilegeEscalation": None, "capabilities": None}},
+            "spec.containers.0.securityContext",
+            {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        ),
+        (
+            {"security_context": {"capabilities": {"drop": None, "add": None}}},
+            "spec.containers.0.securityContext.capabilities",
+            {"drop": ["ALL"]},
+        ),
+        ({"node_selector": "a rendered text"}, "spec.nodeSelector", {"pool": "jobs"}),
     ],
 )
 def test_what_the_installation_says_of_pods_is_under_the_task_s(own: dict[str, Any], place: str, found: Any) -> None:
@@ -614,6 +625,11 @@ def test_what_the_installation_says_of_pods_is_under_the_task_s(own: dict[str, A
     for name in place.split("."):
         value = value[int(name)] if name.isdecimal() else value.get(name)
     assert value == found
+
+
+def test_a_pod_has_a_token_of_the_account_that_its_task_names() -> None:
+    for own, has in (({}, False), ({"service_account": "etl"}, True)):
+        assert job_manifest(call(**own))["spec"]["template"]["spec"]["automountServiceAccountToken"] is has
 
 
 def test_a_job_goes_on_when_the_installation_changes_its_pods() -> None:

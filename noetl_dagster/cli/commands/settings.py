@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import typer
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -69,6 +69,8 @@ def shown(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, BaseModel):
+        value = value.model_dump_json(exclude_defaults=True).removeprefix("{}")
     return re.sub(r"(?<=://)[^/@\s]+@", "*****@", str(value))  # logins of addresses
 
 

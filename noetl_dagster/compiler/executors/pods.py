@@ -167,7 +167,9 @@ class StepPods:
         key = context.step.key
         try:
             list(self._handler.launch_step(pod))
-        except Exception:
+        except Exception as error:
+            if getattr(error.__cause__, "status", None) == 403:
+                error.add_note(NO_RIGHT)
             yield _failure(context, serializable_error_info_from_exc_info(sys.exc_info()))
             return
         terminated = False

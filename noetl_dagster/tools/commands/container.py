@@ -259,7 +259,8 @@ class _ContainerJob:
 
     async def _created(self, manifest: dict[str, Any]) -> Any:
         """Creates and returns the job; None if its name is taken. Waits for a running request even when cancelled."""
-        request = self._ask(self._batch.create_namespaced_job, self.namespace, manifest)
+        # a misspelled field would be ignored otherwise
+        request = self._ask(self._batch.create_namespaced_job, self.namespace, manifest, field_validation="Strict")
         creating = asyncio.ensure_future(request)
         try:
             return await asyncio.shield(creating)

@@ -62,8 +62,8 @@ def job_manifest(
 ) -> dict[str, Any]:
     """Returns the Job of a call: one pod, never restarted, removed at the latest a day after its end.
 
-    What the installation says of all such pods is laid under it. Its labels and annotations, and its security context,
-    hold against a task's.
+    What the installation says of all such pods is laid under it. Its labels, annotations and node selectors hold
+    against a task's.
 
     Args:
         variables: of its environment, in addition to those of the task.
@@ -102,15 +102,15 @@ def job_manifest(
         "noetl/step": _label(call.step),
     }
     own = _given(config, _OF_POD)
-    if "nodeSelector" in own:
-        own["nodeSelector"] = {**own["nodeSelector"], **(base.spec.model_dump().get("nodeSelector") or {})}
+    below = {"automountServiceAccountToken": False, **base.spec.model_dump()}
     if config.get("service_account"):
         own |= {"serviceAccountName": config["service_account"], "automountServiceAccountToken": True}
     if config.get("image_pull_secrets"):
         given = config["image_pull_secrets"]
         named = [given] if isinstance(given, str) else given
         own["imagePullSecrets"] = [{"name": one} if isinstance(one, str) else one for one in named]
-    pod = _laid_over(base.spec.model_dump(), own) | {"restartPolicy": "Never", "containers": [container]}
+    pod = _laid_over(below, own) | {"restartPolicy": "Never", "containers": [container]}
+    pod = _laid_over(pod, {"nodeSelector": below.get("nodeSelector")})
     if config.get("namespace") and "service_account" not in config:
         pod.pop("serviceAccountName", None)  # of the release's namespace
     given_annotations = {**_texts(config.get("annotations")), **base.metadata.annotations}
@@ -132,10 +132,15 @@ def job_manifest(
 
 
 def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields of a pod or container over those of the installation: mappings are merged, lists are joined."""
+    """Returns fields of a pod or container over those of the installation: mappings are merged, lists are joined.
+
+    A null changes nothing: it would take away what the installation says, without a right.
+    """
     merged = dict(base)
     for name, value in own.items():
         below = merged.get(name)
+        if value is None:
+            continue
         if isinstance(below, Mapping) and isinstance(value, Mapping) and name != "resources":
             merged[name] = _laid_over(below, value)
         elif isinstance(below, list | tuple) and isinstance(value, list | tuple):

@@ -11,6 +11,7 @@ from dagster import (
     DagsterEvent,
     DagsterEventType,
     DagsterInstance,
+    DagsterInvariantViolationError,
     DagsterRunStatus,
     execute_job,
     reconstructable,
@@ -18,6 +19,8 @@ from dagster import (
 from dagster._core.events import StepSuccessData
 from dagster._core.events.log import EventLogEntry
 from dagster._core.execution.api import execute_run_iterator
+from dagster._core.execution.retries import RetryMode
+from kubernetes.client import ApiException
 
 from noetl_dagster.compiler.executors import pods, threaded
 from tests.compiler.executors import jobs
@@ -154,6 +157,36 @@ def test_a_database_that_is_away_ends_no_step_and_lost_pods_are_counted(
     assert [line for line in caplog.messages if "nobody listens" in line] == [
         "what goes on beside pods: tried again until it succeeds: ConnectionRefusedError: nobody listens"
     ]
+
+
+def test_without_the_right_to_create_jobs_a_step_names_the_value_of_the_chart(
+    dagster_instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forbidden(Failing):
+        def launch_step(self, _: Any) -> list[DagsterEvent]:
+            raise RuntimeError("no job") from ApiException(403, "Forbidden")
+
+    def made(context: Any, retries: Any, beside: Any) -> Any:
+        return pods.StepPods(context, Forbidden(), pods._code_origin(context), retries, beside)
+
+    monkeypatch.setattr(threaded, "pods_of", made)
+    with execute_job(reconstructable(jobs.apart), dagster_instance) as result:
+        [failure] = result.filter_events(lambda event: event.is_step_failure)
+    assert "with runs.containers" in str(failure.step_failure_data.error)
+
+
+def test_without_a_token_a_run_with_pods_names_the_value_of_the_chart(monkeypatch: pytest.MonkeyPatch) -> None:
+    class K8sRunLauncher:
+        load_incluster_config, kubeconfig_file = True, None
+
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)  # as in a process that is in no cluster
+    context = SimpleNamespace(
+        instance=SimpleNamespace(run_launcher=K8sRunLauncher()),
+        dagster_run=SimpleNamespace(job_code_origin="code"),
+        job=0,
+    )
+    with pytest.raises(DagsterInvariantViolationError, match=r"pods of their own: .* with runs\.containers"):
+        pods.pods_of(context, RetryMode.ENABLED)
 
 
 def test_a_run_whose_process_was_lost_is_not_begun_again(dagster_instance: DagsterInstance) -> None:
