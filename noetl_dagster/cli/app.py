@@ -152,13 +152,17 @@ def every_command(
     """Options before the command; each is complete in its callback."""
 
 
+def _variable(setting: str | int, *below: str | int) -> str:
+    return ".".join((f"NOETL_{setting}".upper(), *map(str, below)))
+
+
 def main() -> None:
     """Entry point of ``noetl-dagster``: errors raised on purpose become one line and exit code 1."""
     gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
     try:
         settings = get_settings()
     except ValidationError as error:  # its own text would show the value, which may be a secret
-        fail("\n".join(f"NOETL_{str(one['loc'][0]).upper()}: {one['msg']}" for one in error.errors()), code=2)
+        fail("\n".join(f"{_variable(*one['loc'])}: {one['msg']}" for one in error.errors()), code=2)
     except SettingsError as error:
         fail(f"{error}; write JSON", code=2)
     hide_from_children()

@@ -342,7 +342,8 @@ async def test_folders_that_are_not_there(settings: Settings, tmp_path: Path) ->
 
 
 def test_a_setting_that_cannot_be_read_is_named_without_its_value(environment: dict[str, str]) -> None:
-    wrong = {"NOETL_DB_POOL_SIZE": SECRET, "NOETL_SERVICE_PORT": SECRET}
+    pod = {"NOETL_CONTAINER_POD": f'{{"metadata": {{"labels": {{"team": ["{SECRET}"]}}}}}}'}
+    wrong = {"NOETL_DB_POOL_SIZE": SECRET, "NOETL_SERVICE_PORT": SECRET, **pod}
 
     done = subprocess.run([*COMMAND, "doctor"], env=environment | wrong, capture_output=True, text=True, check=False)
 
@@ -350,6 +351,7 @@ def test_a_setting_that_cannot_be_read_is_named_without_its_value(environment: d
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [
         "NOETL_DB_POOL_SIZE",
         "NOETL_SERVICE_PORT",
+        "NOETL_CONTAINER_POD.metadata.labels.team",
     ]
     assert SECRET not in done.stderr
 
