@@ -9,6 +9,7 @@ from helm_python import Chart, Config
 
 from tests.helm.chart import NAMESPACE, PATH, RELEASE
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.cluster.pod_security import LABEL
 from tests.kubernetes.cluster.store import Object
 from tests.waiting import PROCESS_SECONDS
 
@@ -42,11 +43,15 @@ class Release:
 
     Args:
         name: of the release.
+        restricted: the namespace takes only pods of the restricted standard.
     """
 
-    def __init__(self, cluster: Cluster, name: str = RELEASE, namespace: str = NAMESPACE) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str = RELEASE, namespace: str = NAMESPACE, *, restricted: bool = False
+    ) -> None:
         self.cluster, self.name, self.namespace = cluster, name, namespace
-        cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        labels = {LABEL: "restricted"} if restricted else {}
+        cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}})
         self.helm = Config(kubeconfig_path=cluster.kubeconfig, namespace=namespace)
         self._chart = Chart.load(PATH)
 

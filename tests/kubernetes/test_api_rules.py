@@ -13,6 +13,7 @@ from kubernetes.client.exceptions import ApiException
 
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.cluster.failures import Refused
+from tests.waiting import until_now
 
 Manifest = dict[str, Any]
 
@@ -66,6 +67,59 @@ MOUNTS = [{"name": "a", "mountPath": "/a"}, {"name": "a", "mountPath": "/a"}]
 def test_names_that_kubernetes_refuses(cluster: Cluster, given: Manifest, said: str) -> None:
     with pytest.raises(Refused, match=said):
         cluster.create(given)
+
+
+SAFE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+WHOLE = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+@pytest.mark.parametrize(
+    ("own", "whole", "more", "said"),
+    [
+        (SAFE, WHOLE, {}, ""),
+        ({**SAFE, **WHOLE}, {}, {}, ""),
+        ({}, WHOLE, {}, "allowPrivilegeEscalation != false"),
+        ({**SAFE, "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN"]}}, WHOLE, {}, "unrestricted capabilities"),
+        ({**SAFE, "privileged": True}, WHOLE, {}, "privileged"),
+        (SAFE, {**WHOLE, "runAsNonRoot": None}, {}, "runAsNonRoot != true"),
+        (SAFE, {**WHOLE, "runAsUser": 0}, {}, "runAsUser=0"),
+        (SAFE, {"runAsNonRoot": True}, {}, "seccompProfile"),
+        (SAFE, WHOLE, {"hostNetwork": True}, "host namespaces"),
+        (SAFE, WHOLE, {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, 'restricted volume type "hostPath"'),
+    ],
+)
+def test_a_restricted_namespace_takes_restricted_pods(
+    cluster: Cluster, own: Manifest, whole: Manifest, more: Manifest, said: str
+) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "safe", "labels": labels}})
+    until_now(lambda: cluster.store.get("ServiceAccount", "safe", "default"))
+    given = pod(metadata={"namespace": "safe"}, container={"securityContext": own}, securityContext=whole, **more)
+    if not said:
+        cluster.create(given)
+        return
+    with pytest.raises(Refused, match=f'pods "p" is forbidden: violates PodSecurity .*{said}'):
+        cluster.create(given)
+
+
+@pytest.mark.parametrize(
+    ("hard", "said"),
+    [
+        ({"pods": "2", "requests.memory": "200Mi"}, ""),
+        ({"pods": "1"}, "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1"),
+        ({"requests.memory": "150Mi"}, "exceeded quota: q, requested: requests.memory="),
+        ({"limits.cpu": "4"}, "failed quota: q: must specify limits.cpu"),
+    ],
+)
+def test_a_quota_admits_so_much(cluster: Cluster, hard: Manifest, said: str) -> None:
+    asked = {"resources": {"requests": {"memory": "100Mi"}}}
+    cluster.create(pod(metadata={"name": "first"}, container={**asked, "command": ["sleep", "1000"]}))
+    cluster.create(of("ResourceQuota", "q", spec={"hard": hard}))
+    if not said:
+        cluster.create(pod(container=asked))
+        return
+    with pytest.raises(Refused, match=said):
+        cluster.create(pod(container=asked))
 
 
 WEB: Manifest = yaml.safe_load("""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -251,10 +251,44 @@ def test_a_deployment_restarts_rolls_and_is_reached_by_its_service(cluster: Clus
 
     until_now(rolled)
     assert fewest >= 2, "as many as before were ready all the time"
-    assert word() == "second"
+    until_now(lambda: _tried(word) == "second", "nodes to hear of the pods that have gone")
     script = "import urllib.request as u; print(u.urlopen('http://web.default.svc/word').read())"
     clients.batch.create_namespaced_job("default", job("asks", "", {"command": ["python", "-c", script]}))
     assert finished(clients, "asks").succeeded == 1, cluster.said()
+
+
+def _tried(ask: Callable[[], str]) -> str:
+    try:
+        return ask()
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("lingers", [True, False])
+def test_connections_still_arrive_for_a_moment_at_a_pod_that_leaves(
+    cluster: Cluster, clients: Clients, lingers: bool
+) -> None:
+    """A pod that does not linger loses them."""
+    more = {"lifecycle": {"preStop": {"exec": {"command": ["sleep", "2"]}}}} if lingers else {}
+    probe = {"tcpSocket": {"port": 8000}, "periodSeconds": 1}
+    script = "exec python -m http.server 8000 --bind 0.0.0.0"
+    clients.apps.create_namespaced_deployment("default", deployment(script, 2, readinessProbe=probe, **more))
+    service = {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": 8000}]}
+    clients.core.create_namespaced_service("default", {"metadata": {"name": "web"}, "spec": service})
+    until_now(lambda: len(ready_pods(cluster)) == 2, cluster.said())
+    address = clients.core.read_namespaced_service("web", "default").spec.cluster_ip
+    leaving = ready_pods(cluster)[0]
+
+    def asked() -> str:
+        with urllib.request.urlopen(f"http://{address}/", timeout=30):
+            return "answered"
+
+    until_now(lambda: _tried(asked))
+    cluster.delete("Pod", leaving)
+    answers = []
+    while cluster.store.get("Pod", "default", leaving) is not None or len(answers) < 50:
+        answers.append(_tried(asked))
+    assert all(answers) == lingers
 
 
 def test_a_container_that_is_not_live_is_restarted(cluster: Cluster, clients: Clients) -> None:

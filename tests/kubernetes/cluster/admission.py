@@ -6,9 +6,12 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
+from tests.kubernetes.cluster import pod_security
 from tests.kubernetes.cluster.failures import Refused
 from tests.kubernetes.cluster.kinds import Kind
 from tests.kubernetes.cluster.kubelet.volumes import ACCOUNT_PATH, account_volume
+from tests.kubernetes.cluster.pod_security import violations
+from tests.kubernetes.cluster.quotas import refusal
 from tests.kubernetes.cluster.store import Object, Store
 
 TOKEN = "kube-api-access"
@@ -64,12 +67,25 @@ class Admission:
                 f'pods "{given["metadata"].get("name", "")}" is forbidden: error looking up service account '
                 f'{namespace}/{spec["serviceAccountName"]}: serviceaccount "{spec["serviceAccountName"]}" not found',
             )
+        self._admit(namespace, given, spec)
         mounted = spec.get("automountServiceAccountToken", account.get("automountServiceAccountToken", True))
         if mounted and isinstance(spec.get("containers"), list):
             spec["volumes"] = [*(spec.get("volumes") or ()), account_volume(TOKEN)]
             for container in [*spec["containers"], *(spec.get("initContainers") or ())]:
                 mount = {"name": TOKEN, "mountPath": ACCOUNT_PATH, "readOnly": True}
                 container["volumeMounts"] = [*(container.get("volumeMounts") or ()), mount]
+
+    def _admit(self, namespace: str, given: Object, spec: Object) -> None:
+        """Refuses what the namespace does not take: pods that are not restricted, or too many."""
+        name = given["metadata"].get("name", "")
+        space = self._store.get("Namespace", "", namespace) or {"metadata": {}}
+        labels = space["metadata"].get("labels") or {}
+        found = violations(spec) if labels.get(pod_security.LABEL) == "restricted" else []
+        if found:
+            reason = f'violates PodSecurity "restricted:latest": {", ".join(found)}'
+            raise Refused(403, "Forbidden", f'pods "{name}" is forbidden: {reason}')
+        if (over := refusal(self._store, namespace, given)) is not None:
+            raise Refused(403, "Forbidden", f'pods "{name}" is forbidden: {over}')
 
     def _service(self, spec: Object) -> None:
         if not spec.get("clusterIP") and spec.get("type") != "ExternalName":

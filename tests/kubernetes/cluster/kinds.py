@@ -40,7 +40,9 @@ def _plural(name: str) -> str:
 
 
 KINDS: tuple[Kind, ...] = (
-    *_kinds("", "v1", "Pod Service ConfigMap Secret ServiceAccount PersistentVolumeClaim Event Endpoints"),
+    *_kinds(
+        "", "v1", "Pod Service ConfigMap Secret ServiceAccount PersistentVolumeClaim Event Endpoints ResourceQuota"
+    ),
     *_kinds("", "v1", "Namespace Node PersistentVolume", namespaced=False),
     *_kinds("apps", "v1", "Deployment ReplicaSet StatefulSet DaemonSet"),
     *_kinds("batch", "v1", "Job CronJob"),
@@ -52,6 +54,9 @@ KINDS: tuple[Kind, ...] = (
     *_kinds("storage.k8s.io", "v1", "StorageClass", namespaced=False),
     *_kinds("scheduling.k8s.io", "v1", "PriorityClass", namespaced=False),
     *_kinds("monitoring.coreos.com", "v1", "ServiceMonitor PodMonitor PrometheusRule", known=False),
+    *_kinds("cilium.io", "v2", "CiliumNetworkPolicy", known=False),
+    *_kinds("gateway.networking.k8s.io", "v1", "HTTPRoute", known=False),
+    *_kinds("route.openshift.io", "v1", "Route", known=False),
     *_kinds("keda.sh", "v1alpha1", "ScaledObject TriggerAuthentication", known=False),
 )
 

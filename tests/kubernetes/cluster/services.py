@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 from tests.kubernetes.cluster.store import Object, Store
 
 DOMAIN = "cluster.local"
+LATE_SECONDS = 1.0
+"""How long nodes still send connections to a pod that leaves: until they have heard of it."""
+
 Target = tuple[str, int]
 
 
@@ -25,6 +29,7 @@ class Services:
         self._store, self._elsewhere = store, elsewhere
         self._servers: dict[tuple[str, int], asyncio.Server] = {}
         self._turn = 0
+        self._left: dict[str, float] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="services", daemon=True)
         self._thread.start()
@@ -109,9 +114,12 @@ class Services:
             return []
         entry = next((one for one in service["spec"].get("ports") or () if one["port"] == port), {})
         found: list[Target] = []
+        unready = service["spec"].get("publishNotReadyAddresses", False)
         for pod in self._store.list("Pod", service["metadata"]["namespace"]):
             labels = pod["metadata"].get("labels") or {}
-            if not all(labels.get(key) == value for key, value in selector.items()) or not _ready(pod):
+            if not all(labels.get(key) == value for key, value in selector.items()):
+                continue
+            if not (self._takes(pod) or (unready and (pod.get("status") or {}).get("podIP"))):
                 continue
             number = _port(pod, entry.get("targetPort", port))
             recorded = not any("containerID" in one for one in pod["status"].get("containerStatuses") or ())
@@ -121,11 +129,14 @@ class Services:
                 found.append((pod["status"]["podIP"], number))
         return found
 
-
-def _ready(pod: Object) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    leaving = "deletionTimestamp" in pod["metadata"]
-    return not leaving and any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    def _takes(self, pod: Object) -> bool:
+        """Whether a pod is sent connections: it is ready, or nodes have not heard yet that it leaves."""
+        conditions = (pod.get("status") or {}).get("conditions") or ()
+        metadata = pod["metadata"]
+        if "deletionTimestamp" in metadata:
+            left = self._left.setdefault(metadata["uid"], time.monotonic())
+            return time.monotonic() - left < LATE_SECONDS and "podIP" in (pod.get("status") or {})
+        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 def _port(pod: Object, port: Any) -> int:
