@@ -1,19 +1,21 @@
-# The image of every process of the platform, and that of Spark's executors, from one set of packages:
+# The image of every process of the platform, that of Spark's executors, and a small one of workers without Spark, from one
+# set of packages:
 #
 #   docker build --target platform --tag ghcr.io/noetl/noetl-dagster:0.1.0 .
 #   docker build --target spark --tag ghcr.io/noetl/noetl-dagster-spark:0.1.0 .
+#   docker build --target worker --tag ghcr.io/noetl/noetl-dagster-worker:0.1.0 .
 #
 # Without further arguments what is installed has Debian's newest corrections; what the base has stays as it is: name a
 # newer one for those. For the same image every time name the base image by its digest and the day of Debian's archive,
 # and let the builder set all times:
 #
-#   docker buildx build --build-arg BASE=docker.io/library/debian:bookworm-20250520-slim@sha256:... \
-#     --build-arg SNAPSHOT=20250601T000000Z --build-arg SOURCE_DATE_EPOCH=1748736000 \
+#   docker buildx build --build-arg BASE=docker.io/library/debian:trixie-20251117-slim@sha256:... \
+#     --build-arg SNAPSHOT=20251118T000000Z --build-arg SOURCE_DATE_EPOCH=1763424000 \
 #     --output type=image,rewrite-timestamp=true ...
 
-ARG BASE=docker.io/library/debian:bookworm-20250520-slim
+ARG BASE=docker.io/library/debian:trixie-20251117-slim
 ARG SNAPSHOT=
-ARG SOURCE_DATE_EPOCH=1748736000
+ARG SOURCE_DATE_EPOCH=1763424000
 
 
 FROM ${BASE} AS base
@@ -28,7 +30,7 @@ ENV LANG=C.UTF-8 \
 
 RUN if [ -n "${SNAPSHOT}" ]; then \
         rm -f /etc/apt/sources.list.d/*; \
-        for suite in debian/bookworm debian/bookworm-updates debian-security/bookworm-security; do \
+        for suite in debian/trixie debian/trixie-updates debian-security/trixie-security; do \
             echo "deb [check-valid-until=no] http://snapshot.debian.org/archive/${suite%/*}/${SNAPSHOT} ${suite#*/} main"; \
         done > /etc/apt/sources.list; \
     fi
@@ -41,7 +43,8 @@ ARG SOURCE_DATE_EPOCH
 
 # hadolint ignore=DL3008  # SNAPSHOT pins them all
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates python3 python3-venv
+    && apt-get install --yes --no-install-recommends ca-certificates python3 python3-venv \
+    && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /build
 
@@ -77,28 +80,28 @@ RUN /opt/build/bin/uv build --wheel --out-dir dist --build-constraints requireme
 RUN PYTHONHASHSEED=0 /opt/noetl/.venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/noetl/.venv/lib
 
 
+# The same without Spark and its jars
+FROM build AS slim
+
+RUN /opt/build/bin/uv pip uninstall --python /opt/noetl/.venv/bin/python dagster-pyspark py4j pyspark
+
+
 FROM base AS runtime
 
 ARG SOURCE_DATE_EPOCH
 
 # Folders that are written to are of group 0, which users that a cluster makes up have.
-# Java's package makes links among the pages of man, which slim images have no folders for
 # hadolint ignore=DL3008  # SNAPSHOT pins them all
-RUN mkdir -p /usr/share/man/man1 \
-    && apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates libnss-wrapper openjdk-17-jre-headless python3 tini \
-    && ln -s "/usr/lib/jvm/java-17-openjdk-$(dpkg --print-architecture)" /opt/java \
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends ca-certificates libnss-wrapper python3 tini \
     && groupadd --gid 10001 noetl \
     && useradd --uid 10001 --gid 10001 --no-log-init --no-create-home --home-dir /var/lib/noetl --shell /usr/sbin/nologin noetl \
     && install --directory --owner=10001 --group=0 --mode=0775 /var/lib/noetl /opt/noetl/dagster \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/*
 
-COPY --from=build /opt/noetl/.venv /opt/noetl/.venv
 COPY playbooks /opt/noetl/playbooks
 
-ENV JAVA_HOME=/opt/java \
-    PYSPARK_PYTHON=/opt/noetl/.venv/bin/python \
-    PYTHONUNBUFFERED=1 \
+ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/var/lib/noetl \
     NOETL_HOME=/var/lib/noetl \
@@ -119,9 +122,27 @@ LABEL org.opencontainers.image.source="https://github.com/noetl/noetl-dagster" \
       org.opencontainers.image.revision="${REVISION}"
 
 
+FROM runtime AS java
+
+ARG SOURCE_DATE_EPOCH
+
+# Java's package makes links among the pages of man, which slim images have no folders for
+# hadolint ignore=DL3008  # SNAPSHOT pins them all
+RUN mkdir -p /usr/share/man/man1 \
+    && apt-get update \
+    && apt-get install --yes --no-install-recommends openjdk-21-jre-headless \
+    && ln -s "/usr/lib/jvm/java-21-openjdk-$(dpkg --print-architecture)" /opt/java \
+    && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/*
+
+COPY --from=build /opt/noetl/.venv /opt/noetl/.venv
+
+ENV JAVA_HOME=/opt/java \
+    PYSPARK_PYTHON=/opt/noetl/.venv/bin/python
+
+
 # What Spark on Kubernetes starts as executors, with the same Python and the same package as the driver; and a server of
 # Spark Connect.
-FROM runtime AS spark
+FROM java AS spark
 
 ENV SPARK_HOME=/opt/spark
 
@@ -144,7 +165,21 @@ ENTRYPOINT ["/opt/entrypoint.sh"]
 CMD ["connect"]
 
 
-FROM runtime AS platform
+FROM runtime AS worker
+
+COPY --from=slim /opt/noetl/.venv /opt/noetl/.venv
+
+LABEL org.opencontainers.image.title="noetl-dagster-worker" \
+      org.opencontainers.image.description="Pool workers for NoETL playbooks on Dagster, without Spark"
+
+USER 10001:10001
+HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-m", "noetl_dagster.cli.probe"]
+ENTRYPOINT ["/usr/bin/tini", "--"]
+CMD ["noetl-dagster", "worker"]
+
+
+FROM java AS platform
 
 LABEL org.opencontainers.image.title="noetl-dagster" \
       org.opencontainers.image.description="NoETL playbooks as Dagster assets: webserver, daemon, code location, HTTP API, workers"

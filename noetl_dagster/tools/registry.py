@@ -52,7 +52,7 @@ def tool_for(kind: str) -> Tool:
 
     Raises:
         ToolError: of kind ``schema``, the kind is not supported: the playbook was loaded leniently; of kind
-            ``policy``, the extra that it needs is not installed.
+            ``policy``, the extra that it needs is not installed, or Spark is not.
         NoetlError: for ``workbook``, which the pipeline resolves to another task.
     """
     if kind == WORKBOOK:
@@ -64,7 +64,16 @@ def tool_for(kind: str) -> Tool:
     extra = TOOL_KINDS[kind].extra
     if extra and not has_extra(extra):
         raise ToolError(needs_extra(f"kind {kind}", extra), kind="policy")
-    module = import_module(f"noetl_dagster.tools.{module_name}")
+    try:
+        module = import_module(f"noetl_dagster.tools.{module_name}")
+    except ModuleNotFoundError as error:
+        if error.name != "pyspark":
+            raise
+        raise ToolError(
+            f"kind {kind} needs pyspark, which the image noetl-dagster-worker does not have; run the step in a pool "
+            "whose workers have the image noetl-dagster",
+            kind="policy",
+        ) from None
     tool: Tool = getattr(module, class_name)()
     return tool
 

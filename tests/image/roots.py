@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.image.dockerfile import Dockerfile, Instruction, context_files, expand, pairs
 
-SUITE = "bookworm"
+SUITE = "trixie"
 MIRROR = "http://deb.debian.org/debian"
 PASSES_THROUGH = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -25,13 +25,13 @@ AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
 SOURCES = """\
 Types: deb
 URIs: http://deb.debian.org/debian
-Suites: bookworm bookworm-updates
+Suites: trixie trixie-updates
 Components: main
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 
 Types: deb
 URIs: http://deb.debian.org/debian-security
-Suites: bookworm-security
+Suites: trixie-security
 Components: main
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tests.image.dockerfile import Dockerfile, Stage, expand, pairs
 
-PUBLISHED = ("platform", "spark")
+PUBLISHED = ("platform", "spark", "worker")
 LABELS = ("title", "description", "source", "documentation", "licenses", "vendor", "version", "revision")
 _PINNED = re.compile(r"@sha256:[0-9a-f]{64}$|:[\w.]*-?\d{8}(-\w+)?$|:\d+\.\d+\.\d+[\w.-]*$")
 _SECRET = re.compile(r"(PASSWORD|SECRET|TOKEN|CREDENTIAL|API_?KEY|ACCESS_?KEY)", re.IGNORECASE)

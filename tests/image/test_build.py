@@ -39,8 +39,9 @@ pytestmark = [
     ),
 ]
 
-SITE = "opt/noetl/.venv/lib/python3.11/site-packages"
+SITE = "opt/noetl/.venv/lib/python3.13/site-packages"
 LOCAL = "127.0.0.1"
+IMPORTED = "from noetl_dagster.tools.registry import tool_for;"
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +82,8 @@ def platform(images: dict[str, Image]) -> Image:
         (["dagster", "api", "grpc", "--help"], "gRPC"),
         (["dagster-webserver", "--version"], "dagster-webserver"),
         (["dagster-daemon", "--help"], "liveness-check"),
-        (["java", "-version"], 'version "17.'),
-        (["sh", "-c", '"$JAVA_HOME/bin/java" -version'], 'version "17.'),
+        (["java", "-version"], 'version "21.'),
+        (["sh", "-c", '"$JAVA_HOME/bin/java" -version'], 'version "21.'),
         (["id"], "uid=10001(noetl) gid=10001(noetl) groups=10001(noetl)"),
         (["pwd"], "/opt/noetl"),
         (["sh", "-c", "touch /tmp/a /var/lib/noetl/a && echo written"], "written"),
@@ -93,6 +94,31 @@ def test_a_command_runs(platform: Image, command: list[str], expected: str) -> N
 
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["noetl-dagster", "worker", "--help"], "Run commands of steps"),
+        (["noetl-dagster", "check", "playbooks"], "patient_flow.yaml: ok"),
+        (["sh", "-c", "command -v java || echo no Java"], "no Java"),
+        (["python", "-c", f"{IMPORTED} print(tool_for('python').kind)"], "python"),
+        (
+            ["python", "-c", f"{IMPORTED} tool_for('spark')"],
+            "run the step in a pool whose workers have the image noetl",
+        ),
+    ],
+)
+def test_a_worker_without_spark_does_the_rest(images: dict[str, Image], command: list[str], expected: str) -> None:
+    done = ran(images["worker"], *command)
+    assert expected in done.stdout + done.stderr
+
+
+def test_the_image_of_workers_is_much_smaller(images: dict[str, Image]) -> None:
+    def size(name: str) -> int:
+        return sum(path.lstat().st_size for layer in images[name].layers[:-1] for path in layer.rglob("*"))
+
+    assert size("worker") < 0.6 * size("platform")
 
 
 def test_nobody_writes_into_the_image(platform: Image) -> None:

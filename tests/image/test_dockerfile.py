@@ -46,7 +46,7 @@ def test_no_rule_is_broken() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("debian:bookworm-20250520-slim\n", "debian:latest\n", "base: its base .*latest is not pinned"),
+        ("debian:trixie-20251117-slim\n", "debian:latest\n", "base: its base .*latest is not pinned"),
         ("USER 10001:10001\nEXPOSE", "EXPOSE", "platform: it ends as user root"),
         ("USER 10001:10001\nEXPOSE", "USER noetl\nEXPOSE", "platform: it ends as user noetl"),
         ('["/usr/bin/tini", "--"]', "/usr/bin/tini --", "platform: ENTRYPOINT of line .* starts a shell"),

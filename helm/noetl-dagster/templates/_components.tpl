@@ -152,6 +152,7 @@ projection:
 {{- $worker := include "noetl.map" (list "noetl.overlay" (list $values.workers.defaults (default dict $own))) | fromJson }}
 worker-{{ $pool }}:
   kind: Deployment
+  image: {{ include "noetl.imageOf" (list $ $worker.image "") | quote }}
   values: {{ toJson $worker }}
   scaled: {{ ne $worker.autoscaling.kind "none" }}
   strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 25%, maxUnavailable: 25%}}
