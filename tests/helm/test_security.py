@@ -26,6 +26,7 @@ from tests.helm.chart import (
 )
 from tests.helm.launched import run_pods
 from tests.kubernetes.cluster.pod_security import violations
+from tests.kubernetes.cluster.services import LATE_SECONDS
 
 LONG_RUNNING = ("Deployment", "StatefulSet")
 
@@ -121,6 +122,16 @@ def test_who_stops_has_time_to(objects: list[Manifest]) -> None:
     for pods in pods_of(objects):
         drain = float(pods.variables(objects).get("NOETL_WORKER_DRAIN_SECONDS", 0))
         assert pods.spec["terminationGracePeriodSeconds"] >= drain + 30
+
+
+def test_who_is_behind_a_service_lingers_until_nodes_have_heard_that_it_leaves(objects: list[Manifest]) -> None:
+    selectors = [one["spec"]["selector"] for one in of_kind(objects, "Service").values()]
+    for pods in pods_of(objects):
+        if pods.kind != "Deployment" or not any(one.items() <= pods.labels.items() for one in selectors):
+            continue
+        command, seconds = pods.container["lifecycle"]["preStop"]["exec"]["command"]
+        assert command == "sleep"
+        assert LATE_SECONDS < float(seconds) < pods.spec["terminationGracePeriodSeconds"], pods.name
 
 
 def test_the_daemon_is_never_two(objects: list[Manifest]) -> None:

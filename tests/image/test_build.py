@@ -155,7 +155,7 @@ def test_no_process_compiles_what_it_imports(images: dict[str, Image]) -> None:
     """Compiled files are taken whatever the time of their sources is, and hold none."""
     site = images["build"].layers[0] / SITE
     for source in [*site.glob("noetl_dagster/**/*.py"), *site.glob("dagster/**/*.py")]:
-        compiled = source.parent / "__pycache__" / f"{source.stem}.cpython-311.pyc"
+        compiled = source.parent / "__pycache__" / f"{source.stem}.cpython-313.pyc"
         assert compiled.read_bytes()[4:8] == b"\1\0\0\0", compiled
 
 
@@ -382,7 +382,7 @@ def ran(
 
 def beside(process: subprocess.Popen[str], *command: str) -> subprocess.CompletedProcess[str]:
     """A command in a container that runs, with its environment and user: as an engine asks for its health."""
-    init = psutil.Process(process.pid).children()[0]
+    init = until_now(psutil.Process(process.pid).children, "the container to start")[0]
     user = [f"--setuid={init.uids().real}", f"--setgid={init.gids().real}"]
     return subprocess.run(
         ["nsenter", f"--target={init.pid}", "--mount", "--pid", "--root", "--wd", *user, "--", *command],

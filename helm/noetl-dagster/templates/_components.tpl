@@ -38,6 +38,7 @@ webserver:
     {{- with $values.dagster.webserver.pathPrefix }}, --path-prefix, {{ . | quote }}{{ end }}]
   ports: {http: 3000}
   service: true
+  lingers: true
   probes: {{- include "noetl.httpProbes" (dict "live" (printf "%s/server_info" $values.dagster.webserver.pathPrefix)) | nindent 4 }}
   secrets: [dagsterDbUrl, minioAccessKey, minioSecretKey]
   settings: true
