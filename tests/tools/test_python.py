@@ -371,6 +371,14 @@ async def test_subprocess_is_bounded_in_memory_and_time(run: Any) -> None:
         await run("python", code=hungry, options={"isolation": "subprocess", "memory": "1g"})
 
 
+@pytest.mark.parametrize(
+    ("ends", "said"), [("os.kill(os.getpid(), 9)", "was killed by signal 9"), ("os._exit(3)", "ended with exit code 3")]
+)
+async def test_a_subprocess_that_ends_by_itself_says_how(run: Any, ends: str, said: str) -> None:
+    with pytest.raises(ToolError, match=said):
+        await run("python", code=f"import os; {ends}", options={"isolation": "subprocess"})
+
+
 async def test_cancelled_subprocess_is_killed(run: Any, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     code = "import os, time\nwith open(path, 'w') as file: file.write(f'{os.getpid()}\\n')\ntime.sleep(600)"
