@@ -191,6 +191,87 @@ def test_a_pod_waits_for_what_it_refers_to(cluster: Cluster, clients: Clients) -
     assert not cluster.pods("job-name=nobody")
 
 
+def config_error(pod: Manifest) -> str:
+    [status] = pod["status"].get("containerStatuses") or [{"state": {}}]
+    waiting = status["state"].get("waiting", {})
+    return str(waiting.get("message", "")) if waiting.get("reason") == "CreateContainerConfigError" else ""
+
+
+def of_key(kind: str, key: str) -> Manifest:
+    return {"env": [{"name": "A", "valueFrom": {f"{kind}KeyRef": {"name": "late", "key": key}}}]}
+
+
+def mounted(**volume: Any) -> Manifest:
+    return {"volumes": [{"name": "v", **volume}]}
+
+
+CLAIM = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+OTHER_KEY = [{"key": "b", "path": "b"}]
+
+
+@pytest.mark.parametrize("image", ["busybox", "recorded"])
+@pytest.mark.parametrize(
+    ("container", "pod", "said", "event", "late"),
+    [
+        (of_key("secret", "a"), {}, 'secret "late" not found', "", ("Secret", "a")),
+        (of_key("configMap", "a"), {}, 'configmap "late" not found', "", ("ConfigMap", "a")),
+        (of_key("configMap", "b"), {}, 'configmap "late" not found', "", ("ConfigMap", "b")),
+        ({"envFrom": [{"configMapRef": {"name": "late"}}]}, {}, 'configmap "late" not found', "", ("ConfigMap", "a")),
+        ({}, mounted(secret={"secretName": "late"}), 'secret "late" not found', "FailedMount", ("Secret", "a")),
+        ({}, mounted(configMap={"name": "late"}), 'configmap "late" not found', "FailedMount", ("ConfigMap", "a")),
+        (
+            {},
+            mounted(projected={"sources": [{"secret": {"name": "late", "items": OTHER_KEY}}]}),
+            'MountVolume.SetUp failed for volume "v" : secret "late" not found',
+            "FailedMount",
+            ("Secret", "b"),
+        ),
+        (
+            {},
+            mounted(persistentVolumeClaim={"claimName": "late"}),
+            'persistentvolumeclaim "late" not found',
+            "FailedScheduling",
+            ("PersistentVolumeClaim", ""),
+        ),
+    ],
+)
+def test_a_container_waits_for_what_its_pod_refers_to(
+    cluster: Cluster, image: str, container: Manifest, pod: Manifest, said: str, event: str, late: tuple[str, str]
+) -> None:
+    manifest = job("waits", "true", {"image": image, **container}, pod)
+    cluster.create({"apiVersion": "batch/v1", "kind": "Job", **manifest})
+    name = only_pod(cluster, "waits")
+    if event:
+        [told] = until_now(lambda: cluster.store.list("Event", "default"))
+        assert told["reason"] == event
+        assert said in told["message"]
+        assert told["involvedObject"]["name"] == name
+        found = cluster.store.need("Pod", "default", name)
+        unscheduled = event == "FailedScheduling"
+        for status in found["status"].get("containerStatuses", ()):
+            assert status["state"] == {"waiting": {"reason": "ContainerCreating"}}
+        if unscheduled:
+            [condition] = until_now(lambda: cluster.store.need("Pod", "default", name)["status"].get("conditions"))
+            assert (condition["type"], condition["reason"]) == ("PodScheduled", "Unschedulable")
+    else:
+        until_now(lambda: said in config_error(cluster.store.need("Pod", "default", name)))
+    kind, key = late
+    made: Manifest = {"apiVersion": "v1", "kind": kind, "metadata": {"name": "late"}}
+    content = {"Secret": {"stringData": {key: "x"}}, "ConfigMap": {"data": {key: "x"}}}
+    cluster.create(made | content.get(kind, {"spec": CLAIM}))
+    until_now(lambda: cluster.store.need("Job", "default", "waits")["status"].get("succeeded"), cluster.said())
+
+
+@pytest.mark.parametrize("kind", ["Secret", "ConfigMap"])
+def test_a_key_that_is_not_there_is_missed(cluster: Cluster, kind: str) -> None:
+    cluster.create({"apiVersion": "v1", "kind": kind, "metadata": {"name": "late"}})
+    reference = of_key(kind[0].lower() + kind[1:], "absent")
+    cluster.create({"apiVersion": "batch/v1", "kind": "Job", **job("waits", "true", reference)})
+    name = only_pod(cluster, "waits")
+    said = f"couldn't find key absent in {kind} default/late"
+    until_now(lambda: config_error(cluster.store.need("Pod", "default", name)) == said)
+
+
 def test_watches_tell_what_happens(clients: Clients) -> None:
     made = clients.core.create_namespaced_config_map("default", {"metadata": {"name": "c", "labels": {"a": "b"}}})
     clients.core.create_namespaced_config_map("default", {"metadata": {"name": "other"}})

@@ -49,7 +49,8 @@ def images(release: Release) -> dict[str, str]:
 
 def given(release: Release) -> None:
     """What production has before an install."""
-    secret = {"apiVersion": "v1", "kind": "Secret", "stringData": {"NOETL_DB_URL": "postgresql://db/noetl"}}
+    names = ("NOETL_DB_URL", "NOETL_DAGSTER_DB_URL", "NOETL_NATS_URL", "NOETL_SERVER_TOKEN", "NOETL_SERVICE_TOKENS")
+    secret = {"apiVersion": "v1", "kind": "Secret", "stringData": dict.fromkeys(names, "given")}
     release.cluster.create(secret | {"metadata": {"name": "noetl", "namespace": release.namespace}})
 
 

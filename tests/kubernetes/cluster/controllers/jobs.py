@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.kubernetes.cluster.controllers.pods import is_ready, make_pod
+from tests.kubernetes.cluster.events import warn
 from tests.kubernetes.cluster.failures import Refused
-from tests.kubernetes.cluster.kinds import kind_named
 from tests.kubernetes.cluster.store import Change, Key, Object, Store, key_of, now, owned_by
 
 
@@ -79,30 +79,7 @@ class Jobs:
         try:
             self._create(make_pod(job, job["spec"]["template"], labels))
         except Refused as error:
-            self._refused(job, str(error))
-
-    def _refused(self, job: Object, message: str) -> None:
-        """Says, as an event of the job, why there is no pod; the next look tries again."""
-        metadata = job["metadata"]
-        key = ("Event", metadata["namespace"], f"{metadata['name']}.failed-create")
-        if self._store.get(*key) is None:
-            self._store.create(
-                kind_named("Event"),
-                {
-                    "apiVersion": "v1",
-                    "kind": "Event",
-                    "metadata": {"namespace": key[1], "name": key[2]},
-                    "involvedObject": {
-                        "kind": "Job",
-                        "namespace": key[1],
-                        "name": metadata["name"],
-                        "uid": metadata["uid"],
-                    },
-                    "type": "Warning",
-                    "reason": "FailedCreate",
-                    "message": f"Error creating: {message}",
-                },
-            )
+            warn(self._store, job, "FailedCreate", f"Error creating: {error}")  # the next look tries again
 
     def _stop(self, pods: list[Object]) -> None:
         for pod in pods:

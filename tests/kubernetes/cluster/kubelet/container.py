@@ -112,7 +112,7 @@ class Container:
             variables = environment(self._machine.store, self._pod, self.spec, self._address, self._machine.variables)
             mounts = self._mounts(self.spec)
         except Incomplete as error:
-            self._waiting, self._message = "CreateContainerConfigError", str(error)
+            self._waiting, self._message = error.reason, str(error)
             return
         words = command(self.spec, variables, self._address)
         security = self.spec.get("securityContext") or {}
@@ -195,25 +195,39 @@ class Unpulled:
 
 
 class Recorded:
-    """A container whose image does not run here: ready at once, and for ever unless its pod is a job's."""
+    """A container whose image does not run here: ready as soon as it has all that it refers to, and for ever.
+
+    Args:
+        ends: whether it ends as soon, as those of jobs do.
+    """
 
     process = None
     restarts = 0
 
-    def __init__(self, spec: Object, ends: bool) -> None:
+    def __init__(self, spec: Object, pod: Object, machine: Machine, address: str, ends: bool) -> None:
         self.spec, self.name = spec, str(spec["name"])
-        self.exit_code = 0 if ends else None
-        self.running = self.ready = not ends
+        self.exit_code: int | None = None
+        self.running = self.ready = False
+        self._pod, self._machine, self._address, self._ends = pod, machine, address, ends
+        self._waiting: Object = {"reason": "ContainerCreating"}
 
     def step(self, restarts: bool) -> None:
-        pass
+        if self.running or self.exit_code is not None:
+            return
+        try:
+            environment(self._machine.store, self._pod, self.spec, self._address, self._machine.variables)
+        except Incomplete as error:
+            self._waiting = {"reason": error.reason, "message": str(error)}
+            return
+        self.running = self.ready = not self._ends
+        self.exit_code = 0 if self._ends else None
 
     def end(self, seconds: float) -> None:
         self.running = self.ready = False
         self.exit_code = 0
 
     def status(self) -> Object:
-        state: Object = {"running": {"startedAt": now()}}
+        state: Object = {"running": {"startedAt": now()}} if self.running else {"waiting": self._waiting}
         if self.exit_code is not None:
             ended = {"exitCode": 0, "reason": "Completed", "startedAt": now(), "finishedAt": now()}
             state = {"terminated": ended}

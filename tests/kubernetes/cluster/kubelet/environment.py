@@ -38,7 +38,15 @@ _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 class Incomplete(Exception):
-    """Something that a container refers to is not there."""
+    """Something that a container refers to is not there.
+
+    Attributes:
+        reason: Kubernetes' word for what comes of it.
+    """
+
+    def __init__(self, message: str, reason: str = "CreateContainerConfigError") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def environment(store: Store, pod: Object, container: Object, address: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -123,7 +131,9 @@ def _looked_up(store: Store, pod: Object, container: Object, source: Object, add
                 return content[reference["key"]].decode()
             if optional:
                 return None
-            raise Incomplete(f"couldn't find key {reference['key']} in {kind} {reference['name']}")
+            raise Incomplete(
+                f"couldn't find key {reference['key']} in {kind} {pod['metadata']['namespace']}/{reference['name']}"
+            )
     if "fieldRef" in source:
         path = source["fieldRef"]["fieldPath"]
         return address if path == "status.podIP" else field(pod, path)

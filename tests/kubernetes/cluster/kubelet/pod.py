@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kubernetes.cluster.events import warn
 from tests.kubernetes.cluster.kubelet.container import Container, Recorded, Unpulled
+from tests.kubernetes.cluster.kubelet.environment import Incomplete
 from tests.kubernetes.cluster.kubelet.volumes import Mount, Volumes, runs_here
 from tests.kubernetes.cluster.rights import Rights
 from tests.kubernetes.cluster.store import Object, Store, key_of, now
@@ -50,6 +52,7 @@ class Pod:
         self._machine = machine
         self._key = key_of("Pod", pod)
         self._volumes: Volumes | None = None
+        self._unscheduled = ""
         self._over = threading.Event()
         self._began = now()
         self.write_hosts(hosts)
@@ -88,14 +91,25 @@ class Pod:
         if spec["image"].lower().startswith(UNPULLED):
             return Unpulled(spec)
         if not runs_here(spec["image"], machine.images):
-            return Recorded(spec, first or policy != "Always")
+            return Recorded(spec, self.object, machine, self.address, first or policy != "Always")
         return Container(spec, self.object, machine, self.address, self.folder, self._mounts)
 
     def _mounts(self, container: Object) -> list[Mount]:
-        if self._volumes is None:
-            machine = self._machine
-            self._volumes = Volumes(machine.store, machine.rights, self.object, self.folder, machine.folder / "claims")
+        assert self._volumes is not None
         return [(str(self.folder / "hosts"), "/etc/hosts", False), *self._volumes.mounts(container)]
+
+    def _has_volumes(self) -> bool:
+        """Makes them where it can; says, as an event, why not."""
+        machine = self._machine
+        if self._volumes is None:
+            try:
+                claims = machine.folder / "claims"
+                self._volumes = Volumes(machine.store, machine.rights, self.object, self.folder, claims)
+                self._unscheduled = ""
+            except Incomplete as error:
+                self._unscheduled = str(error) if error.reason == "FailedScheduling" else ""
+                warn(machine.store, self.object, error.reason, str(error))
+        return self._volumes is not None
 
     def _run(self) -> None:
         store = self._machine.store
@@ -115,6 +129,8 @@ class Pod:
             self._over.wait(STEP_SECONDS if self._phase() in ("Pending", "Running") else 0.1)
 
     def _step(self) -> None:
+        if not self._has_volumes():
+            return
         for container in self._first:
             container.step(False)
             if container.exit_code != 0:
@@ -142,6 +158,10 @@ class Pod:
 
     def _report(self, phase: str) -> None:
         old = (self._machine.store.get(*self._key) or {}).get("status", {})
+        if self._unscheduled:
+            placed = {**_condition("PodScheduled", False), "reason": "Unschedulable", "message": self._unscheduled}
+            self._machine.store.status(self._key, phase=phase, conditions=_kept(old.get("conditions") or [], [placed]))
+            return
         statuses = _same_times(old, "containerStatuses", self.containers)
         ready = all(one["ready"] for one in statuses)
         initialized = all(one.exit_code == 0 for one in self._first)
@@ -182,7 +202,7 @@ def _same_times(old: Object, name: str, containers: list[Container | Recorded]) 
     for container in containers:
         status = container.status()
         known = before.get(container.name)
-        if isinstance(container, Recorded) and known and known["ready"] == status["ready"]:
+        if isinstance(container, Recorded) and known and known["state"].keys() == status["state"].keys() != {"waiting"}:
             status = known
         said.append(status)
     return said

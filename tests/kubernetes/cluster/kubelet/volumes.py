@@ -58,12 +58,16 @@ class Volumes:
         if "persistentVolumeClaim" in volume:
             name = volume["persistentVolumeClaim"]["claimName"]
             if self._store.get("PersistentVolumeClaim", self._namespace, name) is None:
-                raise Incomplete(f'persistentvolumeclaim "{name}" not found')
+                message = f'0/1 nodes are available: persistentvolumeclaim "{name}" not found.'
+                raise Incomplete(message, "FailedScheduling")
         if "hostPath" in volume and not folder.exists() and volume["hostPath"].get("type") == "Directory":
-            raise Incomplete(f"hostPath type check failed: {folder} is not a directory")
+            raise _unmounted(volume, f"hostPath type check failed: {folder} is not a directory")
         folder.mkdir(parents=True, exist_ok=True)
         for source in (volume.get("projected") or {}).get("sources", [volume]):
-            self._write(folder, source)
+            try:
+                self._write(folder, source)
+            except Incomplete as error:
+                raise _unmounted(volume, str(error)) from None
 
     def _write(self, folder: Path, source: Object) -> None:
         for name, kind in (("configMap", "ConfigMap"), ("secret", "Secret")):
@@ -89,6 +93,10 @@ class Volumes:
                 _link(folder, item["path"], content[item["key"]])
             elif not optional:
                 raise Incomplete(f"{name} references non-existent key: {item['key']}")
+
+
+def _unmounted(volume: Object, why: str) -> Incomplete:
+    return Incomplete(f'MountVolume.SetUp failed for volume "{volume["name"]}" : {why}', "FailedMount")
 
 
 def account_volume(name: str) -> Object:
