@@ -39,19 +39,16 @@ BELONG_TO_ALL = {("ConfigMap", "kube-root-ca.crt"), ("ServiceAccount", "default"
 
 
 class Release:
-    """A release of the chart.
+    """A release of the chart, in a namespace that takes only pods of the restricted standard.
 
     Args:
         name: of the release.
-        restricted: the namespace takes only pods of the restricted standard.
     """
 
-    def __init__(
-        self, cluster: Cluster, name: str = RELEASE, namespace: str = NAMESPACE, *, restricted: bool = False
-    ) -> None:
+    def __init__(self, cluster: Cluster, name: str = RELEASE, namespace: str = NAMESPACE) -> None:
         self.cluster, self.name, self.namespace = cluster, name, namespace
-        labels = {LABEL: "restricted"} if restricted else {}
-        cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}})
+        metadata = {"name": namespace, "labels": {LABEL: "restricted"}}
+        cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         self.helm = Config(kubeconfig_path=cluster.kubeconfig, namespace=namespace)
         self._chart = Chart.load(PATH)
 

@@ -35,7 +35,7 @@ def recorded() -> Iterator[Release]:
         stack.callback(shutil.rmtree, folder)
         cluster = Cluster(folder, images=())
         stack.callback(cluster.close)
-        yield Release(cluster, restricted=True)
+        yield Release(cluster)
 
 
 def images(release: Release) -> dict[str, str]:

@@ -39,12 +39,19 @@ def release(cluster: Cluster, settings: Settings) -> Release:
     return made
 
 
-def shared_with_pods(folder: Path) -> dict[str, Any]:
-    """Values with which pods have a folder of the test's, at its own path."""
+def shared_with_pods(release: Release, folder: Path) -> dict[str, Any]:
+    """Values with which pods have a folder of the test's, at its own path, as a claim: they may mount no host's."""
+    metadata = {"name": "shared", "namespace": release.namespace}
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+    release.cluster.create(claim)
     folder.mkdir()
+    place = release.cluster.folder / "claims" / release.namespace / "shared"
+    place.parent.mkdir(parents=True)
+    place.symlink_to(folder)
     return {
         "pod": {
-            "extraVolumes": [{"name": "shared", "hostPath": {"path": str(folder)}}],
+            "extraVolumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}],
             "extraVolumeMounts": [{"name": "shared", "mountPath": str(folder)}],
         }
     }
@@ -80,7 +87,7 @@ async def test_workers_are_rolled_in_the_middle_of_a_fan_out(
     del given["workers"]["pools"]
     given = overlaid(
         given,
-        shared_with_pods(tmp_path / "shared"),
+        shared_with_pods(release, tmp_path / "shared"),
         {
             "dagster": {"enabled": False, "extraLocations": [{"host": "nobody", "port": 4000}]},
             "api": {"replicas": 1},
@@ -150,10 +157,11 @@ class Api:
 async def test_everything_is_rolled_while_a_run_goes_on(release: Release, settings: Settings, tmp_path: Path) -> None:
     """All that the chart has, as many as it has by default: installed, upgraded to another image, rolled back, removed."""
     shared = tmp_path / "shared"
+    mounted = shared_with_pods(release, shared)
     before = set(release.objects())
     given = overlaid(
         values_for(settings),
-        shared_with_pods(shared),
+        mounted,
         {
             "playbooks": {"files": {"fan.yaml": text_of("fan", FAN), "small.yaml": text_of("small", SMALL)}},
             "dagster": {"webserver": {"replicas": 1}},
