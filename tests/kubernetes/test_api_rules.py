@@ -215,3 +215,27 @@ def test_watches_and_pages_of_forgotten_versions_are_gone(cluster: Cluster, api:
     with pytest.raises(ApiException) as gone:
         list(watch.Watch().stream(core.list_namespaced_config_map, "default", resource_version=old, timeout_seconds=5))
     assert gone.value.status == 410
+
+
+@pytest.mark.parametrize(
+    ("whole", "starts"),
+    [({"runAsNonRoot": True}, False), ({"runAsNonRoot": True, "runAsUser": 7}, True), ({"runAsUser": 0}, True)],
+)
+def test_an_image_of_root_does_not_start_where_root_is_refused(cluster: Cluster, whole: Manifest, starts: bool) -> None:
+    cluster.create(pod(securityContext=whole, container={"command": ["sleep", "1000"]}))
+
+    def state() -> Manifest:
+        found = (cluster.pods()[0]["status"].get("containerStatuses") or [{"state": {}}])[0]["state"]
+        return found if found.get("running") or "ConfigError" in str(found) else {}
+
+    found = until_now(state)
+    assert ("running" in found) == starts
+    assert starts or "image will run as root" in found["waiting"]["message"]
+
+
+def test_a_pod_without_containers_is_invalid_in_a_restricted_namespace_too(cluster: Cluster) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "safe", "labels": labels}})
+    until_now(lambda: cluster.store.get("ServiceAccount", "safe", "default"))
+    with pytest.raises(Refused, match="containers"):
+        cluster.create(of("Pod", "p", spec={}) | {"metadata": {"name": "p", "namespace": "safe"}})

@@ -28,7 +28,7 @@ def _of_pod(spec: Mapping[str, Any]) -> Iterator[str]:
 
 def _of_containers(spec: Mapping[str, Any]) -> Iterator[str]:
     pod = spec.get("securityContext") or {}
-    for container in [*(spec.get("initContainers") or ()), *spec["containers"]]:
+    for container in [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]:
         own, name = container.get("securityContext") or {}, container["name"]
         both = {**pod, **own}
         capabilities = own.get("capabilities") or {}

@@ -41,7 +41,7 @@ def _amount(resource: str, pods: Iterable[Mapping[str, Any]]) -> Decimal | None:
     part, _, name = resource.rpartition(".")
     total = Decimal(0)
     for pod in found:
-        for container in pod["spec"]["containers"]:
+        for container in pod["spec"].get("containers") or ():
             stated = ((container.get("resources") or {}).get(part or "requests") or {}).get(name)
             if stated is None:
                 return None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.kubernetes.cluster.kubelet.environment import Incomplete, command, environment
+from tests.kubernetes.cluster.kubelet.environment import Incomplete, check_user, command, environment
 from tests.kubernetes.cluster.kubelet.probes import Probes
 from tests.kubernetes.cluster.kubelet.process import Process
 from tests.kubernetes.cluster.kubelet.volumes import Mount
@@ -109,6 +109,7 @@ class Container:
 
     def _start(self) -> None:
         try:
+            check_user(self._pod, self.spec)
             variables = environment(self._machine.store, self._pod, self.spec, self._address, self._machine.variables)
             mounts = self._mounts(self.spec)
         except Incomplete as error:

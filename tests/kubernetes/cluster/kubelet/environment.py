@@ -37,6 +37,18 @@ _UNITS = {"m": Decimal("0.001"), "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T":
 _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
+def check_user(pod: Object, container: Object) -> None:
+    """Refuses to start a container as root that must not be; only this project's images name a user.
+
+    Raises:
+        Incomplete: the pod or the container says ``runAsNonRoot``, and its user is root.
+    """
+    stated = {**(pod["spec"].get("securityContext") or {}), **(container.get("securityContext") or {})}
+    user = stated.get("runAsUser", 10001 if "noetl-dagster" in container["image"] else 0)
+    if stated.get("runAsNonRoot") and user == 0:
+        raise Incomplete(f"container has runAsNonRoot and image will run as root (container: {container['name']})")
+
+
 class Incomplete(Exception):
     """Something that a container refers to is not there.
 
