@@ -14,6 +14,7 @@ import httpx
 
 from noetl_dagster.settings import Settings
 from tests.helm.chart import Manifest, Pods, component, of_kind
+from tests.kubernetes.cluster.kubelet.probes import serves
 from tests.processes import StartProcess
 from tests.waiting import PATIENCE_SECONDS
 
@@ -71,6 +72,9 @@ class Machine:
                 check=False,
             )
             return done.returncode == 0
+        if "grpc" in probe:
+            place = f"127.0.0.1:{self.port(name, probe['grpc']['port'])}"
+            return serves(place, probe["grpc"], PATIENCE_SECONDS)
         asked = probe["httpGet"]
         [number] = [one["containerPort"] for one in pods.container["ports"] if one["name"] == asked["port"]]
         url = f"http://127.0.0.1:{self.port(name, number)}{asked['path']}"

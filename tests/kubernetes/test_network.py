@@ -14,6 +14,7 @@ WEB = Peer("10.0.0.1", "app", {"role": "web"}, is_in_cluster=True)
 JOB = Peer("10.0.0.2", "app", {"role": "job"}, is_in_cluster=True)
 DB = Peer("10.0.0.3", "db", {"role": "db"}, {"sql": 5432}, is_in_cluster=True)
 FAKE = Peer("10.0.0.4", "other", {"role": "db"}, is_in_cluster=True)
+MIRROR = Peer("10.0.0.5", "db", {"role": "mirror"}, is_in_cluster=True)
 OUTSIDE = Peer("192.0.2.7")
 DNS = Service(Peer("10.0.0.9", "dns", {}, is_in_cluster=True), {53: 5353})
 API = Peer("10.9.0.1", entity="kube-apiserver", is_in_cluster=True)
@@ -39,6 +40,8 @@ BLOCK = "egress: [{to: [{ipBlock: {cidr: 0.0.0.0/0, except: [192.0.2.0/28]}}]}]"
         (BOTH, DB, 5432, True),
         (BOTH, FAKE, 5432, False),
         (EITHER, FAKE, 5432, False),
+        (BOTH, MIRROR, 5432, False),
+        (EITHER, MIRROR, 5432, True),
         ("egress: [{to: [{podSelector: {}}]}]", JOB, 1, True),
         ("egress: [{to: [{podSelector: {}}]}]", DB, 1, False),
         ("egress: [{to: [{namespaceSelector: {}}]}]", DB, 1, True),

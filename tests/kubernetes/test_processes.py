@@ -89,12 +89,11 @@ def test_dagsters_processes_come_back(machine: Machine, name: str) -> None:
     if name != "code-location":
         machine.start("code-location")
         becomes_ready(machine, "code-location")
-    kind = "liveness" if name == "daemon" else "readiness"
     process = machine.start(name)
-    until_now(lambda: machine.probe(name, kind), name)
+    until_now(lambda: machine.probe(name, "readiness"), name)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    until_now(lambda: not machine.probe(name, kind) or name == "daemon", name)  # its heartbeats last a little
+    until_now(lambda: not machine.probe(name, "readiness"), name)
     machine.start(name)
-    until_now(lambda: machine.probe(name, kind), name)
+    until_now(lambda: machine.probe(name, "readiness"), name)
     assert machine.probe(name, "liveness")

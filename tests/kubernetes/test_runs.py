@@ -109,6 +109,12 @@ class Place:
         self.until(lambda: self.run(run_id).status is DagsterRunStatus.STARTED, run_id)
         self.until(lambda: self.ran()[3], run_id)
 
+    def recorded(self, run_id: str) -> int:
+        """How many items of the loop have ended according to the log."""
+        execution_id = int(self.run(run_id).tags["noetl/execution_id"])
+        query = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.completed'"
+        return int(run_sync(self.noetl.engine().runtime.pool.fetchval(query, execution_id)))
+
     def ran(self) -> list[int]:
         """How often each item ran."""
         paths = [self.gate / f"ran-{n}" for n in range(ITEMS)]
@@ -242,6 +248,7 @@ def test_a_terminated_run_cancels_its_execution_and_leaves_no_job(place: Place) 
 def test_a_lost_pod_is_found_and_another_run_goes_on(place: Place) -> None:
     run_id = place.launch()
     place.until_held(run_id)
+    place.until(lambda: place.recorded(run_id) == 3, run_id)  # the log is written a moment after an item has ended
     [pod] = place.pods(run_id)
     place.cluster.lose(pod["metadata"]["name"], NAMESPACE)
     (place.gate / "open").touch()

@@ -16,6 +16,17 @@ from tests.kubernetes.cluster.kubelet.process import Process
 from tests.kubernetes.cluster.store import Object
 
 
+def serves(place: str, probe: Object, seconds: float) -> bool:
+    """Asks a gRPC server for its health, over a connection of its own as the kubelet does."""
+    with grpc.insecure_channel(place) as channel:
+        asked = health_pb2.HealthCheckRequest(service=probe.get("service", ""))
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=seconds)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
 class Probes:
     """Carries out the probes of one container until it is stopped, in a thread.
 
@@ -87,7 +98,7 @@ class Probes:
             "httpGet": self._http,
             "exec": lambda given, patience: self._process.run(given["command"], patience),
             "tcpSocket": self._tcp,
-            "grpc": self._grpc,
+            "grpc": lambda given, patience: serves(f"{self._address}:{given['port']}", given, patience),
         }
         for name, way in ways.items():
             if name in probe:
@@ -108,16 +119,6 @@ class Probes:
             return False
         finally:
             connection.close()
-
-    def _grpc(self, given: Object, seconds: float) -> bool:
-        """Over an own connection for each question, as the kubelet asks."""
-        with grpc.insecure_channel(f"{self._address}:{given['port']}") as channel:
-            asked = health_pb2.HealthCheckRequest(service=given.get("service", ""))
-            try:
-                answer = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=seconds)
-            except grpc.RpcError:
-                return False
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def _tcp(self, given: Object, seconds: float) -> bool:
         try:
