@@ -18,6 +18,7 @@ from noetl_dagster.cli.app import COMMANDS, LazyCommand
 from noetl_dagster.cli.health import Health
 from noetl_dagster.service.metrics import Metrics
 from noetl_dagster.settings import Settings
+from tests.helm.chart import KIND, manifests, pods_of
 from tests.operations.test_alerts import _sections
 from tests.service.test_metrics import QUIET
 
@@ -111,8 +112,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_components_and_files_of_the_chart_are_there(page: Path) -> None:
     text = page.read_text()
-    table = (CHART / "templates/_components.tpl").read_text()
-    components = {*re.findall(r"^([a-z][\w-]*)(?=:$)", table, re.MULTILINE), "worker-default"}
+    components = {"run"} | {pods.component for pods in pods_of(manifests(KIND))}
 
     for name in re.findall(r"app\.kubernetes\.io/component=([\w-]+)", text):
         assert name in components

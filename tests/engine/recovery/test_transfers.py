@@ -24,6 +24,8 @@ from tests.serving import served
 pytestmark = pytest.mark.long
 
 ROWS = 60_000
+LAST_STEP = 2
+"""The copy in which a process dies: the smallest source has three."""
 PAGE = 6_000
 MOVE = """
 workflow:
@@ -74,13 +76,13 @@ def die_in_transfer(moment: str) -> None:
 
     async def stepped(self: Any, *arguments: Any) -> Any:
         seen["steps"] += 1
-        if moment == BETWEEN and seen["steps"] == 4:
+        if moment == BETWEEN and seen["steps"] == LAST_STEP:
             die()
         return await step(self, *arguments)
 
     async def encoding(self: Any, *arguments: Any) -> Any:
         data = await encoded(self, *arguments)
-        if moment == (SECOND if seen["calls"] else "within a chunk") and seen["steps"] == 4:
+        if moment == (SECOND if seen["calls"] else "within a chunk") and seen["steps"] == LAST_STEP:
             die()
         return data
 
