@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from datetime import timedelta
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -340,8 +341,14 @@ class Settings(BaseSettings):
     event_buffer_size: int = Field(1000, ge=1, description="Maximum number of events in a group commit")
     event_buffer_milliseconds: float = Field(5.0, description="Maximum time that an event waits for its group commit")
 
-    retention_days: int | None = Field(
-        None, ge=1, description="Age of months of events that are dropped with their executions; empty: never"
+    partition_hours: Annotated[float | None, _NoneIfEmpty] = Field(
+        None,
+        ge=1 / 60,
+        description="Hours of executions that a partition of the event log contains, such as 24; empty: a calendar "
+        "month. Three partitions are created ahead, so maintenance must run more often than that",
+    )
+    retention_days: Annotated[float | None, _NoneIfEmpty] = Field(
+        None, gt=0, description="Age of partitions of events that are dropped with their executions; empty: never"
     )
     replaced_asset_seconds: float = Field(
         24 * 3600.0,
@@ -503,6 +510,11 @@ class Settings(BaseSettings):
     def driven_at_once(self) -> int:
         """Number of runs that this machine drives at once. Each run has about ten connections to PostgreSQL."""
         return self.runs_at_once or min(4 * machine.cores(), 16)
+
+    @property
+    def partition_width(self) -> timedelta | None:
+        """The width of a partition of the event log; None means a month."""
+        return None if self.partition_hours is None else timedelta(hours=self.partition_hours)
 
     @property
     def nats_tls(self) -> ssl.SSLContext | None:

@@ -42,7 +42,7 @@ from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.spark.sessions import SparkSessions
-from tests import MONTHS_AHEAD
+from tests import PARTITIONS_AHEAD
 from tests.databases import Databases, superuser_url
 from tests.processes import end_run_servers
 
@@ -277,7 +277,7 @@ def _own_settings(services: Settings, databases: Databases, tmp_path: Path) -> I
 @pytest.fixture
 def months_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the log get partitions of later months, as outside of tests."""
-    monkeypatch.setattr(schema, "MONTHS_AHEAD", MONTHS_AHEAD)
+    monkeypatch.setattr(schema, "PARTITIONS_AHEAD", PARTITIONS_AHEAD)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "project": ("upkeep:project", "Keep noetl.execution up to date until interrupted."),
     "replay": ("upkeep:replay", "Rebuild noetl.execution from the event log alone."),
     "reap": ("upkeep:reap", "Requeue the commands of silent workers until interrupted."),
-    "maintain": ("upkeep:maintain", "Create and drop monthly partitions, and delete expired results."),
+    "maintain": ("upkeep:maintain", "Create and drop partitions of the event log, and delete expired results."),
     "dead-letters": ("dead_letters:app", "List or reprocess messages of workers that could not be ingested."),
     "provision": (
         "provision:provision",

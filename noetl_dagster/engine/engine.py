@@ -94,9 +94,9 @@ class Engine:
 
     def maintenance(self) -> Maintenance:
         """Returns the maintenance of partitions and results, configured by the settings."""
-        days = self.runtime.settings.retention_days
-        retention = timedelta(days=days) if days is not None else None
-        return Maintenance(self.runtime.pool, self.runtime.results, retention)
+        settings = self.runtime.settings
+        retention = timedelta(days=settings.retention_days) if settings.retention_days is not None else None
+        return Maintenance(self.runtime.pool, self.runtime.results, retention, width=settings.partition_width)
 
     async def drive(self, execution: Execution, *, release: bool = True) -> ExecutionState:
         """Takes an execution to its end, in this process, without Dagster, and returns its final state.

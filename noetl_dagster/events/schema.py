@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +19,7 @@ import asyncpg
 
 from noetl_dagster.errors import ServiceError, VersionError
 from noetl_dagster.events.connection import open_pool
-from noetl_dagster.events.ids import snowflake_floor
+from noetl_dagster.events.ids import snowflake_floor, snowflake_milliseconds
 from noetl_dagster.extras import shipped_folder
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import Settings
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 SCHEMA_LOCK = 7_306_001
 """Key of the advisory lock under which one process at a time changes the schema."""
 
-MONTHS_AHEAD = 3
-_PARTITION_NAME = re.compile(r"event_y(\d{4})m(\d{2})")
+PARTITIONS_AHEAD = 3
+_BOUNDS = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
 
 SCHEMA_VERSION = 5
 """Increased with every version whose ``schema/*.sql`` differs; a test compares the texts with it."""
@@ -65,7 +65,7 @@ ON CONFLICT (one) DO UPDATE SET number = EXCLUDED.number, digest = EXCLUDED.dige
     works_from = EXCLUDED.works_from, applied_at = now()
 """
 _PARTITIONS = """
-SELECT child.relname FROM pg_inherits
+SELECT child.relname, pg_get_expr(child.relpartbound, child.oid) AS bounds FROM pg_inherits
 JOIN pg_class child ON child.oid = inhrelid
 WHERE inhparent = 'noetl.event'::regclass
 """
@@ -131,7 +131,9 @@ async def holders(connection: asyncpg.Connection) -> str:
     return f"the oldest transactions are {'; '.join(oldest)}" if oldest else "no transaction holds locks any more"
 
 
-async def apply_schema(url: str, lock_seconds: float = LOCK_SECONDS) -> AppliedSchema:
+async def apply_schema(
+    url: str, lock_seconds: float = LOCK_SECONDS, *, width: timedelta | None = None
+) -> AppliedSchema:
     """Applies the schema to a database and creates its partitions; does nothing if it is up to date.
 
     A schema of a later version stays as it is. No statement waits longer than :data:`LOCK_TIMEOUT` for a locked table,
@@ -139,23 +141,25 @@ async def apply_schema(url: str, lock_seconds: float = LOCK_SECONDS) -> AppliedS
 
     Args:
         lock_seconds: how long it is tried again.
+        width: of a partition; None: a month.
 
     Raises:
         ServiceError: the schema is of a later version that excludes this one; or tables stay locked.
     """
     connection = await asyncpg.connect(url)
     try:
-        return await apply_schema_on(connection, lock_seconds)
+        return await apply_schema_on(connection, lock_seconds, width=width)
     finally:
         await connection.close()
 
 
-async def apply_schema_on(connection: asyncpg.Connection, lock_seconds: float = LOCK_SECONDS) -> AppliedSchema:
+async def apply_schema_on(
+    connection: asyncpg.Connection, lock_seconds: float = LOCK_SECONDS, *, width: timedelta | None = None
+) -> AppliedSchema:
     """Applies the schema like :func:`apply_schema`, on an open connection."""
     now = datetime.now(UTC)
     found = await found_schema(connection)
-    ahead = {partition_name(start) for start, _ in month_bounds(now, MONTHS_AHEAD)}
-    if found is not None and found.serves and ahead <= set(await partitions(connection)):
+    if found is not None and found.serves and not _missing(await partitions(connection), now, width):
         return _warn_if_later(AppliedSchema(found, changed=False))  # no lock, because processes start often
 
     async def apply() -> AppliedSchema:
@@ -165,7 +169,7 @@ async def apply_schema_on(connection: asyncpg.Connection, lock_seconds: float = 
             for text in _texts():
                 await connection.execute(text)
             await connection.execute(_NUMBER, SCHEMA_VERSION, schema_digest(), WORKS_FROM)
-        made = await ensure_partitions(connection, now)
+        made = await ensure_partitions(connection, now, width)
         applied = await found_schema(connection)
         assert applied is not None
         return _warn_if_later(AppliedSchema(applied, changed, tuple(made)))
@@ -178,9 +182,9 @@ async def apply_schema_on(connection: asyncpg.Connection, lock_seconds: float = 
         ) from error
 
 
-async def make_partitions(connection: asyncpg.Connection, now: datetime) -> list[str]:
+async def make_partitions(connection: asyncpg.Connection, now: datetime, width: timedelta | None = None) -> list[str]:
     """Creates partitions like :func:`ensure_partitions`, one process at a time, without blocking others for long."""
-    return await _change(connection, lambda: ensure_partitions(connection, now))
+    return await _change(connection, lambda: ensure_partitions(connection, now, width))
 
 
 async def _change(
@@ -249,7 +253,7 @@ async def settle_schema(settings: Settings, pool: asyncpg.Pool, *, apply: bool =
     """
     if apply and settings.schema_apply:
         async with pool.acquire() as connection:
-            await apply_schema_on(connection)
+            await apply_schema_on(connection, width=settings.partition_width)
         return
     number = SCHEMA_VERSION if apply else 1
     # with a probe the process is not ready meanwhile
@@ -283,46 +287,69 @@ async def open_settled_pool(
     return pool
 
 
-async def partitions(connection: asyncpg.Connection) -> list[str]:
-    """Returns the names of the partitions of ``noetl.event``, including the default one."""
-    return [row["relname"] for row in await connection.fetch(_PARTITIONS)]
+async def partitions(connection: asyncpg.Connection) -> dict[str, range | None]:
+    """Returns the partitions of ``noetl.event``: the execution ids of each by its name, None for the default one."""
+    found = {}
+    for row in await connection.fetch(_PARTITIONS):
+        bounds = _BOUNDS.search(row["bounds"])
+        found[row["relname"]] = range(*map(int, bounds.groups())) if bounds is not None else None
+    return found
 
 
-async def ensure_partitions(connection: asyncpg.Connection, now: datetime) -> list[str]:
-    """Creates the monthly partitions from this month to three months ahead; returns the names of the new ones.
+async def ensure_partitions(connection: asyncpg.Connection, now: datetime, width: timedelta | None = None) -> list[str]:
+    """Creates the partition of ``now`` and the three following ones; returns the names of the new ones.
 
     Events of their ranges in the default partition move into them.
+
+    Args:
+        width: of a partition; None: a month. Partitions of another width stay, and new ones begin after them.
     """
-    present = set(await partitions(connection))
     made = []
-    for month, next_month in month_bounds(now, MONTHS_AHEAD):
-        name, start, end = partition_name(month), snowflake_floor(month), snowflake_floor(next_month)
-        if name in present:
-            continue
+    for name, ids in _missing(await partitions(connection), now, width).items():
         made.append(name)
-        if not await connection.fetchval(_CAUGHT, start, end):
-            await connection.execute(_CREATE_PARTITION.format(name=name, start=start, end=end))
+        bounds = {"start": ids.start, "end": ids.stop}
+        if not await connection.fetchval(_CAUGHT, ids.start, ids.stop):
+            await connection.execute(_CREATE_PARTITION.format(name=name, **bounds))
             continue
         async with connection.transaction():
             await connection.execute(_CREATE_APART.format(name=name))
-            await connection.execute(_MOVE.format(name=name), start, end)
-            await connection.execute(_ATTACH.format(name=name, start=start, end=end))
+            await connection.execute(_MOVE.format(name=name), ids.start, ids.stop)
+            await connection.execute(_ATTACH.format(name=name, **bounds))
     return made
 
 
-def month_bounds(now: datetime, ahead: int) -> list[tuple[datetime, datetime]]:
-    """Returns the month of ``now`` and the ``ahead`` following ones, as half-open intervals."""
-    months = [now.year * 12 + now.month - 1 + step for step in range(ahead + 2)]
-    starts = [datetime(month // 12, month % 12 + 1, 1, tzinfo=UTC) for month in months]
+def _missing(present: dict[str, range | None], now: datetime, width: timedelta | None) -> dict[str, range]:
+    """Returns the partitions to create, by name: the coming periods without what present partitions cover."""
+    covered = sorted(filter(None, present.values()), key=lambda ids: ids.start)
+    missing = {}
+    for period in periods(now, width, PARTITIONS_AHEAD):
+        first, end = map(snowflake_floor, period)
+        for ids in covered:
+            if ids.start <= first < ids.stop:
+                first = ids.stop
+            elif first < ids.start < end:
+                end = ids.start
+        if first < end:
+            missing[_partition_name(first, width)] = range(first, end)
+    return missing
+
+
+def periods(now: datetime, width: timedelta | None, ahead: int) -> list[tuple[datetime, datetime]]:
+    """Returns the period of ``now`` and the ``ahead`` following ones, as half-open intervals; without width, months."""
+    if width is None:
+        months = [now.year * 12 + now.month - 1 + step for step in range(ahead + 2)]
+        starts = [datetime(month // 12, month % 12 + 1, 1, tzinfo=UTC) for month in months]
+    else:
+        origin = datetime.fromtimestamp(0, UTC)
+        first = origin + (now - origin) // width * width
+        starts = [first + step * width for step in range(ahead + 2)]
     return list(pairwise(starts))
 
 
-def partition_name(start: datetime) -> str:
-    """Returns the name of the partition of a month."""
-    return f"event_y{start.year:04d}m{start.month:02d}"
-
-
-def partition_start(name: str) -> datetime | None:
-    """Returns the month of a partition by its name, None for one that is not monthly."""
-    found = _PARTITION_NAME.fullmatch(name)
-    return datetime(int(found[1]), int(found[2]), 1, tzinfo=UTC) if found is not None else None
+def _partition_name(first: int, width: timedelta | None) -> str:
+    """Returns the name of the partition that begins with an execution id."""
+    start = datetime.fromtimestamp(snowflake_milliseconds(first) / 1000, UTC)
+    text = f"event_y{start.year:04d}m{start.month:02d}"
+    if width is not None or start != datetime(start.year, start.month, 1, tzinfo=UTC):
+        text += f"d{start.day:02d}t{start:%H%M%S}"
+    return text

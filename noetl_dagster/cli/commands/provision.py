@@ -113,13 +113,13 @@ async def _event_log(settings: Settings, limits: _Limits) -> AsyncIterator[Provi
         raise ServiceError("no database is set; set NOETL_DB_URL, or NOETL_EMBEDDED=true")
     async with _locked(settings.db_url, limits) as connection:
         existed = await connection.fetchval("SELECT to_regnamespace('noetl') IS NOT NULL")
-    applied = await apply_schema(settings.db_url, limits.lock_seconds)
+    applied = await apply_schema(settings.db_url, limits.lock_seconds, width=settings.partition_width)
     state = ProvisionState.CHANGED if existed and applied.changed else _made(applied.changed)
     yield Provided("schema noetl", state, f"version {applied.schema.number}")
     for name in applied.partitions:
         yield Provided(f"partition noetl.{name}", ProvisionState.MADE)
     if not applied.partitions:
-        yield Provided("partitions of noetl.event", ProvisionState.THERE, "three months ahead")
+        yield Provided("partitions of noetl.event", ProvisionState.THERE, "three ahead")
 
 
 async def _nats(settings: Settings, limits: _Limits) -> AsyncIterator[Provided]:

@@ -150,9 +150,10 @@ async def replay(
 
 
 def maintain() -> None:
-    """Create and drop monthly partitions, and delete expired results.
+    """Create and drop partitions of the event log, and delete expired results.
 
-    Partitions are created for the coming months, and dropped after NOETL_RETENTION_DAYS.
+    A partition has a month, or NOETL_PARTITION_HOURS. Three are created ahead, and old ones are dropped after
+    NOETL_RETENTION_DAYS.
     """
     with open_session() as session:
         typer.echo(str(run_sync(session.engine.maintenance().run())))

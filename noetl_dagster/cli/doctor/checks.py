@@ -33,7 +33,8 @@ from noetl_dagster.cli.doctor import (
 )
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.connection import check_certificates
-from noetl_dagster.events.schema import SCHEMA_VERSION, found_schema, partition_name, partitions
+from noetl_dagster.events.ids import snowflake_floor
+from noetl_dagster.events.schema import SCHEMA_VERSION, found_schema, partitions
 from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.nats import check_stream, connect
 from noetl_dagster.extras import needs_extra
@@ -187,8 +188,9 @@ async def _event_log(settings: Settings) -> Finding:
         if not await connection.fetchval("SELECT has_table_privilege('noetl.event', 'SELECT, INSERT')"):
             remedy = "grant SELECT and INSERT on schema noetl"
             return wrong(f"{server}: the user is not allowed to write noetl.event", remedy)
-        if partition_name(datetime.now(UTC)) not in await partitions(connection):
-            return warning(f"{server} has no partition for this month", "'noetl-dagster maintain' creates it")
+        now = snowflake_floor(datetime.now(UTC))
+        if not any(ids and now in ids for ids in (await partitions(connection)).values()):
+            return warning(f"{server} has no partition for new executions", "'noetl-dagster maintain' creates it")
     return ok(f"{server}, schema {found.number}, up to date")
 
 

@@ -15,8 +15,6 @@ from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.schema import (
     SCHEMA_LOCK,
     make_partitions,
-    month_bounds,
-    partition_start,
     partitions,
 )
 from noetl_dagster.storage.store import ResultStore
@@ -77,15 +75,27 @@ class Maintained:
 
 
 class Maintenance:
-    """Keeps the log within its ``retention`` (None: for ever). Running it twice at the same time is harmless."""
+    """Keeps the log within its ``retention`` (None: for ever). Running it twice at the same time is harmless.
 
-    def __init__(self, pool: asyncpg.Pool, results: ResultStore, retention: timedelta | None = None) -> None:
+    Args:
+        width: of a partition of the log; None: a month.
+    """
+
+    def __init__(
+        self,
+        pool: asyncpg.Pool,
+        results: ResultStore,
+        retention: timedelta | None = None,
+        *,
+        width: timedelta | None = None,
+    ) -> None:
         self._pool = pool
         self._results = results
         self._retention = retention
+        self._width = width
 
     async def run(self, now: datetime | None = None) -> Maintained:
-        """Makes the coming months' partitions, drops the old ones, deletes expired results and tokens."""
+        """Makes the coming partitions, drops the old ones, deletes expired results and tokens."""
         now = now or datetime.now(UTC)
         await Projection(self._pool).catch_up(patient=True)
         orphans = await self._results.sweep_orphans(now)  # while their executions are still known
@@ -94,30 +104,27 @@ class Maintenance:
         kept: list[str] = []
         executions = 0
         async with self._pool.acquire() as connection:
-            made = await make_partitions(connection, now)
-            for name, start, end in await self._old(connection, now):
-                forgotten = await self._drop(connection, name, start, end, now)
+            made = await make_partitions(connection, now, self._width)
+            for name, ids in await self._old(connection, now):
+                forgotten = await self._drop(connection, name, ids, now)
                 (kept if forgotten is None else dropped).append(name)
                 executions += forgotten or 0
         await self._pool.execute(_FORGET_TOKENS, now)
         results = await self._results.cleanup(now)
         return Maintained(tuple(made), tuple(dropped), tuple(kept), executions, results, orphans, containers)
 
-    async def _old(self, connection: Any, now: datetime) -> list[tuple[str, int, int]]:
-        """Returns the partitions that lie completely before the retention, with their bounds."""
+    async def _old(self, connection: Any, now: datetime) -> list[tuple[str, range]]:
+        """Returns the partitions that lie completely before the retention, with their execution ids."""
         if self._retention is None:
             return []
-        found = []
-        for name in sorted(await partitions(connection)):
-            if (start := partition_start(name)) is None:
-                continue
-            [(_, end), *_] = month_bounds(start, 0)
-            if end <= now - self._retention:
-                found.append((name, snowflake_floor(start), snowflake_floor(end)))
-        return found
+        oldest = snowflake_floor(now - self._retention)
+        found = (await partitions(connection)).items()
+        old = ((name, ids) for name, ids in found if ids is not None and ids.stop <= oldest)
+        return sorted(old, key=lambda one: one[1].start)
 
-    async def _drop(self, connection: Any, name: str, start: int, end: int, now: datetime) -> int | None:
+    async def _drop(self, connection: Any, name: str, ids: range, now: datetime) -> int | None:
         """Drops a partition with its executions; returns their number, or None when the partition stays for now."""
+        start, end = ids.start, ids.stop
         try:
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)

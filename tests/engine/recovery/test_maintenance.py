@@ -150,3 +150,25 @@ async def test_events_that_came_before_their_partition_move_into_it(engine: Engi
     assert await pool.fetchval("SELECT count(*) FROM noetl.event_default") == 0
     assert await pool.fetchval("SELECT count(*) FROM noetl.event_y2030m02") == 2
     assert (await engine.runtime.log.lifecycle(late))[0].event_type == EventType.PLAYBOOK_INITIALIZED
+
+
+async def test_partitions_of_a_day_follow_those_of_months(engine: Engine) -> None:
+    """No partition covers what another one does, whichever width came first."""
+    runtime, day = engine.runtime, timedelta(days=1)
+    days = Maintenance(runtime.pool, runtime.results, 2 * day, width=day)
+    months = Maintenance(runtime.pool, runtime.results)
+    april = [f"event_y2025m04d{number:02d}t000000" for number in range(10)]
+    for maintenance, now, made, dropped in (
+        (months, datetime(2025, 3, 5), ("event_y2025m03",), ()),
+        (days, datetime(2025, 3, 30), (), ()),
+        (days, datetime(2025, 4, 1), (april[1],), ()),
+        (days, datetime(2025, 4, 2), (april[2],), ()),
+        (days, datetime(2025, 4, 3), (april[3],), ("event_y2025m03",)),
+        (months, datetime(2025, 4, 3), (april[4],), ()),  # the rest of April
+        (days, datetime(2025, 4, 5), (), (april[1], april[2])),
+    ):
+        await start(engine, execution_of(now.replace(hour=7, tzinfo=UTC)))
+        done = await maintenance.run(now.replace(hour=12, tzinfo=UTC))
+        assert (done.made, done.dropped) == (made, dropped), now
+    assert await runtime.pool.fetchval("SELECT count(*) FROM noetl.event") == 4
+    assert await runtime.pool.fetchval("SELECT count(*) FROM noetl.event_default") == 0
