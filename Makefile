@@ -1,5 +1,7 @@
 # The project's verbs. Each is a thin script in scripts/; everything runs in .venv.
 SIZE ?= medium
+SEED ?= 1
+KILLS ?= 1000
 TEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 PYTEST ?= .venv/bin/pytest
 QUICK := $(addprefix tests/,architecture playbook events engine tools corpus)
@@ -8,7 +10,7 @@ QUICK := $(addprefix tests/,architecture playbook events engine tools corpus)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java browser demo dev check test-quick test test-slow lint bench bench-peers docs docs-serve lock audit sbom services-up services-down kind clean
+.PHONY: help setup java browser demo dev check test-quick test test-slow chaos lint bench bench-peers docs docs-serve lock audit sbom services-up services-down kind clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -39,6 +41,9 @@ test: setup java browser ## all tests, over the embedded services; TEST_ARGS for
 
 test-slow: setup java browser ## the long tests, one after another: races, kills, large fan-outs and files; SLOW_ARGS for pytest
 	.venv/bin/pytest -m slow $(SLOW_ARGS)
+
+chaos: setup java ## kill, stop and cut off the parts of running flows, and write docs/reports/chaos.md; SEED=, KILLS=
+	.venv/bin/python -m tests.chaos --seed $(SEED) --kills $(KILLS) --report docs/reports/chaos.md $(CHAOS_ARGS)
 
 lint: setup ## ruff, mypy, and the English of the documentation
 	.venv/bin/ruff check .

@@ -1,0 +1,67 @@
+"""``python -m tests.chaos``: runs under random faults, and the report of what they did."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.chaos import faults, flows
+from tests.chaos.campaign import Campaign, Outcome, Plan, plan
+from tests.chaos.report import report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=100, help="faults that must have hit")
+    parser.add_argument("--flow", action="append", choices=sorted(flows.BY_NAME), help="only these flows")
+    parser.add_argument("--fault", action="append", help="only faults whose name contains this")
+    parser.add_argument("--first", type=int, default=0, help="the first run of the seed")
+    parser.add_argument("--plan", action="append", help="only this run, as it is printed")
+    parser.add_argument("--logs", action="store_true", help="show the logs of runs that were resumed too")
+    parser.add_argument("--report", type=Path, help="file of the report")
+    given = parser.parse_args()
+    among = tuple(one for one in flows.FLOWS if given.flow is None or one.name in given.flow)
+    kinds = tuple(one for one in faults.FAULTS if given.fault is None or any(word in one.name for word in given.fault))
+    campaign = Campaign(shows_resumed=given.logs)
+    outcomes: list[Outcome] = []
+    begun = time.monotonic()
+
+    def plans() -> Iterator[Plan]:
+        if given.plan is not None:
+            yield from map(Plan.of, given.plan)
+            return
+        for number in itertools.count(given.first):
+            if sum(len(one.hits) for one in outcomes) >= given.kills:
+                return
+            yield plan(given.seed, number, among, kinds)
+
+    try:
+        for outcome in campaign.outcomes(plans()):
+            outcomes.append(outcome)
+            _show(outcome, time.monotonic() - begun)
+    finally:
+        campaign.close()
+    if given.report is not None:
+        given.report.write_text(report(outcomes, given.seed, given.kills, time.monotonic() - begun))
+    return 1 if any(one.defects for one in outcomes) else 0
+
+
+def _show(outcome: Outcome, seconds: float) -> None:
+    hits = ", ".join(f"{one.fault} (recovered in {one.recovery_seconds:.1f} s)" for one in outcome.hits)
+    print(
+        f"{seconds:.0f} s: {outcome.plan}\n    {outcome.seconds:.1f} s, {outcome.resumes} resumes, hit: {hits or 'nothing'}"
+    )
+    for defect in outcome.defects:
+        print(f"    DEFECT {defect}")
+    sys.stdout.flush()
+    if outcome.said:
+        print(outcome.said, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
