@@ -108,8 +108,7 @@ class Run:
     def state(self) -> EndState:
         rows: list[tuple[Any, ...]] = []
         if self.flow.found is not None:
-            with self.machine.database() as cursor:
-                rows = self.flow.found(cursor, self._table, self._folder)
+            rows = self.flow.found(self.machine, self._table, self._folder)
         return asyncio.run(end_state(self.machine.direct, self.execution_id, rows, per_item=self.flow.per_item))
 
     def end(self) -> None:

@@ -97,13 +97,13 @@ async def end_state(settings: Settings, execution_id: int, rows: list[tuple[Any,
     """Reads how an execution ended.
 
     Args:
-        per_item: whether iterations are the same in each run.
+        per_item: whether iterations, and so results, are the same in each run.
     """
     runtime = await Runtime.open(settings, apply=False)
     try:
         execution = await runtime.load(execution_id)
         results = {}
-        for step, end in execution.state.latest.items():
+        for step, end in execution.state.latest.items() if per_item else ():
             value = await value_of(runtime, end.envelope)
             text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS, default=str)
             results[step] = hashlib.sha256(text).hexdigest()
