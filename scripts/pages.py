@@ -10,6 +10,7 @@ from api_page import api_page
 from chart_page import chart_page, chart_schema
 from cli_page import cli_page
 from http_page import http_page
+from rules_page import rules_page
 from settings_page import settings_page
 from tool_pages import tool_pages
 
@@ -19,6 +20,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/http-api.md": http_page,
     "docs/reference/python-api.md": api_page,
     "docs/reference/settings.md": settings_page,
+    "docs/reference/verification.md": rules_page,
     **tool_pages(),
     "helm/noetl-dagster/values.schema.json": chart_schema,
     "docs/reference/chart-values.md": chart_page,

@@ -58,7 +58,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "provision:provision",
         "Create what a deployment needs: schema, streams, buckets, storage.",
     ),
-    "missing": ("upkeep:missing", "List results whose stored bytes are missing; exit code 1 if there are any."),
+    "verify": ("verify:verify", "Check events, projection, results and objects; exit code 1 if something is wrong."),
     "settings": ("settings:settings", "Show the settings of this process; secrets are hidden."),
     "doctor": ("settings:doctor", "Try every address, credential, folder and program of the settings."),
     "services": ("services:app", "Manage the embedded PostgreSQL, NATS and object store."),
@@ -73,7 +73,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Executions": ("run", "resume", "status", "events", "executions", "cancel", "state"),
     "Playbooks and projects": ("init", "new", "check", "migrate", "register", "schema", "demo"),
     "Processes of a deployment": ("serve", "worker", "ingest", "daemon", "project", "reap"),
-    "Upkeep": ("provision", "maintain", "missing", "dead-letters", "replay"),
+    "Upkeep": ("provision", "maintain", "verify", "dead-letters", "replay"),
     "Environment": ("settings", "doctor", "services", "records-api"),
 }
 """Headings of the overview and of the reference, with their commands."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -30,6 +30,9 @@ BATCH = 20_000
 
 TAIL_LIMIT = 5_000
 """Maximum of events after the checkpoint that a reader applies to a row; beyond it, it reads the whole execution."""
+
+PREFETCH = 1_000
+"""Events that a replay of some executions holds at a time."""
 
 INTERVAL = 0.5
 """Seconds between two polls of the log while nothing happens."""
@@ -96,6 +99,15 @@ class Projection:
                 total += taken.events
         return total + await self.catch_up(patient=True)
 
+    async def rebuild_some(self, execution_ids: Sequence[int]) -> int:
+        """Replays some executions up to their checkpoints; returns the number of their rows."""
+        async with self._pool.acquire() as connection, connection.transaction():
+            await connection.execute(queries.LOCK_CHECKPOINTS)  # waits for the processes that work on shards
+            await connection.execute(queries.FORGET_SOME, execution_ids)
+            rows = [execution async for execution in replayed(connection, execution_ids)]
+            await _put(connection, rows)
+        return len(rows)
+
     async def _apply_batch(self, connection: Any, lock: str) -> _Batch | None:
         """Applies one batch to the shards that are furthest behind, within the caller's transaction.
 
@@ -136,8 +148,57 @@ class Projection:
             execution.apply(events.get(execution_id, ()), done.get(execution_id, {}))
             if execution.created_at is not None:  # not so for late events of an execution that was dropped
                 rows.append(execution)
-        columns = [[getattr(row, name) for row in rows] for name in queries.EXECUTION_COLUMNS]
-        await connection.execute(queries.PUT_EXECUTIONS, *columns)
+        await _put(connection, rows)
+
+
+async def _put(connection: Any, rows: Sequence[ProjectedExecution]) -> None:
+    columns = [[getattr(row, name) for row in rows] for name in queries.EXECUTION_COLUMNS]
+    await connection.execute(queries.PUT_EXECUTIONS, *columns)
+
+
+async def replayed(connection: Any, execution_ids: Sequence[int]) -> AsyncIterator[ProjectedExecution]:
+    """Yields the rows of executions as the log has them below their checkpoints, without the stored rows.
+
+    Args:
+        connection: in a transaction with one snapshot, or that has locked the checkpoints.
+    """
+    below: dict[str, list[int]] = defaultdict(list)
+    for row in await connection.fetch(queries.CHECKPOINTS, execution_ids):
+        below[row["xact_id"]].append(row["execution_id"])
+    for checkpoint, ids in below.items():
+        counts: dict[int, Done] = defaultdict(dict)
+        for row in await connection.fetch(queries.DONE_BELOW, ids, checkpoint):
+            counts[row["execution_id"]][(row["node_name"], row["visit"])] = row["done"]
+        execution: ProjectedExecution | None = None
+        async for event in connection.cursor(queries.EVENTS_BELOW, ids, checkpoint, prefetch=PREFETCH):
+            if execution is None or execution.execution_id != event["execution_id"]:
+                if execution is not None:
+                    yield execution
+                execution = ProjectedExecution(event["execution_id"])
+            execution.apply([event], counts[execution.execution_id])
+        if execution is not None:
+            yield execution
+
+
+async def differing(connection: Any, execution_ids: Sequence[int]) -> list[int]:
+    """Returns which executions have another row than a replay of their events makes.
+
+    The count of an open loop that a resumption has continued is not compared: until the loop ends, it depends on the
+    division of the log into batches.
+
+    Args:
+        connection: in a transaction with one snapshot.
+    """
+    stored = {
+        row["execution_id"]: ProjectedExecution(**row)
+        for row in await connection.fetch(queries.EXECUTIONS, execution_ids)
+    }
+    found = []
+    async for execution in replayed(connection, execution_ids):
+        row = stored.pop(execution.execution_id, None)
+        if row is None or row.comparable() != execution.comparable():
+            found.append(execution.execution_id)
+    return sorted([*found, *stored])
 
 
 class BackgroundProjection:

@@ -99,6 +99,7 @@ SET xact_id = $2::text::xid8, events = events + $3, updated_at = clock_timestamp
 WHERE shard = ANY($1::int[])
 """
 
+FORGET_SOME = "DELETE FROM noetl.execution WHERE execution_id = ANY($1::bigint[])"
 FORGET = "DELETE FROM noetl.execution"  # not TRUNCATE: readers see the rows until the commit
 RESET_CHECKPOINTS = "UPDATE noetl.projection_checkpoint SET xact_id = '0', events = 0"  # while they are locked
 
@@ -143,6 +144,26 @@ GROUP BY 1, 2
 # The same, up to an event in the order of ids.
 EVENTS_UNTIL = EVENTS_OF_EXECUTION.replace("ORDER BY", "AND event.event_id <= $2 ORDER BY")
 DONE_UNTIL = DONE_OF_EXECUTION.replace("GROUP BY", "AND event.event_id <= $2 GROUP BY")
+
+# The checkpoints of executions.
+CHECKPOINTS = f"""
+SELECT event.execution_id, COALESCE(checkpoint.xact_id, '0')::text AS xact_id
+FROM (SELECT unnest($1::bigint[]) AS execution_id) event
+LEFT JOIN noetl.execution_shard shard USING (execution_id)
+LEFT JOIN noetl.projection_checkpoint checkpoint ON checkpoint.shard = {_SHARD}
+"""
+
+# The events of some executions below a checkpoint, one execution after the other.
+EVENTS_BELOW = f"""
+SELECT {_PARTS} FROM noetl.event
+WHERE execution_id = ANY($1::bigint[]) AND event.xact_id < $2::text::xid8 AND {_CHANGES}
+ORDER BY execution_id, event.xact_id, event.event_id
+"""
+DONE_BELOW = f"""
+SELECT execution_id, {_VISIT}, sum({_DONE})::bigint AS done FROM noetl.event
+WHERE execution_id = ANY($1::bigint[]) AND event.xact_id < $2::text::xid8 AND {_DONE} <> 0
+GROUP BY 1, 2, 3
+"""
 
 # What the transactions from $2 up to the horizon changed in one execution: the events that change its row,
 # other events that people want to see, and as rows without event_id the counts of iterations that succeeded, with the

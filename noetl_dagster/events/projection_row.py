@@ -67,6 +67,18 @@ class ProjectedExecution:
         for event in events:
             self._take(event, done)
 
+    def comparable(self) -> dict[str, Any]:
+        """Returns the columns that do not depend on how the log was divided into batches."""
+        columns = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        if self.state.get("resumptions"):
+            columns["state"] = state = {**self.state}
+            for kind in ("loop", "fanout"):
+                state[kind] = {
+                    step: entry if entry["completed"] else {**entry, "done": None}
+                    for step, entry in self.state.get(kind, {}).items()
+                }
+        return columns
+
     def _take(self, event: Mapping[str, Any], done: Done) -> None:
         handler = _HANDLERS.get(event["event_type"])
         if handler is None:

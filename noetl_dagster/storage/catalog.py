@@ -12,7 +12,6 @@ import orjson
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
 from noetl_dagster.result_ref import ROWS_ALONE, ResultRef
-from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.codec import dump_json
 
 _PAGE = 500
@@ -67,9 +66,12 @@ _UNRECORDED = """
 # what should be in stores now, of one execution or of all, page by page
 _PAGE_OF_STORED = f"""
     SELECT {_SELECTED} FROM noetl.result_ref
-    WHERE ref_id > $1 AND ($2::bigint IS NULL OR execution_id = $2) AND store_tier = ANY($3::text[])
-      AND kind <> 'manifest' AND (expires_at IS NULL OR expires_at > $4)
-    ORDER BY ref_id LIMIT $5
+    WHERE ref_id > $1 AND ($2::bigint IS NULL OR execution_id = $2)
+      AND kind <> 'manifest' AND (expires_at IS NULL OR expires_at > $3)
+    ORDER BY ref_id LIMIT $4
+"""
+_IS_RECORDED = """
+    SELECT EXISTS (SELECT FROM noetl.result_ref WHERE ref_id = $1 AND (expires_at IS NULL OR expires_at > now()))
 """
 
 # one page of parts in order; a part without a row has a null ref_id
@@ -135,14 +137,17 @@ class RefCatalog:
             row = await connection.fetchrow(_BY_NAME, execution_id, step, name)
         return _found(row, f"result {name!r} of step {step!r} in execution {execution_id}")
 
-    async def stored(
-        self, tiers: Sequence[StoreTier], execution_id: int | None, now: datetime
-    ) -> AsyncIterator[list[ResultRef]]:
-        """Yields pages of references whose bytes should be in these tiers now, of all executions or of one."""
+    async def is_recorded(self, ref: ResultRef) -> bool:
+        """Reports whether a reference has a row and has not expired."""
+        async with self.connection() as connection:
+            return bool(await connection.fetchval(_IS_RECORDED, ref.ref_id))
+
+    async def stored(self, execution_id: int | None, now: datetime) -> AsyncIterator[list[ResultRef]]:
+        """Yields pages of references whose bytes should be in a store now, of all executions or of one."""
         after = -1
         while True:
             async with self.connection() as connection:
-                rows = await connection.fetch(_PAGE_OF_STORED, after, execution_id, tiers, now, _PAGE)
+                rows = await connection.fetch(_PAGE_OF_STORED, after, execution_id, now, _PAGE)
             if not rows:
                 return
             yield [_ref_from(row) for row in rows]

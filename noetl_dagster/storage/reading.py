@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError
 from noetl_dagster.result_ref import RefKind, ResultRef
-from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.catalog import RefCatalog
+from noetl_dagster.storage.checking import ObjectCheck
 from noetl_dagster.storage.codec import THREAD_ABOVE, Compression, RunningDigest, digest_of
 from noetl_dagster.storage.manifests import Strategy, strategy_of
-from noetl_dagster.storage.placement import KEY_ROOT, Placement, canonical
+from noetl_dagster.storage.placement import Placement
 from noetl_dagster.storage.tiers.base import Bytes
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 Batch: TypeAlias = "list[Any] | pa.RecordBatch"
 
-_LOOKS_IN_FLIGHT = 32
 _ROWS_A_BATCH = 1024
 
 
@@ -126,33 +126,9 @@ class ResultReader:
         async for batch in self._batches(await self._resolve(ref)):
             yield batch
 
-    async def missing(self, execution_id: int | None = None) -> AsyncIterator[ResultRef]:
-        """Yields recorded results, of one execution or of all, whose bytes are missing in the configured tiers.
-
-        Existing bytes may still be damaged, which readers detect. Raises ``StorageError`` if a store does not answer,
-        since its content is unknown.
-        """
-        # rows may use an older name of disk
-        tiers = [one for one in StoreTier if canonical(one) in self._placement.lasting()]
-        limit = asyncio.Semaphore(_LOOKS_IN_FLIGHT)
-
-        async def there(ref: ResultRef) -> bool:
-            tier, uri = self._placement.tier(ref.store_tier), ref.physical_uri
-            root = tier.uri(KEY_ROOT)
-            async with limit:
-                if not uri.endswith("/"):
-                    return await tier.exists(uri)
-                if not uri.startswith(root):  # a folder that another program wrote and named
-                    return True
-                async for keys in tier.keys(KEY_ROOT + uri.removeprefix(root)):
-                    if keys:
-                        return True
-                return False
-
-        async for refs in self._catalog.stored(tiers, execution_id, datetime.now(UTC)):
-            for ref, found in zip(refs, await asyncio.gather(*map(there, refs)), strict=True):
-                if not found:
-                    yield ref
+    def check(self, *, quick: bool = False) -> ObjectCheck:
+        """Returns a check of the stores; a ``quick`` one does not read the objects."""
+        return ObjectCheck(self._placement, self._catalog, quick)
 
     # -- one object ----------------------------------------------------------------------------------
 

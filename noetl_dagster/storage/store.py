@@ -15,13 +15,14 @@ from typing import Any
 
 import asyncpg
 
-from noetl_dagster.events.ids import Snowflake, process_node, snowflake_floor
+from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope, RowsAround, logical_ref
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.catalog import RefCatalog
+from noetl_dagster.storage.checking import orphans_of
 from noetl_dagster.storage.codec import THREAD_ABOVE, Compression, Encoded, RunningDigest, digest_of
 from noetl_dagster.storage.manifests import Strategy, record_manifest
 from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, key_of, owner_of
@@ -352,18 +353,10 @@ class ResultStore(ResultReader):
         return removed
 
     async def _sweep(self, name: StoreTier, before: datetime) -> int:
-        tier, removed = self._placement.tier(name), 0
-        newest = snowflake_floor(before)
-        shared = self.settings.stores_shared and name is not StoreTier.DB
-        async for keys in tier.keys(KEY_ROOT):
-            owners = {key: owner for key in keys if (owner := owner_of(key)) and owner[1] < newest}
-            if not owners:
-                continue
-            unknown = await self._catalog.unrecorded(list(owners.values()), unknown=not shared)
-            for key, (_, ref_id) in owners.items():
-                if ref_id in unknown:
-                    await tier.delete(tier.uri(key))
-                    removed += 1
+        tier, removed, shared = self._placement.tier(name), 0, self.settings.stores_shared
+        async for key in orphans_of(self._placement, self._catalog, name, before, shared=shared):
+            await tier.delete(tier.uri(key))
+            removed += 1
         if removed:
             log.info("%s tier: removed %d objects without a reference", name.value, removed)
         return removed

@@ -99,7 +99,8 @@ async def test_everything_is_lost_and_restored_and_the_execution_goes_on(
     (total,) = (step for step in overview["steps"] if step["step"] == "total")
     assert total["data"] == ITEMS
     assert {value["n"] for value in await _stored(own)} == set(range(ITEMS))
-    assert (await _ran(environment, tmp_path, "missing")).returncode == 0
+    verified = await _ran(environment, tmp_path, "verify", "--all")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
 async def test_a_log_that_is_newer_than_the_objects_says_what_is_missing(settings: Settings, tmp_path: Path) -> None:
@@ -115,22 +116,19 @@ async def test_a_log_that_is_newer_than_the_objects_says_what_is_missing(setting
         await _remove_objects(settings)
         _put_objects(settings, backup)
 
-        assert [ref.ref async for ref in store.missing()] == [later.ref]
-        assert [ref.ref async for ref in store.missing(7)] == []
+        assert [damage.ref.ref async for damage in store.check().damaged()] == [later.ref]
+        assert [damage.ref.ref async for damage in store.check().damaged(7)] == []
         assert [await store.get(ref) for ref in refs] == [{"n": n} for n in range(4)]
     await pool.close()
 
     environment = _environment(settings)
-    everywhere = await _ran(environment, tmp_path, "missing", "--json")
+    everywhere = await _ran(environment, tmp_path, "verify", "--all", "--json")
     assert everywhere.returncode == 1
-    assert json.loads(everywhere.stdout) == {
-        "execution_id": "8",
-        "step": "load",
-        "name": "later",
-        "physical_uri": later.physical_uri,
-    }
-    assert "1 results are missing" in everywhere.stderr
-    assert (await _ran(environment, tmp_path, "missing", "7")).returncode == 0
+    (finding,) = json.loads(everywhere.stdout)["findings"]
+    assert (finding["rule"], finding["count"]) == ("object.missing", 1)
+    assert finding["examples"] == [
+        {"execution_id": "8", "step": "load", "iteration": None, "place": f"later at {later.physical_uri}"}
+    ]
 
 
 def _noticing_soon(settings: Settings) -> Settings:

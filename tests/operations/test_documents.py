@@ -86,7 +86,7 @@ def test_commands_are_there(page: Path) -> None:
     ("line", "problem"),
     [
         ("noetl-dagster mising", "there is no command mising"),
-        ("noetl-dagster missing --jsn", "missing has no option --jsn"),
+        ("noetl-dagster verify --jsn", "verify has no option --jsn"),
         ("noetl-dagster services upp", "services has no command upp"),
         ("make tests", "there is no make tests"),
         ("scripts/locks", "there is no scripts/locks"),

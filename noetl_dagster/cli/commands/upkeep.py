@@ -1,4 +1,4 @@
-"""Upkeep without Dagster's daemon: ``project``, ``replay``, ``reap``, ``maintain`` and ``missing``."""
+"""Upkeep without Dagster's daemon: ``project``, ``replay``, ``reap`` and ``maintain``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import asyncpg
-import orjson
 import typer
 
 from noetl_dagster import embedded
@@ -28,7 +27,6 @@ from noetl_dagster.events.schema import open_settled_pool
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings, get_settings
-from noetl_dagster.storage.store import ResultStore
 
 LONGEST_REAP_SECONDS = 600.0
 """Releasing the rows of dead drivers takes place in databases of playbooks, which may be slow."""
@@ -157,32 +155,3 @@ def maintain() -> None:
     """
     with open_session() as session:
         typer.echo(str(run_sync(session.engine.maintenance().run())))
-
-
-async def missing(
-    execution_id: Annotated[
-        int | None, typer.Argument(help="only this execution; default: all", show_default=False)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
-) -> None:
-    """List results whose stored bytes are missing; exit code 1 if there are any."""
-    settings = embedded.ensure(get_settings(), announce=announce_start)
-    found = 0
-    pool = await open_settled_pool(settings, size=2, application="noetl missing")
-    try:
-        async with ResultStore(settings, pool) as store:
-            async for ref in store.missing(execution_id):
-                found += 1
-                place = {"execution_id": str(ref.execution_id), "step": ref.source_step, "name": ref.name}
-                if as_json:
-                    typer.echo(orjson.dumps({**place, "physical_uri": ref.physical_uri}).decode())
-                else:
-                    typer.echo(f"{' '.join(place.values())}: missing at {ref.physical_uri}")
-    finally:
-        await pool.close()
-    if found:
-        note(
-            f"{found} results are missing: restore their objects, or run these executions again; "
-            "an execution that needs a missing result fails when it is resumed"
-        )
-        raise typer.Exit(1)

@@ -43,7 +43,7 @@ class Tier(ABC):
 
     All methods raise :class:`TierUnavailableError` when the store does not answer, ``KeyError`` when an object is
     missing, and :class:`~noetl_dagster.errors.StorageError` for refusals (credentials, paths). ``put_stream``,
-    ``stream`` and ``exists`` are those of stores that read and write values only as a whole.
+    ``stream`` and ``size`` are those of stores that read and write values only as a whole.
 
     Attributes:
         root: the URI of all objects, to which their keys are appended.
@@ -76,10 +76,14 @@ class Tier(ABC):
         """Yields the bytes of an object in order, in constant memory if the store can."""
         yield await self.get(uri)
 
+    async def size(self, uri: str) -> int:
+        """Returns the number of bytes of an object."""
+        return len(await self.get(uri))
+
     async def exists(self, uri: str) -> bool:
         """Reports whether an object is stored at a URI."""
         try:
-            await self.get(uri)
+            await self.size(uri)
         except KeyError:
             return False
         return True

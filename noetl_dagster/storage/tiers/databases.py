@@ -23,6 +23,7 @@ from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier, TierTooSmallErr
 _PUT_PART = "INSERT INTO noetl.result_blob (key, part, data) VALUES ($1, $2, $3)"
 _GET_PARTS = "SELECT data FROM noetl.result_blob WHERE key = $1 ORDER BY part"
 _GET_PART = "SELECT data FROM noetl.result_blob WHERE key = $1 AND part = $2"
+_SIZE = "SELECT sum(octet_length(data))::bigint FROM noetl.result_blob WHERE key = $1"
 _PAGE_OF_KEYS = """
     SELECT key FROM noetl.result_blob
     WHERE starts_with(key, $1) AND key > $2 AND part = 0
@@ -94,11 +95,13 @@ class DatabaseTier(Tier):
             yield data
             part += 1
 
-    async def exists(self, uri: str) -> bool:
-        """Reports whether an object is stored at a URI."""
+    async def size(self, uri: str) -> int:
+        """Returns the number of bytes of an object."""
         async with self._connection() as connection:
-            found = await connection.fetchval(_GET_PART, uri.removeprefix(self.root), 0)
-        return found is not None
+            found = await connection.fetchval(_SIZE, uri.removeprefix(self.root))
+        if found is None:
+            raise KeyError(uri)
+        return int(found)
 
     async def delete(self, uri: str) -> None:
         """Removes an object; a missing one is no error."""

@@ -123,9 +123,14 @@ class FileTier(Tier):
                 finally:
                     chunk = await ahead  # the file must not be closed under a thread that reads it
 
-    async def exists(self, uri: str) -> bool:
-        """Reports whether an object is stored at a URI."""
-        return await asyncio.to_thread(self._path(uri).exists)
+    async def size(self, uri: str) -> int:
+        """Returns the number of bytes of an object."""
+        try:
+            return (await asyncio.to_thread(self._path(uri).stat)).st_size
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise KeyError(uri) from error
+        except OSError as error:
+            raise StorageError(f"{self._name} tier: cannot read {uri}: {error}") from error
 
     async def delete(self, uri: str) -> None:
         """Removes an object; a missing one is no error."""

@@ -210,10 +210,10 @@ class GcsTier(Tier):
             while chunk := await asyncio.to_thread(reader.read, CHUNK):
                 yield chunk
 
-    async def exists(self, uri: str) -> bool:
-        """Reports whether an object is stored at a URI."""
+    async def size(self, uri: str) -> int:
+        """Returns the number of bytes of an object."""
         key = self._key(uri)
-        return await self._run("read", key, lambda objects: objects.exists(key))
+        return await self._run("read", key, lambda objects: objects.find(key).bytes)
 
     async def delete(self, uri: str) -> None:
         """Removes an object; a missing one is no error. A URI ending in ``/`` is a folder."""

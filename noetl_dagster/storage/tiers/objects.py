@@ -299,15 +299,14 @@ class S3Tier(Tier):
                     if done == before:
                         raise
 
-    async def exists(self, uri: str) -> bool:
-        """Reports whether an object is stored at a URI."""
+    async def size(self, uri: str) -> int:
+        """Returns the number of bytes of an object."""
         key = self._key(uri)
         with self._errors("read", key):
             try:
-                await obstore.head_async(self.store, key)
-            except FileNotFoundError:
-                return False
-        return True
+                return int((await obstore.head_async(self.store, key))["size"])
+            except FileNotFoundError as error:
+                raise KeyError(uri) from error
 
     async def delete(self, uri: str) -> None:
         """Removes an object; a missing one is no error. A URI ending in ``/`` is a folder."""
@@ -321,9 +320,13 @@ class S3Tier(Tier):
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         """Yields pages of the keys below a prefix."""
-        with self._errors("list", prefix), suppress(FileNotFoundError):  # no bucket, no keys
-            async for page in obstore.list(self.store, prefix=prefix):
-                yield [entry["path"] for entry in page]
+        with self._errors("list", prefix):
+            try:
+                async for page in obstore.list(self.store, prefix=prefix):
+                    yield [entry["path"] for entry in page]
+            except (BaseError, FileNotFoundError) as error:
+                if isinstance(error, BaseError) and "NoSuchBucket" not in str(error):
+                    raise  # else there is no bucket, and so no keys
 
     async def abort_uploads(self, prefix: str, before: datetime) -> int:
         """Removes the parts of uploads below a prefix that began before a moment. Returns the number of uploads."""

@@ -1,0 +1,229 @@
+"""Checks executions: events against their rules, the projection, references and objects; and repairs what is safe.
+
+Events, queue and projection are read in one snapshot for each page of executions, so executions may run meanwhile. What
+looks wrong is checked once more in a later snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+
+from noetl_dagster.engine.recovery.reaper import Reaper
+from noetl_dagster.events.ids import Snowflake, process_node
+from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.projection import Projection, differing
+from noetl_dagster.events.rules import SUBJECTS, Finding, Findings, Rule, broken_rules
+from noetl_dagster.events.transport.handler import EventHandler
+from noetl_dagster.storage.checking import ORPHAN, STORES
+from noetl_dagster.storage.store import ORPHAN_GRACE, ResultStore
+
+PAGE = 100
+"""Executions that are checked in one snapshot."""
+
+RECHECK_SECONDS = 0.5
+"""Pause before the second look at what seems to be wrong."""
+
+PROJECTION = Rule(
+    "projection.different",
+    "the row of an execution in noetl.execution differs from a replay of its events",
+    "'noetl-dagster verify --repair' replays these executions; 'noetl-dagster replay --all' replays all of them",
+)
+RULES = {rule.name: rule for rule in (*(rule for _, rules in SUBJECTS for rule in rules), PROJECTION, *STORES)}
+"""Every rule by its name."""
+
+# The next executions; those of the log by one look into its index for each.
+_PAGE_OF_EXECUTIONS = """
+WITH RECURSIVE logged AS (
+    (SELECT execution_id FROM noetl.event WHERE execution_id > $1 ORDER BY execution_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT execution_id FROM noetl.event WHERE execution_id > logged.execution_id
+            ORDER BY execution_id LIMIT 1)
+    FROM logged WHERE execution_id IS NOT NULL
+)
+SELECT execution_id FROM (
+    (SELECT execution_id FROM logged WHERE execution_id IS NOT NULL LIMIT $2)
+    UNION (SELECT execution_id FROM noetl.execution WHERE execution_id > $1 ORDER BY execution_id LIMIT $2)
+    UNION (SELECT execution_id FROM noetl.queue WHERE execution_id > $1 ORDER BY execution_id LIMIT $2)) known
+ORDER BY execution_id LIMIT $2
+"""
+_IS_KNOWN = "SELECT EXISTS (SELECT FROM noetl.event WHERE execution_id = $1)"
+
+# Rows of commands that have ended or were never issued.
+_REMOVE_ENDED = """
+DELETE FROM noetl.queue
+WHERE execution_id = ANY($1::bigint[]) AND status = 'queued' AND (
+    EXISTS (SELECT FROM noetl.event ended
+        WHERE ended.execution_id = queue.execution_id AND ended.meta ->> 'command_id' = queue.command_id
+          AND ended.meta ? 'command_id' AND ended.event_type IN
+            ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed'))
+    OR NOT EXISTS (SELECT FROM noetl.event issued
+        WHERE issued.execution_id = queue.execution_id AND issued.meta ->> 'command_id' = queue.command_id
+          AND issued.meta ? 'command_id' AND issued.event_type = 'command.issued'))
+RETURNING command_id
+"""
+
+
+@dataclass(slots=True)
+class Report:
+    """The outcome of a check.
+
+    Attributes:
+        executions, references: how many were checked.
+        bytes: of objects that were read.
+        findings: what was wrong, before any repair.
+        unchecked: why stores could not be checked, by name.
+        skipped: references to stores that this process does not have, by tier.
+        repairs: what was repaired.
+    """
+
+    executions: int = 0
+    references: int = 0
+    bytes: int = 0
+    findings: Findings = field(default_factory=Findings)
+    unchecked: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
+    repairs: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        """True if everything could be checked and nothing is wrong."""
+        return not self.findings.counts and not self.unchecked
+
+    def __str__(self) -> str:
+        lines = [f"{self.executions} executions and {self.references} stored results checked"]
+        for rule, count in self.findings.counts.items():
+            lines.append(f"{rule}: {count}: {RULES[rule].what}")
+            lines += [f"  {_shown(one)}" for one in self.findings.examples[rule]]
+        lines += [f"{store} could not be checked: {why}" for store, why in self.unchecked.items()]
+        return "\n".join([*lines, *self.repairs])
+
+
+Note = Callable[[str], None]
+
+
+async def verify(
+    pool: asyncpg.Pool,
+    results: ResultStore,
+    execution_id: int | None = None,
+    *,
+    quick: bool = False,
+    repair: bool = False,
+    note: Note = lambda text: None,
+) -> Report:
+    """Checks one execution, or all of them with the stores, and repairs what is safe if that is asked for.
+
+    Executions may run meanwhile. A repair may be repeated.
+
+    Args:
+        quick: compare the sizes of objects, without reading them.
+        note: is called with the progress.
+
+    Raises:
+        LookupError: there is no such execution.
+    """
+    if execution_id is not None and not await pool.fetchval(_IS_KNOWN, execution_id):
+        raise LookupError(f"no execution {execution_id} in the event log")
+    check = _Check(pool, results, execution_id, quick, note)
+    await check.log()
+    await check.stores()
+    if repair:
+        await check.repair()
+    return check.report
+
+
+class _Check:
+    """One check and its report."""
+
+    def __init__(
+        self, pool: asyncpg.Pool, results: ResultStore, execution_id: int | None, quick: bool, note: Note
+    ) -> None:
+        self._pool = pool
+        self._results = results
+        self._execution_id = execution_id
+        self._quick = quick
+        self._note = note
+        self._broken: list[int] = []
+        """Executions whose row of the projection differs."""
+        self._queued: list[int] = []
+        """Executions with rows of the queue that are not needed."""
+        self.report = Report()
+
+    async def log(self) -> None:
+        """Checks events, queue, references and projection."""
+        async for ids in self._pages():
+            found, different = await self._page(ids)
+            if found.counts or different:
+                await asyncio.sleep(RECHECK_SECONDS)
+                later, still = await self._page(ids)
+                found, different = found.confirmed_by(later), sorted({*different} & {*still})
+            self._queued += [one.execution_id for one in found.examples.get("queue.ended", ()) if one.execution_id]
+            self._broken += different
+            self.report.findings.merge(found)
+            for one in different:
+                self.report.findings.add(Finding(PROJECTION.name, one, place="noetl.execution"))
+            self.report.executions += len(ids)
+            self._note(f"{self.report.executions} executions checked")
+
+    async def stores(self) -> None:
+        """Checks references and objects."""
+        objects, report = self._results.check(quick=self._quick), self.report
+        async for ref, rule in objects.damaged(self._execution_id):
+            place = f"{ref.name} at {ref.physical_uri[:200]}"
+            report.findings.add(Finding(rule.name, ref.execution_id, ref.source_step, None, place))
+            self._note(f"{objects.references} stored results checked")
+        before = datetime.now(UTC) - ORPHAN_GRACE
+        shared = self._results.settings.stores_shared
+        async for uri in objects.orphans(before, shared=shared, execution_id=self._execution_id):
+            report.findings.add(Finding(ORPHAN.name, None, place=uri))
+        report.references, report.bytes = objects.references, objects.bytes
+        report.unchecked, report.skipped = objects.unchecked, dict(objects.skipped)
+
+    async def repair(self) -> None:
+        """Repairs the projection, the queue and orphans."""
+        counts, repairs = self.report.findings.counts, self.report.repairs
+        if self._broken:
+            await Projection(self._pool).rebuild_some(self._broken)
+            repairs.append(f"projection.different: {len(self._broken)} executions replayed")
+        if self._queued:
+            removed = await self._pool.fetch(_REMOVE_ENDED, sorted({*self._queued}))
+            repairs.append(f"queue.ended: {len(removed)} rows removed from the queue")
+        if "queue.dead" in counts:
+            ids, lease = Snowflake(process_node()), self._results.settings.command_heartbeat_timeout_seconds
+            handler = EventHandler(EventLog(self._pool, ids), lease)
+            repairs.append(f"queue.dead: {await Reaper(self._pool, handler, ids).reap()}")
+        if ORPHAN.name in counts:
+            repairs.append(f"{ORPHAN.name}: {await self._results.sweep_orphans()} objects deleted")
+
+    async def _pages(self) -> AsyncIterator[list[int]]:
+        if self._execution_id is not None:
+            yield [self._execution_id]
+            return
+        after = -1
+        while rows := await self._pool.fetch(_PAGE_OF_EXECUTIONS, after, PAGE):
+            yield [row["execution_id"] for row in rows]
+            after = rows[-1]["execution_id"]
+
+    async def _page(self, execution_ids: Sequence[int]) -> tuple[Findings, list[int]]:
+        async with _snapshot(self._pool) as connection:
+            return await broken_rules(connection, execution_ids), await differing(connection, execution_ids)
+
+
+@asynccontextmanager
+async def _snapshot(pool: asyncpg.Pool) -> AsyncIterator[Any]:
+    """Opens a transaction that reads one state of the log."""
+    async with pool.acquire() as connection, connection.transaction(isolation="repeatable_read", readonly=True):
+        yield connection
+
+
+def _shown(finding: Finding) -> str:
+    parts = [str(finding.execution_id or ""), finding.step or "", finding.place]
+    if finding.iteration is not None:
+        parts.insert(2, f"item {finding.iteration}")
+    return " ".join(filter(None, parts))
