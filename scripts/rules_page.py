@@ -37,7 +37,11 @@ results on another machine's disk, are not checked.
 - It removes rows of the queue whose commands have ended, and takes expired claims back, as the reaper does.
 - It deletes objects without a reference, as `noetl-dagster maintain` does.
 
-It never changes an event. Run `verify --all` after a [restore](../how-to/backup-and-restore.md) and after an incident.
+It never changes an event. `--forget-missing` makes the commands whose results are missing run again when the execution
+is resumed, see
+[Check the log and the stores](../how-to/backup-and-restore.md#check-the-log-and-the-stores).
+
+Run `verify --all` after a [restore](../how-to/backup-and-restore.md) and after an incident.
 
 ## Rules
 """

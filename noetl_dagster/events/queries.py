@@ -292,10 +292,16 @@ WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loo
   AND event_type IN ('loop.item', 'command.issued')
 """
 
-# Which iterations of a loop were issued and how they ended, for a resumed loop.
-LOOP_ATTEMPTS = """
+# Whether a result, which has not expired, was stored and is not recorded any more: its bytes are missing.
+_IS_LOST = """COALESCE((result #>> '{reference,execution_id}')::bigint = execution_id
+    AND COALESCE((result #>> '{reference,expires_at}')::timestamptz > now(), true) AND NOT EXISTS (
+        SELECT FROM noetl.result_ref WHERE ref_id = (result #>> '{reference,ref_id}')::bigint), false)"""
+
+# Which iterations of a loop were issued and how they ended, for a resumed loop; $5: some of their results are lost.
+LOOP_ATTEMPTS = f"""
 SELECT current_index, max((meta ->> 'attempt')::int) AS attempt,
-       bool_or(event_type = 'command.completed') AS done, bool_or(event_type = 'loop.shard.done') AS shard_done,
+       bool_or(event_type = 'command.completed' AND NOT ($5 AND {_IS_LOST})) AS done,
+       bool_or(event_type = 'loop.shard.done' AND NOT ($5 AND {_IS_LOST})) AS shard_done,
        max((meta ->> 'attempt')::int) FILTER (WHERE event_type <> 'command.issued') AS ended
 FROM noetl.event
 WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loop_id'
@@ -346,6 +352,9 @@ COMMAND_END = f"""
 SELECT event_type, result, context, error, (meta ->> 'attempt')::int AS attempt
 FROM noetl.event WHERE {_END_OF_COMMAND}
 """
+
+# Whether the result of a command is lost.
+COMMAND_LOST = f"SELECT {_IS_LOST} FROM noetl.event WHERE {_END_OF_COMMAND}"
 
 # Whether a command is over: it has ended, or its execution was cancelled.
 COMMAND_OVER = f"""

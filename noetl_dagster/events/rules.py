@@ -254,9 +254,15 @@ SELECT execution_id, node_name AS step, NULL::int AS iteration, command_id AS pl
 FROM noetl.queue WHERE execution_id = ANY($1::bigint[])"""
 
 # References of an execution's events to its own results that have not expired. Other results may have been deleted.
+# A later event of the same kind replaces a result that was made again.
 _REFERENCE = """
 SELECT event.execution_id, node_name AS step, current_index AS iteration, one ->> 'ref' AS place,
-       result_ref.ref_id IS NULL AS unrecorded
+       result_ref.ref_id IS NULL AND NOT EXISTS (
+           SELECT FROM noetl.event later
+           WHERE later.execution_id = event.execution_id AND later.node_name = event.node_name
+             AND later.event_type = event.event_type AND later.meta -> 'visit' = event.meta -> 'visit'
+             AND later.current_index IS NOT DISTINCT FROM event.current_index AND later.xact_id > event.xact_id
+       ) AS unrecorded
 FROM noetl.event
 CROSS JOIN LATERAL (VALUES (result -> 'reference'), (context -> 'collection_reference')) AS named (one)
 LEFT JOIN noetl.result_ref ON result_ref.ref_id = (one ->> 'ref_id')::bigint
@@ -354,7 +360,7 @@ SUBJECTS: tuple[tuple[str, tuple[Rule, ...]], ...] = (
     )),
     (_REFERENCE, (
         Rule("reference.unrecorded", "an event refers to a result that noetl.result_ref does not have",
-             "run the execution again", "unrecorded"),
+             "resume the execution if --forget-missing has forgotten the result, else run it again", "unrecorded"),
     )),
     (_MANIFEST, (
         Rule("manifest.incomplete", "a result of several parts lacks some of them, or its list of parts",

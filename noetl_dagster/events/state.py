@@ -126,6 +126,7 @@ class ExecutionState:
         stops: how often it has ended; more than once if it failed and was resumed.
         entered: id of the event that began each visit which has not ended.
         exits: how often each visit has ended.
+        lost: visits with results whose bytes are missing, and the epoch after which they are made again.
     """
 
     execution_id: int
@@ -156,6 +157,7 @@ class ExecutionState:
     stops: int = 0
     entered: dict[tuple[str, int], int] = field(default_factory=dict)
     exits: dict[tuple[str, int], int] = field(default_factory=dict)
+    lost: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @classmethod
     def fold(cls, execution_id: int, events: Iterable[Event]) -> ExecutionState:
@@ -171,11 +173,15 @@ class ExecutionState:
         return self.status is ExecutionStatus.RUNNING
 
     def end_of(self, step: str, visit: int) -> StepEnd | None:
-        """Returns the valid end of a visit: an unhandled failure of an older epoch is not valid."""
+        """Returns the valid end of a visit.
+
+        An unhandled failure of an older epoch is not valid, nor is an end whose result was lost in an older epoch.
+        """
         end = self.ends.get((step, visit))
-        if end is not None and end.unhandled and end.epoch < self.epoch:
-            return None
-        return end
+        if end is None or end.epoch == self.epoch:
+            return end
+        is_lost = end.epoch <= self.lost.get((step, visit), 0) < self.epoch
+        return None if end.unhandled or is_lost else end
 
     def apply(self, event: Event) -> None:
         """Applies one event; types other than lifecycle events change nothing."""
@@ -239,13 +245,21 @@ class ExecutionState:
             event_id=event.event_id,
             watermark=event.meta.get("watermark"),
         )
+        before = self.ends.get(key)
+        again = key in self.lost and before is not None and before.status is StepStatus.COMPLETED
         self.ends[key] = end
         self.exits[key] = self.exits.get(key, 0) + 1
         self.entered.pop(key, None)
-        if end.status is not StepStatus.SKIPPED:
+        if end.status is not StepStatus.SKIPPED and visit >= self.visits.get(step, 0):
             self.latest[step] = end
+        if again:  # later steps may have replaced what the first end wrote to ctx
+            return
         for path, value in (event.context or {}).get("patches", ()):
             assign(self.ctx, path, value)
+
+    def _warned(self, event: Event) -> None:
+        for step, visit in event.meta.get("lost", ()):
+            self.lost[(step, int(visit))] = int(event.meta["epoch"])
 
     def _checked(self, event: Event) -> None:
         meta, (step, visit) = event.meta, _visit_of(event)
@@ -306,4 +320,5 @@ _HANDLERS: Mapping[Any, Callable[[ExecutionState, Event], None]] = {
     EventType.LOOP_FANOUT_STARTED: ExecutionState._loop_started,
     EventType.LOOP_DONE: ExecutionState._loop_done,
     EventType.LOOP_FANIN_COMPLETED: ExecutionState._loop_done,
+    EventType.WARNING: ExecutionState._warned,
 } | dict.fromkeys(STATUS_OF_END, ExecutionState._terminal)

@@ -25,7 +25,8 @@ READS_IN_FLIGHT = 8
 MISSING = Rule(
     "object.missing",
     "the bytes of a result are missing",
-    "restore the object, for example from a version of the bucket, or run the execution again",
+    "restore the object, for example from a version of the bucket; or forget it with 'noetl-dagster verify "
+    "EXECUTION_ID --forget-missing' and resume the execution; or run the execution again",
 )
 DAMAGED = Rule(
     "object.damaged",

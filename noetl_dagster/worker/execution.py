@@ -285,6 +285,11 @@ class Visit:
         """The valid end of the visit, None before."""
         return self.execution.state.end_of(self.step, self.number)
 
+    @property
+    def has_lost_results(self) -> bool:
+        """Reports that the bytes of some of its results are missing, so that their commands run again."""
+        return (self.step, self.number) in self.execution.state.lost
+
     def scope(self, cache: ReferenceCache, entered: Event | None = None) -> Scope:
         """Returns the names of the step's templates; see :meth:`Execution.scope`."""
         return self.execution.scope(cache, self.step, entered)

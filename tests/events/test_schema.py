@@ -72,7 +72,7 @@ async def test_the_log_refuses_results_of_another_shape(log: EventLog, event: Ma
 @pytest.mark.parametrize(
     ("query", "more"),
     [
-        (queries.LOOP_ATTEMPTS, (["7", "8"], 0, 500)),
+        (queries.LOOP_ATTEMPTS, (["7", "8"], 0, 500, True)),
         (queries.LOOP_ENDS, (["7", "8"], 0, 500)),
     ],
     ids=["resumed loop", "gathering"],

@@ -14,12 +14,12 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.completion import complete_executions
 from noetl_dagster.cli.console import Json, announce_start, console, fail, note, print_json, warn
 from noetl_dagster.engine.recovery import verify as checking
+from noetl_dagster.engine.recovery.missing import forget_missing
 from noetl_dagster.engine.recovery.verify import RULES, Report
+from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.rules import EXAMPLES, Finding
-from noetl_dagster.events.schema import open_settled_pool
 from noetl_dagster.settings import get_settings
-from noetl_dagster.storage.store import ResultStore
 
 NOTE_SECONDS = 5.0
 """Time between two remarks about the progress."""
@@ -35,25 +35,31 @@ async def verify(
     every: Annotated[bool, typer.Option("--all", help="every execution, and every object of the stores")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="compare the sizes of objects, without reading them")] = False,
     repair: Annotated[bool, typer.Option("--repair", help="repair what is safe to repair")] = False,
+    forget: Annotated[
+        bool,
+        typer.Option("--forget-missing", help="forget missing results, so that resuming makes them again"),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check events, the projection, results and stored objects of executions.
 
     It may run while executions run. The exit code is 0 if nothing is wrong, 1 if something is, and 2 if a part could
-    not be checked.
+    not be checked. --forget-missing makes the commands whose results are missing run again when the execution is
+    resumed.
     """
     if (execution_id is None) is not every:
         fail("name the id of one execution, or use --all for every execution", UNCHECKED)
     settings = embedded.ensure(get_settings(), announce=announce_start)
     try:
-        pool = await open_settled_pool(settings, size=4, application="noetl verify")
+        runtime = await Runtime.open(settings, apply=False)
         try:
-            async with ResultStore(settings, pool) as store:
-                report = await checking.verify(
-                    pool, store, execution_id, quick=quick, repair=repair, note=_now_and_then()
-                )
+            report = await checking.verify(
+                runtime.pool, runtime.results, execution_id, quick=quick, repair=repair, note=_now_and_then()
+            )
+            if forget and report.missing:
+                report.repairs.append(f"object.missing: {await forget_missing(runtime, report.missing)}")
         finally:
-            await pool.close()
+            await runtime.close()
     except (LookupError, *DATABASE_AWAY) as error:
         fail(f"nothing was checked: {error.args[0] if error.args else error}", UNCHECKED)
     if as_json:

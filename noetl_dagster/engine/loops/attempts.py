@@ -15,7 +15,7 @@ from typing import Any
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope
-from noetl_dagster.events.queries import COMMAND_DUE, COMMAND_END, SEQUENCE_ENDED
+from noetl_dagster.events.queries import COMMAND_DUE, COMMAND_END, COMMAND_LOST, SEQUENCE_ENDED
 from noetl_dagster.playbook.models import Collect, CollectStrategy, RetryRule
 from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import render_async
@@ -39,6 +39,9 @@ SHARD_RETRY = {"rule": "max_shard_retries"}
 
 RESUMED = {"rule": "resumed"}
 """Why a command that had failed is tried again: its execution was resumed."""
+
+LOST = {"rule": "lost"}
+"""Why a command that had succeeded runs again: the bytes of its result are missing."""
 
 
 @dataclass(slots=True)
@@ -86,6 +89,10 @@ class Attempts:
         while True:
             place = (self.command.execution_id, self.command.command_id)
             record = await runtime.pool.fetchrow(COMMAND_END, *place) if resumed else None
+            if record is not None and self.visit.has_lost_results and await runtime.pool.fetchval(COMMAND_LOST, *place):
+                self.command = replace(self.command, attempt=self.command.attempt + 1, follows=False)
+                self.reason = LOST
+                continue
             replayed = record is not None
             if record is not None:
                 outcome = Outcome.of(record)

@@ -185,12 +185,12 @@ async def _known(loop_run: LoopRun, start: int, stop: int) -> dict[int, tuple[in
     """Returns by index: the latest attempt, a flag that the iteration is done, the latest attempt that ended."""
     # a success of a shard, or of a sequence of attempts, may be one of several; another event ends those
     by_command = not loop_run.shard and not loop_run.program.retries
-    place = (loop_run.execution.id, list(loop_run.loop_ids))
+    place, lost = (loop_run.execution.id, list(loop_run.loop_ids)), loop_run.has_lost_results
     return {
         row["current_index"]: (
             row["attempt"],
             row["shard_done"] or (by_command and row["done"]),
             row["ended"] or 0,
         )
-        for row in await loop_run.runtime.pool.fetch(LOOP_ATTEMPTS, *place, start, stop)
+        for row in await loop_run.runtime.pool.fetch(LOOP_ATTEMPTS, *place, start, stop, lost)
     }

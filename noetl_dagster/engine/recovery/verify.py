@@ -31,7 +31,7 @@ RECHECK_SECONDS = 0.5
 """Pause before the second look at what seems to be wrong."""
 
 PROJECTION = Rule(
-    "projection.different",
+    "execution.misprojected",
     "the row of an execution in noetl.execution differs from a replay of its events",
     "'noetl-dagster verify --repair' replays these executions; 'noetl-dagster replay --all' replays all of them",
 )
@@ -81,6 +81,7 @@ class Report:
         unchecked: why stores could not be checked, by name.
         skipped: references to stores that this process does not have, by tier.
         repairs: what was repaired.
+        missing: references whose bytes are missing or damaged, by execution.
     """
 
     executions: int = 0
@@ -90,6 +91,7 @@ class Report:
     unchecked: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     repairs: list[str] = field(default_factory=list)
+    missing: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def is_clean(self) -> bool:
@@ -176,6 +178,7 @@ class _Check:
         objects, report = self._results.check(quick=self._quick), self.report
         async for ref, rule in objects.damaged(self._execution_id):
             place = f"{ref.name} at {ref.physical_uri[:200]}"
+            report.missing.setdefault(ref.execution_id, []).append(ref.ref_id)
             report.findings.add(Finding(rule.name, ref.execution_id, ref.source_step, None, place))
             self._note(f"{objects.references} stored results checked")
         before = datetime.now(UTC) - ORPHAN_GRACE
@@ -190,7 +193,7 @@ class _Check:
         counts, repairs = self.report.findings.counts, self.report.repairs
         if self._broken:
             await Projection(self._pool).rebuild_some(self._broken)
-            repairs.append(f"projection.different: {len(self._broken)} executions replayed")
+            repairs.append(f"execution.misprojected: {len(self._broken)} executions replayed")
         if self._queued:
             removed = await self._pool.fetch(_REMOVE_ENDED, sorted({*self._queued}))
             repairs.append(f"queue.ended: {len(removed)} rows removed from the queue")

@@ -66,7 +66,7 @@ OF_EACH = "node_name = 'each' AND current_index = 1"
 DEFECTS: dict[str, tuple[str, set[str]]] = {
     "event.unknown_type": (ADD.format("step.entered", "{}"), set()),
     "event.incomplete": (ADD.format("command.heartbeat", "{}"), set()),
-    "event.future": (UPDATE.format("xact_id = '9000000000000000'", FIRST.format("true")), {"projection.different"}),
+    "event.future": (UPDATE.format("xact_id = '9000000000000000'", FIRST.format("true")), {"execution.misprojected"}),
     "command.claimed_twice": (
         UPDATE.format("meta = meta || '{\"claim\": 2}'", f"event_type = 'command.claimed' AND {OF_EACH}")
         + ";"
@@ -105,7 +105,7 @@ DEFECTS: dict[str, tuple[str, set[str]]] = {
         + COPY.format("event_type = 'execution.reported'"),
         set(),
     ),
-    "execution.unstarted": (DELETE.format("event_type = 'playbook.initialized'"), {"projection.different"}),
+    "execution.unstarted": (DELETE.format("event_type = 'playbook.initialized'"), {"execution.misprojected"}),
     "execution.epochs": (ADD.format("execution.resumed", '{"epoch": 3}'), set()),
     "execution.half_ended": (DELETE.format("event_type = 'workflow.completed'"), set()),
     "command.issued_twice": (
@@ -129,13 +129,13 @@ DEFECTS: dict[str, tuple[str, set[str]]] = {
     "step.unentered": (DELETE.format("event_type = 'step.enter' AND node_name = 'start'"), set()),
     "step.unreached": (
         DELETE.format("event_type IN ('step.enter', 'step.exit') AND node_name = 'total'"),
-        {"projection.different"},
+        {"execution.misprojected"},
     ),
     "loop.unstarted": (
         DELETE.format("event_type = 'loop.fanout.started'"),
-        {"projection.different"},
+        {"execution.misprojected"},
     ),
-    "loop.open": (DELETE.format("event_type = 'loop.fanin.completed'"), {"projection.different"}),
+    "loop.open": (DELETE.format("event_type = 'loop.fanin.completed'"), {"execution.misprojected"}),
     "loop.outside": (UPDATE.format("current_index = 77", f"{OF_EACH} AND event_type <> 'loop.item'"), set()),
     "loop.miscounted": (
         DELETE.format(f"event_type IN ('command.completed', 'command.claimed') AND {OF_EACH}"),
@@ -143,7 +143,7 @@ DEFECTS: dict[str, tuple[str, set[str]]] = {
     ),
     "loop.unfinished": (
         UPDATE.format("meta = meta || '{\"done\": 2}'", "event_type = 'loop.done'"),
-        {"projection.different"},
+        {"execution.misprojected"},
     ),
     "queue.ended": (
         "INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind) "
@@ -165,7 +165,7 @@ DEFECTS: dict[str, tuple[str, set[str]]] = {
         "DELETE FROM noetl.manifest_part WHERE part_index = 0",
         set(),
     ),
-    "projection.different": ("UPDATE noetl.execution SET status = 'FAILED'", set()),
+    "execution.misprojected": ("UPDATE noetl.execution SET status = 'FAILED'", set()),
 }
 ELSEWHERE = {
     "execution.late_command",
@@ -242,8 +242,12 @@ async def test_what_is_safe_is_repaired(engine: Engine) -> None:
         await pool.execute(DEFECTS[rule][0])
     await pool.execute("DELETE FROM noetl.execution")
     report = await checked(engine, repair=True)
-    assert report.findings.counts.keys() == {"projection.different", "queue.dead", "queue.ended"}
-    assert [line.partition(":")[0] for line in report.repairs] == ["projection.different", "queue.ended", "queue.dead"]
+    assert report.findings.counts.keys() == {"execution.misprojected", "queue.dead", "queue.ended"}
+    assert [line.partition(":")[0] for line in report.repairs] == [
+        "execution.misprojected",
+        "queue.ended",
+        "queue.dead",
+    ]
     assert (await checked(engine)).is_clean
     assert await pool.fetchval("SELECT status FROM noetl.execution") == state.status
 
@@ -267,6 +271,6 @@ async def found(pool: asyncpg.Pool, execution_id: int, change: str) -> set[str]:
         try:
             await connection.execute(change)
             rules = {*(await broken_rules(connection, [execution_id])).counts}
-            return rules | ({"projection.different"} if await differing(connection, [execution_id]) else set())
+            return rules | ({"execution.misprojected"} if await differing(connection, [execution_id]) else set())
         finally:
             await change_made.rollback()
