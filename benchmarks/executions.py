@@ -85,7 +85,7 @@ async def main(executions: int, default: int, without_run: int) -> None:
             plain = _plainly(settings, default) if default else 0.0
             if default:
                 print(f"Dagster's default launcher: {default} runs in {plain:.1f} s, {default / plain:.2f} a second")
-            with _serving(settings) as url:
+            with serving(settings) as url:
                 rate = await _ours(settings, url, executions) if executions else 0.0
                 if without_run:
                     await _without_run(settings, url, without_run)
@@ -247,7 +247,7 @@ def _plainly(settings: Settings, count: int) -> float:
 
 
 @contextmanager
-def _serving(settings: Settings) -> Iterator[str]:
+def serving(settings: Settings) -> Iterator[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "noetl_dagster", "serve", "--port", "0"],
         env={**os.environ, **embedded.environment(settings)},

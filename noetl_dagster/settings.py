@@ -357,6 +357,12 @@ class Settings(BaseSettings):
     )
     recovery_attempts: int = Field(5, ge=0, description="Maximum resumptions of an execution whose process has ended")
     recovery_backoff_seconds: float = Field(30.0, gt=0, description="Pause before a resumption; it doubles")
+    recovery_grace_seconds: float | None = Field(
+        2.0,
+        gt=0,
+        description="Time without its process after which the HTTP API resumes an execution for the first time; "
+        "empty: the recovery sensor alone resumes executions",
+    )
 
     runs_at_once: int | None = Field(
         None, ge=1, description="Maximum runs that this machine drives at once; empty: four per core, 16 at most"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import socket
@@ -17,14 +18,21 @@ import uvicorn
 
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.recovery.abandoned import Abandoned
+from noetl_dagster.engine.recovery.watch import RecoveryWatch
+from noetl_dagster.errors import NoetlError
 from noetl_dagster.launcher.address import Address
 from noetl_dagster.launcher.executions import WarmLauncher
 from noetl_dagster.playbook.assets import Partition
+from noetl_dagster.playbook.catalog import Catalog, names_version
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.service.app import create_app
 from noetl_dagster.service.connections import bounded_connections
 from noetl_dagster.service.plane import Launcher, Plane
 from noetl_dagster.settings import METRICS_FOLDER, RunLauncher, Settings
+
+logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 10
 """Pending requests may take this long after SIGTERM."""
@@ -45,12 +53,17 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
         launcher = partial(open_launcher, settings=settings, environment=environment)
         opened = await Plane.open(settings, launcher, choose_partition)
         warming = asyncio.create_task(opened.launcher.connect())  # ready for the first execution
+        watching = []
+        if settings.recovery_grace_seconds is not None and isinstance(opened.launcher, WarmLauncher):
+            watch = recovery_watch(opened.engine, opened.launcher, opened.catalog, settings.recovery_grace_seconds)
+            watching.append(asyncio.create_task(watch.run()))
         listener.listen(config.backlog)  # callers of ready() may send requests at once
         ready()
         gc.freeze()  # loaded modules stay: no garbage collection visits them while requests wait
         try:
             yield opened
         finally:
+            await cancel_and_wait(*watching)
             await warming
             await opened.close()
 
@@ -87,6 +100,22 @@ def _warm(engine: Engine, settings: Settings, environment: dict[str, str]) -> La
     folder = embedded.run_server_folder(settings)
     address = Address.of(folder, {**inherited, **environment}, settings.driven_at_once)
     return WarmLauncher(engine, address, environment)
+
+
+def recovery_watch(engine: Engine, launcher: WarmLauncher, catalog: Catalog, grace: float) -> RecoveryWatch:
+    """Returns the watch that resumes executions of playbooks that are in this service's folder, or registered."""
+
+    async def find(one: Abandoned) -> Playbook | None:
+        try:
+            playbook = (await engine.runtime.load(one.execution_id)).playbook
+        except NoetlError as error:
+            logger.warning("execution %d is left to the recovery sensor: %s", one.execution_id, error)
+            return None
+        return playbook if names_version(playbook.file) or catalog.has(playbook) else None
+
+    return RecoveryWatch(
+        engine.runtime, engine.liveness, engine.recovery(), grace=grace, find=find, resume=launcher.recover
+    )
 
 
 def _through_dagster(engine: Engine, settings: Settings, environment: dict[str, str]) -> Launcher:

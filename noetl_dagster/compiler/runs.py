@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from typing import Any, NamedTuple
 
-from dagster import DagsterInstance, DagsterRun, RunsFilter
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from noetl_dagster.compiler.names import dagster_name
 from noetl_dagster.compiler.partitions import PARTITION_TAG
 from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.addresses import execution_url
-from noetl_dagster.engine.recovery.abandoned import RECOVERY
+from noetl_dagster.engine.recovery.abandoned import ONE_PROCESS, RECOVERY
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.process.tracing.trace import Trace
 from noetl_dagster.worker.execution import Execution
+
+logger = logging.getLogger(__name__)
 
 EXECUTION_TAG = "noetl/execution_id"
 """Run tag that names the execution."""
@@ -126,11 +129,13 @@ async def attach(
     plan: PlaybookPlan,
     region: RegionPlan,
     workload: dict[str, Any] | None,
+    one_process: bool = False,
 ) -> Execution:
     """Returns the execution of a run: its first op starts it, a run that re-executes from failure resumes it.
 
     Args:
         workload: overrides from the run config; None for ops that cannot start an execution.
+        one_process: this process runs all ops of the run, and holds the execution until the end.
 
     Raises:
         ExecutionStateError: another run has taken the execution over, it has ended, or the run is of no
@@ -140,6 +145,7 @@ async def attach(
     driven = (run.run_id, plan.playbook.name)
     execution_id = _driven.get(driven) or execution_id_of(instance, run, suffix, starts=workload is not None)
     execution = None
+    origin: dict[str, Any] = {"dagster_run_id": run.run_id, **({ONE_PROCESS: True} if one_process else {})}
     if execution_id is not None:
         try:
             execution = _take_handed_on(execution_id, run, plan, region) or await engine.runtime.load(execution_id)
@@ -147,7 +153,7 @@ async def attach(
             if workload is None:
                 raise
     if execution is not None:
-        execution = await _join(engine, instance, run, execution, suffix)
+        execution = await _join(engine, instance, run, execution, suffix, origin)
     elif workload is None:
         raise ExecutionStateError(
             f"run {run.run_id} has no {EXECUTION_TAG} tag; launch the job again from its first step"
@@ -164,7 +170,7 @@ async def attach(
             plan.playbook,
             workload,
             execution_id=execution_id,
-            origin={"dagster_run_id": run.run_id},
+            origin=origin,
             partition=partition,
         )
         _tag(engine, instance, run, execution, suffix)
@@ -204,7 +210,12 @@ def _tag(engine: Engine, instance: DagsterInstance, run: DagsterRun, execution: 
 
 
 async def _join(
-    engine: Engine, instance: DagsterInstance, run: DagsterRun, execution: Execution, suffix: str
+    engine: Engine,
+    instance: DagsterInstance,
+    run: DagsterRun,
+    execution: Execution,
+    suffix: str,
+    origin: dict[str, Any],
 ) -> Execution:
     """Returns the execution if it is the run's own, or takes it over in a new epoch."""
     state = execution.state
@@ -218,13 +229,13 @@ async def _join(
         raise ExecutionStateError(f"execution {execution.id} ended before its run began: {state.error}; this run stops")
     if not has_no_run and not continues:
         raise ExecutionStateError(f"execution {execution.id} was taken over by run {state.run_id}; this run stops")
-    origin = {"dagster_run_id": run.run_id}
-    if run.parent_run_id is None and (wanted := run.tags.get(RESUME_EPOCH_TAG)) is not None:
+    is_own = run.parent_run_id is None or run.tags.get(RESUME_TAG) == run.run_id  # re-executions inherit the tag
+    if is_own and (wanted := run.tags.get(RESUME_EPOCH_TAG)) is not None:
         if int(wanted) != state.epoch + 1:
             raise ExecutionStateError(
                 f"execution {execution.id} is in epoch {state.epoch}; this run was to open {wanted} and stops"
             )
-        origin[RECOVERY] = wanted
+        origin = {**origin, RECOVERY: wanted}
     try:
         execution = await engine.lifecycle.resume(execution.id, origin=origin, after=state.epoch)
     except ExecutionStateError:  # another op of the run may just have opened the epoch
@@ -252,3 +263,44 @@ def report_lost_run(instance: DagsterInstance, run: DagsterRun) -> None:
         instance.report_run_failed(
             current, "the process of this run ended without a word; its execution goes on in a new run"
         )
+
+
+async def reason_against_resuming(
+    engine: Engine, instance: DagsterInstance, execution_id: int, playbook: str
+) -> str | None:
+    """Returns why recovery leaves an execution without a process alone, by its latest run; None if it resumes it.
+
+    An execution whose run was terminated is cancelled here.
+    """
+    run = latest_run(instance, execution_id, playbook)
+    if run is None:
+        return None
+    if run.status in (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED):
+        await engine.lifecycle.cancel(execution_id, f"Dagster run {run.run_id} was terminated")
+        return "cancelled with its run"
+    if _is_pending(instance, run, (await engine.runtime.load(execution_id)).state.run_id):
+        return f"its run {run.run_id} waits to be driven"
+    return None
+
+
+def _is_pending(instance: DagsterInstance, run: DagsterRun, driver: str | None) -> bool:
+    """Returns True if a run that does not drive its execution is queued, about to start, or between two pods.
+
+    Args:
+        driver: the run that drives the execution.
+    """
+    if run.status is DagsterRunStatus.QUEUED:
+        return True
+    if run.status not in (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED):
+        return False
+    try:  # without access to the cluster, a code location has no launcher
+        launcher = instance.run_launcher
+        between = driver != run.run_id or launcher.supports_resume_run  # K8sRunLauncher does
+        if run.status is DagsterRunStatus.STARTED and not between:
+            return False
+        if not launcher.supports_check_run_worker_health:
+            return False
+        return launcher.check_run_worker_health(run).status.value == "RUNNING"
+    except Exception as error:  # Dagster's run monitoring ends runs that never start or are lost
+        logger.warning("cannot check the process of run %s now: %s", run.run_id, error)
+        return True

@@ -102,11 +102,12 @@ class OpSession:
         if pyspark is not None:  # the run's own, with the configuration of this run
             engine.runtime.box.spark = lambda: pyspark.spark_session
         with LogContext(run_id=context.run_id):
-            execution = run_sync(attach(engine, context.instance, context.run, plan, region, workload))
+            one_process = runs_in_one_process(context)
+            execution = run_sync(attach(engine, context.instance, context.run, plan, region, workload, one_process))
         processes = processes_of(context.run.run_config)
         if processes is not None:
             engine.helpers.set_processes(execution.id, processes)
-        if region.needs_spark and runs_in_one_process(context):
+        if region.needs_spark and one_process:
             run_sync(prepare_spark(engine.runtime, execution))
         if workload is not None:  # the first op, which is one
             for warning in execution.playbook.main_warnings:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import asyncpg
 
 from noetl_dagster.events.connection import DATABASE_ERRORS
+from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.worker.command import own_worker_id
 
 _HOLD = "SELECT pg_advisory_lock_shared(id) FROM unnest($1::bigint[]) AS id"
@@ -23,8 +25,23 @@ SELECT EXISTS (
       AND ((classid::bigint << 32) | objid::bigint) = $1 AND application_name = $2)
 """
 
+_UNDRIVEN = """
+SELECT execution_id FROM noetl.execution
+WHERE status = 'RUNNING' AND parent_execution_id IS NULL AND execution_id NOT IN (
+    SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks
+    WHERE locktype = 'advisory' AND granted AND objsubid = 1
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+ORDER BY execution_id
+"""
+
 KEEPALIVE = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """A machine that vanishes closes no connection: PostgreSQL finds out, and frees its locks, in half a minute."""
+
+_OWN_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+"""The same for this end of the connection."""
+
+REOPEN_SECONDS = 0.25
+"""Pause between two attempts to reopen a lost connection."""
 
 
 class Liveness:
@@ -44,6 +61,8 @@ class Liveness:
         self._to_release: set[int] = set()
         self._listeners: dict[str, Callable[..., None]] = {}
         self._lock = asyncio.Lock()
+        self._reopening: asyncio.Task[None] | None = None
+        self._closing = False
 
     async def hold(self, execution_id: int) -> None:
         """Marks the execution as driven by this process until it is released. Reopens a lost connection.
@@ -98,6 +117,7 @@ class Liveness:
         self._interrupted |= self._held
         named = {"application_name": connection_name(own_worker_id()), **KEEPALIVE}
         connection = await asyncpg.connect(self._url, server_settings=named)
+        _keep_alive(connection)
         try:
             await connection.fetch(_HOLD, list(self._held))
             for channel, callback in self._listeners.items():
@@ -106,6 +126,21 @@ class Liveness:
             connection.terminate()
             raise
         self._connection = connection
+        connection.add_termination_listener(self._on_termination)
+
+    def _on_termination(self, connection: Any) -> None:
+        """Reopens a lost connection at once: without its locks, other processes would resume what this one drives."""
+        if self._held and not self._closing and connection is self._connection:
+            self._reopening = asyncio.get_running_loop().create_task(self._reopen())
+
+    async def _reopen(self) -> None:
+        while self._held and not self._closing:
+            try:
+                async with self._lock:
+                    await self._connect()
+                return
+            except DATABASE_ERRORS:
+                await asyncio.sleep(REOPEN_SECONDS)
 
     async def has_held(self, execution_ids: Iterable[int]) -> bool:
         """Reports that this process has held these executions without interruption, and holds them now."""
@@ -124,12 +159,24 @@ class Liveness:
             return True
         return not await self._pool.fetchval(_TRY, execution_id)
 
+    async def undriven(self, connection: Any = None) -> list[int]:
+        """Returns the top executions that run according to the projection and that no process drives, oldest first.
+
+        Args:
+            connection: reads them; by default any of the pool.
+        """
+        rows = await (connection or self._pool).fetch(_UNDRIVEN)
+        return [row["execution_id"] for row in rows if row["execution_id"] not in self._held]
+
     async def is_driven_by(self, execution_id: int, worker_id: str) -> bool:
         """Reports that the process of that name lives and drives the execution."""
         return bool(await self._pool.fetchval(_HOLDS, execution_id, connection_name(worker_id)))
 
     async def close(self) -> None:
         """Closes the connection, which releases its locks."""
+        self._closing = True
+        if self._reopening is not None:
+            await cancel_and_wait(self._reopening)
         if self._is_open:
             await self._connection.close()
 
@@ -137,3 +184,12 @@ class Liveness:
 def connection_name(worker_id: str) -> str:
     """Returns the name of a process's connection in ``pg_stat_activity``, which allows 63 characters at most."""
     return f"noetl-drive-{hashlib.blake2b(worker_id.encode(), digest_size=12).hexdigest()}"
+
+
+def _keep_alive(connection: Any) -> None:
+    """Lets this end of an idle connection notice that the other end is gone; a Unix socket always does."""
+    found: socket.socket | None = connection._transport.get_extra_info("socket")
+    if found is not None and found.family != socket.AF_UNIX:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _OWN_KEEPALIVE.items():
+            found.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -112,9 +112,15 @@ def execute_request(
     lenient: bool,
     priority: int = 0,
     resumed: bool = False,
+    epoch: int | None = None,
     runner: Runner = Runner.DAGSTER,
 ) -> Message:
-    """Returns the request to drive an execution that is in the log; a resumed one had a run before."""
+    """Returns the request to drive an execution that is in the log.
+
+    Args:
+        resumed: it had a run before.
+        epoch: that recovery opens.
+    """
     return {
         "do": "execute",
         "id": str(execution_id),
@@ -124,6 +130,7 @@ def execute_request(
         "workload": workload,
         "priority": priority,
         "resumed": resumed,
+        "epoch": epoch,
         "runner": runner.value,
     }
 

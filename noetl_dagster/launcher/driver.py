@@ -20,6 +20,7 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from noetl_dagster.code_location.launch import PreparedJob, launch, prepare
 from noetl_dagster.compiler.executors.storages import keep_connections
+from noetl_dagster.compiler.runs import RESUME_EPOCH_TAG, reason_against_resuming
 from noetl_dagster.dagster_internals import (
     InstanceRef,
     _execute_run_command_body,
@@ -157,6 +158,11 @@ class Driver:
         try:
             prepared = self._prepare(message["file"], lenient=message["lenient"])
             tags = {LAUNCHER_TAG: self._address.key}
+            if message["epoch"] is not None:
+                if reason := self._reason_against_resuming(int(message["id"]), prepared):
+                    logger.info("execution %s is not resumed: %s", message["id"], reason)
+                    return {}
+                tags[RESUME_EPOCH_TAG] = str(message["epoch"])
             if message["priority"]:
                 tags[PRIORITY_TAG] = str(message["priority"])
             with capture_interrupts():
@@ -173,6 +179,11 @@ class Driver:
         except NoetlError as error:
             return {"error": str(error)}
         return {"error": launched.error} if launched.error else {}
+
+    def _reason_against_resuming(self, execution_id: int, prepared: PreparedJob) -> str | None:
+        """Returns why recovery leaves an execution to its latest run, if it does."""
+        name = prepared.plan.playbook.name
+        return run_sync(reason_against_resuming(self._noetl.engine(), self._instance(""), execution_id, name))
 
     def _report_lost(self, message: Message) -> Message:
         """Reports a run whose process ended without a report as failed or canceled."""

@@ -20,6 +20,7 @@ import orjson
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.runners import Runner, check_runner
+from noetl_dagster.engine.recovery.abandoned import Abandoned
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.launcher.address import Address, Channel, Message, driver_of, execute_request, interrupt
 from noetl_dagster.playbook.models import Playbook
@@ -78,15 +79,20 @@ class WarmLauncher:
         resumed: bool = False,
     ) -> None:
         """Hands an execution to the run server."""
-        message = execute_request(
-            playbook.file,
-            execution_id,
-            workload,
-            lenient=playbook.lenient,
-            priority=priority,
-            resumed=resumed,
-            runner=runner,
+        given: dict[str, Any] = {"priority": priority, "resumed": resumed, "runner": runner}
+        await self._hand_over(
+            playbook, execute_request(playbook.file, execution_id, workload, lenient=playbook.lenient, **given)
         )
+
+    async def recover(self, playbook: Playbook, abandoned: Abandoned) -> None:
+        """Lets a run of its own resume an execution without a process."""
+        given: dict[str, Any] = {"resumed": True, "epoch": abandoned.epoch}
+        await self._hand_over(
+            playbook, execute_request(playbook.file, abandoned.execution_id, {}, lenient=playbook.lenient, **given)
+        )
+
+    async def _hand_over(self, playbook: Playbook, message: Message) -> None:
+        execution_id = int(message["id"])
         self._failures.pop(execution_id, None)
         # while it waits, this process holds it: recovery leaves it alone
         await self._engine.liveness.hold(execution_id)

@@ -136,6 +136,11 @@ class Catalog:
             known = self._loaded[key] = load_playbook(file, lenient=lenient)
         return known
 
+    def has(self, playbook: Playbook) -> bool:
+        """Reports whether the file of a playbook is in the folder, and has the same text."""
+        file = Path(playbook.file).resolve()
+        return file.is_relative_to(self.folder.resolve()) and _bytes_of(file) == playbook.source.encode()
+
 
 def _bytes_of(file: Path) -> bytes | None:
     try:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 
 from dagster import (
     DagsterInstance,
-    DagsterRun,
-    DagsterRunStatus,
     DefaultSensorStatus,
     RunRequest,
     SensorDefinition,
@@ -21,11 +18,15 @@ from dagster import (
 from noetl_dagster.compiler.job import PlaybookJob
 from noetl_dagster.compiler.names import sensor_name
 from noetl_dagster.compiler.partitions import partition_tags, stored_partition
-from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG, latest_run, report_lost_run
+from noetl_dagster.compiler.runs import (
+    EXECUTION_TAG,
+    RESUME_EPOCH_TAG,
+    latest_run,
+    reason_against_resuming,
+    report_lost_run,
+)
 from noetl_dagster.engine.recovery.abandoned import Abandoned, ResumeRequest, Verdict, remember, remembered
 from noetl_dagster.resources.engines import EngineProvider
-
-logger = logging.getLogger(__name__)
 
 INTERVAL = 30
 """Seconds between two ticks."""
@@ -77,26 +78,23 @@ def _act(
 ) -> tuple[RunRequest | None, str]:
     """Carries out a verdict, and returns the run to launch, if any, and a line for the log."""
     engine = noetl.engine()
-    run = latest_run(instance, one.execution_id, one.playbook)
-    if run is not None and run.status in (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED):
-        noetl.run(engine.lifecycle.cancel(one.execution_id, f"Dagster run {run.run_id} was terminated"))
-        return None, "cancelled with its run"
+    reason = noetl.run(reason_against_resuming(engine, instance, one.execution_id, one.playbook))
+    if reason is not None:
+        return None, reason
     if one.verdict is Verdict.WAIT:
         return None, f"without a process; checked again in {max(one.due - time.time(), 0):.0f} s"
     if one.verdict is Verdict.GIVE_UP:
         noetl.run(engine.recovery().give_up(one))
         return None, f"given up after {one.attempts} recoveries"
-    state = noetl.run(engine.runtime.load(one.execution_id)).state
-    if run is not None and _is_pending(instance, run, state.run_id):
-        return None, f"its run {run.run_id} waits to be driven"
     job = jobs.get(one.playbook)
     if job is None or job.playbook.source != one.source:
         return None, (
             "without a process, and its playbook has changed or is not in this code location; "
             f"resume it with 'noetl-dagster resume {one.execution_id}'"
         )
-    if run is not None:
+    if (run := latest_run(instance, one.execution_id, one.playbook)) is not None:
         report_lost_run(instance, run)
+    state = noetl.run(engine.runtime.state(one.execution_id))
     request = RunRequest(
         run_key=f"noetl-recovery/{one.execution_id}/{one.epoch}/{one.attempts}",
         job_name=job.plan.name,
@@ -107,26 +105,3 @@ def _act(
         },
     )
     return request, f"resumed as epoch {one.epoch}"
-
-
-def _is_pending(instance: DagsterInstance, run: DagsterRun, driver: str | None) -> bool:
-    """Returns True if a run that does not drive its execution is queued, about to start, or between two pods.
-
-    Args:
-        driver: the run that drives the execution.
-    """
-    if run.status is DagsterRunStatus.QUEUED:
-        return True
-    if run.status not in (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED):
-        return False
-    try:  # without access to the cluster, a code location has no launcher
-        launcher = instance.run_launcher
-        between = driver != run.run_id or launcher.supports_resume_run  # K8sRunLauncher does
-        if run.status is DagsterRunStatus.STARTED and not between:
-            return False
-        if not launcher.supports_check_run_worker_health:
-            return False
-        return launcher.check_run_worker_health(run).status.value == "RUNNING"
-    except Exception as error:  # Dagster's run monitoring ends runs that never start or are lost
-        logger.warning("cannot check the process of run %s now: %s", run.run_id, error)
-        return True

@@ -134,7 +134,7 @@ async def execute(
     """Starts a playbook of the service's folder, or a registered one, as its Dagster job or without a Dagster run.
 
     The execution is in the log before the answer: it can be followed and cancelled at once, and if its process
-    does not start, the recovery sensor starts it.
+    does not start, recovery starts it.
     """
     playbook = await _playbook(plane, request.path.strip("/"), lenient=request.lenient)
     lifecycle = plane.engine.lifecycle

@@ -2,97 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
-import pytest
-
-from noetl_dagster import embedded
-from noetl_dagster.cli.api import choose_partition
-from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.launcher.address import Address
-from noetl_dagster.launcher.executions import WarmLauncher
-from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.settings import Settings
-from tests.launcher.conftest import GATED
+from tests.launcher.conftest import Serving
 from tests.waiting import ended, until
-
-
-@dataclass
-class Api:
-    """What the API has: an engine, a launcher, a playbook."""
-
-    engine: Engine
-    launcher: WarmLauncher
-    folder: Path
-    address: Address
-
-    async def execute(
-        self, name: str, priority: int = 0, runner: Runner = Runner.DAGSTER, file: str = "gated.yaml", **workload: Any
-    ) -> int:
-        playbook = load_playbook(self.folder / file)
-        values = {"gate": str(self.folder), "name": name, **workload}
-        partition = choose_partition(playbook, values, None) if playbook.dagster.partitions else None
-        execution = await self.engine.lifecycle.create(playbook, values, partition=partition)
-        await self.launcher.launch(playbook, execution.id, values, priority, runner)
-        return execution.id
-
-    async def begun(self, name: str) -> int:
-        path = self.folder / f"{name}.begun"
-        return int(await until(lambda: path.exists() and path.read_text(), f"{name} to begin"))
-
-    async def ended(self, execution_id: int) -> Any:
-        async def look() -> Any:
-            state = (await self.engine.runtime.load(execution_id)).state
-            return None if state.is_running else state
-
-        return await until(look, "the end of an execution")
-
-    async def status(self) -> dict[str, Any]:
-        channel = await asyncio.to_thread(self.address.connect)
-        assert channel is not None
-        channel.send({"do": "status"})
-        answer = channel.receive()
-        channel.close()
-        assert answer is not None
-        return answer
-
-
-Serving = Callable[..., AbstractAsyncContextManager[Api]]
-
-
-@pytest.fixture
-def serving(settings: Settings, tmp_path: Path) -> Serving:
-    (tmp_path / "gated.yaml").write_text(GATED)
-
-    @asynccontextmanager
-    async def serving(runs_at_once: int = 2, **changed: Any) -> AsyncIterator[Api]:
-        own = settings.model_copy(update={"playbooks_path": tmp_path, "runs_at_once": runs_at_once, **changed})
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("NOETL_")},
-            **embedded.environment(own),
-            "DAGSTER_HOME": str(embedded.dagster_home(own)),
-        }
-        address = Address.of(embedded.run_server_folder(own), environment, runs_at_once)
-        engine = await Engine.open(own)
-        launcher = WarmLauncher(engine, address, environment)
-        try:
-            yield Api(engine, launcher, tmp_path, address)
-        finally:
-            (tmp_path / "open").touch()
-            await launcher.close()
-            await engine.close()
-
-    return serving
 
 
 async def test_they_wait_in_order_and_recovery_leaves_them_alone(serving: Serving) -> None:

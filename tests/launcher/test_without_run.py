@@ -18,7 +18,7 @@ from noetl_dagster.errors import NotDeployedError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.result_ref import REF_METADATA
 from noetl_dagster.settings import Settings
-from tests.launcher.test_executions import Api, Serving, serving  # noqa: F401
+from tests.launcher.conftest import Api, Serving
 from tests.playbooks import playbook, text_of
 from tests.waiting import ended, until
 
@@ -79,7 +79,7 @@ async def without_run(api: Api) -> dict[str, Any]:
     return dict((await api.status())["without_run"])
 
 
-async def test_one_process_drives_many(serving: Serving, instance: DagsterInstance) -> None:  # noqa: F811
+async def test_one_process_drives_many(serving: Serving, instance: DagsterInstance) -> None:
     async with serving(runs_at_once=1) as api:
         executions = [await api.execute(f"n{number}", runner=Runner.ENGINE) for number in range(5)]
         drivers = {await api.begun(f"n{number}") for number in range(5)}
@@ -102,7 +102,7 @@ async def test_one_process_drives_many(serving: Serving, instance: DagsterInstan
         assert instance.get_runs_count() == 0
 
 
-async def test_more_wait_by_priority(serving: Serving) -> None:  # noqa: F811
+async def test_more_wait_by_priority(serving: Serving) -> None:
     async with serving(engine_at_once=1) as api:
         first = await api.execute("first", runner=Runner.ENGINE)
         await api.begun("first")
@@ -119,7 +119,7 @@ async def test_more_wait_by_priority(serving: Serving) -> None:  # noqa: F811
         assert (api.folder / "high.begun").stat().st_mtime < (api.folder / "low.begun").stat().st_mtime
 
 
-async def test_a_killed_driver_loses_and_doubles_nothing(serving: Serving, instance: DagsterInstance) -> None:  # noqa: F811
+async def test_a_killed_driver_loses_and_doubles_nothing(serving: Serving, instance: DagsterInstance) -> None:
     async with serving() as api:
         executions = [await api.execute(f"n{number}", runner=Runner.ENGINE) for number in range(3)]
         drivers = {await api.begun(f"n{number}") for number in range(3)}
@@ -137,7 +137,7 @@ async def test_a_killed_driver_loses_and_doubles_nothing(serving: Serving, insta
             assert executions_of(instance, "gated", step) == sorted(map(str, executions))
 
 
-async def test_one_whose_processes_are_killed_again_and_again_gets_a_run(serving: Serving) -> None:  # noqa: F811
+async def test_one_whose_processes_are_killed_again_and_again_gets_a_run(serving: Serving) -> None:
     async with serving() as api:
         execution_id = await api.execute("one", runner=Runner.ENGINE)
         for _ in range(2):
@@ -149,7 +149,7 @@ async def test_one_whose_processes_are_killed_again_and_again_gets_a_run(serving
         assert (abandoned.execution_id, abandoned.attempts) == (execution_id, 1)
 
 
-async def test_a_killed_server_and_driver_lose_none(serving: Serving, instance: DagsterInstance) -> None:  # noqa: F811
+async def test_a_killed_server_and_driver_lose_none(serving: Serving, instance: DagsterInstance) -> None:
     async with serving() as api:
         execution_id = await api.execute("one", runner=Runner.ENGINE)
         driver = await api.begun("one")
@@ -163,7 +163,7 @@ async def test_a_killed_server_and_driver_lose_none(serving: Serving, instance: 
         assert executions_of(instance, "gated", "start") == [str(execution_id)]
 
 
-async def test_a_killed_server_leaves_the_driver_going(serving: Serving, instance: DagsterInstance) -> None:  # noqa: F811
+async def test_a_killed_server_leaves_the_driver_going(serving: Serving, instance: DagsterInstance) -> None:
     async with serving() as api:
         execution_id = await api.execute("one", runner=Runner.ENGINE)
         driver = await api.begun("one")
@@ -178,7 +178,7 @@ async def test_a_killed_server_leaves_the_driver_going(serving: Serving, instanc
         assert executions_of(instance, "gated", "start") == [str(execution_id)]
 
 
-async def test_a_driver_that_is_killed_before_it_reports(serving: Serving, instance: DagsterInstance) -> None:  # noqa: F811
+async def test_a_driver_that_is_killed_before_it_reports(serving: Serving, instance: DagsterInstance) -> None:
     async with serving() as api:
         (api.folder / "open").touch()
         url = api.engine.runtime.settings.db_url
@@ -198,7 +198,7 @@ async def test_a_driver_that_is_killed_before_it_reports(serving: Serving, insta
 
 
 async def test_a_driver_that_is_killed_before_it_records_its_report(
-    serving: Serving,  # noqa: F811
+    serving: Serving,
     instance: DagsterInstance,
 ) -> None:
     async with serving() as api:
@@ -231,7 +231,7 @@ async def _waits(connection: Any, kind: str) -> bool:
     return bool(found)
 
 
-async def test_one_is_cancelled_beside_others(serving: Serving, instance: DagsterInstance) -> None:  # noqa: F811
+async def test_one_is_cancelled_beside_others(serving: Serving, instance: DagsterInstance) -> None:
     async with serving() as api:
         one, other = [await api.execute(name, runner=Runner.ENGINE) for name in ("one", "other")]
         driver = await api.begun("one")
@@ -247,7 +247,7 @@ async def test_one_is_cancelled_beside_others(serving: Serving, instance: Dagste
         assert executions_of(instance, "gated", "start") == [str(other)]
 
 
-async def test_one_that_waits_is_cancelled(serving: Serving) -> None:  # noqa: F811
+async def test_one_that_waits_is_cancelled(serving: Serving) -> None:
     async with serving(engine_at_once=1) as api:
         await api.execute("first", runner=Runner.ENGINE)
         await api.begun("first")
@@ -258,7 +258,7 @@ async def test_one_that_waits_is_cancelled(serving: Serving) -> None:  # noqa: F
         assert not (api.folder / "waiting.begun").exists()
 
 
-async def test_a_failed_one_with_checks_and_a_partition(serving: Serving, instance: DagsterInstance) -> None:  # noqa: F811
+async def test_a_failed_one_with_checks_and_a_partition(serving: Serving, instance: DagsterInstance) -> None:
     async with serving() as api:
         (api.folder / "checked.yaml").write_text(CHECKED)
         execution_id = await api.execute("one", runner=Runner.ENGINE, file="checked.yaml")

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
+from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
@@ -26,21 +27,16 @@ logger = logging.getLogger(__name__)
 RECOVERY = "recovery"
 """Key in the meta of ``execution.resumed``: the epoch was opened by recovery, not by a person."""
 
-CANDIDATES = 500
+ONE_PROCESS = "one_process"
+"""Key in the meta of the event that opens an epoch: one process drives the epoch from its first step to its last."""
 
-# Top executions that run by the projection; children go on with their parents.
-_RUNNING = """
-SELECT execution_id FROM noetl.execution
-WHERE status = 'RUNNING' AND parent_execution_id IS NULL AND execution_id > $1
-ORDER BY execution_id LIMIT $2
-"""
 _LAST_EVENT = """
 SELECT extract(epoch FROM created_at)::float8 FROM noetl.event
 WHERE execution_id = $1 ORDER BY event_id DESC LIMIT 1
 """
-_RECOVERIES = """
-SELECT count(*) FROM noetl.event
-WHERE execution_id = $1 AND event_type = 'execution.resumed' AND meta ? 'recovery'
+_EPOCHS = """
+SELECT count(*) FILTER (WHERE meta ? 'recovery') AS recoveries, (array_agg(meta ORDER BY event_id DESC))[1] AS latest
+FROM noetl.event WHERE execution_id = $1 AND event_type IN ('playbook.initialized', 'execution.resumed')
 """
 
 
@@ -63,7 +59,12 @@ class ResumeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """An execution whose process is gone. Resuming opens ``epoch``, from the Unix time ``due`` on."""
+    """An execution whose process is gone. Resuming opens ``epoch``, from the Unix time ``due`` on.
+
+    Attributes:
+        source: the playbook's text.
+        attempts: the resumptions by recovery so far.
+    """
 
     execution_id: int
     playbook: str
@@ -92,21 +93,29 @@ class Recovery:
         """
         await Projection(self._runtime.pool).catch_up()
         moment = (now or datetime.now(UTC)).timestamp()
-        found, after = [], 0
-        while page := await self._runtime.pool.fetch(_RUNNING, after, CANDIDATES):
-            for row in page:
-                after = row["execution_id"]
-                if await self._liveness.is_driven(after):
-                    continue
-                try:
-                    abandoned = await self._judge(after, (requested or {}).get(after), moment)
-                except NoetlError as error:  # the others do not wait for it
-                    hint = f"end it with 'noetl-dagster cancel {after}'"
-                    logger.warning("execution %d cannot be resumed: %s; %s", after, error, hint)
-                    continue
-                if abandoned is not None:
-                    found.append(abandoned)
-        return found
+        found = [
+            await self.judge(execution_id, (requested or {}).get(execution_id), now=moment)
+            for execution_id in await self._liveness.undriven()
+        ]
+        return [one for one in found if one is not None]
+
+    async def judge(
+        self, execution_id: int, request: ResumeRequest | None = None, *, now: float, grace: float | None = None
+    ) -> Abandoned | None:
+        """Decides about an execution without a driver; None if it has ended, or cannot be resumed.
+
+        Args:
+            request: the latest request to resume it.
+            now: Unix time.
+            grace: seconds without an event after which the first resumption is due if one process drove the
+                execution; that process had no reason to release it before the end.
+        """
+        try:
+            return await self._judge(execution_id, request, now, grace)
+        except NoetlError as error:  # the others do not wait for it
+            hint = f"end it with 'noetl-dagster cancel {execution_id}'"
+            logger.warning("execution %d cannot be resumed: %s; %s", execution_id, error, hint)
+            return None
 
     async def give_up(self, abandoned: Abandoned) -> None:
         """Ends an execution whose resumptions failed."""
@@ -117,23 +126,38 @@ class Recovery:
             f"limits, then go on with 'noetl-dagster resume {abandoned.execution_id}'",
         )
 
-    async def _judge(self, execution_id: int, request: ResumeRequest | None, now: float) -> Abandoned | None:
+    async def _judge(
+        self, execution_id: int, request: ResumeRequest | None, now: float, grace: float | None
+    ) -> Abandoned | None:
         execution = await self._runtime.load(execution_id)
         state = execution.state
         if not state.is_running:
             return None
         pool, settings = self._runtime.pool, self._runtime.settings
-        attempts = int(await pool.fetchval(_RECOVERIES, execution_id))
+        epochs = await pool.fetchrow(_EPOCHS, execution_id)
+        attempts = int(epochs["recoveries"])
+        latest = epochs["latest"]
+        one_process = ONE_PROCESS in latest or (latest.get("runner") == Runner.ENGINE and bool(state.visits))
         quiet_since = await pool.fetchval(_LAST_EVENT, execution_id)
         if request is not None and request.epoch == state.epoch + 1:
             attempts += request.count
             quiet_since = max(quiet_since, request.at)
-        due = quiet_since + settings.recovery_backoff_seconds * 2**attempts
+        pause = settings.recovery_backoff_seconds * 2**attempts
+        if grace is not None and one_process and attempts == 0:
+            pause = min(pause, grace)
+        due = quiet_since + pause
         verdict = Verdict.RESUME if attempts < settings.recovery_attempts else Verdict.GIVE_UP
         if now < due:
             verdict = Verdict.WAIT
-        source, epoch = execution.playbook.source, state.epoch + 1
-        return Abandoned(execution_id, state.playbook, source, epoch, attempts, due, verdict)
+        return Abandoned(
+            execution_id,
+            state.playbook,
+            execution.playbook.source,
+            state.epoch + 1,
+            attempts,
+            due,
+            verdict,
+        )
 
 
 def remembered(text: str | None) -> dict[int, ResumeRequest]:
