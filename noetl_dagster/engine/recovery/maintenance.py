@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 LOCK_TIMEOUT = "5s"
 """Dropping a partition waits this long for running queries; the next maintenance tries again."""
 
+WORKERS_KEPT = timedelta(days=1)
+"""Workers that have been silent for longer are forgotten: names of pods never come back."""
+
 # By the log: the projection may be behind, and what it misses is lost with the partition.
 _RUNNING = """
 SELECT EXISTS (
@@ -42,6 +45,7 @@ UPDATE noetl.result_ref SET expires_at = least(expires_at, $3)
 WHERE execution_id >= $1 AND execution_id < $2 AND scope <> 'permanent'
 """
 _FORGET = "DELETE FROM noetl.{name} WHERE execution_id >= $1 AND execution_id < $2"
+_FORGET_WORKERS = "DELETE FROM noetl.runtime WHERE heartbeat < $1"
 _FORGET_TOKENS = "DELETE FROM noetl.keychain WHERE expires_at <= $1"
 _DROP = "DROP TABLE noetl.{name}"
 
@@ -95,7 +99,7 @@ class Maintenance:
         self._width = width
 
     async def run(self, now: datetime | None = None) -> Maintained:
-        """Makes the coming partitions, drops the old ones, deletes expired results and tokens."""
+        """Makes the coming partitions, drops the old ones, deletes expired results, tokens and workers."""
         now = now or datetime.now(UTC)
         await Projection(self._pool).catch_up(patient=True)
         orphans = await self._results.sweep_orphans(now)  # while their executions are still known
@@ -110,6 +114,7 @@ class Maintenance:
                 (kept if forgotten is None else dropped).append(name)
                 executions += forgotten or 0
         await self._pool.execute(_FORGET_TOKENS, now)
+        await self._pool.execute(_FORGET_WORKERS, now - WORKERS_KEPT)
         results = await self._results.cleanup(now)
         return Maintained(tuple(made), tuple(dropped), tuple(kept), executions, results, orphans, containers)
 

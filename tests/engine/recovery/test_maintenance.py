@@ -172,3 +172,15 @@ async def test_partitions_of_a_day_follow_those_of_months(engine: Engine) -> Non
         assert (done.made, done.dropped) == (made, dropped), now
     assert await runtime.pool.fetchval("SELECT count(*) FROM noetl.event") == 4
     assert await runtime.pool.fetchval("SELECT count(*) FROM noetl.event_default") == 0
+
+
+async def test_workers_that_are_gone_are_forgotten(engine: Engine) -> None:
+    pool = engine.runtime.pool
+    await pool.execute(
+        "INSERT INTO noetl.runtime (worker_id, heartbeat) SELECT hours::text, $1::timestamptz - make_interval(hours => hours) "
+        "FROM unnest(ARRAY[0, 23, 25, 500]) AS hours",
+        NOW,
+    )
+    await engine.maintenance().run(NOW)
+    left = await pool.fetch("SELECT worker_id FROM noetl.runtime ORDER BY 1")
+    assert [row["worker_id"] for row in left] == ["0", "23"]
