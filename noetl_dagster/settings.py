@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from datetime import timedelta
 from enum import StrEnum
@@ -27,6 +28,8 @@ METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 WITHHELD: dict[str, str] = {}
 """Variables of settings that are missing in ``os.environ`` while playbook code runs; see ``process.environment``."""
+
+_ADDRESS_SEPARATOR = re.compile(r",(?=\s*\w+://)")
 
 DEFAULT_POOL = "default"
 """The pool of steps and workers that name no pool."""
@@ -187,14 +190,20 @@ class Settings(BaseSettings):
     )
     tracing_sampling: float = Field(1.0, ge=0, le=1, description="Share of traced executions, 0 to 1")
 
-    db_url: str | None = Field(None, description="Event log, postgresql://...; empty: embedded PostgreSQL")
+    db_url: str | None = Field(
+        None,
+        description="Event log, postgresql://user:password@host/database; several hosts, separated by commas, are a "
+        "primary and its standbys; empty: embedded PostgreSQL",
+    )
     db_pool_size: int = Field(8, ge=2, description="Connections of a process to the event log")
     schema_apply: bool = Field(
         True,
         description="Apply schema/*.sql when a process of the control plane starts; false: wait until "
         "'noetl-dagster provision' has done so",
     )
-    dagster_db_url: str | None = Field(None, description="Dagster's own storage; empty: embedded PostgreSQL")
+    dagster_db_url: str | None = Field(
+        None, description="Dagster's own storage, like NOETL_DB_URL; empty: embedded PostgreSQL"
+    )
 
     health_port: Annotated[int | None, _NoneIfEmpty] = Field(
         None,
@@ -205,7 +214,9 @@ class Settings(BaseSettings):
     )
     health_host: str = Field("127.0.0.1", description="Address that /health, /ready and /metrics listen on")
 
-    nats_url: str | None = Field(None, description="NATS server, nats://... or tls://...; empty: embedded")
+    nats_url: str | None = Field(
+        None, description="NATS servers, nats://... or tls://..., separated by commas; empty: embedded"
+    )
     nats_ca: Path | None = Field(None, description="CA certificate of NATS, PEM; empty: the system's")
     nats_connect_seconds: float = Field(10, gt=0, description="Time after which connecting to NATS fails")
     nats_namespace: str = Field("noetl", description="Prefix of the streams, subjects and KV buckets")
@@ -523,6 +534,11 @@ class Settings(BaseSettings):
         return None if self.partition_hours is None else timedelta(hours=self.partition_hours)
 
     @property
+    def nats_servers(self) -> list[str]:
+        """The address of each server of ``nats_url``."""
+        return separate_addresses(self.nats_url or "")
+
+    @property
     def nats_tls(self) -> ssl.SSLContext | None:
         """The TLS context for ``tls://`` servers of NATS; None means the system's authorities."""
         return None if self.nats_ca is None else _trusting(self.nats_ca)
@@ -531,6 +547,19 @@ class Settings(BaseSettings):
 @cache
 def _trusting(authority: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=authority)
+
+
+def separate_addresses(text: str) -> list[str]:
+    """Returns the addresses in a text, which commas separate; passwords may contain commas."""
+    return [address for given in _ADDRESS_SEPARATOR.split(text) if (address := given.strip(", "))]
+
+
+def without_login(url: str) -> str:
+    """Returns an address without its user, password or token.
+
+    Everything between ``//`` and the last ``@`` is removed, because passwords may be badly escaped.
+    """
+    return re.sub(r"//.*@", "//", url)
 
 
 @cache

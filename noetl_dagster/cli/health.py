@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from noetl_dagster.cli.console import fail, warn
 from noetl_dagster.errors import ServiceError, VersionError
-from noetl_dagster.events.connection import DATABASE_ERRORS
+from noetl_dagster.events.connection import DATABASE_ERRORS, connect
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.service.metrics import Metrics
 from noetl_dagster.settings import Settings
@@ -149,7 +149,7 @@ class Health(Collector):
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 if self._connection is None or self._connection.is_closed():
-                    self._connection = await asyncpg.connect(self._settings.db_url)
+                    self._connection = await connect(str(self._settings.db_url), timeout=ANSWER_SECONDS)
                 if not await self._connection.fetchval(_SCHEMA):
                     return "the event log has no schema; run 'noetl-dagster provision'"
         except (*DATABASE_ERRORS, TimeoutError) as error:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from pydantic import SecretStr
 
@@ -23,6 +24,9 @@ from noetl_dagster.embedded.supervisor import status as status
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.private_files import closed_folder, write_private
 from noetl_dagster.settings import Settings, plain_settings
+
+CONNECT_SECONDS = 10
+"""Time in which one of several hosts must accept a connection of Dagster."""
 
 
 def ensure(
@@ -115,8 +119,19 @@ def run_server_folder(settings: Settings) -> Path:
 
 
 def driver_url(url: str) -> str:
-    """Returns the address for Dagster. SQLAlchemy 2.1 maps a bare ``postgresql://`` to psycopg 3 instead."""
-    return re.sub(r"^postgres(ql)?://", "postgresql+psycopg2://", url)
+    """Returns the address for Dagster's SQLAlchemy.
+
+    SQLAlchemy 2.1 maps a bare ``postgresql://`` to psycopg 3, and takes several hosts only as parameters. Of several
+    hosts, Dagster needs the one that accepts writes, and must not wait long for one that does not answer.
+    """
+    address = re.sub(r"^postgres(ql)?://", "postgresql+psycopg2://", url)
+    parts = urlsplit(address)
+    login, at, hosts = parts.netloc.rpartition("@")
+    if "," not in hosts:
+        return address
+    options = {"target_session_attrs": "read-write", "connect_timeout": CONNECT_SECONDS} | dict(parse_qsl(parts.query))
+    query = urlencode([*(("host", host) for host in hosts.split(",")), *options.items()])
+    return f"{parts.scheme}://{login}{at}{parts.path}?{query}"
 
 
 def _instance(settings: Settings, url: str, folder: Path) -> dict[str, object]:

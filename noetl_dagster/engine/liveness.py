@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import asyncpg
 
-from noetl_dagster.events.connection import DATABASE_ERRORS
+from noetl_dagster.events.connection import DATABASE_ERRORS, connect
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.worker.command import own_worker_id
 
@@ -36,9 +35,6 @@ ORDER BY execution_id
 
 KEEPALIVE = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """A machine that vanishes closes no connection: PostgreSQL finds out, and frees its locks, in half a minute."""
-
-_OWN_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
-"""The same for this end of the connection."""
 
 REOPEN_SECONDS = 0.25
 """Pause between two attempts to reopen a lost connection."""
@@ -116,8 +112,7 @@ class Liveness:
             return
         self._interrupted |= self._held
         named = {"application_name": connection_name(own_worker_id()), **KEEPALIVE}
-        connection = await asyncpg.connect(self._url, server_settings=named)
-        _keep_alive(connection)
+        connection = await connect(self._url, server_settings=named)
         try:
             await connection.fetch(_HOLD, list(self._held))
             for channel, callback in self._listeners.items():
@@ -184,12 +179,3 @@ class Liveness:
 def connection_name(worker_id: str) -> str:
     """Returns the name of a process's connection in ``pg_stat_activity``, which allows 63 characters at most."""
     return f"noetl-drive-{hashlib.blake2b(worker_id.encode(), digest_size=12).hexdigest()}"
-
-
-def _keep_alive(connection: Any) -> None:
-    """Lets this end of an idle connection notice that the other end is gone; a Unix socket always does."""
-    found: socket.socket | None = connection._transport.get_extra_info("socket")
-    if found is not None and found.family != socket.AF_UNIX:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _OWN_KEEPALIVE.items():
-            found.setsockopt(socket.IPPROTO_TCP, option, value)

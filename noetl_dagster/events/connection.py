@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, ClassVar
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import asyncpg
 import orjson
@@ -39,12 +40,25 @@ DATABASE_AWAY = (
 DATABASE_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """All exceptions of a call, for work that is given up if it fails."""
 
-_STARTING = RetryLimits(
-    (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError),
-    seconds=30.0,
-    longest_pause=0.5,
+NOT_YET = (
+    OSError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.ConnectionDoesNotExistError,
+    asyncpg.TargetServerAttributeNotMatched,  # a standby, until it takes over
 )
+"""Exceptions of a connection to a server that is just starting."""
+
+CONNECT_SECONDS = 10.0
+"""Time in which a host must accept a connection."""
+
+NEXT_HOST_SECONDS = 0.5
+"""Time after which the next host of an address is tried as well. A host that is down may not even refuse."""
+
+_STARTING = RetryLimits(NOT_YET, seconds=30.0, longest_pause=0.5)
 """Limits for opening the pool of a server that is just starting."""
+
+_LOST_AFTER = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+"""Seconds, seconds, probes, and milliseconds for data that the peer does not acknowledge."""
 
 _PLANNING = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
 """Every statement looks rows up by index for any parameters, so a session need not plan it each time."""
@@ -109,6 +123,80 @@ def check_certificates(url: str) -> None:
             raise ServiceError(f"{place}: there is no file {path} that may be read; mount it, or correct the path")
 
 
+async def connect(url: str, *, timeout: float = CONNECT_SECONDS, **options: Any) -> asyncpg.Connection:  # noqa: ASYNC109
+    """Connects to the host of an address that accepts writes.
+
+    An address may name several hosts, separated by commas, for example a primary and its standbys. asyncpg tries them
+    one after the other, and a host that does not answer uses up the whole time. Here the next host is tried as well
+    when one does not answer soon.
+
+    Args:
+        timeout: seconds for each host.
+        options: further arguments of ``asyncpg.connect``.
+
+    Raises:
+        ServiceError: a certificate of the address is missing.
+        asyncpg.TargetServerAttributeNotMatched: only standbys answer.
+    """
+    check_certificates(url)
+    options = {"timeout": timeout, **options}
+    if "target_session_attrs" not in dict(parse_qsl(urlsplit(url).query)):
+        options.setdefault("target_session_attrs", "read-write")
+    addresses = host_addresses(url)
+    if len(addresses) == 1:
+        connection = await asyncpg.connect(url, **options)
+    else:
+        connection = await _connect_to_first(addresses, options)
+    _notice_lost_machines(connection)
+    return connection
+
+
+def host_addresses(url: str) -> list[str]:
+    """Returns the address of each host of an address, in their order."""
+    parts = urlsplit(url)
+    login, at, hosts = parts.netloc.rpartition("@")
+    if "," not in hosts:
+        return [url]
+    return [urlunsplit(parts._replace(netloc=f"{login}{at}{host}")) for host in hosts.split(",")]
+
+
+async def _connect_to_first(urls: list[str], options: dict[str, Any]) -> asyncpg.Connection:
+    """Returns the first connection to one of several servers; raises the latest failure if all fail."""
+    ahead, trying, latest = list(urls), set[asyncio.Task[Any]](), None
+    try:
+        while ahead or trying:
+            if ahead:
+                trying.add(asyncio.create_task(asyncpg.connect(ahead.pop(0), **options)))
+            seconds = NEXT_HOST_SECONDS if ahead else None
+            await asyncio.wait(trying, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            for attempt in [one for one in trying if one.done()]:
+                trying.discard(attempt)
+                latest = attempt.exception()
+                if latest is None:
+                    return attempt.result()
+                if not isinstance(latest, DATABASE_AWAY):  # a wrong password, for example
+                    raise latest
+    finally:
+        for attempt in trying:
+            attempt.cancel()
+        for left in await asyncio.gather(*trying, return_exceptions=True):
+            if isinstance(left, asyncpg.Connection):
+                left.terminate()
+    assert latest is not None
+    raise latest
+
+
+def _notice_lost_machines(connection: asyncpg.Connection) -> None:
+    """Ends a connection half a minute after its peer has vanished without closing it; otherwise it takes hours."""
+    used: socket.socket | None = connection._transport.get_extra_info("socket")
+    if used is None or used.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    used.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _LOST_AFTER.items():
+        if hasattr(socket, name):  # not on every platform
+            used.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 async def prepare_connection(connection: asyncpg.Connection) -> None:
     """Sets the codecs of the event log on a connection."""
     await connection.set_type_codec(
@@ -164,13 +252,13 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
     Raises:
         ServiceError: the server cannot be reached within 30 seconds, or a certificate of the address is missing.
     """
-    check_certificates(url)
 
-    async def connect() -> asyncpg.Pool:
+    async def open_() -> asyncpg.Pool:
         return await asyncpg.create_pool(
             url,
             min_size=1,
             max_size=size,
+            connect=connect,
             connection_class=_Connection,
             init=prepare_connection,
             setup=lambda connection: connection.discard_old_plans(),
@@ -179,7 +267,7 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
         )
 
     try:
-        return await with_retries(connect, _STARTING)
+        return await with_retries(open_, _STARTING)
     except _STARTING.failures as error:
         raise ServiceError(
             f"the event log does not answer: {error}; check NOETL_DB_URL or run 'noetl-dagster services up'"

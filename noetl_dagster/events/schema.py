@@ -18,7 +18,7 @@ from typing import TypeVar
 import asyncpg
 
 from noetl_dagster.errors import ServiceError, VersionError
-from noetl_dagster.events.connection import open_pool
+from noetl_dagster.events.connection import connect, open_pool
 from noetl_dagster.events.ids import snowflake_floor, snowflake_milliseconds
 from noetl_dagster.extras import shipped_folder
 from noetl_dagster.process.retrying import RetryLimits, with_retries
@@ -146,7 +146,7 @@ async def apply_schema(
     Raises:
         ServiceError: the schema is of a later version that excludes this one; or tables stay locked.
     """
-    connection = await asyncpg.connect(url)
+    connection = await connect(url)
     try:
         return await apply_schema_on(connection, lock_seconds, width=width)
     finally:

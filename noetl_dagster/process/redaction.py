@@ -13,6 +13,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
@@ -22,7 +23,7 @@ from urllib.parse import quote, quote_plus, unquote, urlsplit
 import orjson
 from pydantic import SecretStr
 
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import Settings, separate_addresses
 
 MASK = "***"
 
@@ -318,14 +319,13 @@ def _passwords_of_pair(encoded: str) -> list[str]:
 
 
 def _passwords(url: str) -> list[str]:
-    """Returns the passwords in an address or a connection string, and its parameters with the name of a secret."""
+    """Returns the passwords in addresses or a connection string, and its parameters with the name of a secret."""
     found = [value for encoded in _ASSIGNED.findall(url) for value in (encoded, unquote(encoded))]
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return found
-    if parts.password and parts.password != parts.username:  # not a default such as postgres:postgres
-        found += [parts.password, unquote(parts.password)]
+    for address in separate_addresses(url):
+        with suppress(ValueError):
+            parts = urlsplit(address)
+            if parts.password and parts.password != parts.username:  # not a default such as postgres:postgres
+                found += [parts.password, unquote(parts.password)]
     return found
 
 

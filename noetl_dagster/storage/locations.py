@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError
+from noetl_dagster.events.connection import connect
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.tiers import open_tier
@@ -149,7 +150,7 @@ def read_bytes(settings: Settings, uri: str) -> bytes:
 async def _read_from_tier(settings: Settings, uri: str) -> bytes:
     tier_name, pool = tier_of_uri(uri, settings), None
     if tier_name is StoreTier.DB:
-        pool = await asyncpg.create_pool(settings.db_url, min_size=1, max_size=1)
+        pool = await asyncpg.create_pool(settings.db_url, min_size=1, max_size=1, connect=connect)
     tier = open_tier(tier_name, settings, pool)
     try:
         return bytes(await tier.get(uri))

@@ -23,7 +23,8 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.console import announce_start, fail
 from noetl_dagster.cli.doctor import DAGSTER_REMEDY, place_of
 from noetl_dagster.errors import NoetlError, ServiceError, StorageError
-from noetl_dagster.events.connection import check_certificates
+from noetl_dagster.events.connection import NOT_YET
+from noetl_dagster.events.connection import connect as connect_to_database
 from noetl_dagster.events.schema import LOCK_SECONDS, LOCK_TIMEOUT, HeldError, apply_schema, holders
 from noetl_dagster.events.transport.nats import check_stream, connect, ensure_ingest_consumer, ensure_stream
 from noetl_dagster.process.retrying import RetryLimits, with_retries
@@ -39,9 +40,6 @@ LOCK = 7_306_002
 
 LOCK_NOT_AVAILABLE = "55P03"
 CONNECT_SECONDS = 2.0
-
-DATABASE_ERRORS = (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError)
-"""Failures to connect that may end while provisioning waits."""
 
 FAILURES = (NoetlError, asyncpg.PostgresError, asyncpg.InterfaceError, nats.errors.Error, OSError)
 
@@ -252,11 +250,10 @@ async def _locked(url: str, limits: _Limits) -> AsyncIterator[asyncpg.Connection
 
 @asynccontextmanager
 async def _connected(url: str, deadline: float) -> AsyncIterator[asyncpg.Connection]:
-    check_certificates(url)
     try:
-        connect_ = partial(asyncpg.connect, url, timeout=CONNECT_SECONDS)
-        connection = await _until(deadline, connect_, *DATABASE_ERRORS)
-    except DATABASE_ERRORS as error:
+        connect_ = partial(connect_to_database, url, timeout=CONNECT_SECONDS)
+        connection = await _until(deadline, connect_, *NOT_YET)
+    except NOT_YET as error:
         raise ServiceError(
             f"no server answers at {place_of(url)}: {_text_of(error)}; check host and port, and that this machine may "
             "connect"

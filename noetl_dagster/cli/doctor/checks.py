@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 from nats.js.errors import APIError, ServiceUnavailableError
 
 from noetl_dagster.cli.doctor import (
@@ -32,7 +31,7 @@ from noetl_dagster.cli.doctor import (
     wrong,
 )
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.events.connection import check_certificates
+from noetl_dagster.events.connection import connect as connect_to_database
 from noetl_dagster.events.ids import snowflake_floor
 from noetl_dagster.events.schema import SCHEMA_VERSION, found_schema, partitions
 from noetl_dagster.events.transport.http import ApiClient
@@ -89,7 +88,7 @@ async def _nats(settings: Settings) -> Finding:
     client = await connect(impatient, "doctor")
     try:
         found = client.connected_server_version
-        server = f"NATS {found.major}.{found.minor} at {place_of(settings.nats_url)}"
+        server = f"NATS {found.major}.{found.minor} at {','.join(map(place_of, settings.nats_servers))}"
         stream = client.jetstream(timeout=CONNECT_SECONDS)
         try:
             await stream.account_info()
@@ -215,8 +214,7 @@ def _instance(home: str) -> Finding:
 @asynccontextmanager
 async def _connected(url: str) -> AsyncIterator[tuple[Any, str]]:
     """Connects to a database, and yields the connection and the server's version and place."""
-    check_certificates(url)
-    connection = await asyncpg.connect(url, timeout=DATABASE_SECONDS)
+    connection = await connect_to_database(url, timeout=DATABASE_SECONDS)
     try:
         found = connection.get_server_version()
         yield connection, f"PostgreSQL {found.major}.{found.minor} at {place_of(url)}"

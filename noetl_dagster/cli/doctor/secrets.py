@@ -12,6 +12,7 @@ import obstore
 
 from noetl_dagster.cli.doctor import Check, Finding, connects, not_set, ok, warning, wrong
 from noetl_dagster.errors import CredentialError
+from noetl_dagster.events.connection import connect
 from noetl_dagster.playbook.wording import listed
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import Clients, open_bucket, postgres_arguments
@@ -38,7 +39,9 @@ async def opened_credentials(settings: Settings) -> AsyncIterator[Credentials]:
     pool = None
     if settings.db_url is not None:
         with suppress(OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            pool = await asyncpg.create_pool(settings.db_url, min_size=1, max_size=2, timeout=CONNECT_SECONDS)
+            pool = await asyncpg.create_pool(
+                settings.db_url, min_size=1, max_size=2, connect=connect, timeout=CONNECT_SECONDS
+            )
     clients = Clients(settings)
     try:
         yield Credentials(settings, pool, clients)

@@ -12,7 +12,7 @@ import asyncpg
 import orjson
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.connection import DATABASE_AWAY, connect
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.transport.handler import ENDS_CHANNEL
 from noetl_dagster.events.transport.queries import COMMAND_ENDS
@@ -88,7 +88,7 @@ class CommandEnds:
     async def _listen(self) -> None:
         while True:
             connection = await with_retries(
-                lambda: asyncpg.connect(self._url), PATIENCE, on_failure=partial(_note_delay, "listen for")
+                lambda: connect(self._url), PATIENCE, on_failure=partial(_note_delay, "listen for")
             )
             broken = asyncio.Event()
             connection.add_termination_listener(lambda _, broken=broken: broken.set())

@@ -61,6 +61,9 @@ REDELIVERY_SECONDS = (1.0, 5.0, 15.0, 30.0)
 DATABASE_PATIENCE = RetryLimits(DATABASE_AWAY, final=POISON)
 
 NO_RESPONDERS = "503"
+AGAIN_SECONDS = 1.0
+"""Pause while JetStream does not answer."""
+
 REQUEST_SECONDS = 5.0
 """Duration of a request at the server; a request lost with its connection is repeated after it."""
 
@@ -232,6 +235,7 @@ class Ingestor:
         self._pull = Pull(client, self._names.event_stream, self._names.ingest_consumer, ahead=2 * batch)
         self._taking = asyncio.Lock()
         self._pace = Pace()
+        self._is_answered = True
         self.total = IngestReport()
         self.active_at = time.monotonic()
 
@@ -250,6 +254,20 @@ class Ingestor:
     async def run(self, stop: asyncio.Event) -> None:
         """Ingests until ``stop`` is set, through any outage of either server."""
         await self._ingest_while(lambda: self._take_or_stop(stop))
+
+    async def _restore(self) -> None:
+        """Creates stream and consumer again, unless a cluster has no leader for them now."""
+        try:
+            await asyncio.sleep(0.2)
+            await self._ensure()
+        except (nats.errors.Error, OSError) as error:
+            if self._is_answered:
+                logger.warning("JetStream does not answer: %r; trying again", error)
+            self._is_answered = False
+            await asyncio.sleep(AGAIN_SECONDS)
+        else:
+            logger.warning("the stream of worker events was gone or without a leader; it is there again")
+            self._is_answered = True
 
     async def drain(self, *, most_seconds: float = 30.0, quiet_seconds: float = 0.2) -> IngestReport:
         """Ingests until the stream has been empty for a moment; returns the counts."""
@@ -308,10 +326,7 @@ class Ingestor:
                 return []
             return await taking
         except ConsumerGoneError:
-            logger.warning("stream or consumer of worker events are gone; creating them again")
-            await asyncio.sleep(0.2)
-            with contextlib.suppress(nats.errors.Error, OSError):
-                await self._ensure()
+            await self._restore()
         except (OSError, RuntimeError) as error:  # reconnecting
             logger.debug("taking events: %r", error)
             await asyncio.sleep(0.2)

@@ -19,7 +19,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType,
 
 from noetl_dagster.errors import EventRefusedError, ServiceError
 from noetl_dagster.events.transport.base import WORKER_EVENTS
-from noetl_dagster.settings import DEFAULT_POOL, Settings
+from noetl_dagster.settings import DEFAULT_POOL, Settings, without_login
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,6 @@ BATCH_TYPE = "batch"
 """Takes the place of the event type in the subject of a message with several events."""
 
 _COMPARED = ("subjects", "retention", "storage", "max_age", "max_msg_size", "num_replicas")
-_ADDRESS_SEPARATOR = re.compile(r",(?=\s*\w+://)")
 _NOT_IN_A_TOKEN = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -150,7 +149,7 @@ async def connect(settings: Settings, name: str, *, inbox: str = "_INBOX") -> Na
     try:
         async with asyncio.timeout(settings.nats_connect_seconds):  # nats-py itself would try forever
             await client.connect(
-                settings.nats_url,
+                settings.nats_servers,
                 tls=settings.nats_tls,
                 name=f"{settings.nats_namespace} {name}",
                 connect_timeout=settings.nats_connect_seconds,  # type: ignore[arg-type]
@@ -163,18 +162,10 @@ async def connect(settings: Settings, name: str, *, inbox: str = "_INBOX") -> Na
             )
     except Exception as error:
         raise ServiceError(
-            f"NATS at {without_login(settings.nats_url)} cannot be reached: {latest or error!r}; "
+            f"NATS at {','.join(map(without_login, settings.nats_servers))} cannot be reached: {latest or error!r}; "
             "check NOETL_NATS_URL and NOETL_NATS_CA"
         ) from None
     return client
-
-
-def without_login(urls: str) -> str:
-    """Returns addresses, one or several with commas, without the users, passwords and tokens in them.
-
-    Everything between ``//`` and the last ``@`` is removed, because passwords may be badly escaped.
-    """
-    return ",".join(re.sub(r"//.*@", "//", url) for url in _ADDRESS_SEPARATOR.split(urls))
 
 
 def event_stream_config(names: NatsNames) -> StreamConfig:

@@ -35,6 +35,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from noetl_dagster.errors import ServiceError
+from noetl_dagster.events.connection import connect
 from noetl_dagster.settings import Settings
 
 FORMAT = "noetl_events"
@@ -168,7 +169,7 @@ class _EventsReader(DataSourceReader):
         return asyncio.run(self._planned())
 
     async def _planned(self) -> list[InputPartition]:
-        connection = await asyncpg.connect(self.db_url)
+        connection = await connect(self.db_url)
         try:
             horizon = await connection.fetchval(HORIZON)
             share = await connection.fetchval(SAMPLE_SHARE, SAMPLE)
@@ -194,7 +195,7 @@ class _EventsReader(DataSourceReader):
     async def _batches(self, bounds: Bounds, horizon: str) -> AsyncIterator[list[asyncpg.Record]]:
         condition, values = where(self.conditions, bounds, horizon)
         listed = ", ".join(f"{_sql(name)} AS {name}" for name in self.spark_schema.names)
-        connection = await asyncpg.connect(self.db_url)
+        connection = await connect(self.db_url)
         try:
             async with connection.transaction(readonly=True):
                 cursor = await connection.cursor(EVENTS.format(columns=listed, condition=condition), *values)

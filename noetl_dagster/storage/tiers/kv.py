@@ -13,7 +13,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError, NoKeysError
 
 from noetl_dagster.process.retrying import RetryLimits, with_retries
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import Settings, without_login
 from noetl_dagster.storage.tiers.base import Bytes, Tier, TierTooSmallError, TierUnavailableError
 
 ANSWER_SECONDS = 5.0
@@ -36,6 +36,8 @@ class KvTier(Tier):
 
     def __init__(self, settings: Settings) -> None:
         self._url = settings.nats_url
+        self._servers = settings.nats_servers
+        self._replicas = settings.nats_replicas
         self._tls = settings.nats_tls
         self._bucket_name = f"{settings.nats_namespace}_results"
         self.root = f"kv://{self._bucket_name}/"
@@ -113,7 +115,7 @@ class KvTier(Tier):
                 raise _NoServerError("kv tier: no NATS server; set NOETL_NATS_URL")
             with self._errors("connect"):
                 self._client = await nats.connect(
-                    self._url,
+                    self._servers,
                     tls=self._tls,
                     connect_timeout=2,
                     max_reconnect_attempts=1,
@@ -124,7 +126,9 @@ class KvTier(Tier):
                 try:
                     self._bucket = await stream.key_value(self._bucket_name)
                 except BucketNotFoundError:
-                    self._bucket = await stream.create_key_value(bucket=self._bucket_name, history=1)
+                    self._bucket = await stream.create_key_value(
+                        bucket=self._bucket_name, history=1, replicas=self._replicas
+                    )
             return self._bucket
 
     @contextmanager
@@ -132,7 +136,7 @@ class KvTier(Tier):
         try:
             yield
         except (NatsError, OSError, TimeoutError) as error:
-            place, reason = (self._url or "").rpartition("@")[2], str(error) or type(error).__name__
+            place, reason = ",".join(map(without_login, self._servers)), str(error) or type(error).__name__
             raise TierUnavailableError(f"kv tier: cannot {action} at {place}: {reason}") from error
 
 

@@ -15,7 +15,7 @@ from obstore.store import GCSStore, S3Store
 
 from noetl_dagster.errors import CredentialError, ServiceError
 from noetl_dagster.events.connection import encode_json, prepare_connection
-from noetl_dagster.settings import Settings
+from noetl_dagster.settings import Settings, separate_addresses
 from noetl_dagster.tools.access.credential_types import Credential
 from noetl_dagster.tools.access.destinations import DenyList
 
@@ -161,7 +161,7 @@ class Clients:
         if credential is None:
             if self._settings.nats_url is None:
                 raise ServiceError("no NATS server is known; set NOETL_NATS_URL or name a nats credential")
-            return {"servers": self._settings.nats_url, "tls": self._settings.nats_tls}
+            return {"servers": self._settings.nats_servers, "tls": self._settings.nats_tls}
         url = credential.get("url", "servers", "nats_url")
         if url is None:
             raise CredentialError(f"credential {credential.name!r} of type nats has no 'url'")
@@ -170,7 +170,8 @@ class Clients:
             "password": credential.get("password", "nats_password"),
             "token": credential.get("token"),
         }
-        return {"servers": url, **{key: value for key, value in optional.items() if value is not None}}
+        servers = separate_addresses(url) if isinstance(url, str) else url
+        return {"servers": servers, **{key: value for key, value in optional.items() if value is not None}}
 
 
 def postgres_arguments(credential: Credential) -> dict[str, Any]:

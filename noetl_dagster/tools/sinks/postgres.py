@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from noetl_dagster.errors import CredentialError, ToolError
+from noetl_dagster.events.connection import host_addresses
 from noetl_dagster.events.log import as_row
 from noetl_dagster.events.queries import insert_new
 from noetl_dagster.events.types import Event
@@ -290,19 +291,21 @@ def _fitting(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str,
 
 
 def is_event_log(credential: Credential, settings: Settings) -> bool:
-    """Returns whether a credential is for the database of the event log: same host, port and database."""
+    """Returns whether a credential is for the database of the event log: same hosts, ports and database."""
     if settings.db_url is None:
         return False
     return _server(postgres_arguments(credential)) == _server({"dsn": settings.db_url})
 
 
-def _server(arguments: Mapping[str, Any]) -> tuple[str, int, str]:
+def _server(arguments: Mapping[str, Any]) -> tuple[set[tuple[str, int]], str]:
     dsn = arguments.get("dsn")
     if dsn is None:
         database = arguments.get("database") or arguments.get("user") or ""
-        return _host(str(arguments["host"])), int(arguments["port"]), str(database)
-    parts = urlsplit(dsn)
-    return _host(parts.hostname or ""), parts.port or 5432, parts.path.lstrip("/") or (parts.username or "")
+        return {(_host(str(arguments["host"])), int(arguments["port"]))}, str(database)
+    hosts = [urlsplit(address) for address in host_addresses(dsn)]
+    first = hosts[0]
+    places = {(_host(one.hostname or ""), one.port or 5432) for one in hosts}
+    return places, first.path.lstrip("/") or (first.username or "")
 
 
 def _host(name: str) -> str:

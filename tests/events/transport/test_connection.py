@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.events.transport.nats import connect, without_login
-from noetl_dagster.settings import Settings
+from noetl_dagster.events.transport.nats import connect
+from noetl_dagster.settings import Settings, separate_addresses, without_login
 
 
 async def test_no_server(settings: Settings) -> None:
@@ -30,10 +30,11 @@ async def test_no_password_is_said(settings: Settings) -> None:
 
 
 def test_addresses_of_a_cluster() -> None:
-    assert without_login("nats://u:hush@a:4222,nats://token@b:4222") == "nats://a:4222,nats://b:4222"
-    assert without_login("nats://a:4222, tls://b:4222") == "nats://a:4222, tls://b:4222"
+    urls = separate_addresses("nats://u:hush@a:4222,nats://token@b:4222, tls://c:4222,")
+    assert [*map(without_login, urls)] == ["nats://a:4222", "nats://b:4222", "tls://c:4222"]
 
 
 @pytest.mark.parametrize("password", ["p/w", "a,b", "a@b", "a//b"])
 def test_badly_escaped_passwords(password: str) -> None:
-    assert without_login(f"nats://u:{password}@a:4222,nats://b:4222") == "nats://a:4222,nats://b:4222"
+    urls = separate_addresses(f"nats://u:{password}@a:4222,nats://b:4222")
+    assert [*map(without_login, urls)] == ["nats://a:4222", "nats://b:4222"]
