@@ -163,8 +163,7 @@ class Fan:
         Returns:
             The events of the execution by type.
         """
-        async with asyncio.timeout(3 * PATIENCE_SECONDS):
-            state = await self._driving
+        state = await self.ended()
         assert state.status is ExecutionStatus.COMPLETED, state.error
         pool = self.engine.runtime.pool
         assert await pool.fetchval(TOTAL, self.execution_id) == [self.items, sum(range(self.items))]
@@ -182,6 +181,11 @@ class Fan:
         assert twice <= set(again), f"ran twice: {sorted(twice - set(again))}"
         await nothing_left(pool)
         return found
+
+    async def ended(self) -> ExecutionState:
+        """Waits until the driver stops; raises why it did."""
+        async with asyncio.timeout(3 * PATIENCE_SECONDS):
+            return await self._driving
 
     async def cancelled(self) -> None:
         await asyncio.wait([self._driving], timeout=PATIENCE_SECONDS)

@@ -82,6 +82,7 @@ _TYPES = {
 }  # fmt: skip
 EXECUTION_COLUMNS = tuple(_TYPES)
 _LIST = ", ".join(EXECUTION_COLUMNS)
+_LIST_OF_EXECUTION = ", ".join(f"execution.{name}" for name in EXECUTION_COLUMNS)
 _ARRAYS = ", ".join(f"${place}::{type_}[]" for place, type_ in enumerate(_TYPES.values(), start=1))
 
 EXECUTIONS = f"SELECT {_LIST} FROM noetl.execution WHERE execution_id = ANY($1::bigint[])"
@@ -110,7 +111,7 @@ SELECT checkpoint.xact_id::text AS checkpoint,
        checkpoint.xact_id IS NULL OR (
            SELECT xact_id FROM noetl.event later WHERE later.xact_id >= checkpoint.xact_id
            ORDER BY later.xact_id LIMIT 1) IS NOT NULL AS has_tail,  -- ordered, so that the index is used
-       execution.*
+       {_LIST_OF_EXECUTION}
 FROM (SELECT $1::bigint AS execution_id) event
 LEFT JOIN noetl.execution_shard shard USING (execution_id)
 LEFT JOIN noetl.projection_checkpoint checkpoint ON checkpoint.shard = {_SHARD}
