@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import asyncpg
 
@@ -23,6 +23,21 @@ logger = logging.getLogger(__name__)
 
 WINDOW = 5_000
 """Maximum number of events, of any execution, that one call reads from the end of the log."""
+
+
+# Whether the log has events of transactions that this server has not reached.
+_IS_FOREIGN = """
+SELECT COALESCE((SELECT xact_id FROM noetl.event ORDER BY event.xact_id DESC LIMIT 1)
+    >= pg_snapshot_xmax(pg_current_snapshot()), false)
+"""
+# Keeps the order; events that get the same number are read in the order of their ids, as those of one transaction are.
+_RENUMBER = """
+UPDATE noetl.event SET xact_id = (3 + floor(
+    event.xact_id::text::numeric * (pg_snapshot_xmin(pg_current_snapshot())::text::numeric - 4) / last))::text::xid8
+FROM (SELECT 1 + max(xact_id::text::numeric) AS last FROM noetl.event) log
+"""
+_PROJECT_AGAIN = "UPDATE noetl.projection_checkpoint SET xact_id = '0', events = 0"
+_FORGET = "DELETE FROM noetl.execution"
 
 
 class Position(NamedTuple):
@@ -120,6 +135,26 @@ async def follow(pool: asyncpg.Pool, execution_id: int, after: Position = START)
 async def has_ended(pool: asyncpg.Pool, execution_id: int, position: Position) -> bool:
     """Returns whether an execution had ended at the position of a last page; it may be resumed afterwards."""
     return bool(await pool.fetchval(queries.HAS_ENDED, execution_id, str(position.xact_id)))
+
+
+async def is_of_another_server(connection: Any) -> bool:
+    """Returns whether the log was restored from the dump of a server that counted more transactions than this one."""
+    return bool(await connection.fetchval(_IS_FOREIGN))
+
+
+async def adopt(connection: Any) -> None:
+    """Renumbers the transactions of such a log, whose events its readers would skip, and projects it from the start.
+
+    A dump contains the numbers of its server's transactions, and another server begins to count anew. Within the
+    caller's transaction, which no other process of this log may accompany.
+    """
+    await connection.execute("LOCK TABLE noetl.event IN SHARE ROW EXCLUSIVE MODE")
+    if not await is_of_another_server(connection):
+        return
+    logger.warning("the log was restored from another server; the transactions of its events are renumbered")
+    await connection.execute(_RENUMBER)
+    await connection.execute(_PROJECT_AGAIN)
+    await connection.execute(_FORGET)
 
 
 async def position_of(pool: asyncpg.Pool, execution_id: int, event_id: int) -> Position | None:

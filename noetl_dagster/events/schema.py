@@ -18,6 +18,7 @@ from typing import TypeVar
 import asyncpg
 
 from noetl_dagster.errors import ServiceError, VersionError
+from noetl_dagster.events.commit_order import adopt, is_of_another_server
 from noetl_dagster.events.connection import connect, open_pool
 from noetl_dagster.events.ids import snowflake_floor, snowflake_milliseconds
 from noetl_dagster.extras import shipped_folder
@@ -159,7 +160,8 @@ async def apply_schema_on(
     """Applies the schema like :func:`apply_schema`, on an open connection."""
     now = datetime.now(UTC)
     found = await found_schema(connection)
-    if found is not None and found.serves and not _missing(await partitions(connection), now, width):
+    is_complete = found is not None and found.serves and not _missing(await partitions(connection), now, width)
+    if found is not None and is_complete and not await is_of_another_server(connection):
         return _warn_if_later(AppliedSchema(found, changed=False))  # no lock, because processes start often
 
     async def apply() -> AppliedSchema:
@@ -169,6 +171,7 @@ async def apply_schema_on(
             for text in _texts():
                 await connection.execute(text)
             await connection.execute(_NUMBER, SCHEMA_VERSION, schema_digest(), WORKS_FROM)
+        await adopt(connection)
         made = await ensure_partitions(connection, now, width)
         applied = await found_schema(connection)
         assert applied is not None

@@ -63,7 +63,9 @@ SELECT execution_id, event_id, xact_id::text AS xact_id, EXISTS (
       AND reported.meta ->> 'epoch' = ended.meta ->> 'epoch') AS is_reported
 FROM noetl.event ended
 WHERE event_type IN ('playbook.completed', 'playbook.failed', 'execution.cancelled') AND execution_id >= $3
-  AND (xact_id, event_id) > ($1::text::xid8, $2::bigint)
+  AND (xact_id, event_id) > (
+      CASE WHEN $1::text::xid8 < pg_snapshot_xmax(pg_current_snapshot()) THEN $1::text::xid8  -- else of another server
+           ELSE '0' END, $2::bigint)
   AND xact_id < pg_snapshot_xmin(pg_current_snapshot())
 ORDER BY ended.xact_id, event_id  -- the column, a number: 'xact_id' alone is the text above
 LIMIT $4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from noetl_dagster.engine.recovery.verify import RULES, Report, verify
 from noetl_dagster.events.ids import snowflake_floor
 from noetl_dagster.events.projection import differing
 from noetl_dagster.events.rules import broken_rules
+from noetl_dagster.events.schema import apply_schema_on
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.placement import key_of
 from tests.playbooks import playbook
@@ -250,6 +252,28 @@ async def test_what_is_safe_is_repaired(engine: Engine) -> None:
     ]
     assert (await checked(engine)).is_clean
     assert await pool.fetchval("SELECT status FROM noetl.execution") == state.status
+
+
+async def test_a_log_of_another_server_is_adopted(engine: Engine) -> None:
+    """A dump has the numbers of its server's transactions; a new server has not reached them."""
+    flag = engine.runtime.settings.home / "go"
+    text = f"from pathlib import Path\nassert Path('{flag}').exists()\nresult = 1"
+    flow = FLOW + f"    next: [last]\n  - step: last\n    tool: {{kind: python, code: {json.dumps(text)}}}\n"
+    failed = await engine.run(playbook(flow))
+    await engine.projecting.close()
+    pool = engine.runtime.pool
+    for table in ("event", "projection_checkpoint"):
+        await pool.execute(f"UPDATE noetl.{table} SET xact_id = (xact_id::text::bigint + 7000000000)::text::xid8")
+    assert (await checked(engine)).findings.counts.keys() == {"event.future"}
+
+    async with pool.acquire() as connection:
+        await apply_schema_on(connection)
+    assert (await checked(engine)).is_clean
+    flag.touch()
+    assert (await engine.resume(failed.execution_id)).status == "COMPLETED"
+    await engine.projecting.close()
+    assert await pool.fetchval("SELECT status FROM noetl.execution") == "COMPLETED"
+    assert (await checked(engine)).is_clean
 
 
 async def test_an_execution_that_is_not_there_cannot_be_checked(engine: Engine) -> None:
