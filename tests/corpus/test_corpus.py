@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.recovery.verify import verify
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.playbook.loader import load_playbook
 
@@ -34,3 +35,10 @@ async def test_it_runs_as_it_says(path: Path, shared_engine: Engine, api: str) -
 @pytest.mark.asyncio(loop_scope="module")
 async def test_no_secret_reached_the_log(shared_engine: Engine) -> None:
     assert await shared_engine.runtime.pool.fetchval(SECRETS, TOKEN) == 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_all_of_it_verifies(shared_engine: Engine) -> None:
+    runtime = shared_engine.runtime
+    report = await verify(runtime.pool, runtime.results)
+    assert report.is_clean, str(report)

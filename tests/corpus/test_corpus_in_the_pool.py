@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.recovery.verify import verify
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Dispatch, Playbook
 from noetl_dagster.pool_worker.worker import PoolWorker
@@ -95,3 +96,9 @@ async def test_it_comes_to_the_same_in_the_pool(path: Path, pooled: Engine, api:
     await expected.check(state, pooled.runtime)
     in_op = await pooled.runtime.pool.fetch(IN_OP, state.execution_id)
     assert not in_op, "only child playbooks run in the op"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_all_of_it_verifies(pooled: Engine) -> None:
+    report = await verify(pooled.runtime.pool, pooled.runtime.results)
+    assert report.is_clean, str(report)
