@@ -145,10 +145,11 @@ class EventLog:
             _refuse([record["id"] for record in closed])
         return False
 
-    async def append_with_first(self, events: Sequence[Event]) -> bool:
+    async def append_with_first(self, events: Sequence[Event], *, connection: Connection | None = None) -> bool:
         """Appends events in one statement if their first, which may exist only once, is new; returns whether it is."""
         columns = [list(column) for column in zip(*map(as_row, events), strict=True)]
-        return await self._kept.fetchval(queries.INSERT_WITH_FIRST, *columns) is not None
+        where = connection or self._kept
+        return await where.fetchval(queries.INSERT_WITH_FIRST, *columns) is not None
 
     async def lifecycle(self, execution_id: int, *, connection: Connection | None = None) -> list[Event]:
         """Returns the events from which the state of an execution is folded, in order."""

@@ -135,11 +135,12 @@ class ProjectedExecution:
 
     def _exited(self, event: Mapping[str, Any], done: Done) -> None:
         step = self._step(event["node_name"])
-        if _visit(event) < step["visits"]:
+        unhandled = bool(event["meta"].get("unhandled"))
+        is_late = unhandled and int(event["meta"].get("epoch", 1)) < self.state.get("epoch", 1)
+        if is_late or _visit(event) < step["visits"]:
             return
         step["visits"] = _visit(event)
         step["status"] = event["status"]
-        unhandled = bool(event["meta"].get("unhandled"))
         known = {"error": event["error"], "result": event["result_uri"], "unhandled": unhandled}
         step.update({key: value for key, value in known.items() if value})
 

@@ -214,9 +214,11 @@ class ExecutionState:
         self.error = None
 
     def _terminal(self, event: Event) -> None:
+        self.stops += 1
+        if int(event.meta.get("epoch", 1)) < self.epoch:
+            return  # by the clock of its process, it ended after another one had resumed it
         self.status = STATUS_OF_END[event.event_type]
         self.error = event.error
-        self.stops += 1
 
     def _entered(self, event: Event) -> None:
         step, visit = key = _visit_of(event)
@@ -245,6 +247,8 @@ class ExecutionState:
             event_id=event.event_id,
             watermark=event.meta.get("watermark"),
         )
+        if end.unhandled and end.epoch < self.epoch:
+            return  # its driver had not read yet that the execution was resumed
         before = self.ends.get(key)
         again = key in self.lost and before is not None and before.status is StepStatus.COMPLETED
         self.ends[key] = end

@@ -136,11 +136,13 @@ class Lifecycle:
             raise ExecutionStateError(
                 f"execution {execution_id} is {state.status}; start a new one with 'noetl-dagster run'"
             )
-        event = self._event(state, EventType.EXECUTION_RESUMED, "RUNNING")
-        event.meta = {"epoch": state.epoch + 1, **(origin or {})}
         async with self._deciding(execution_id) as (connection, now):
-            if now.status is ExecutionStatus.CANCELLED:
-                raise ExecutionStateError(f"execution {execution_id} was cancelled by another process just now")
+            if now.status in (ExecutionStatus.COMPLETED, ExecutionStatus.CANCELLED):
+                raise ExecutionStateError(
+                    f"execution {execution_id} was {now.status.lower()} by another process just now"
+                )
+            event = self._event(state, EventType.EXECUTION_RESUMED, "RUNNING")
+            event.meta = {"epoch": state.epoch + 1, **(origin or {})}
             if not await self._runtime.log.append_once(event, connection=connection):
                 raise ExecutionStateError(f"execution {execution_id} was resumed by another process just now")
             await connection.execute(NOTIFY, CHANNEL, str(execution_id))
@@ -282,11 +284,14 @@ class Lifecycle:
             yield connection, await self._runtime.state(execution_id, connection)
 
     async def _stop(self, execution: Execution, event: Event) -> ExecutionStatus:
-        """Ends the epoch with ``event``, unless another process ended it before."""
+        """Ends the epoch with ``event``, unless another process ended it before, or began the next one."""
         state = execution.state
         type_ = _WORKFLOW_ENDS[EventType(event.event_type)]
         workflow = self._event(state, type_, event.status or "", event.error)
-        if await self._runtime.log.append_with_first([event, workflow]):
+        async with self._deciding(state.execution_id) as (connection, now):
+            is_latest = now.epoch == state.epoch
+            ends = is_latest and await self._runtime.log.append_with_first([event, workflow], connection=connection)
+        if ends:
             if execution.trace is not None:
                 execution_ended(execution.trace, state, event)
             state.apply(event)
