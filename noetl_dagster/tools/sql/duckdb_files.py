@@ -20,11 +20,8 @@ CREATE SCHEMA IF NOT EXISTS noetl;
 CREATE TABLE IF NOT EXISTS noetl.sink_part (target VARCHAR, part VARCHAR, published TIMESTAMPTZ DEFAULT now(),
                                             position VARCHAR, PRIMARY KEY (target, part));
 """
-LACKS_POSITION = """
-SELECT count(*) = 0 FROM duckdb_columns()
-WHERE database_name = current_database() AND schema_name = 'noetl' AND table_name = 'sink_part'
-  AND column_name = 'position'
-"""
+# DESCRIBE reads one table; duckdb_columns() costs as much as opening the file
+LACKS_POSITION = "SELECT count(*) = 0 FROM (DESCRIBE noetl.sink_part) WHERE column_name = 'position'"
 ADD_POSITION = "ALTER TABLE noetl.sink_part ADD COLUMN position VARCHAR"
 
 _preparing = threading.Lock()
