@@ -93,10 +93,11 @@ class Databases:
     def one(self) -> Iterator[str]:
         """Yields the name of a database that looks like the template, and that no process of the test reaches afterwards."""
         name = self._empty.pop() if self._empty else self._new()
+        before = self._sessions(name)
         try:
             yield name
         finally:
-            self._take_back(name)
+            self._take_back(name, before)
 
     def close(self) -> None:
         """Drops the databases that wait for a next use."""
@@ -115,32 +116,45 @@ class Databases:
                 self._original = _Original(connection.cursor())
         return name
 
-    def _take_back(self, name: str) -> None:
+    def _take_back(self, name: str, before: int) -> None:
+        """Restores the database unless it has had no more sessions than ``before``."""
         assert self._original is not None
         renamed = unique_name()
         try:
             # Spark's Python workers connect again at once, and renaming would wait five seconds for them
             self.administrator.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
-            self._disconnect_others(name)
+            is_unused = not self._disconnect_others(name) and self._sessions(name) == before
             self.administrator.execute(f'ALTER DATABASE "{name}" RENAME TO "{renamed}"')
             self.administrator.execute(f'ALTER DATABASE "{renamed}" ALLOW_CONNECTIONS true')
         except psycopg2.Error:  # the test dropped it, or a process of the test still connects to it
             self._drop(name)
             return
-        with closing(self._connected(renamed)) as connection:
-            emptied = self._original.restored(connection.cursor())
-        if emptied:
+        if is_unused or self._restored(renamed):
             self._empty.append(renamed)
         else:
             self._drop(renamed)
 
-    def _disconnect_others(self, name: str) -> None:
+    def _restored(self, name: str) -> bool:
+        assert self._original is not None
+        with closing(self._connected(name)) as connection:
+            return self._original.restored(connection.cursor())
+
+    def _sessions(self, name: str) -> int:
+        """Returns how many sessions have begun; one is counted before it leaves ``pg_stat_activity``."""
+        self.administrator.execute("SELECT sessions FROM pg_stat_database WHERE datname = %s", [name])
+        [(count,)] = self.administrator.fetchall()
+        return int(count)
+
+    def _disconnect_others(self, name: str) -> bool:
+        """Ends the sessions of a database; returns whether there were any."""
         # renaming would itself wait for them, but in steps of 100 ms
         deadline = time.monotonic() + PATIENCE_SECONDS
         self.administrator.execute(_OTHERS, [name])
+        found = bool(self.administrator.rowcount)
         while self.administrator.rowcount and time.monotonic() < deadline:
             time.sleep(0.002)
             self.administrator.execute(_OTHERS, [name])
+        return found
 
     def _drop(self, name: str) -> None:
         self.administrator.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
