@@ -23,10 +23,10 @@ from tests.serving import served
 
 pytestmark = pytest.mark.long
 
-ROWS = 60_000
+ROWS = 24_000
 LAST_STEP = 2
 """The copy in which a process dies: the smallest source has three."""
-PAGE = 6_000
+PAGE = 2_400
 MOVE = """
 workflow:
   - step: move
@@ -35,7 +35,7 @@ workflow:
       source: {source}
       target: {{kind: postgres, table: moved, auth: pg}}
       mode: {mode}
-      chunk_size: 5000
+      chunk_size: 2000
       resumable: true
 """
 SOURCES = {
@@ -56,7 +56,7 @@ workflow:
         kind: transfer
         source: {source}
         target: {{kind: postgres, table: moved, auth: pg}}
-        chunk_size: 5000
+        chunk_size: 2000
         resumable: true
         spec: {{policy: {{rules: [{{when: "{{{{ step.n < 2 }}}}", then: {{do: jump, to: count}}}}]}}}}
 """
@@ -70,7 +70,7 @@ def die_in_transfer(moment: str) -> None:
     from noetl_dagster.tools.transfer import copying, files, staging, tool
 
     staging.COMMIT_SECONDS = 0.0
-    reader.BLOCK_BYTES = files.BLOCK_BYTES = 128 << 10  # small files have several blocks too
+    reader.BLOCK_BYTES = files.BLOCK_BYTES = 50 << 10  # small files have several blocks too
     step, encoded, write = copying.Copier.step, copying.Copier._encoded, tool.write_postgres
     seen: Counter[str] = Counter()
 
@@ -135,7 +135,7 @@ def text_of(kind: str, folder: Path, url: str, mode: str = "append") -> str:
     made = f"SELECT n::int AS id, 'n ' || n AS name FROM range(1, {ROWS + 1}) AS r(n)"
     connection.execute(f"CREATE TABLE rows AS {made}")
     if kind == "parquet":
-        connection.execute(f"COPY rows TO '{folder}/rows.parquet' (ROW_GROUP_SIZE 2500)")
+        connection.execute(f"COPY rows TO '{folder}/rows.parquet' (ROW_GROUP_SIZE 2048)")
     if kind in ("csv", "jsonl", "json"):
         options = "csv, header" if kind == "csv" else f"json{', array true' if kind == 'json' else ''}"
         connection.execute(f"COPY rows TO '{folder}/rows.{kind}' (FORMAT {options})")
