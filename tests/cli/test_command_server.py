@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -18,6 +18,7 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.client import MOST_SERVERS
 from noetl_dagster.process.unix_sockets import listen
 from noetl_dagster.settings import Settings
+from tests.forked import run
 from tests.launcher.conftest import GATED
 from tests.processes import killed_in_the_end
 from tests.waiting import PROCESS_SECONDS, ended, until_now
@@ -25,17 +26,29 @@ from tests.waiting import PROCESS_SECONDS, ended, until_now
 Start = Callable[..., subprocess.Popen[str]]
 
 COMMAND = [sys.executable, "-m", "noetl_dagster"]
+SCRIPT = str(Path(sys.executable).with_name("noetl-dagster"))
 
 
-@pytest.fixture
-def environment(settings: Settings, tmp_path: Path) -> dict[str, str]:
-    """The environment of a command server that serves."""
+def serve_commands(settings: Settings, folder: Path) -> dict[str, str]:
+    """Starts a command server; gives the environment of its clients."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
     environment = {**inherited, **embedded.environment(settings), "NOETL_WARM_COMMANDS": "true"}
-    first = subprocess.run([*COMMAND, "executions"], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    first = subprocess.run([*COMMAND, "executions"], env=environment, cwd=folder, capture_output=True, text=True)
     assert first.returncode == 0, first.stderr  # without a server, which it starts
     until_now(lambda: server(settings), "the command server to serve")
     return environment
+
+
+@pytest.fixture(scope="module")
+def environment(module_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a command server that the tests share."""
+    return serve_commands(module_settings, tmp_path_factory.mktemp("clients"))
+
+
+@pytest.fixture
+def own_environment(settings: Settings, tmp_path: Path) -> dict[str, str]:
+    """The environment of a command server that the test may end."""
+    return serve_commands(settings, tmp_path)
 
 
 def server(settings: Settings) -> psutil.Process | None:
@@ -47,22 +60,29 @@ def server(settings: Settings) -> psutil.Process | None:
     return min(alike, key=lambda one: one.create_time())  # those that it has forked have the same command line
 
 
-@pytest.fixture
-def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
-    """Starts a client, with its output and its errors in files."""
-    (tmp_path / "gated.yaml").write_text(GATED)
+@contextmanager
+def starting(environment: dict[str, str], folder: Path) -> Iterator[Start]:
+    """Starts clients, with their output and their errors in files; what they run may end afterwards."""
+    (folder / "gated.yaml").write_text(GATED)
     with killed_in_the_end() as started:
 
         def start(*arguments: str) -> subprocess.Popen[str]:
             return started(
                 [*COMMAND, *arguments],
                 env=environment,
-                cwd=tmp_path,
-                stdout=(tmp_path / "output").open("w"),
+                cwd=folder,
+                stdout=(folder / "output").open("w"),
                 # a shell that runs the tests in the background has interrupts ignored
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
+        yield start
+    (folder / "open").touch()
+
+
+@pytest.fixture
+def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
+    with starting(environment, tmp_path) as start:
         yield start
 
 
@@ -70,16 +90,23 @@ def forked(settings: Settings) -> psutil.Process:
     """The process of the only command that runs."""
     found = server(settings)
     assert found is not None
-    [command] = until_now(found.children, "the command to be forked")
+
+    def running() -> list[psutil.Process]:
+        return [one for one in found.children() if not ended(one.pid)]
+
+    [command] = until_now(running, "the command to be forked")
     return command
 
 
-def test_a_forked_command_is_what_it_would_be(environment: dict[str, str], settings: Settings, tmp_path: Path) -> None:
+def test_a_forked_command_is_what_it_would_be(
+    environment: dict[str, str], module_settings: Settings, tmp_path: Path
+) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     (folder / "broken.yaml").write_text("kind: Playbook\nworkflow: 1\n")
     (folder / "good.yaml").write_text(GATED)
-    cold = {**environment, "NOETL_WARM_COMMANDS": "false"}
+    warm = environment | {"COLUMNS": "70"}  # the server has another width
+    usual = warm | {"NOETL_WARM_COMMANDS": "false"}
     for arguments in (
         ["check", "broken.yaml"],
         ["check", "good.yaml"],
@@ -89,25 +116,17 @@ def test_a_forked_command_is_what_it_would_be(environment: dict[str, str], setti
         ["executions", "--json"],
         ["run", "good.yaml", "--set", "nonsense"],
     ):
-        forked, usual = (
-            subprocess.run(
-                [*COMMAND, *arguments],
-                env={**variables, "COLUMNS": "70"},  # the server has another width
-                cwd=folder,
-                capture_output=True,
-                text=True,
-            )
-            for variables in (environment, cold)
-        )
-        assert (forked.returncode, forked.stdout, forked.stderr) == (usual.returncode, usual.stdout, usual.stderr)
-        on_terminal = [shown_on_terminal(arguments, variables, folder) for variables in (environment, cold)]
-        assert on_terminal[0] == on_terminal[1]
-    assert next((settings.home / "commands").glob("*.log")).read_text() == ""
+        served = subprocess.run([SCRIPT, *arguments], env=warm, cwd=folder, capture_output=True, text=True)
+        alone = run("noetl-dagster", *arguments, environment=usual, folder=folder, texts=tmp_path)
+        assert (served.returncode, served.stdout, served.stderr) == (alone.returncode, alone.stdout, alone.stderr)
+    for arguments in (["check", "broken.yaml"], ["check", "--nonsense"]):
+        assert shown_on_terminal(arguments, warm, folder) == shown_on_terminal(arguments, usual, folder)
+    assert next((module_settings.home / "commands").glob("*.log")).read_text() == ""
 
 
 def shown_on_terminal(arguments: list[str], environment: dict[str, str], folder: Path) -> bytes:
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([*COMMAND, *arguments], env=environment, cwd=folder, stdout=theirs, stderr=theirs)
+    process = subprocess.Popen([SCRIPT, *arguments], env=environment, cwd=folder, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
     with suppress(OSError):  # the other side is closed
@@ -124,15 +143,17 @@ def begun(folder: Path) -> int:
     return int(until_now(lambda: path.exists() and path.read_text(), "the run to begin"))
 
 
-def run(start: Start, folder: Path) -> subprocess.Popen[str]:
+def start_run(start: Start, folder: Path) -> subprocess.Popen[str]:
     return start("run", "gated.yaml", "--json", "--set", f"gate={folder}", "--set", "name=one")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_reach_the_command(start: Start, settings: Settings, tmp_path: Path, number: signal.Signals) -> None:
-    client = run(start, tmp_path)
+def test_signals_reach_the_command(
+    start: Start, module_settings: Settings, tmp_path: Path, number: signal.Signals
+) -> None:
+    client = start_run(start, tmp_path)
     driver = begun(tmp_path)
-    command = forked(settings)
+    command = forked(module_settings)
     client.send_signal(number)
     assert client.wait(PROCESS_SECONDS) == 1
     assert '"status": "RUNNING"' in (tmp_path / "output").read_text()
@@ -141,33 +162,36 @@ def test_signals_reach_the_command(start: Start, settings: Settings, tmp_path: P
 
 
 @pytest.mark.parametrize("killed", ["client", "command"])
-def test_a_client_and_its_command_end_together(start: Start, settings: Settings, tmp_path: Path, killed: str) -> None:
-    client = run(start, tmp_path)
+def test_a_client_and_its_command_end_together(
+    start: Start, module_settings: Settings, tmp_path: Path, killed: str
+) -> None:
+    client = start_run(start, tmp_path)
     begun(tmp_path)
-    command = forked(settings)
+    command = forked(module_settings)
     os.kill(client.pid if killed == "client" else command.pid, signal.SIGKILL)
     assert client.wait(PROCESS_SECONDS) == -signal.SIGKILL
     until_now(lambda: ended(command.pid), "the command to end")
 
 
-def test_a_command_outlives_its_server(start: Start, settings: Settings, tmp_path: Path) -> None:
-    client = run(start, tmp_path)
-    begun(tmp_path)
-    found = server(settings)
-    assert found is not None
-    found.kill()
-    (tmp_path / "open").touch()
-    assert client.wait(PROCESS_SECONDS) == 1
+def test_a_command_outlives_its_server(own_environment: dict[str, str], settings: Settings, tmp_path: Path) -> None:
+    with starting(own_environment, tmp_path) as start:
+        client = start_run(start, tmp_path)
+        begun(tmp_path)
+        found = server(settings)
+        assert found is not None
+        found.kill()
+        (tmp_path / "open").touch()
+        assert client.wait(PROCESS_SECONDS) == 1
     shown = (tmp_path / "output").read_text()
     assert '"status": "COMPLETED"' in shown
     assert "the command server was killed: the exit code of process" in shown
 
 
-def test_a_stopped_client_stops_its_command(start: Start, settings: Settings, tmp_path: Path) -> None:
+def test_a_stopped_client_stops_its_command(start: Start, module_settings: Settings, tmp_path: Path) -> None:
     """As Ctrl-Z does, until the shell continues the client."""
-    client = run(start, tmp_path)
+    client = start_run(start, tmp_path)
     begun(tmp_path)
-    command = forked(settings)
+    command = forked(module_settings)
     client.send_signal(signal.SIGTSTP)
     until_now(lambda: command.status() == psutil.STATUS_STOPPED, "the command to stop")
     until_now(lambda: psutil.Process(client.pid).status() == psutil.STATUS_STOPPED, "the client to stop")
@@ -209,19 +233,18 @@ def test_a_server_imports_nothing_from_the_folder_of_its_first_client(settings: 
     (tmp_path / "typer.py").write_text("raise SystemExit('shadowed')")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
     environment = {**inherited, **embedded.environment(settings), "NOETL_WARM_COMMANDS": "true"}
-    script = str(Path(sys.executable).with_name("noetl-dagster"))
-    first = subprocess.run([script, "executions"], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    first = subprocess.run([SCRIPT, "executions"], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert first.returncode == 0, first.stderr
     until_now(lambda: server(settings), "the command server to serve")
 
 
 def test_no_more_servers_than_a_few_are_started(
-    environment: dict[str, str], settings: Settings, tmp_path: Path
+    own_environment: dict[str, str], settings: Settings, tmp_path: Path
 ) -> None:
     folder = settings.home / "commands"
     others = [listen(str(folder / f"{number}.sock")) for number in range(MOST_SERVERS - 1)]
     before = sorted(folder.iterdir())
-    other = {**environment, "A_VARIABLE": "of another environment"}
+    other = {**own_environment, "A_VARIABLE": "of another environment"}
 
     def run_command() -> None:
         done = subprocess.run([*COMMAND, "executions"], env=other, cwd=tmp_path, capture_output=True, text=True)
@@ -236,18 +259,18 @@ def test_no_more_servers_than_a_few_are_started(
 
 
 def test_one_server_serves_and_ends_with_the_services(
-    environment: dict[str, str], settings: Settings, tmp_path: Path
+    own_environment: dict[str, str], settings: Settings, tmp_path: Path
 ) -> None:
     first = server(settings)
     assert first is not None
     [socket] = (settings.home / "commands").glob("*.sock")
     second = subprocess.run(
         [sys.executable, "-m", "noetl_dagster.cli.command_server", str(socket)],
-        env=environment,
+        env=own_environment,
         timeout=PROCESS_SECONDS,
     )
     assert second.returncode == 0
     assert server(settings) == first
-    subprocess.run([*COMMAND, "services", "down"], env=environment, cwd=tmp_path, check=True)
+    subprocess.run([*COMMAND, "services", "down"], env=own_environment, cwd=tmp_path, check=True)
     assert not socket.parent.exists()
     until_now(lambda: ended(first.pid), "the server to end")
