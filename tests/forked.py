@@ -1,18 +1,21 @@
 """Programs in processes that are forked from one that has imported them: importing takes longer than most commands.
 
 The process that forks is multiprocessing's fork server, one for each process of pytest. It has one thread and runs
-nothing but imports. Programs that the tests start with ``sys.executable`` import for themselves.
+nothing but imports. The run servers and code servers that forked programs start are forked too. Programs that the
+tests start with ``sys.executable`` import for themselves, and so does what those start.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -20,9 +23,12 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, Any
 
+import dagster._grpc.server
+
 from noetl_dagster.launcher import server
+from noetl_dagster.launcher.address import Address, Channel
 from noetl_dagster.settings import get_settings
-from tests.waiting import PROCESS_SECONDS
+from tests.waiting import PROCESS_SECONDS, until_now
 
 MAINS = {
     "create-dagster": "create_dagster.cli:main",
@@ -33,6 +39,9 @@ MAINS = {
     "run-server": "noetl_dagster.launcher.server:main",
 }
 """The function of each program that its console script calls."""
+
+MODULES = {"dagster": "dagster", "noetl_dagster": "noetl-dagster"}
+"""The program that ``python -m`` with a module is too."""
 
 IMPORTED = [
     "create_dagster.cli",
@@ -53,6 +62,12 @@ IMPORTED = [
     "noetl_dagster.cli.commands.worker",
     "noetl_dagster.pool_worker.worker",
     "noetl_dagster.service.app",
+    "duckdb",
+    "pandas",
+    "psycopg2",
+    "pyarrow.dataset",
+    "pyarrow.parquet",
+    "upath",
     "uvicorn.lifespan.on",
     "uvicorn.protocols.http.httptools_impl",
     *server.IMPORTED,
@@ -65,9 +80,9 @@ class Forked:
     Its command line, for those who look from outside, is that of the process that forks.
 
     Args:
-        program: one of ``MAINS``.
+        program: one of ``MAINS``, or ``-c`` with code as its first argument.
         output: file to whose end it writes, or an open descriptor.
-        errors: file to whose end it writes what goes to its standard error; that of ``output`` by default.
+        errors: where it writes what goes to its standard error; ``output`` by default.
     """
 
     stdout: IO[str] | None = None
@@ -80,13 +95,13 @@ class Forked:
         environment: Mapping[str, str],
         folder: Path,
         output: Path | int,
-        errors: Path | None = None,
+        errors: Path | int | None = None,
     ) -> None:
-        if isinstance(output, int):
-            output = Connection(os.dup(output))  # which multiprocessing hands over
-        self._process = process(environment, _become, program, arguments, folder, output, errors or output)
+        given = [_handed_over(one) for one in (output, output if errors is None else errors)]
+        self._process = process(environment, _become, program, arguments, folder, *given)
         self._asking = Lock()  # only the first who reads the exit code finds it
-        self._process.start()
+        with _inherited_fork_server():
+            self._process.start()
         multiprocessing.process._children.discard(self._process)  # else pytest waits for it before it ends
 
     @property
@@ -138,6 +153,30 @@ class Forked:
             self.wait()
 
 
+def start_run_server(address: Address) -> Channel:
+    """Starts a run server, in the place of ``Address._start``."""
+    Forked(
+        *("run-server", str(address.folder), address.key, str(address.runs_at_once)),
+        environment=address.environment,
+        folder=Path.cwd(),
+        output=address.log,
+    )
+    return until_now(address.connect, "a run server that listens")
+
+
+def start_code_server(command: list[str], *, cwd: str | None, env: Mapping[str, str] | None) -> Forked:
+    """Starts a code server, in the place of the function by which Dagster starts one."""
+    assert command[1:3] == ["-m", "dagster"]
+    environment = os.environ if env is None else env
+    return Forked("dagster", *command[3:], environment=environment, folder=Path(cwd or "."), output=1, errors=2)
+
+
+def fork_servers(replace: Callable[[object, str, Any], None] = setattr) -> None:
+    """Has this process fork the run servers and code servers that it starts."""
+    replace(Address, "_start", start_run_server)
+    replace(dagster._grpc.server, "open_ipc_subprocess", start_code_server)
+
+
 def process(environment: Mapping[str, str], target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
     """Returns a process that calls a function of a module in an environment, once it is started."""
     forks = multiprocessing.get_context("forkserver")
@@ -180,21 +219,21 @@ def start(
     forks: bool = True,
     **options: Any,
 ) -> Forked | subprocess.Popen[Any]:
-    """Starts a command in a session of its own, with its errors in its output; ``noetl-dagster`` is forked.
+    """Starts a command in a session of its own, with its errors in its output; code and modules of ``MODULES`` are forked.
 
     Args:
         forks: False for a process whose own command line matters.
         options: of a :class:`subprocess.Popen` that cannot be forked.
     """
-    ours = arguments[:3] == [sys.executable, "-m", "noetl_dagster"]
-    if not ours or not forks or options.keys() - {"text"}:
+    program = _program(arguments)
+    if program is None or not forks or options.keys() - {"text"}:
         options |= {"stderr": subprocess.STDOUT, "start_new_session": True}
         return subprocess.Popen(arguments, env=env, cwd=cwd, stdout=stdout, **options)
     readable, writable = os.pipe() if stdout == subprocess.PIPE else (None, None)
     given = writable if writable is not None else 1 if stdout is None else stdout
     process = Forked(
-        "noetl-dagster",
-        *arguments[3:],
+        program,
+        *arguments[2 if program == "-c" else 3 :],
         environment=os.environ if env is None else env,
         folder=Path(cwd or "."),
         output=given if isinstance(given, int) else given.fileno(),
@@ -205,11 +244,22 @@ def start(
     return process
 
 
+def _program(arguments: list[str]) -> str | None:
+    """Returns the program that a command line of Python starts; None if it is not forked."""
+    if arguments[0] != sys.executable:
+        return None
+    return "-c" if arguments[1] == "-c" else MODULES.get(arguments[2]) if arguments[1] == "-m" else None
+
+
 def _call(environment: dict[str, str], target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     get_settings.cache_clear()
     target(*arguments)
+
+
+def _handed_over(output: Path | int) -> Path | Connection:
+    return output if isinstance(output, Path) else Connection(os.dup(output))  # multiprocessing passes it on
 
 
 def _become(
@@ -227,12 +277,42 @@ def _become(
         else:
             with file.open("ab") as opened:
                 os.dup2(opened.fileno(), descriptor)
-    if isinstance(output, Connection):
-        output.close()
+    for file in (output, errors):
+        if isinstance(file, Connection):
+            file.close()
     os.chdir(folder)
+    global _forks_of_forks
+    _forks_of_forks = (_server._forkserver_address, _server._forkserver_alive_fd)
+    fork_servers()
     script = str(Path(sys.executable).with_name(program))
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:0] = [str(Path(script).parent), *map(os.path.abspath, given)]  # as Python begins a script
+    if program == "-c":
+        sys.path[0] = ""
+        sys.argv = ["-c", *arguments[1:]]
+        exec(compile(arguments[0], "<string>", "exec"), {"__name__": "__main__"})
+        return
     sys.argv = [script, *arguments]
     module, function = MAINS[program].split(":")
     getattr(import_module(module), function)()
+
+
+_server: Any = multiprocessing.forkserver._forkserver
+_forks_of_forks: tuple[str, int] | None = None
+"""In a forked process: address and descriptor of the fork server that has forked it."""
+
+
+@contextmanager
+def _inherited_fork_server() -> Iterator[None]:
+    """Has a forked process use the fork server that has forked it; by itself, Python would start another."""
+    if _forks_of_forks is None:
+        yield
+        return
+    own = (_server._forkserver_address, _server._forkserver_alive_fd)
+    _server._forkserver_address, _server._forkserver_alive_fd = _forks_of_forks
+    _server.ensure_running = lambda: None
+    try:
+        yield
+    finally:
+        del _server.ensure_running
+        _server._forkserver_address, _server._forkserver_alive_fd = own

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import asyncpg
@@ -17,6 +16,7 @@ from dagster import DagsterInstance, DagsterRunStatus
 
 from tests.cli.conftest import COMMAND, Cli
 from tests.playbooks import text_of
+from tests.processes import StartProcess, killed_in_the_end
 from tests.waiting import PROCESS_SECONDS, ended, until
 
 PLAYBOOK = text_of(
@@ -45,14 +45,10 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@contextmanager
-def running(arguments: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+@pytest.fixture
+def start() -> Iterator[StartProcess]:
+    with killed_in_the_end() as start:
+        yield start
 
 
 async def commands_of(folder: Path, pool: asyncpg.Pool) -> list[int]:
@@ -79,15 +75,17 @@ async def stopped_once(pool: asyncpg.Pool, commands: list[int]) -> None:
     assert not events["playbook.failed"] + events["playbook.completed"] + events["loop.done"]
 
 
-async def test_cancel(cli: Cli, environment: dict[str, str], pool: asyncpg.Pool, file: Path, tmp_path: Path) -> None:
-    with running([*COMMAND, "run", str(file)], environment) as run:
-        commands = await commands_of(tmp_path, pool)
-        execution_id = str(await pool.fetchval("SELECT min(execution_id) FROM noetl.event"))
-        cancelled = await asyncio.to_thread(cli, "cancel", execution_id, "--reason", "enough")
-        assert cancelled.stdout == f"execution {execution_id} is cancelled\n", cancelled.stderr
-        said = (await asyncio.to_thread(run.communicate, timeout=PROCESS_SECONDS))[0]
-        assert run.returncode not in (0, None)
-        assert "CANCELLED" in said, said
+async def test_cancel(
+    cli: Cli, start: StartProcess, environment: dict[str, str], pool: asyncpg.Pool, file: Path, tmp_path: Path
+) -> None:
+    run = start([*COMMAND, "run", str(file)], env=environment, stdout=subprocess.PIPE, text=True)
+    commands = await commands_of(tmp_path, pool)
+    execution_id = str(await pool.fetchval("SELECT min(execution_id) FROM noetl.event"))
+    cancelled = await asyncio.to_thread(cli, "cancel", execution_id, "--reason", "enough")
+    assert cancelled.stdout == f"execution {execution_id} is cancelled\n", cancelled.stderr
+    said = (await asyncio.to_thread(run.communicate, timeout=PROCESS_SECONDS))[0]
+    assert run.returncode not in (0, None)
+    assert "CANCELLED" in said, said
     await stopped_once(pool, commands)
     again = await asyncio.to_thread(cli, "cancel", execution_id)
     assert again.stdout == f"execution {execution_id} had ended already\n", again.stderr
@@ -99,6 +97,7 @@ async def test_cancel(cli: Cli, environment: dict[str, str], pool: asyncpg.Pool,
 @pytest.mark.parametrize("executor", ["threaded", pytest.param("in_process", marks=pytest.mark.slow), "multiprocess"])
 async def test_terminating_the_dagster_run(
     executor: str,
+    start: StartProcess,
     environment: dict[str, str],
     pool: asyncpg.Pool,
     dagster_instance: DagsterInstance,
@@ -114,12 +113,14 @@ async def test_terminating_the_dagster_run(
         "NOETL_PLAYBOOKS_PATH": str(file.parent),
         "DAGSTER_HOME": dagster_instance.root_directory,
     }
-    with running([sys.executable, "-m", "dagster", "job", "execute", *job], own) as process:
-        commands = await commands_of(tmp_path, pool)
-        [run] = dagster_instance.get_runs()
-        dagster_instance.report_run_canceling(run)
-        process.send_signal(signal.SIGINT)
-        await asyncio.to_thread(process.communicate, timeout=PROCESS_SECONDS)
+    process = start(
+        [sys.executable, "-m", "dagster", "job", "execute", *job], env=own, stdout=subprocess.PIPE, text=True
+    )
+    commands = await commands_of(tmp_path, pool)
+    [run] = dagster_instance.get_runs()
+    dagster_instance.report_run_canceling(run)
+    process.send_signal(signal.SIGINT)
+    await asyncio.to_thread(process.communicate, timeout=PROCESS_SECONDS)
     await stopped_once(pool, commands)
     ended_run = dagster_instance.get_run_by_id(run.run_id)
     assert ended_run is not None

@@ -27,6 +27,7 @@ from noetl_dagster.tools.commands.jobs import CALL, MADE_OF, MARGIN_SECONDS, cal
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import own_context
+from tests.drivers import drive
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.cluster.failures import Refused
 from tests.playbooks import playbook
@@ -71,17 +72,6 @@ workflow:
 """
 IN_ONE_COMMAND = "spec: {policy: {rules: [{when: '{{ error is defined }}', then: {do: retry, attempts: 2}}]}}"
 BY_ATTEMPTS = "retry: {max_attempts: 2}"
-DRIVER = """
-import asyncio, sys
-from noetl_dagster.engine.engine import Engine
-from noetl_dagster.settings import Settings
-
-async def main(execution_id):
-    engine = await Engine.open(Settings())
-    await engine.resume(int(execution_id))
-
-asyncio.run(main(sys.argv[1]))
-"""
 
 
 def of_step(more: str = "", dispatch: str = "inline") -> Any:
@@ -157,27 +147,27 @@ def found(state: ExecutionState) -> Any:
 class Killed:
     """An execution whose driver is a process that can be killed."""
 
-    def __init__(self, engine: Engine, settings: Settings, cluster: Cluster, start: StartProcess, out: Path) -> None:
-        self._engine, self._cluster, self._start, self._out = engine, cluster, start, out
+    def __init__(self, engine: Engine, settings: Settings, cluster: Cluster, out: Path) -> None:
+        self._engine, self._out, self._said = engine, out, out.parent / "said.txt"
         self._variables = variables(settings, cluster)
 
     async def until_runs(self, count: int, more: str = "", command: str = SLOW) -> int:
         """Kills the driver while the container runs for the ``count``-th time; the execution's id."""
         workload = {"out": str(self._out), "command": command}
         created = await self._engine.lifecycle.create(of_step(more), workload)
-        driver = self._start(
-            [sys.executable, "-c", DRIVER, str(created.id)], env=self._variables, stdout=subprocess.PIPE
-        )
-        await until(lambda: ran(self._out) == count or driver.poll() is not None, "a container")
-        assert driver.poll() is None, driver.communicate()[0]
-        driver.kill()
-        driver.wait()
+        driver = drive(self._variables, created.id, self._said)
+        try:
+            await until(lambda: ran(self._out) == count or not driver.is_alive(), "a container")
+            assert driver.is_alive(), self._said.read_text()
+        finally:
+            driver.kill()
+            await asyncio.to_thread(driver.join)
         return created.id
 
 
 @pytest.fixture
-def killed(engine: Engine, settings: Settings, cluster: Cluster, start: StartProcess, out: Path) -> Killed:
-    return Killed(engine, settings, cluster, start, out)
+def killed(engine: Engine, settings: Settings, cluster: Cluster, out: Path) -> Killed:
+    return Killed(engine, settings, cluster, out)
 
 
 async def test_a_killed_drivers_job_is_waited_for(engine: Engine, cluster: Cluster, killed: Killed, out: Path) -> None:

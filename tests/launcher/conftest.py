@@ -21,12 +21,12 @@ from noetl_dagster.cli.api import choose_partition
 from noetl_dagster.code_location.launch import job_origin, prepare
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.runners import Runner
-from noetl_dagster.launcher.address import PRIORITY_TAG, Address, Channel, Message
+from noetl_dagster.launcher.address import PRIORITY_TAG, Address, Message
 from noetl_dagster.launcher.executions import WarmLauncher
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings
-from tests.forked import Forked
+from tests.forked import fork_servers
 from tests.playbooks import text_of
 from tests.waiting import until, until_now
 
@@ -138,28 +138,9 @@ def tell(folder: Path, message: Message) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def forked_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Has run servers and code servers that the test starts forked from a process that has imported what they need.
-
-    Those that commands, drivers and killed servers' successors start import for themselves.
-    """
-
-    def start(address: Address) -> Channel:
-        Forked(
-            *("run-server", str(address.folder), address.key, str(address.runs_at_once)),
-            environment=address.environment,
-            folder=Path.cwd(),
-            output=address.log,
-        )
-        return until_now(address.connect, "a run server that listens")
-
-    def start_code_server(command: list[str], *, cwd: str | None, env: dict[str, str]) -> Forked:
-        assert command[1:3] == ["-m", "dagster"]
-        output = tmp_path / "code-server.log"
-        return Forked("dagster", *command[3:], environment=env, folder=Path(cwd or "."), output=output)
-
-    monkeypatch.setattr(Address, "_start", start)
-    monkeypatch.setattr("dagster._grpc.server.open_ipc_subprocess", start_code_server)
+def _forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has run servers and code servers that the tests start forked from a process that has imported what they need."""
+    fork_servers(monkeypatch.setattr)
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +12,9 @@ from dagster import DagsterInstance, DagsterRunStatus
 from noetl_dagster import embedded
 from noetl_dagster.launcher.address import LAUNCHER_TAG
 from noetl_dagster.settings import Settings
+from tests import forked
 from tests.launcher.conftest import GATED
-from tests.waiting import PROCESS_SECONDS, until_now
+from tests.waiting import until_now
 
 
 @pytest.mark.parametrize("way", ["warm", "default"])
@@ -28,15 +27,11 @@ def test_a_launched_job_succeeds(way: str, settings: Settings, tmp_path: Path) -
     workload = {"gate": str(tmp_path)}
     config = json.dumps({"ops": {"gated_playbook": {"config": workload}}})
     home = embedded.dagster_home(own)
-    launched = subprocess.run(
-        [
-            *(sys.executable, "-m", "dagster", "job", "launch", "-m", "noetl_dagster.definitions"),
-            *("-j", "gated", "--config-json", config),
-        ],
-        env={**os.environ, **embedded.environment(own), "DAGSTER_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=PROCESS_SECONDS,
+    launched = forked.run(
+        *("dagster", "job", "launch", "-m", "noetl_dagster.definitions", "-j", "gated", "--config-json", config),
+        environment={**os.environ, **embedded.environment(own), "DAGSTER_HOME": str(home)},
+        folder=tmp_path,
+        texts=tmp_path,
     )
     assert launched.returncode == 0, launched.stderr[-3000:]
     with DagsterInstance.from_config(str(home)) as instance:

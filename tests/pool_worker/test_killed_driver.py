@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.settings import EventTransport, Settings
+from tests.drivers import drive
 from tests.ledger import lines, written_by
 from tests.playbooks import playbook
 from tests.pool_worker.conftest import Spawn, control_plane
@@ -30,32 +29,9 @@ workflow:
   - step: total
     tool: {kind: python, input: {items: "{{ fan.results }}"}, code: "result = sum(items)"}
 """.replace("TOOL", written_by("n % 20 >= 10"))  # half of a group waits until the first driver is dead
-DRIVER = """
-import asyncio, sys
-from noetl_dagster.engine.engine import Engine
-from noetl_dagster.settings import Settings
-
-async def main(execution_id):
-    engine = await Engine.open(Settings())
-    state = await engine.resume(int(execution_id))
-    await engine.close()
-    print(state.status, state.error)
-
-asyncio.run(main(sys.argv[1]))
-"""
 EVENTS = "SELECT event_type, count(*) FROM noetl.event WHERE execution_id = $1 GROUP BY 1"
 DONE = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = 'loop.shard.done'"
 TOTAL = "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'total'"
-
-
-def drive(settings: Settings, execution_id: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(execution_id)],
-        env={"PATH": "/usr/bin:/bin", **embedded.environment(settings)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 @pytest.mark.parametrize(
@@ -82,24 +58,25 @@ async def test_nothing_is_lost_and_nothing_runs_twice(
         async def nobody_drives() -> bool:
             return not await engine.liveness.is_driven(created.id)
 
-        first = drive(own, created.id)
+        said = tmp_path / "said.txt"
+        first = drive(embedded.environment(own), created.id, said)
         try:
             await until(some_are_done, "shards that are done")
         finally:
             first.kill()
-            said = first.communicate()[0]
-        assert first.returncode == -9, said
+            first.join()
+        assert first.exitcode == -9
         begun = len(lines(ledger))
         assert 6 <= begun < ITEMS, "it was killed in the middle"
         await until(nobody_drives, "word of the driver's death")
         (tmp_path / "go").touch()
 
-        second = drive(own, created.id)
+        second = drive(embedded.environment(own), created.id, said)
         try:
-            said = (await asyncio.to_thread(second.communicate, timeout=4 * PATIENCE_SECONDS))[0]
+            await asyncio.to_thread(second.join, 4 * PATIENCE_SECONDS)
         finally:
             second.kill()
-        assert "COMPLETED None" in said, said
+        assert said.read_text() == "COMPLETED None"
 
         found = Counter(dict(await pool.fetch(EVENTS, created.id)))
         assert Counter(n for n, _ in lines(ledger)) == Counter(range(ITEMS))

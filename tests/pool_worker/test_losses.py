@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
+from pathlib import Path
 
 import pytest
 from nats.aio.msg import Msg
@@ -18,6 +17,7 @@ from noetl_dagster.events.transport.nats import NatsNames, connect
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.worker.command import CommandEvents, Outcome
 from noetl_dagster.worker.context import Batch
+from tests.drivers import drive
 from tests.playbooks import playbook
 from tests.pool import working
 from tests.pool_worker.conftest import soon_missed
@@ -36,16 +36,6 @@ workflow:
     spec: {dispatch: workers}
     loop: {in: [1, 2, 3, 4, 5], iterator: n, mode: parallel}
     tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n * n"}
-"""
-OP = """
-import asyncio, sys
-from noetl_dagster.engine.engine import Engine
-from noetl_dagster.settings import Settings
-
-async def main(execution_id):
-    await (await Engine.open(Settings())).resume(int(execution_id))
-
-asyncio.run(main(sys.argv[1]))
 """
 WAITING = "SELECT execution_id, command_id FROM noetl.queue WHERE status = 'queued'"
 CLAIMS = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.claimed'"
@@ -127,7 +117,9 @@ async def test_commands_whose_rows_somebody_deletes_are_queued_again(engine: Eng
     assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
 
 
-async def test_what_a_dead_worker_had_of_a_dead_op_is_offered_to_others(engine: Engine, settings: Settings) -> None:
+async def test_what_a_dead_worker_had_of_a_dead_op_is_offered_to_others(
+    engine: Engine, settings: Settings, tmp_path: Path
+) -> None:
     """A machine goes with an op and a worker on it: no process knows of the worker's claims."""
     execution = await engine.lifecycle.create(playbook(LOOP))
     pool, names = engine.runtime.pool, NatsNames(settings)
@@ -138,9 +130,7 @@ async def test_what_a_dead_worker_had_of_a_dead_op_is_offered_to_others(engine: 
         await publish_report(client, report)
 
     await client.subscribe(f"{names.capacity}.report.now", cb=answer)
-    op = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", OP, str(execution.id)), env={**os.environ, **embedded.environment(settings)}
-    )
+    op = drive(embedded.environment(settings), execution.id, tmp_path / "said.txt")
 
     async def all_wait() -> bool:
         return len(await pool.fetch(WAITING)) == 5
@@ -149,7 +139,7 @@ async def test_what_a_dead_worker_had_of_a_dead_op_is_offered_to_others(engine: 
     claims = Claims(pool, lease_seconds=3600)
     assert sum(len(one.waited) for one in await claims.claim("ghost", engine.runtime.ids.take(2))) == 2
     op.kill()
-    await op.wait()
+    await asyncio.to_thread(op.join)
     await client.close()
     patient = settings.model_copy(update={"command_heartbeat_timeout_seconds": 3600.0})
     other = await Engine.open(patient)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections import Counter
@@ -27,6 +25,7 @@ from dagster import (
 )
 
 from noetl_dagster.code_location.definitions import control_of
+from noetl_dagster.code_location.launch import launch
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.runs import execution_tags, latest_run
 from noetl_dagster.engine.engine import Engine
@@ -38,7 +37,8 @@ from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.sensors.recovery import build_recovery_sensor
-from noetl_dagster.settings import Settings, dump_settings
+from noetl_dagster.settings import Settings, dump_settings, load_settings
+from tests import forked
 from tests.definitions import definitions_of
 from tests.playbooks import text_of
 from tests.waiting import until, until_now
@@ -60,19 +60,14 @@ TEXT = text_of(
         tool: {kind: python, input: {done: "{{ start.done }}"}, code: "result = done"}
     """,
 )
-CHILD = """
-import sys
-from pathlib import Path
-from dagster import DagsterInstance
-from noetl_dagster.code_location.launch import launch
-from noetl_dagster.playbook.loader import load_playbook
-from noetl_dagster.resources.engines import EngineProvider
-from noetl_dagster.settings import load_settings
-playbook, settings, dagster, execution_id = sys.argv[1:]
-with DagsterInstance.from_ref(DagsterInstance.local_temp(dagster).get_ref()) as instance:
-    noetl = EngineProvider(load_settings(settings))
-    launch(load_playbook(Path(playbook)), noetl, instance, execution_id=int(execution_id))
-"""
+
+
+def drive(file: str, settings: str, folder: str, execution_id: int) -> None:
+    """Launches an execution in a session of its own."""
+    os.setsid()
+    with DagsterInstance.from_ref(DagsterInstance.local_temp(folder).get_ref()) as instance:
+        noetl = EngineProvider(load_settings(settings))
+        launch(load_playbook(Path(file)), noetl, instance, execution_id=execution_id)
 
 
 @pytest.fixture
@@ -102,19 +97,16 @@ def job(settings: Settings, noetl: EngineProvider, tmp_path: Path, request: pyte
 def killed_at_half(job: PlaybookJob, noetl: EngineProvider, settings: Settings, tmp_path: Path) -> int:
     """Starts a run in a process of its own and kills it when half of the loop is done."""
     execution_id = noetl.engine().runtime.ids.next()
-    arguments = [
-        job.playbook.file,
-        dump_settings(noetl.settings),
-        str(tmp_path / "dagster"),
-        str(execution_id),
-    ]
-    process = subprocess.Popen([sys.executable, "-c", CHILD, *arguments], start_new_session=True)
+    arguments = (job.playbook.file, dump_settings(noetl.settings), str(tmp_path / "dagster"), execution_id)
+    process = forked.process(os.environ, drive, *arguments)
+    process.start()
     pool = noetl.engine().runtime.pool
     query = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = 'command.completed'"
     until_now(lambda: run_sync(pool.fetchval(query, execution_id)) >= ITEMS // 2)
-    assert process.poll() is None, "it cannot end before it is told to go on"
+    assert process.pid is not None
+    assert process.is_alive(), "it cannot end before it is told to go on"
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.join()
     (tmp_path / "go").touch()
     return execution_id
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 from noetl_dagster.engine.pool.claims import Claims
@@ -14,8 +13,12 @@ from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.worker.command import CommandEvents, Outcome
 
 
-async def main(url: str, command_id: str, lease: str, name: str, folder: str) -> None:
-    seconds, place = float(lease), Path(folder)
+def work(url: str, command_id: str, seconds: float, name: str, place: Path) -> None:
+    """Works in a process of its own."""
+    asyncio.run(_work(url, command_id, seconds, name, place))
+
+
+async def _work(url: str, command_id: str, seconds: float, name: str, place: Path) -> None:
     pool = await open_pool(url, size=2)
     ids = Snowflake(process_node())
     handler = EventHandler(EventLog(pool, ids), seconds)
@@ -35,6 +38,3 @@ async def main(url: str, command_id: str, lease: str, name: str, folder: str) ->
     ended = events.ended(command, Outcome({"status": "ok", "data": name}))
     won = ended.event_id in (await handler.take_events([ended])).new
     (place / f"{name}.{'won' if won else 'lost'}").touch()
-
-
-asyncio.run(main(*sys.argv[1:]))

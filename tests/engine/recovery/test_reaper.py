@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import os
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,17 @@ from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import Shared, own_context
+from tests import forked
+from tests.engine.recovery import silent_worker
 from tests.playbooks import playbook
 from tests.waiting import until
 
 LEASE = 10.0
-SCRIPT = Path(__file__).with_name("silent_worker.py")
 ENQUEUE = """
 INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, max_attempts, context)
 VALUES ($1, $2, $3, $4, 'noop', $5, $6)
 """
-Start = Callable[[str], Awaitable[asyncio.subprocess.Process]]
+Start = Callable[[str, Command], ForkServerProcess]
 
 
 @pytest.fixture
@@ -67,37 +68,25 @@ async def renewed(engine: Engine) -> bool:
     return bool(await engine.runtime.pool.fetchval(lasting, LEASE / 2))
 
 
-def stopped(pid: int) -> bool:
-    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-
-
 @pytest.fixture
-async def start(engine: Engine, settings: Settings, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+def start(settings: Settings, tmp_path: Path) -> Iterator[Start]:
     """Starts real worker processes; those that still run in the end are killed."""
-    started: list[asyncio.subprocess.Process] = []
+    started: list[ForkServerProcess] = []
 
-    async def start(name: str, command: Command) -> asyncio.subprocess.Process:
-        assert settings.db_url is not None
-        arguments = [
-            settings.db_url,
-            command.command_id,
-            str(LEASE),
-            name,
-            str(tmp_path),
-        ]
-        process = await asyncio.create_subprocess_exec(sys.executable, str(SCRIPT), *arguments)
-        started.append(process)
-        return process
+    def start(name: str, command: Command) -> ForkServerProcess:
+        arguments = (settings.db_url, command.command_id, LEASE, name, tmp_path)
+        started.append(forked.process(os.environ, silent_worker.work, *arguments))
+        started[-1].start()
+        return started[-1]
 
     yield start
     for process in started:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        process.kill()
+        process.join()
 
 
 async def test_a_suspended_workers_command_is_done_once_by_another(
-    engine: Engine, handler: EventHandler, start: Callable[..., Any], tmp_path: Path
+    engine: Engine, handler: EventHandler, start: Start, tmp_path: Path
 ) -> None:
     announced: list[Requeued] = []
 
@@ -107,28 +96,29 @@ async def test_a_suspended_workers_command_is_done_once_by_another(
     reaper = Reaper(engine.runtime.pool, handler, engine.runtime.ids, announce)
     command = Command(await execution(engine), "work", index=3, loop_id="1")
     await enqueue(engine, command)
-    original = await start("original", command)
+    original = start("original", command)
     await until((tmp_path / "original.claimed").exists)
 
     await lease_ends_in(engine, 1.0)
     await until(lambda: renewed(engine))
     assert (await reaper.reap()).requeued == (), "a heart that beats keeps its lease"
 
-    original.send_signal(signal.SIGSTOP)
-    await until(lambda: stopped(original.pid))
+    suspended = psutil.Process(original.pid)
+    suspended.suspend()
+    await until(lambda: suspended.status() == psutil.STATUS_STOPPED)
     await lease_ends_in(engine, -1.0)
     [requeued] = (await reaper.reap()).requeued
     assert (requeued.command_id, requeued.attempts) == (command.command_id, 1)
     assert announced == [requeued]
     assert (await reaper.reap()).requeued == ()
 
-    other = await start("other", command)
+    other = start("other", command)
     await until((tmp_path / "other.claimed").exists)
-    original.send_signal(signal.SIGCONT)
+    suspended.resume()
     (tmp_path / "other.finish").touch()
-    await other.wait()
+    await asyncio.to_thread(other.join)
     (tmp_path / "original.finish").touch()
-    await original.wait()
+    await asyncio.to_thread(original.join)
     assert (tmp_path / "other.won").exists()
     assert (tmp_path / "original.lost").exists()
     rows = await engine.runtime.pool.fetch(
