@@ -18,7 +18,8 @@ _SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 class Snowflake:
     """Generates 63-bit identifiers: 41 bits of milliseconds, 10 bits of node, 12 bits of sequence.
 
-    Identifiers of one generator grow strictly, also when the clock steps back.
+    Identifiers of one generator grow strictly, also when the clock steps back. Those of an execution grow from one
+    driver to the next, whose clock may be behind: a driver follows the events that it has read.
     """
 
     def __init__(self, node: int) -> None:
@@ -37,6 +38,12 @@ class Snowflake:
             | (self._node << SEQUENCE_BITS)
             | (tick & _SEQUENCE_MASK)
         )
+
+    def follow(self, identifier: int) -> None:
+        """Makes all further identifiers greater than one of another generator (a Lamport clock)."""
+        with self._lock:
+            tick = (identifier >> (NODE_BITS + SEQUENCE_BITS) << SEQUENCE_BITS) | (identifier & _SEQUENCE_MASK)
+            self._tick = max(self._tick, tick | _SEQUENCE_MASK)
 
     def take(self, count: int) -> list[int]:
         """Returns several new identifiers, in order."""

@@ -152,8 +152,13 @@ class EventLog:
         return await where.fetchval(queries.INSERT_WITH_FIRST, *columns) is not None
 
     async def lifecycle(self, execution_id: int, *, connection: Connection | None = None) -> list[Event]:
-        """Returns the events from which the state of an execution is folded, in order."""
+        """Returns the events from which the state of an execution is folded, in order.
+
+        Later events of this process get greater ids, even if those of a clock that was ahead are among them.
+        """
         found = await (connection or self.pool).fetch(queries.LIFECYCLE, execution_id)
+        if found:
+            self.ids.follow(found[-1]["event_id"])
         return [as_event(record) for record in found]
 
     async def events(self, execution_id: int, *, after: int = 0, page: int = PAGE) -> AsyncIterator[Event]:

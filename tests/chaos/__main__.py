@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.chaos import faults, flows
+from tests.chaos import clocks, faults, flows
 from tests.chaos.campaign import Campaign, Outcome, Plan, plan
 from tests.chaos.report import report
 
@@ -27,6 +28,8 @@ def main() -> int:
     given = parser.parse_args()
     among = tuple(one for one in flows.FLOWS if given.flow is None or one.name in given.flow)
     kinds = tuple(one for one in faults.FAULTS if given.fault is None or any(word in one.name for word in given.fault))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # all that was started ends
+    clocks.load()
     campaign = Campaign(shows_resumed=given.logs)
     outcomes: list[Outcome] = []
     begun = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -167,15 +168,25 @@ class Campaign:
     def _strike(self, strike: Strike, scene: Scene, run: Run, undisturbed: Undisturbed, outcome: Outcome) -> None:
         hits: list[Hit] = []
 
+        def heal() -> None:
+            for fault in strike.faults:
+                fault.heal(scene)
+
+        # in a thread of its own: a server that is stopped keeps this one waiting too
+        healing = threading.Timer(strike.seconds, heal)
+
         def inject() -> None:
+            healing.start()
             hits.extend(Hit(fault.name) for fault in strike.faults if fault.inject(scene))
 
         hit_at(strike.moment, scene.machine, run.is_over, undisturbed.events, undisturbed.seconds, inject)
+        if healing.ident is None:
+            return
+        while healing.is_alive():
+            run.is_over()
+            time.sleep(0.02)
         if not hits:
             return
-        run.goes_on_for(strike.seconds)
-        for fault in strike.faults:
-            fault.heal(scene)
         healed, before = time.monotonic(), None
         while not run.is_over():
             with suppress(psycopg2.OperationalError):

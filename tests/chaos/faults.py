@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from tests.chaos.disks import SIZES
 from tests.chaos.disturbances import DISTURBANCES
 from tests.chaos.scene import Fault, Scene
 
@@ -88,5 +89,52 @@ class Stop:
         scene.machine.wake()
 
 
-FAULTS: tuple[Fault, ...] = (*(Kill(part) for part in PIDS), *(Stop(part) for part in PIDS), *DISTURBANCES)
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Moves the clock of a process by an hour. Healing it is a jump too."""
+
+    part: str
+    moved: int
+    seconds: tuple[float, float] = (0.5, 2.5)
+
+    @property
+    def name(self) -> str:
+        return f"clock of {self.part} {'ahead' if self.moved > 0 else 'behind'}"
+
+    def inject(self, scene: Scene) -> bool:
+        return scene.machine.clocks.move(self.part, self.moved)
+
+    def heal(self, scene: Scene) -> None:
+        scene.machine.clocks.set_right()
+
+
+@dataclass(frozen=True, slots=True)
+class FullDisk:
+    """Leaves no byte on the disk of a part."""
+
+    part: str
+    seconds: tuple[float, float] = (0.3, 2.0)
+
+    @property
+    def name(self) -> str:
+        return f"full disk of {self.part}"
+
+    def inject(self, scene: Scene) -> bool:
+        return scene.machine.disks.fill(self.part)
+
+    def heal(self, scene: Scene) -> None:
+        scene.machine.disks.free()
+        scene.machine.start_servers()
+
+
+HOUR = 3600
+CLOCKS = ("driver", "worker over nats", "worker over http", "ingestor", "reaper", "api")
+
+FAULTS: tuple[Fault, ...] = (
+    *(Kill(part) for part in PIDS),
+    *(Stop(part) for part in PIDS),
+    *DISTURBANCES,
+    *(Clock(part, moved) for part in CLOCKS for moved in (HOUR, -HOUR)),
+    *(FullDisk(part) for part in SIZES),
+)
 BY_NAME = {fault.name: fault for fault in FAULTS}

@@ -170,7 +170,12 @@ OF_THE_POOL = frozenset({"object_store", "nats", "api", "ingestor", "reaper", "w
 
 FLOWS = (
     Flow("inline", INLINE, options=ENGINE),
-    Flow("dagster", INLINE.replace("inline", "in_dagster")),
+    Flow(
+        "dagster",
+        INLINE.replace("inline", "in_dagster"),
+        settings={"NOETL_DEFAULT_STORE_TIER": "pvc"},
+        parts=frozenset({"pvc"}),
+    ),
     Flow("helpers", HELPERS, options=ENGINE, settings={"NOETL_RUN_PROCESSES": "2"}, parts=frozenset({"helper"})),
     Flow("sinks", SINKS, prepare="CREATE TABLE TARGET (n int)", found=all_sinks, options=ENGINE),
     Flow(

@@ -24,14 +24,18 @@ from noetl_dagster.embedded.processes import free_ports
 from noetl_dagster.embedded.supervisor import read_state
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.settings import Settings
+from tests.chaos.clocks import Clocks
+from tests.chaos.disks import Disks
 from tests.chaos.network import Network
 from tests.forked import Forked
+from tests.processes import end_run_servers
 from tests.redelivery import redelivered_after
 from tests.waiting import ended
 
 SERVERS = (ServiceName.POSTGRES, ServiceName.NATS, ServiceName.OBJECT_STORE)
 PATIENT = {"connect_timeout": 3}
 RESTART_SECONDS = 0.1
+DRIVER = "driver"
 LOG_CHARACTERS = 12_000
 
 TIMEOUTS: dict[str, Any] = {
@@ -58,6 +62,8 @@ class Machine:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="noetl-chaos-"))
         self.network = Network()
+        self.clocks = Clocks(self.folder)
+        self.disks = Disks(self.folder / "home")
         self.direct = embedded.ensure(Settings(home=self.folder / "home", **TIMEOUTS), SERVERS)
         assert self.direct.db_url is not None
         assert self.direct.nats_url is not None
@@ -102,7 +108,9 @@ class Machine:
         for process in self._processes.values():
             self.end(process)
         self.network.close()
+        end_run_servers(embedded.run_server_folder(self.settings))
         embedded.down(self.direct)
+        self.disks.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- processes ---------------------------------------------------------------------------------
@@ -116,7 +124,8 @@ class Machine:
     def command(self, name: str, *arguments: str, **more: str) -> Forked:
         """Starts ``noetl-dagster``; what it writes is added to the output of ``name``."""
         output = self._output(name)
-        environment = self.environment | more
+        clock = self.clocks.environment(name if name in self._commands else DRIVER)
+        environment = self.environment | clock | more
         return Forked("noetl-dagster", *arguments, environment=environment, folder=self.folder, output=output)
 
     def run(self, *arguments: str) -> int:
@@ -164,6 +173,8 @@ class Machine:
         """Ends every fault."""
         self.wake()
         self.network.heal()
+        self.clocks.set_right()
+        self.disks.free()
         self.start_servers()
 
     def start_servers(self) -> None:

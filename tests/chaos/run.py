@@ -89,11 +89,6 @@ class Run:
             self._go_on()
         return self._is_complete
 
-    def goes_on_for(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self.is_over():
-            time.sleep(0.02)
-
     def until_over(self) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.is_over():

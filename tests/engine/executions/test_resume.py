@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ExecutionStateError
+from noetl_dagster.events.ids import snowflake_floor
 from noetl_dagster.settings import Settings
 from tests.playbooks import playbook
 
@@ -44,6 +47,22 @@ async def test_a_text_that_a_later_version_refuses_still_resumes(settings: Setti
     await later.close()
     assert resumed.status == "COMPLETED"
     assert resumed.latest["second"].envelope["data"] == 21
+
+
+async def test_an_execution_of_a_clock_that_was_ahead_is_resumed(settings: Settings) -> None:
+    flag = settings.home / "go"
+    ahead = await Engine.open(settings)
+    ahead.runtime.ids.follow(snowflake_floor(datetime.now(UTC) + timedelta(hours=1)))
+    failed = await ahead.run(playbook(TEXT.replace("FLAG", str(flag))))
+    assert failed.status == "FAILED"
+    await ahead.close()
+    flag.touch()
+
+    right = await Engine.open(settings)
+    resumed = await right.resume(failed.execution_id)
+    found = await right.runtime.state(failed.execution_id)
+    await right.close()
+    assert (resumed.status, found.status, found.epoch) == ("COMPLETED", "COMPLETED", 2)
 
 
 async def test_one_of_two_processes_that_follow_an_epoch_resumes_it(settings: Settings) -> None:
