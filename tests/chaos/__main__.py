@@ -19,6 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=100, help="faults that must have hit")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begins no run after this time")
     parser.add_argument("--flow", action="append", choices=sorted(flows.BY_NAME), help="only these flows")
     parser.add_argument("--fault", action="append", help="only faults whose name contains this")
     parser.add_argument("--first", type=int, default=0, help="the first run of the seed")
@@ -39,7 +40,8 @@ def main() -> int:
             yield from map(Plan.of, given.plan)
             return
         for number in itertools.count(given.first):
-            if sum(len(one.hits) for one in outcomes) >= given.kills:
+            late = time.monotonic() - begun > 60 * given.minutes
+            if late or sum(len(one.hits) for one in outcomes) >= given.kills:
                 return
             yield plan(given.seed, number, among, kinds)
 

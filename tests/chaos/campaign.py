@@ -209,8 +209,10 @@ class Campaign:
                 run.until_over()
                 seconds, (_, events) = run.seconds, run.events()
                 state, left = run.state(), _settled(machine, run.execution_id)
-                assert not run.resumes, run.said
+                assert not run.resumes, "it was resumed"
                 assert not left.defects, left.defects
+            except AssertionError as error:
+                raise AssertionError(f"{flow.name}, undisturbed: {error}\n{run.said}") from None
             finally:
                 run.end()
             self._undisturbed[flow.name] = Undisturbed(state, events, seconds)

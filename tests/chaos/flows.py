@@ -39,7 +39,7 @@ class Flow:
     settings: Mapping[str, str] = field(default_factory=dict)
     per_item: bool = True
     parts: frozenset[str] = frozenset({"object_store"})
-    weight: int = 1
+    weight: int = 2
 
     def uses(self, part: str) -> bool:
         """Whether a fault of this part can disturb the flow."""
@@ -194,6 +194,6 @@ FLOWS = (
         found=rows_of,
         options=ENGINE,
     ),
-    Flow("pool", POOL, options=ENGINE, parts=OF_THE_POOL, weight=3),
+    Flow("pool", POOL, options=ENGINE, parts=OF_THE_POOL, weight=6),
 )
 BY_NAME = {flow.name: flow for flow in FLOWS}

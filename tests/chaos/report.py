@@ -13,7 +13,7 @@ import psutil
 
 from tests.chaos.campaign import Outcome
 
-WORDS = ("lost", "doubled", "different", "orphaned", "left")
+WORDS = ("lost", "doubled", "different", "orphaned", "left", "broken")
 """First words of defects."""
 
 PAGE = """\
@@ -21,6 +21,7 @@ PAGE = """\
 
 `make chaos` runs flows while faults hit them, and compares each end state with that of an undisturbed run: the results of all
 steps by SHA-256, the rows and files of sinks, one end per command, one end per loop, and no object without a reference.
+After each run, `noetl-dagster verify` must find nothing: a finding counts as *broken*.
 [Delivery guarantees](../explanation/guarantees.md) explains the promise. This page is the report of the last complete run.
 
 | | |

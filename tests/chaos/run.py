@@ -13,7 +13,7 @@ from tests.chaos.machine import Machine
 from tests.chaos.state import EndState, end_state
 from tests.forked import Forked
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 180.0
 """For a run to complete after its last fault: far more than any lease, report or retry."""
 
 MOST_RESUMES = 40

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from noetl_dagster.engine.executions.results import value_of
+from noetl_dagster.engine.recovery.verify import verify
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import StorageError
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
@@ -22,28 +22,12 @@ DONE = """
 SELECT node_name, current_index, count(*) FROM noetl.event
 WHERE execution_id = $1 AND event_type IN ('command.completed', 'loop.shard.done') GROUP BY 1, 2
 """
-TWICE = """
-SELECT 'ends of command ' || (meta ->> 'command_id') AS what, count(*) FROM noetl.event
-WHERE execution_id = $1 AND meta ? 'command_id'
-  AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
-GROUP BY 1 HAVING count(*) > 1
-UNION ALL
-SELECT event_type || ' of ' || (meta ->> 'loop_id'), count(*) FROM noetl.event
-WHERE execution_id = $1 AND event_type IN ('loop.done', 'loop.fanin.completed') GROUP BY 1 HAVING count(*) > 1
-UNION ALL
-SELECT 'ends of epoch ' || (meta ->> 'epoch'), count(*) FROM noetl.event
-WHERE execution_id = $1 AND event_type IN ('playbook.completed', 'playbook.failed', 'execution.cancelled')
-GROUP BY 1 HAVING count(*) > 1
-"""
 LEFT = """
 SELECT 'commands in the queue' AS what, count(*) FROM noetl.queue WHERE execution_id = $1
 UNION ALL SELECT 'frames of a cursor', count(*) FROM noetl.cursor_frame WHERE execution_id = $1
 UNION ALL SELECT 'dead letters', count(*) FROM noetl.dead_letter
 """
-REFERENCES = """
-SELECT ref, physical_uri, sha256 FROM noetl.result_ref
-WHERE execution_id = $1 AND kind = 'object' AND store_tier <> 'eventlog'
-"""
+OBJECTS = "SELECT physical_uri FROM noetl.result_ref WHERE execution_id = $1"
 ORPHANS_FROM = timedelta(days=2)
 
 
@@ -118,20 +102,17 @@ async def end_state(settings: Settings, execution_id: int, rows: list[tuple[Any,
 
 
 async def remains(settings: Settings, execution_id: int) -> Remains:
-    """Looks for facts that are twice in the log, work that is left, and results without objects or the reverse."""
+    """Checks the log, the projection and the stores, and looks for work that is left and objects without a reference."""
     runtime = await Runtime.open(settings, apply=False)
     try:
         pool, store = runtime.pool, runtime.results
         await Projection(pool).catch_up(patient=True)
-        defects = [f"doubled: {what}: {count}" for what, count in await pool.fetch(TWICE, execution_id)]
+        report = await verify(pool, store, execution_id)
+        defects = [f"broken: {rule}: {found[0]}" for rule, found in report.findings.examples.items()]
+        defects += [f"broken: {name} was not checked: {why}" for name, why in report.unchecked.items()]
         defects += [f"left: {count} {what}" for what, count in await pool.fetch(LEFT, execution_id) if count]
-        for ref in await pool.fetch(REFERENCES, execution_id):
-            try:
-                await store.get_bytes(ref["ref"])  # compares the checksum
-            except StorageError as error:
-                defects.append(f"lost: the object of {ref['ref']}: {error}")
         swept = await store.sweep_orphans(datetime.now(UTC) + ORPHANS_FROM)
-        known = {row["physical_uri"] for row in await pool.fetch(REFERENCES, execution_id)}
+        known = {row["physical_uri"] for row in await pool.fetch(OBJECTS, execution_id)}
         for name in store._placement.lasting():
             tier = store._placement.tier(name)
             async for keys in tier.keys(f"{KEY_ROOT}{execution_id}/"):
