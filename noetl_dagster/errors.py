@@ -214,6 +214,10 @@ class IntegrityError(StorageError):
     """The checksum of stored bytes differs from the recorded one."""
 
 
+class FormatError(IntegrityError, ValueError):
+    """Bytes do not have the format or the compression that is recorded, or that their name implies."""
+
+
 class ExecutionNotFoundError(NoetlError):
     """The log has no event of the execution."""
 

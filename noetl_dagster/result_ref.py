@@ -7,8 +7,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
+from noetl_dagster.errors import IntegrityError
 from noetl_dagster.settings import StoreTier
 
 REF_METADATA = "noetl/ref"
@@ -19,6 +20,9 @@ ROWS_ALONE = "#rows"
 
 STORED_METADATA = "noetl/stored"
 """Metadata of a Dagster materialisation: the complete reference to its value."""
+
+DEEPEST = 50
+"""Manifests in one another: loops in loops make a few."""
 
 
 class ResultScope(StrEnum):
@@ -71,12 +75,26 @@ class ResultRef(BaseModel):
     parent_ref_id: int | None = None
     ref_id: int = Field(0, description="snowflake, primary key of noetl.result_ref")
     extra: dict[str, Any] = Field(default_factory=dict)
+    _nesting: int = PrivateAttr(0)
+
+    def nested_in(self, ref: ResultRef) -> ResultRef:
+        """Returns a manifest as a part of another; raises ``IntegrityError`` if they contain each other."""
+        if ref._nesting >= DEEPEST:
+            raise IntegrityError(
+                f"{self.ref} is nested deeper than {DEEPEST} manifests, or in itself; run the step again"
+            )
+        part = self.model_copy()
+        part._nesting = ref._nesting + 1
+        return part
 
     @property
     def around(self) -> RowsAround | None:
         """The fields around the rows of a mapping that contains many rows; None for other results."""
         around = self.extra.get("around")
-        return None if around is None else RowsAround.model_validate(around)
+        try:
+            return None if around is None else RowsAround.model_validate(around)
+        except ValidationError:
+            raise IntegrityError(f"{self.ref}: the fields around its rows are damaged; run the step again") from None
 
     @property
     def rows_alone(self) -> ResultRef:

@@ -1,27 +1,24 @@
-"""Encodes and decodes values: content types, compression, previews, selected fields and checksums."""
+"""Encodes and decodes values: content types, previews, selected fields and checksums."""
 
 from __future__ import annotations
 
 import asyncio
-import gzip
 import hashlib
 import re
-import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from enum import StrEnum
 from itertools import islice
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-import lz4.frame
 import orjson
 from pydantic import BaseModel
 
 from noetl_dagster.errors import StorageError
+from noetl_dagster.storage.compression import Compression, compress, decompress, one_format
 from noetl_dagster.storage.tiers.base import Bytes
 
 if TYPE_CHECKING:
@@ -39,8 +36,6 @@ _NOTHING = object()
 _TABLE_PACKAGES = frozenset({"pandas", "pyarrow", "polars"})
 _TABLE_TYPES = frozenset({"DataFrame", "Table", "RecordBatch"})
 
-_GZIP_WINDOW = 16 + zlib.MAX_WBITS
-
 _JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 THREAD_ABOVE = 1024 * 1024
@@ -57,14 +52,6 @@ _IN_PIECES = 1024 * 1024
 
 _NEXT_LINE = re.compile(rb",\n")
 _OPENS, _CLOSES = b"[]"
-
-
-class Compression(StrEnum):
-    """The compressions of stored bytes."""
-
-    NONE = "none"
-    GZIP = "gzip"
-    LZ4 = "lz4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +117,7 @@ def json_lines(rows: Iterable[Any]) -> bytes:
 
 
 def rows_of_lines(data: Bytes) -> Iterator[list[Any]]:
-    """Yields the rows of :func:`json_lines`, a block at a time."""
+    """Yields the rows of :func:`json_lines`, a block at a time; raises as :func:`decode`."""
     text, start = memoryview(data), 0
     while start < len(text):
         block = bytes(text[start : start + _BLOCK])
@@ -141,7 +128,9 @@ def rows_of_lines(data: Bytes) -> Iterator[list[Any]]:
                 break
             block = bytes(text[start : start + 2 * len(block)])
             end = block.rfind(b"\n") + 1
-        yield orjson.loads(b"[" + block[:end].rstrip(b"\n").replace(b"\n", b",") + b"]")
+        with one_format(JSON_LINES):
+            rows = orjson.loads(b"[" + block[:end].rstrip(b"\n").replace(b"\n", b",") + b"]")
+        yield rows
         start += end
 
 
@@ -227,20 +216,24 @@ def decode(data: Bytes, content_type: str, compression: str = "none") -> Any:
     """Returns the value of stored bytes.
 
     JSON becomes an object, JSON lines a list, Parquet an Arrow table, text ``str``, anything else ``bytes``.
-    """
-    plain = decompress(data, Compression(compression))
-    if is_json(content_type):
-        return _parsed(plain)
-    if content_type == JSON_LINES:
-        return [row for rows in rows_of_lines(plain) for row in rows]
-    if content_type == PARQUET:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        return pq.read_table(pa.BufferReader(plain))
-    if content_type.startswith("text/"):
-        return bytes(plain).decode()
-    return bytes(plain)
+    Raises:
+        FormatError: the bytes are damaged, or have another format.
+    """
+    plain = decompress(data, compression)
+    with one_format(content_type):
+        if is_json(content_type):
+            return _parsed(plain)
+        if content_type == JSON_LINES:
+            return [row for rows in rows_of_lines(plain) for row in rows]
+        if content_type == PARQUET:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            return pq.read_table(pa.BufferReader(plain))
+        if content_type.startswith("text/"):
+            return bytes(plain).decode()
+        return bytes(plain)
 
 
 def is_json(content_type: str) -> bool:
@@ -252,61 +245,6 @@ def is_json(content_type: str) -> bool:
 def is_readable(content_type: str) -> bool:
     """Reports whether people can read bytes of a content type: text or JSON."""
     return content_type.startswith("text/") or is_json(content_type)
-
-
-def compress(data: Bytes, compression: Compression) -> Bytes:
-    """Returns compressed bytes."""
-    if compression is Compression.GZIP:
-        return gzip.compress(data, compresslevel=6, mtime=0)
-    if compression is Compression.LZ4:
-        return lz4.frame.compress(data)  # type: ignore[no-any-return]
-    return data
-
-
-def decompress(data: Bytes, compression: Compression) -> Bytes:
-    """Undoes :func:`compress`."""
-    if compression is Compression.GZIP:
-        return gzip.decompress(data)
-    if compression is Compression.LZ4:
-        return lz4.frame.decompress(data)  # type: ignore[no-any-return]
-    return data
-
-
-def compress_stream(chunks: AsyncIterable[Bytes], compression: Compression) -> AsyncIterable[Bytes]:
-    """Compresses a stream in constant memory."""
-    if compression is Compression.NONE:
-        return chunks
-    if compression is Compression.GZIP:
-        packer = zlib.compressobj(level=6, wbits=_GZIP_WINDOW)
-        return _passed(chunks, packer.compress, end=packer.flush)
-    frame = lz4.frame.LZ4FrameCompressor()
-    return _passed(chunks, frame.compress, begin=frame.begin, end=frame.flush)
-
-
-def decompress_stream(chunks: AsyncIterable[Bytes], compression: Compression) -> AsyncIterable[Bytes]:
-    """Undoes :func:`compress_stream`, and :func:`compress` too."""
-    if compression is Compression.NONE:
-        return chunks
-    if compression is Compression.GZIP:
-        return _passed(chunks, zlib.decompressobj(wbits=_GZIP_WINDOW).decompress)
-    return _passed(chunks, lz4.frame.LZ4FrameDecompressor().decompress)
-
-
-async def _passed(
-    chunks: AsyncIterable[Bytes],
-    work: Callable[[Bytes], bytes],
-    *,
-    begin: Callable[[], bytes] = bytes,
-    end: Callable[[], bytes] = bytes,
-) -> AsyncIterator[Bytes]:
-    """Yields the bytes of ``begin``, every chunk processed by ``work`` on a thread, and the bytes of ``end``."""
-    if head := begin():
-        yield head
-    async for chunk in chunks:
-        if passed := await asyncio.to_thread(work, chunk):
-            yield passed
-    if tail := end():
-        yield tail
 
 
 def is_table(value: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from enum import StrEnum
 from typing import TypeVar
 
+from noetl_dagster.errors import IntegrityError
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.catalog import RefCatalog
@@ -103,4 +104,8 @@ def strategy_of(ref: ResultRef) -> Strategy:
     """Returns the strategy that a manifest's reference records."""
     if "around" in ref.extra:
         return Strategy.ROWS
-    return Strategy(ref.extra.get("strategy", Strategy.APPEND))
+    found = ref.extra.get("strategy", Strategy.APPEND)
+    try:
+        return Strategy(found)
+    except ValueError:
+        raise IntegrityError(f"{ref.ref} has the unknown strategy {found!r:.40}; run the step again") from None

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import io
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError
+from noetl_dagster.errors import FormatError, IntegrityError, ReferenceNotAvailableError, StorageError
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.checking import ObjectCheck
-from noetl_dagster.storage.codec import THREAD_ABOVE, Compression, RunningDigest, digest_of
+from noetl_dagster.storage.codec import THREAD_ABOVE, RunningDigest, digest_of
+from noetl_dagster.storage.compression import decompress, decompress_stream
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.placement import Placement
 from noetl_dagster.storage.tiers.base import Bytes
@@ -60,14 +62,17 @@ class ResultReader:
         data = await self._read(ref)
         if ref.compression == "none" and ref.content_type == codec.BINARY:
             return bytes(data)
-        return codec.decode(data, ref.content_type, ref.compression)
+        with _naming(ref):
+            return codec.decode(data, ref.content_type, ref.compression)
 
     async def get_bytes(self, ref: ResultRef | str) -> bytes:
         """Returns the bytes of :meth:`stream`, verified."""
         ref = await self._resolve(ref)
         if ref.kind is RefKind.MANIFEST:
             return b"".join([data async for data in self._content(ref)])
-        return bytes(codec.decompress(await self._read(ref), Compression(ref.compression)))
+        data = await self._read(ref)
+        with _naming(ref):
+            return bytes(decompress(data, ref.compression))
 
     async def stream(self, ref: ResultRef | str) -> AsyncIterator[Bytes]:
         """Yields the decompressed bytes of an object, or the encoded value of a manifest, in constant memory.
@@ -79,9 +84,10 @@ class ResultReader:
         if ref.kind is RefKind.MANIFEST:
             chunks: AsyncIterable[Bytes] = self._content(ref)
         else:
-            chunks = codec.decompress_stream(self._chunks(ref), Compression(ref.compression))
-        async for chunk in chunks:
-            yield chunk
+            chunks = decompress_stream(self._chunks(ref), ref.compression)
+        with _naming(ref):
+            async for chunk in chunks:
+                yield chunk
 
     async def content_type(self, ref: ResultRef | str) -> str:
         """Returns the content type of the bytes of :meth:`stream`.
@@ -109,8 +115,12 @@ class ResultReader:
             return
         if ref.extra.get("only_first"):
             stop = 1
+        count, expected = 0, ref.extra.get("parts", 0) if start == 0 and stop is None else 0
         async for part in self._catalog.parts(ref.ref_id, start, stop):
-            yield part
+            count += 1
+            yield part if part.kind is not RefKind.MANIFEST else part.nested_in(ref)
+        if count < expected:
+            raise ReferenceNotAvailableError(f"{ref.ref} has {count} of its {expected} parts; run the step again")
 
     async def items(self, ref: ResultRef | str) -> AsyncIterator[Any]:
         """Yields the items of a result one by one, holding one part at a time.
@@ -188,9 +198,10 @@ class ResultReader:
             while (batch := await asyncio.to_thread(next, found, None)) is not None:
                 yield batch
         elif ref.content_type == codec.JSON_LINES:  # parsed rows are several times larger
-            data = codec.decompress(await self._read(ref), Compression(ref.compression))
-            for rows in codec.rows_of_lines(data):
-                yield rows
+            data = await self._read(ref)
+            with _naming(ref):
+                for rows in codec.rows_of_lines(decompress(data, ref.compression)):
+                    yield rows
         elif codec.is_table(value := await self.get(ref)):
             for batch in value.to_batches(max_chunksize=_ROWS_A_BATCH):
                 yield batch
@@ -296,6 +307,15 @@ def _joined(values: list[Any]) -> Any:
         rows = value.to_pylist() if codec.is_table(value) else value
         joined.extend(rows if isinstance(rows, list) else [rows])
     return joined
+
+
+@contextmanager
+def _naming(ref: ResultRef) -> Iterator[None]:
+    """Adds the place to errors about the content of a result."""
+    try:
+        yield
+    except FormatError as error:
+        raise IntegrityError(f"{ref.ref}: at {ref.physical_uri[:200]}, {error}; run the step again") from error
 
 
 def _require_object(ref: ResultRef) -> None:

@@ -23,7 +23,8 @@ from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.checking import orphans_of
-from noetl_dagster.storage.codec import THREAD_ABOVE, Compression, Encoded, RunningDigest, digest_of
+from noetl_dagster.storage.codec import THREAD_ABOVE, Encoded, RunningDigest, digest_of
+from noetl_dagster.storage.compression import Compression, compress_stream
 from noetl_dagster.storage.manifests import Strategy, record_manifest
 from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, key_of, owner_of
 from noetl_dagster.storage.quota import StoredBytes
@@ -159,7 +160,7 @@ class ResultStore(ResultReader):
 
         async def metered() -> AsyncIterator[Bytes]:
             nonlocal head, size
-            async for chunk in codec.compress_stream(chunks, compression):
+            async for chunk in compress_stream(chunks, compression):
                 await self._stored.add(execution_id, len(chunk), f"a part of result {where[2]!r} of step {step!r}")
                 size += len(chunk)
                 head += bytes(chunk[: most - len(head)])

@@ -34,6 +34,7 @@ from pyspark.sql.types import StructType
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.codec import digest_of
+from noetl_dagster.storage.compression import decompress
 
 FORMAT = "noetl_results"
 VALUE = "value"
@@ -198,7 +199,7 @@ def read_ahead(
 
 
 def _values(part: StoredPart, stored: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    plain = codec.decompress(stored, codec.Compression(part.compression))
+    plain = decompress(stored, part.compression)
     values = elements(bytes(plain), part.content_type, part.depth)
     for start in range(0, len(values), _ROWS_A_BATCH):
         column = pa.array(values[start : start + _ROWS_A_BATCH], pa.string())
@@ -207,7 +208,7 @@ def _values(part: StoredPart, stored: bytes, schema: pa.Schema) -> Iterator[pa.R
 
 def lines_of(part: StoredPart, stored: bytes) -> bytes:
     """Returns the elements of a stored JSON list or text, each followed by a line feed."""
-    plain = bytes(codec.decompress(stored, codec.Compression(part.compression)))
+    plain = bytes(decompress(stored, part.compression))
     if part.content_type == codec.JSON_LINES:
         return plain
     if not codec.is_json(part.content_type):
