@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import ssl
 from datetime import timedelta
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -38,6 +39,10 @@ POOL_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 """Pool names are parts of NATS subjects and of names of Kubernetes objects."""
 
 
+_SUBJECT_NAME = r"^[A-Za-z0-9_-]+$"
+_SUBJECT = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$"
+"""Parts of names of NATS: without wildcards and spaces."""
+
 _NoneIfEmpty = BeforeValidator(lambda value: None if value == "" else value)
 """Treats an empty value as unset, since a container's variables may be empty."""
 
@@ -46,10 +51,55 @@ def _names(value: Any) -> Any:
     """Reads names that are separated by commas, or a JSON list."""
     if not isinstance(value, str):
         return value
-    return orjson.loads(value) if value.startswith("[") else tuple(filter(None, map(str.strip, value.split(","))))
+    return _json(value) if value.startswith("[") else tuple(filter(None, map(str.strip, value.split(","))))
+
+
+def _json(value: Any) -> Any:
+    """Reads JSON."""
+    try:
+        return orjson.loads(value) if isinstance(value, str) else value
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"write JSON: {error}") from None
 
 
 _Listed = BeforeValidator(_names)
+_Json = BeforeValidator(_json)
+
+
+_HOSTS = re.compile(r"(\w+)://(?:.*@)?([^/?#]*)", re.DOTALL)
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s\[\]:,]*)(?::(\d{1,5}))?")
+"""The scheme and the hosts of an address, and one host with its port; passwords may be badly escaped."""
+
+
+def _address(*schemes: str, names_host: bool = True, host: str = "host") -> AfterValidator:
+    """Checks the form of addresses, which commas separate, as they may separate hosts; an empty one is unset."""
+    example = " or ".join(f"{scheme}://{host}" for scheme in schemes)
+
+    def fits(one: str) -> bool:
+        address = _HOSTS.match(one)
+        if address is None or address[1] not in schemes:
+            return False
+        hosts = [_HOST.fullmatch(text) for text in address[2].split(",")]
+        return all(found and (found[1] or not names_host) and 0 < int(found[2] or 1) < 65536 for found in hosts)
+
+    def check(value: str | None) -> str | None:
+        found = separate_addresses(value or "")
+        if value and not (found and all(map(fits, found))):  # the error has no value, which may contain a password
+            raise ValueError(f"write {example}, with a port from 1 to 65535 or none")
+        return value or None
+
+    return AfterValidator(check)
+
+
+_HttpAddress = _address("http", "https")
+_DatabaseAddress = _address("postgresql", "postgres", names_host=False)  # ?host= names one, or a socket
+
+
+def _level(value: str) -> str:
+    levels = logging.getLevelNamesMapping()
+    if value.upper() not in levels:
+        raise ValueError(f"write one of {', '.join(levels)}")
+    return value.upper()
 
 
 POD_RIGHTS = (
@@ -144,7 +194,16 @@ class RunLauncher(StrEnum):
 class Settings(BaseSettings):
     """Settings of one process. The embedded services fill empty addresses."""
 
-    model_config = SettingsConfigDict(env_prefix="NOETL_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="NOETL_",
+        # variables of containers are often empty rather than missing
+        env_ignore_empty=True,
+        frozen=True,
+        extra="ignore",
+        allow_inf_nan=False,
+        # values may be secrets
+        hide_input_in_errors=True,
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -182,15 +241,17 @@ class Settings(BaseSettings):
         128 * 1024**2, ge=1024**2, description="Maximum size of the values that one template builds"
     )
     template_seconds: float = Field(10.0, gt=0, description="Maximum time for rendering one template")
-    log_level: str = Field("WARNING", description="Level of the noetl_dagster loggers")
+    log_level: Annotated[str, AfterValidator(_level)] = Field(
+        "WARNING", description="Level of the noetl_dagster loggers"
+    )
     log_format: LogFormat = Field(LogFormat.TEXT, description="text, or json: one JSON object per line")
 
-    tracing_endpoint: str | None = Field(
+    tracing_endpoint: Annotated[str | None, _address("http", "https", host="host:4318")] = Field(
         None, description="Collector of traces, OTLP over HTTP: http://collector:4318; empty: no traces"
     )
     tracing_sampling: float = Field(1.0, ge=0, le=1, description="Share of traced executions, 0 to 1")
 
-    db_url: str | None = Field(
+    db_url: Annotated[str | None, _DatabaseAddress] = Field(
         None,
         description="Event log, postgresql://user:password@host/database; several hosts, separated by commas, are a "
         "primary and its standbys; empty: embedded PostgreSQL",
@@ -201,7 +262,7 @@ class Settings(BaseSettings):
         description="Apply schema/*.sql when a process of the control plane starts; false: wait until "
         "'noetl-dagster provision' has done so",
     )
-    dagster_db_url: str | None = Field(
+    dagster_db_url: Annotated[str | None, _DatabaseAddress] = Field(
         None, description="Dagster's own storage, like NOETL_DB_URL; empty: embedded PostgreSQL"
     )
 
@@ -214,27 +275,37 @@ class Settings(BaseSettings):
     )
     health_host: str = Field("127.0.0.1", description="Address that /health, /ready and /metrics listen on")
 
-    nats_url: str | None = Field(
+    nats_url: Annotated[str | None, _address("nats", "tls", "ws", "wss")] = Field(
         None, description="NATS servers, nats://... or tls://..., separated by commas; empty: embedded"
     )
     nats_ca: Path | None = Field(None, description="CA certificate of NATS, PEM; empty: the system's")
     nats_connect_seconds: float = Field(10, gt=0, description="Time after which connecting to NATS fails")
-    nats_namespace: str = Field("noetl", description="Prefix of the streams, subjects and KV buckets")
+    nats_namespace: str = Field(
+        "noetl", pattern=_SUBJECT_NAME, description="Prefix of the streams, subjects and KV buckets"
+    )
     event_transport: EventTransport = Field(
         EventTransport.DIRECT, description="How workers send events to the log: direct, http or nats"
     )
-    event_nats_subject_prefix: str = Field("noetl.events", description="Subject prefix of worker events")
+    event_nats_subject_prefix: str = Field(
+        "noetl.events", pattern=_SUBJECT, description="Subject prefix of worker events"
+    )
     nats_replicas: int = Field(1, ge=1, description="Replicas of streams: 1 on one server, 3 in a cluster")
 
-    server_url: str = Field("http://127.0.0.1:8700", description="HTTP API that workers claim commands from")
-    pages_url: str | None = Field(
+    server_url: Annotated[str, _HttpAddress] = Field(
+        "http://127.0.0.1:8700", description="HTTP API that workers claim commands from"
+    )
+    pages_url: Annotated[str | None, _HttpAddress] = Field(
         None, description="Address at which users reach the pages of executions; empty: NOETL_SERVER_URL"
     )
-    dagster_url: str = Field("http://127.0.0.1:3000", description="Address at which users reach Dagster's UI")
+    dagster_url: Annotated[str, _HttpAddress] = Field(
+        "http://127.0.0.1:3000", description="Address at which users reach Dagster's UI"
+    )
     server_token: SecretStr | None = Field(None, description="Bearer token that workers send to the HTTP API")
     server_ca: Path | None = Field(None, description="CA certificate of the API, PEM; empty: the system's")
     service_host: str = Field("127.0.0.1", description="Address that the HTTP API listens on")
-    service_port: int = Field(8700, description="Port of the HTTP API; 0: any free port, which is printed")
+    service_port: int = Field(
+        8700, ge=0, le=65535, description="Port of the HTTP API; 0: any free port, which is printed"
+    )
     service_processes: int = Field(1, ge=1, description="Number of processes that 'serve' starts")
     service_tokens: SecretStr | None = Field(
         None,
@@ -244,7 +315,7 @@ class Settings(BaseSettings):
     service_tls_cert: Path | None = Field(None, description="Certificate of the HTTP API, PEM")
     service_tls_key: Path | None = Field(None, description="Key of the certificate, PEM")
     service_tls_terminated: bool = Field(False, description="A proxy in front of the HTTP API terminates TLS")
-    service_body_bytes: int = Field(8 * 1024**2, description="Largest request body of the HTTP API")
+    service_body_bytes: int = Field(8 * 1024**2, ge=1024, description="Largest request body of the HTTP API")
     service_rate: float = Field(
         2000.0, gt=0, description="Maximum requests per second of one client: a known token, otherwise an address"
     )
@@ -279,13 +350,17 @@ class Settings(BaseSettings):
 
     worker_pool: str = Field(DEFAULT_POOL, pattern=POOL_NAME, description="Pool that a worker serves")
     worker_slots: int = Field(16, ge=1, description="Maximum commands that a worker process runs at once")
-    worker_tool_pools: dict[str, int] = Field(
+    worker_tool_pools: Annotated[dict[str, int], NoDecode, _Json] = Field(
         default_factory=dict, description='Maximum commands at once by tool kind, JSON: {"postgres": 4, "spark": 1}'
     )
     worker_heartbeat_seconds: float = Field(15.0, gt=0, description="Interval of a worker's capacity reports")
-    worker_drain_seconds: float = Field(60.0, description="Time in which the commands of a stopping worker may finish")
+    worker_drain_seconds: float = Field(
+        60.0, ge=0, description="Time in which the commands of a stopping worker may finish"
+    )
 
-    minio_endpoint: str | None = Field(None, description="S3 endpoint of the minio tier; empty: embedded")
+    minio_endpoint: Annotated[str | None, _HttpAddress] = Field(
+        None, description="S3 endpoint of the minio tier; empty: embedded"
+    )
     minio_access_key: str = Field("noetl", description="Access key of the minio tier")
     minio_secret_key: SecretStr = Field(
         SecretStr(""), description="Secret key of the minio tier; empty: generated for the embedded store"
@@ -297,7 +372,9 @@ class Settings(BaseSettings):
     minio_retries: int = Field(3, ge=0, description="Retries of a request to the minio tier")
     s3_bucket: str | None = Field(None, description="Bucket of the s3 tier; credentials: the AWS environment")
     gcs_bucket: str | None = Field(None, description="Bucket of the gcs tier")
-    gcs_endpoint: str | None = Field(None, description="Endpoint of the gcs tier, for emulators")
+    gcs_endpoint: Annotated[str | None, _HttpAddress] = Field(
+        None, description="Endpoint of the gcs tier, for emulators"
+    )
     stores_shared: bool = Field(
         True,
         description="Other event logs use the same stores; false: maintenance also removes objects of executions "
@@ -309,7 +386,7 @@ class Settings(BaseSettings):
         None, description="Mount of the pvc tier; with embedded services: a folder of NOETL_HOME"
     )
     pvc_tier_threshold_bytes: int = Field(
-        10 * 1024**2, description="Results above this size are stored in the pvc tier, if it is mounted"
+        10 * 1024**2, ge=0, description="Results above this size are stored in the pvc tier, if it is mounted"
     )
     http_body_bytes: int = Field(
         32 * 1024**2,
@@ -325,6 +402,7 @@ class Settings(BaseSettings):
     chunks_ahead: int = Field(16, ge=0, description="Chunks of a step that may wait for the next step")
     inline_result_bytes: int = Field(
         8 * 1024,
+        ge=0,
         description="Results up to this size are stored in the event itself; workers, API and ingestors need the same "
         "value, because they refuse larger results",
     )
@@ -342,15 +420,17 @@ class Settings(BaseSettings):
         description="Maximum stored bytes of the results of one execution; a task that stores more fails; "
         "empty: no limit",
     )
-    result_preview_bytes: int = Field(1024, description="Largest preview stored with a reference")
-    loop_collection_threshold: int = Field(1000, description="Larger loop collections become references")
+    result_preview_bytes: int = Field(1024, ge=0, description="Largest preview stored with a reference")
+    loop_collection_threshold: int = Field(1000, ge=0, description="Larger loop collections become references")
 
-    command_heartbeat_seconds: float = Field(15.0, description="Interval of a running command's heartbeats")
+    command_heartbeat_seconds: float = Field(15.0, gt=0, description="Interval of a running command's heartbeats")
     command_heartbeat_timeout_seconds: float = Field(
-        300.0, description="Time after which a claim without heartbeats expires"
+        300.0, gt=0, description="Time after which a claim without heartbeats expires"
     )
     event_buffer_size: int = Field(1000, ge=1, description="Maximum number of events in a group commit")
-    event_buffer_milliseconds: float = Field(5.0, description="Maximum time that an event waits for its group commit")
+    event_buffer_milliseconds: float = Field(
+        5.0, ge=0, description="Maximum time that an event waits for its group commit"
+    )
 
     partition_hours: Annotated[float | None, _NoneIfEmpty] = Field(
         None,
@@ -438,7 +518,7 @@ class Settings(BaseSettings):
         description="Rights that playbooks may ask of pods, separated by commas: hostPath:/data, serviceAccount:spark, "
         "secret:keys, capability:NET_ADMIN, volume:nfs, privileged, allowPrivilegeEscalation, ...; empty: none",
     )
-    container_pod: PodTemplate = Field(
+    container_pod: Annotated[PodTemplate, NoDecode, _Json] = Field(
         default_factory=PodTemplate,
         description="What every pod of a container step has, as JSON of a pod template: metadata with labels and "
         "annotations, and spec with at most one container. Tasks add to it",
@@ -458,7 +538,7 @@ class Settings(BaseSettings):
         "files that begin with a template",
     )
     secrets_path: Path = Field(Path("/run/secrets"), description="Folder of the secret provider 'file'")
-    google_secrets_endpoint: str | None = Field(
+    google_secrets_endpoint: Annotated[str | None, _HttpAddress] = Field(
         None,
         description="Endpoint of Google's Secret Manager: a regional one, or http://host:port of an emulator; "
         "empty: Google's own",
@@ -474,7 +554,9 @@ class Settings(BaseSettings):
     )
 
     spark_master: str = Field("local[*]", description="Spark master: local[*], spark://, k8s://")
-    spark_remote: str | None = Field(None, description="Spark Connect address, sc://host:port")
+    spark_remote: Annotated[str | None, _address("sc")] = Field(
+        None, description="Spark Connect address, sc://host:port"
+    )
     spark_driver_java_options: str = Field(
         "", description="Further JVM options of a local driver, for example -XX:+UseSerialGC"
     )
@@ -492,12 +574,12 @@ class Settings(BaseSettings):
     spark_driver_memory: str = Field(
         "", description="Memory of a local Spark driver; empty: half of the container's limit, or 2g"
     )
-    spark_config: dict[str, str] = Field(
+    spark_config: Annotated[dict[str, str], NoDecode, _Json] = Field(
         default_factory=dict, description='Further Spark configuration, JSON: {"spark.executor.memory": "4g"}'
     )
 
     embedded: bool = Field(True, description="Start embedded services for the addresses that are not set")
-    records_api_port: int = Field(0, description="Port of the embedded records API; 0: any free port")
+    records_api_port: int = Field(0, ge=0, le=65535, description="Port of the embedded records API; 0: any free port")
     records_api_seed: int = Field(7, description="Seed of the records and faults of the records API")
     records_api_faults: float = Field(
         0.05, ge=0, le=1, description="Share of answers of the records API that are faults"
@@ -510,13 +592,6 @@ class Settings(BaseSettings):
             if entry.partition(":")[0] not in POD_RIGHTS:
                 raise ValueError(f"{entry!r} is unknown; write one of {', '.join(POD_RIGHTS)}, some with :value")
         return value
-
-    @field_validator("tracing_endpoint")
-    @classmethod
-    def _check_collector(cls, value: str | None) -> str | None:
-        if value and not value.startswith(("http://", "https://")):
-            raise ValueError("write http://host:4318 or https://host:4318 of a collector for OTLP over HTTP")
-        return value or None
 
     @property
     def spark_address(self) -> str:

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from pydantic_settings import SettingsError
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
@@ -163,8 +162,6 @@ def main() -> None:
         settings = get_settings()
     except ValidationError as error:  # its own text would show the value, which may be a secret
         fail("\n".join(f"{_variable(*one['loc'])}: {one['msg']}" for one in error.errors()), code=2)
-    except SettingsError as error:
-        fail(f"{error}; write JSON", code=2)
     hide_from_children()
     logs.set_up(settings)
     if settings.log_format is LogFormat.JSON:

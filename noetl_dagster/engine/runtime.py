@@ -9,10 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
-from pydantic import ValidationError
 
 from noetl_dagster.engine.helpers import HelperProcesses
-from noetl_dagster.errors import ExecutionNotFoundError
+from noetl_dagster.errors import ExecutionNotFoundError, ServiceError
 from noetl_dagster.events.buffer import EventBuffer, EventWriter
 from noetl_dagster.events.catalog import RegisteredPlaybooks
 from noetl_dagster.events.ids import Snowflake
@@ -116,7 +115,8 @@ class Runtime:
         Raises:
             ServiceError: the event log cannot be reached.
         """
-        assert settings.db_url is not None, "settings without NOETL_DB_URL: fill them with embedded.ensure"
+        if settings.db_url is None:
+            raise ServiceError("the event log has no address: set NOETL_DB_URL, or NOETL_EMBEDDED=true")
         pool = await open_settled_pool(settings, size=settings.db_pool_size, apply=apply)
         try:
             return cls(settings, pool, await pool.fetchval(NEXT_NODE), spark, writer)
@@ -202,7 +202,7 @@ def _stored_playbook(found: StoredPlaybook, state: ExecutionState) -> Playbook:
     """Loads the stored model; reads the text only if there is no model that this version understands."""
     given = _given(state)
     if found.model is not None:
-        with suppress(ValidationError):
+        with suppress(ValueError):
             return Playbook.from_stored(found.model, found.content, **given)
     return parse_playbook(found.content, **given)
 

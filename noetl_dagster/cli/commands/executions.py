@@ -37,7 +37,13 @@ from noetl_dagster.process.event_loop import run_sync
 
 ExecutionId = Annotated[
     int,
-    typer.Argument(help="the id that 'run' printed", metavar="EXECUTION_ID", autocompletion=complete_executions),
+    typer.Argument(
+        min=1,
+        max=2**63 - 1,
+        help="the id that 'run' printed",
+        metavar="EXECUTION_ID",
+        autocompletion=complete_executions,
+    ),
 ]
 
 RESULT_CHARACTERS = 70

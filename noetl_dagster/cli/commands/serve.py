@@ -24,7 +24,7 @@ from noetl_dagster.settings import METRICS_FOLDER, Settings, settings_with
 
 def serve(
     host: Annotated[str | None, typer.Option(help="address to listen on; NOETL_SERVICE_HOST")] = None,
-    port: Annotated[int | None, typer.Option(help="0: any free port; NOETL_SERVICE_PORT")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any free port; NOETL_SERVICE_PORT")] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="processes behind the address; NOETL_SERVICE_PROCESSES")
     ] = None,

@@ -30,7 +30,9 @@ UNCHECKED = 2
 async def verify(
     execution_id: Annotated[
         int | None,
-        typer.Argument(help="only this execution", show_default=False, autocompletion=complete_executions),
+        typer.Argument(
+            min=1, max=2**63 - 1, help="only this execution", show_default=False, autocompletion=complete_executions
+        ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="every execution, and every object of the stores")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="compare the sizes of objects, without reading them")] = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shutil
@@ -46,6 +47,11 @@ from noetl_dagster.tools.commands.confinement import confinement
 from noetl_dagster.tools.commands.processes import run_process
 
 CONNECT_SECONDS = 5.0
+
+OTHER_VARIABLES = re.compile(r"NOETL_(CREDENTIAL_|TEST_).*|NOETL_INPUT|NOETL(_.*)?_(SERVICE|PORT)(_.*)?")
+"""Variables of credentials, of tests, of commands, and of Kubernetes, which names the ports of services."""
+
+VARIABLES_REMEDY = "correct or remove them; 'noetl-dagster settings' lists the settings"
 
 CODE_REMEDY = "check NOETL_PLAYBOOK_SANDBOX and NOETL_PLAYBOOK_USER: that user must be able to read the installation"
 DATABASE_SECONDS = 10.0
@@ -276,6 +282,19 @@ def program_checks(settings: Settings) -> Iterator[Check]:
     yield Check("Java", partial(find_java, settings), JAVA_REMEDY)
     yield Check("playbooks", partial(_playbooks, settings), "check NOETL_PLAYBOOKS_PATH")
     yield Check("playbook code", partial(_playbook_code, settings), CODE_REMEDY)
+    yield Check("variables", _variables, VARIABLES_REMEDY)
+
+
+async def _variables() -> Finding:
+    """Finds variables that look like settings and are none, such as misspelt ones."""
+    known = [f"NOETL_{name}".upper() for name in Settings.model_fields]
+    ours = sorted(name for name in os.environ if name.startswith("NOETL_"))
+    unknown = [name for name in ours if name not in known and not OTHER_VARIABLES.fullmatch(name)]
+    if not unknown:
+        return ok(f"{len(ours)} variables NOETL_* are set")
+    nearest = [difflib.get_close_matches(name, known, 1, 0.8) for name in unknown]
+    shown = [f"{name} (did you mean {near[0]}?)" if near else name for name, near in zip(unknown, nearest, strict=True)]
+    return warning(f"unknown, and ignored: {', '.join(shown[:10])}", VARIABLES_REMEDY)
 
 
 async def _spark(settings: Settings) -> Finding:
