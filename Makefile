@@ -1,5 +1,6 @@
 # The project's verbs. Each is a thin script in scripts/; everything runs in .venv.
 SIZE ?= medium
+MINUTES ?= 10
 SEED ?= 1
 KILLS ?= 1000
 TEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
@@ -10,7 +11,7 @@ QUICK := $(addprefix tests/,architecture playbook events engine tools corpus)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java browser demo dev check test-quick test test-slow chaos lint bench bench-peers docs docs-serve lock audit sbom services-up services-down kind clean
+.PHONY: help setup java browser demo dev check test-quick test test-slow fuzz chaos lint bench bench-peers docs docs-serve lock audit sbom services-up services-down kind clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -44,6 +45,9 @@ test-slow: setup java browser ## the long tests, one after another: races, kills
 
 chaos: setup java ## kill, stop and cut off the parts of running flows, and write docs/reports/chaos.md; SEED=, KILLS=
 	.venv/bin/python -m tests.chaos --seed $(SEED) --kills $(KILLS) --report docs/reports/chaos.md $(CHAOS_ARGS)
+
+fuzz: setup ## damaged playbooks, templates, results and messages, for MINUTES; it must print no seed and no input
+	.venv/bin/python -W ignore -m tests.malformed.fuzzing --minutes $(MINUTES)
 
 lint: setup ## ruff, mypy, and the English of the documentation
 	.venv/bin/ruff check .

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import asyncpg
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind
 from noetl_dagster.events import queries
@@ -106,7 +106,7 @@ class RegisteredPlaybooks:
             raise PlaybookError([Problem(Place(reference, 1), await self._missing(reference), kind=missing)])
         file, lenient = _version(row).reference, lenient or _is_lenient(row["meta"])
         if row["model"] is not None:
-            with suppress(ValidationError):  # another version of this package has registered it
+            with suppress(ValueError):  # another version of this package has registered it
                 return Playbook.from_stored(row["model"], row["content"], file=file, renamed={}, lenient=lenient)
         return await asyncio.to_thread(parse_playbook, row["content"], file=file, lenient=lenient)
 

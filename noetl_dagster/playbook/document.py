@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.nodes import Node, ScalarNode, SequenceNode
+from yaml.reader import ReaderError
 
 from noetl_dagster.errors import Place, Problem, ProblemKind
 from noetl_dagster.settings import get_settings
@@ -22,6 +23,7 @@ from noetl_dagster.settings import get_settings
 # 4.5 s, its C loader 0.75 s; and YAML 1.2 would change what playbooks say (yes, on, 017, 1:30).
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TEXT_TAGS = frozenset({"tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"})
+_COLLECTION_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "set", "omap", "pairs"))
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _BINARY_TAG = "tag:yaml.org,2002:binary"
 NOT_UNDERSTOOD = frozenset({ProblemKind.UNKNOWN_FIELD, ProblemKind.UNSUPPORTED_KIND})
@@ -125,6 +127,11 @@ class Document:
                 self.root = self._value(node, 1)
         except _LimitError as error:
             self.problems.append(Problem(self._at(error.problem_mark), str(error.problem)))
+        except ReaderError as error:  # its position counts bytes
+            self._refuse_character(text.encode(), error.position, error.character)
+        except UnicodeEncodeError as error:
+            before = text[: error.start].encode()
+            self._refuse_character(before, len(before), text[error.start])
         except yaml.YAMLError as error:
             self.problems.append(self._syntax_problem(error))
 
@@ -184,6 +191,8 @@ class Document:
             raise _too_deep(node.start_mark)
         values, characters, outer = self._values, self._characters, self._deepest
         self._deepest = depth
+        if node.tag not in _COLLECTION_TAGS:
+            self.report(self._at(node.start_mark), f"the tag {node.tag[:80]!r} is unknown; remove it")
         if isinstance(node, SequenceNode):
             value: Any = [self._value(item, depth + 1) for item in node.value]
             self._value_marks[id(value)] = dict(enumerate(item.start_mark for item in node.value))
@@ -262,6 +271,12 @@ class Document:
             else:
                 self.report(self._at(source.start_mark), "<<: takes a mapping or a list of mappings")
 
+    def _refuse_character(self, content: bytes, position: int, character: str | int) -> None:
+        code = character if isinstance(character, int) else ord(character)
+        reason = f"the character U+{code:04X} is not allowed; remove it, or write it as an escape in double quotes"
+        place = place_at(self.file, content, position)
+        self.problems.append(Problem(place, f"not valid YAML: {reason}", kind=ProblemKind.YAML_SYNTAX))
+
     def _syntax_problem(self, error: yaml.YAMLError) -> Problem:
         place = self._at(getattr(error, "problem_mark", None) or getattr(error, "context_mark", None))
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -269,6 +284,13 @@ class Document:
         where = f" {context}" if context else ""
         hint = "check indentation, quotes and tabs there; text with ': ' or '{{' must be quoted"
         return Problem(place, f"not valid YAML{where}: {reason}; {hint}", kind=ProblemKind.YAML_SYNTAX)
+
+
+def place_at(file: str, content: bytes, position: int) -> Place:
+    """Returns the place of a byte of a file."""
+    before = content[:position]
+    line_start = before.rfind(b"\n") + 1
+    return Place(file, before.count(b"\n") + 1, len(before[line_start:].decode("utf-8", "replace")) + 1)
 
 
 def texts_in(container: Any, key: Any, skipped: frozenset[str], seen: set[int]) -> Iterator[tuple[Any, Any, str, str]]:

@@ -52,7 +52,9 @@ def _stored_place(place: Place | None, info: SerializationInfo) -> Any:
 
 
 def _loaded_place(value: Any, info: ValidationInfo) -> Any:
-    return Place(info.context["file"], *value) if isinstance(value, list) and info.context else value
+    if isinstance(value, list) and len(value) == 2 and info.context:
+        return Place(info.context["file"], *value)
+    return value
 
 
 StoredPlace = Annotated[Place | None, PlainSerializer(_stored_place), BeforeValidator(_loaded_place)]

@@ -11,7 +11,7 @@ from noetl_dagster.playbook.checks.templates import check_code
 from noetl_dagster.playbook.checks.unquoted import check_unquoted
 from noetl_dagster.playbook.checks.workflow import check_playbook
 from noetl_dagster.playbook.dialects.playbook import normalise
-from noetl_dagster.playbook.document import NOT_UNDERSTOOD, Document
+from noetl_dagster.playbook.document import NOT_UNDERSTOOD, Document, place_at
 from noetl_dagster.playbook.graph import with_ends_as_assets
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.collector import collector_paused
@@ -56,10 +56,13 @@ def load_report(
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        message = f"cannot be read: {reason}; check the path"
+    except OSError as error:
+        message = f"cannot be read: {error.strerror}; check the path"
         return None, [Problem(Place(str(path), 1), message, kind=ProblemKind.UNREADABLE_FILE)]
+    except UnicodeDecodeError as error:
+        message = f"cannot be read: not UTF-8 text ({error.reason}); save it as UTF-8"
+        place = place_at(str(path), error.object, error.start)
+        return None, [Problem(place, message, kind=ProblemKind.UNREADABLE_FILE)]
     return parse_report(text, file=str(path), lenient=lenient, code=code)
 
 

@@ -14,6 +14,7 @@ import asyncpg
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.ids import Snowflake
+from noetl_dagster.events.transport.http import AnswerError
 from noetl_dagster.pool_worker.control import ControlPlane, Executions
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.worker.context import MOST_AT_ONCE, Grant
@@ -179,18 +180,24 @@ class Claimer:
             self._claiming = asyncio.create_task(self._claim_batch())
             try:
                 await self._claiming
+            except AnswerError as error:  # the next one would be the same
+                await self._give_up(error)
             except (ServiceError, *DATABASE_AWAY) as error:
                 logger.warning("commands cannot be claimed now: %s", error)
                 self._woken.set()
                 await asyncio.sleep(RETRY_SECONDS)
             except asyncpg.PostgresError:  # of the statement
                 raise
-            except Exception:  # an unexpected answer must not end a worker that looks alive
-                logger.exception("the answer to a claim cannot be read; its commands are released")
-                self._woken.set()
-                event_ids, self._pending_ids = self._pending_ids, []
-                await self._release(event_ids)
-                await asyncio.sleep(RETRY_SECONDS)
+            except Exception as error:  # an unexpected answer must not end a worker that looks alive
+                await self._give_up(error)
+
+    async def _give_up(self, error: Exception) -> None:
+        """Releases the commands of a claim whose answer cannot be read."""
+        logger.error("the answer to a claim cannot be read; its commands are released", exc_info=error)
+        self._woken.set()
+        event_ids, self._pending_ids = self._pending_ids, []
+        await self._release(event_ids)
+        await asyncio.sleep(RETRY_SECONDS)
 
     async def _claim_batch(self) -> None:
         limits = {kind: min(self._left(kind), len(self._pending_ids)) for kind in self.limits}

@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+
+from pydantic import BaseModel
 
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.engine.runtime import Runtime
@@ -83,6 +84,21 @@ class DirectControl:
         """Does nothing: the pool belongs to the process."""
 
 
+class _EventPage(BaseModel):
+    """A page of an execution's events."""
+
+    events: list[EventMessage]
+    more: bool
+
+
+class _Source(BaseModel):
+    """A playbook of the catalog."""
+
+    source: str
+    path: str
+    model: str | None = None
+
+
 class HttpControl:
     """Over the HTTP API, for a worker of a pool; the methods are those of :class:`DirectControl`."""
 
@@ -101,7 +117,7 @@ class HttpControl:
         """Claims commands; their unknown states come with the answer."""
         content = encode_json(self._request(worker_id, event_ids) | {"limits": limits, "known": known})
         response = await self._client.request("POST", "/api/commands/claim", content=content)
-        return Batch.model_validate_json(response.checked().content)
+        return response.read(Batch)
 
     async def report(self, report: WorkerReport) -> None:
         """Does nothing: the API receives reports over NATS."""
@@ -116,14 +132,15 @@ class HttpControl:
     async def lifecycle(self, execution_id: int) -> list[Event]:
         """Fetches the events of an execution."""
         events: list[Event] = []
-        page: dict[str, Any] = {"more": True}
-        while page["more"]:
+        more = True
+        while more:
             after = events[-1].event_id if events else 0
             response = await self._client.request("GET", f"/api/executions/{execution_id}/lifecycle?after={after}")
             if response.status == 404:
                 raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-            page = response.checked().json()
-            events += [kept_event(EventMessage.model_validate(one)) for one in page["events"]]
+            page = response.read(_EventPage)
+            events += map(kept_event, page.events)
+            more = page.more and bool(page.events)
         return events
 
     async def source(self, catalog_id: int) -> StoredPlaybook | None:
@@ -131,8 +148,8 @@ class HttpControl:
         response = await self._client.request("GET", f"/api/catalog/{catalog_id}")
         if response.status == 404:
             return None
-        found = response.checked().json()
-        return StoredPlaybook(found["source"], found["path"], found["model"])
+        found = response.read(_Source)
+        return StoredPlaybook(found.source, found.path, found.model)
 
     async def close(self) -> None:
         """Closes the client."""

@@ -6,10 +6,10 @@ import asyncio
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 from urllib.request import getproxies
 
-import orjson
+from pydantic import BaseModel, ValidationError
 
 from noetl_dagster.errors import EventRefusedError, EventTooLargeError, TransportError
 from noetl_dagster.events.connection import encode_json
@@ -30,6 +30,13 @@ PATIENCE_SECONDS = 300.0
 """Requests to an unreachable server are repeated for this long."""
 
 
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class AnswerError(TransportError):
+    """An answer is none of the HTTP API of this version."""
+
+
 @dataclass(frozen=True, slots=True)
 class ApiResponse:
     """An answer of the API; ``url`` is that of the request, for messages."""
@@ -48,9 +55,22 @@ class ApiResponse:
         """The body as text."""
         return self.content.decode("utf-8", "replace")
 
-    def json(self) -> Any:
-        """Returns the parsed body."""
-        return orjson.loads(self.content)
+    def read(self, model: type[Model]) -> Model:
+        """Returns the parsed body of a successful answer.
+
+        Raises:
+            TransportError: the API refuses the request.
+            AnswerError: the body has another form, for example that of a proxy's page.
+        """
+        try:
+            return model.model_validate_json(self.checked().content)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]  # the input may contain secrets
+            where = ".".join(map(str, first["loc"])) or "body"
+            raise AnswerError(
+                f"{self.url}: {self.status} with an unexpected answer: {where}: {first['msg'][:300]}; NOETL_SERVER_URL "
+                "must lead to 'noetl-dagster serve' of this version"
+            ) from None
 
     def checked(self) -> ApiResponse:
         """Returns the answer itself; raises ``TransportError`` if it is an error."""
@@ -135,6 +155,12 @@ class ApiClient:
         return self._session
 
 
+class _Taken(BaseModel):
+    """The part of an answer that an HTTP transport reads."""
+
+    refused: set[int] = set()
+
+
 class HttpTransport(Transport):
     """Posts events in batches, repeatedly while the server is unavailable or overloaded."""
 
@@ -158,7 +184,7 @@ class HttpTransport(Transport):
             return
         if answer.is_error:
             raise EventRefusedError(f"the HTTP API refuses events: {answer.status} {answer.text[:500]}")
-        note_refused(events, {int(one) for one in answer.json().get("refused", ())})
+        note_refused(events, answer.read(_Taken).refused)
 
     async def close(self) -> None:
         """Closes the client."""

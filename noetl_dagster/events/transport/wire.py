@@ -257,12 +257,15 @@ def accepted(message: EventMessage, received: datetime, limits: EventLimits) -> 
         raise EventRefusedError("meta.command_id is missing: events of workers belong to a command")
     if not message.worker_id:
         raise EventRefusedError("worker_id is missing: events of workers name their sender")
+    position = meta.get("iter_index")
+    if position is not None and not (type(position) is int and 0 <= position < 2**31):
+        raise EventRefusedError(f"meta.iter_index {position!r:.40} is no position of an item, which counts from 0")
     shard = "shard_id" in meta and not meta.get("part")
     if message.event_type in COMMAND_ENDS and shard is not (message.event_type in SHARD_ENDS):
         ends = "loop.shard.done or loop.shard.failed" if shard else "command.completed or command.failed"
         raise EventRefusedError(f"command {meta['command_id'][:200]} ends with {ends}, not {message.event_type}")
     event = message.event(received)
-    event.current_index = meta.get("iter_index")
+    event.current_index = position
     if index not in (None, event.current_index):
         raise EventRefusedError(f"payload.current_index {index} is not meta.iter_index of the command")
     return event

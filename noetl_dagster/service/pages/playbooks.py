@@ -13,7 +13,6 @@ from urllib.parse import urlencode
 
 from fastapi import Request
 from markupsafe import Markup, escape
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from noetl_dagster.engine.executions.addresses import from_path
@@ -215,7 +214,7 @@ def _read(text: str, file: str, model: str | None) -> Playbook:
     if model is not None:
         try:
             return Playbook.from_stored(model, text, file=file, renamed={}, lenient=True)
-        except ValidationError:  # another version of this package has stored it
+        except ValueError:  # another version of this package has stored it
             pass
     return parse_playbook(text, file=file, lenient=True)
 

@@ -1,18 +1,8 @@
-"""Feeds the loader with damaged playbooks, odd values and attacks, each reproducible by its number.
-
-``python -m tests.playbook.fuzzing --minutes 10`` runs it for long; ``--seed 4711`` repeats one text and shows it.
-"""
+"""Damaged playbooks, odd values and attacks for the loader and the templates, each reproducible by its number."""
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
-import resource
-import signal
-import sys
-import time
-import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,8 +12,6 @@ from noetl_dagster.playbook.templates.rendering import compile_value
 from tests.playbook.playbooks import HEAD
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 5
-BYTES = 512 * 1024**2
 
 SCALARS = (
     *("null", "~", "true", "on", "yes", "017", "0x1F", "0o17", "1:30", "1:30:00", "1_000", "-0", "+1", ".5", "1e400"),
@@ -227,52 +215,3 @@ def check(seed: int, texts: list[str]) -> None:
     for command in (False, True):
         with suppress(TemplateError):
             compile_value(template(random.Random(seed)), command=command).render(scope)
-
-
-def _work(first: int, step: int, until: float, texts: list[str]) -> None:
-    """Checks every so many texts in a process with limits; prints failures."""
-    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-    signal.signal(signal.SIGPROF, lambda *_: (_ for _ in ()).throw(TimeoutError(f"more than {SECONDS} seconds")))
-    seed = first
-    while time.monotonic() < until:
-        Path(f"/tmp/noetl-fuzz-{os.getpid()}").write_text(str(seed), encoding="utf-8")
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        try:
-            check(seed, texts)
-        except BaseException:
-            print(f"seed {seed}:\n{traceback.format_exc(limit=-6)}", flush=True)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        seed += step
-    os._exit(0)
-
-
-def main() -> None:
-    """Checks texts until the time is over, in a process that is replaced when it dies."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seed", type=int)
-    given = parser.parse_args()
-    texts = corpus()
-    if given.seed is not None:
-        print(text_of(given.seed, texts)[:10_000])
-        print(template(random.Random(given.seed)))
-        check(given.seed, texts)
-        return
-    until, seed = time.monotonic() + 60 * given.minutes, given.first
-    while time.monotonic() < until:
-        sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            _work(seed, 1, until, texts)
-        _, status = os.waitpid(child, 0)
-        note = Path(f"/tmp/noetl-fuzz-{child}")
-        seed = int(note.read_text(encoding="utf-8")) + 1
-        note.unlink()
-        if status:
-            print(f"seed {seed - 1}: the process ended with status {status}", flush=True)
-    print(f"{seed - given.first} texts")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,10 @@
-"""Whatever a file holds, loading ends with a playbook or with problems that have places."""
+"""Files that are no playbooks: each is refused with the place of its first problem, and none makes the loader raise."""
 
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +12,102 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noetl_dagster.playbook.loader import parse_report
+from noetl_dagster.errors import ProblemKind
+from noetl_dagster.playbook.loader import load_report, parse_report
 from noetl_dagster.playbook.models import Playbook
 from tests.playbook.playbooks import HEAD, with_steps
 from tests.playbook.test_dialects import NEWER, OLDER
 
-pytestmark = pytest.mark.long
+OK = b"workflow: [{step: start, tool: {kind: noop}}]\n"
+BOMB = b", ".join(b"%c: &%c [%s]" % (new, new, b", ".join([b"*%c" % old] * 10)) for old, new in pairwise(b"abcdef"))
+VALUE, SYNTAX, UNREADABLE = ProblemKind.INVALID_VALUE, ProblemKind.YAML_SYNTAX, ProblemKind.UNREADABLE_FILE
+UNKNOWN, MISSING = ProblemKind.UNKNOWN_FIELD, ProblemKind.MISSING_FIELD
+
+FILES: dict[str, tuple[bytes, str, ProblemKind]] = {
+    "empty": (b"", "1:1", VALUE),
+    "blank": (b" \n\n", "1:1", VALUE),
+    "a comment": (b"# x\n", "1:1", VALUE),
+    "null": (b"null\n", "1:1", VALUE),
+    "a text": (b"text", "1:1", VALUE),
+    "a number": (b"1", "1:1", VALUE),
+    "a list": (b"- a\n", "1:1", VALUE),
+    "a switch": (b"true", "1:1", VALUE),
+    "JSON": (b'{"apiVersion": 1}', "1:1", MISSING),
+    "HTML": (b"<html><body>404</body></html>", "1:1", VALUE),
+    "a script": (b"#!/bin/sh\nrm x\n", "2:1", VALUE),
+    "Python": (b"import os\nx = {1: 2}\n", "2:7", SYNTAX),
+    "every byte": (bytes(range(256)), "2:118", UNREADABLE),
+    "zeros": (bytes(100), "1:1", SYNTAX),
+    "UTF-16": ("a: b".encode("utf-16"), "1:1", UNREADABLE),
+    "Latin-1": (b"a: b\nc: \xe9t\xe9\n", "2:4", UNREADABLE),
+    "a byte order mark in the middle": (OK + b"\xef\xbb\xbfkind: x\n", "2:2", SYNTAX),
+    "a tab": (b"workflow:\n\t- step: a\n", "2:1", SYNTAX),
+    "an open list": (b"workflow: [\n", "2:1", SYNTAX),
+    "an open mapping": (b"workload: {a: 1\n", "2:1", SYNTAX),
+    "an open text": (b'workload: "x\n', "2:1", SYNTAX),
+    "an open block": (b"workload: |\n  x\n y\n", "3:2", SYNTAX),
+    "two documents": (OK + b"---\na: 1\n", "2:1", SYNTAX),
+    "text after its end": (OK + b"...\n...\nx\n", "4:1", SYNTAX),
+    "another version of YAML": (b"%YAML 9.9\n---\n" + OK, "1:1", SYNTAX),
+}
+WORKLOADS: dict[str, tuple[bytes, str, ProblemKind]] = {
+    "NUL": (b'{a: "\xc3\xa9\0"}', "4:17", SYNTAX),
+    "a control character": (b"{a: \x07}", "4:15", SYNTAX),
+    "DEL": (b"{a: \x7f}", "4:15", SYNTAX),
+    "half a surrogate": (b'{a: "\\ud800"}', "4:18", SYNTAX),
+    "an escape beyond Unicode": (b'{a: "\\UFFFFFFFF"}', "4:18", SYNTAX),
+    "an unknown escape": (b'{a: "\\q"}', "4:16", SYNTAX),
+    "invalid UTF-8": (b"{a: \xff}", "4:15", UNREADABLE),
+    "half a character": (b"{a: \xc3}", "4:15", UNREADABLE),
+    "an unknown alias": (b"{a: *x}", "4:15", SYNTAX),
+    "aliases of aliases": (b"{a: &a [x, x], " + BOMB + b", g: [" + b"*f, " * 9 + b"]}", "4:221", VALUE),
+    "an alias inside itself": (b"&a {b: *a}", "4:11", VALUE),
+    "a merge of a text": (b"{<<: x}", "4:16", VALUE),
+    "a merge of a list of texts": (b"{<<: [x]}", "4:17", VALUE),
+    "a tag of Python for a list": (b"{a: !!python/object/apply:os.system [x]}", "4:15", VALUE),
+    "a tag of Python for a text": (b"{a: !!python/name:os.system x}", "4:15", VALUE),
+    "a tag of another program": (b"{a: !secret x}", "4:15", VALUE),
+    "a tag for a mapping": (b"{a: !vault {b: 1}}", "4:15", VALUE),
+    "an invalid number": (b"{a: !!int x}", "4:15", VALUE),
+    "an invalid float": (b"{a: !!float x}", "4:15", VALUE),
+    "an invalid binary": (b"{a: !!binary \xc3\xa9}", "4:15", VALUE),
+    "a list as a key": (b"{[a]: 1}", "4:11", VALUE),
+    "a template without quotes": (b"{a: {{ b }}}", "4:15", VALUE),
+    "a number of 5,000 digits": (b"{a: " + b"9" * 5_000 + b"}", "4:15", VALUE),
+    "deep lists": (b"[" * 1_000 + b"]" * 1_000, "4:109", VALUE),
+    "deep mappings": (b"{a: " * 1_000 + b"1" + b"}" * 1_000, "4:403", VALUE),
+    "a long text": (b"{a: " + b"x" * 5_000_000 + b"}", "1:1", VALUE),
+    "a repeated key": (b"{a: 1, b: 2, a: 3}", "4:24", ProblemKind.DUPLICATE_KEY),
+    "a list": (b"[1]", "4:11", VALUE),
+    "a number": (b"1", "4:11", VALUE),
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "kind"),
+    [
+        *FILES.values(),
+        *((HEAD.encode() + b"workload: " + one + b"\n" + OK, *more) for one, *more in WORKLOADS.values()),
+    ],
+    ids=[*FILES, *WORKLOADS],
+)
+def test_the_first_problem_has_its_place(content: bytes, place: str, kind: ProblemKind, tmp_path: Path) -> None:
+    file = tmp_path / "sample.yaml"
+    file.write_bytes(content)
+    playbook, problems = load_report(file, code=True)
+    assert playbook is None
+    first = next(problem for problem in problems if problem.severity == "error")
+    assert (str(first.place), first.kind) == (f"{file}:{place}", kind)
+    assert len(first.message) < 400
+
+
+@pytest.mark.parametrize("before", ["", "a: \u00e9\n"])
+def test_texts_that_are_no_unicode(before: str) -> None:
+    playbook, [problem] = parse_report(f"{before}b: \ud800\n", file="x.yaml")
+    assert playbook is None
+    assert str(problem.place) == f"x.yaml:{2 if before else 1}:4"
+    assert "U+D800" in problem.message
+
 
 EVERYTHING = """
 executor: {spec: {timeout: 5, loop_mode: parallel}}
@@ -98,27 +190,11 @@ TREES = [
     ),
 ]
 
-ODD = st.sampled_from(
-    [
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1.5,
-        "",
-        "text",
-        "{{ a }}",
-        "{{ a",
-        [],
-        [1],
-        [None],
-        {},
-        {"a": 1},
-        {"kind": "noop"},
-        [[]],
-    ]
+ODD_VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1.5, "", "text", "{{ a }}", "{{ a", [], [1], [None], {}, {"a": 1}, {"kind": "noop"}),
+    [[]],
 )
+ODD = st.sampled_from(ODD_VALUES)
 
 
 def paths(tree: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -145,7 +221,22 @@ def damaged(draw: st.DrawFn) -> Any:
     return tree
 
 
-@settings(max_examples=400, deadline=None)
+def test_each_field_of_a_wrong_type() -> None:
+    """The tests below damage several at once."""
+    for tree in TREES:
+        for number, path in enumerate(paths(tree)):
+            changed = copy.deepcopy(tree)
+            owner = changed
+            for key in path[:-1]:
+                owner = owner[key]
+            owner[path[-1]] = copy.deepcopy(ODD_VALUES[number % len(ODD_VALUES)])
+            playbook, problems = parse_report(yaml.dump(changed, Dumper=yaml.CSafeDumper), file="x.yaml")
+            assert (playbook is None) == any(problem.severity == "error" for problem in problems)
+            assert all(problem.place.file == "x.yaml" and problem.place.line >= 1 for problem in problems)
+
+
+@pytest.mark.long
+@settings(max_examples=150, deadline=None)
 @given(damaged())
 def test_damaged_playbooks_never_break_the_loader(tree: Any) -> None:
     text = yaml.safe_dump(tree)
@@ -159,6 +250,7 @@ def test_damaged_playbooks_never_break_the_loader(tree: Any) -> None:
             assert Playbook.from_stored(playbook.stored, playbook.source, **given) == playbook
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="abc:-[]{}'\"|>&*!%#@\n\t {{}}", max_size=80))
 def test_any_text_is_reported_not_raised(text: str) -> None:

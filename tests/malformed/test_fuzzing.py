@@ -1,4 +1,4 @@
-"""A sample of the texts that ``python -m tests.playbook.fuzzing`` checks for long, and what it has found."""
+"""A sample of the inputs that ``python -m tests.malformed.fuzzing`` checks for long, and what it has found."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.loader import parse_report
 from noetl_dagster.playbook.templates.rendering import compile_value
-from tests.playbook.fuzzing import check, corpus
+from tests.malformed.generated import check, corpus
+from tests.malformed.guided import TARGETS, Fuzzer
 from tests.playbook.playbooks import HEAD
 
 
@@ -15,6 +16,13 @@ def test_a_sample_ends_with_playbooks_or_problems() -> None:
     texts = corpus()
     for seed in range(40):
         check(seed, texts)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_sample_ends_with_what_is_documented(name: str) -> None:
+    fuzzer = Fuzzer(TARGETS[name])
+    for _ in range(60):
+        fuzzer.step()
 
 
 @pytest.mark.parametrize("value", [".inf", "-.inf", ".nan", "1e999", "9" * 390, "'" + "9" * 390 + "'"])

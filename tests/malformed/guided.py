@@ -1,0 +1,191 @@
+"""Fuzzing that is guided by coverage: inputs that reach new lines of the package are kept, and changed further.
+
+Each target returns, or raises what it documents.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import CodeType, FrameType
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from noetl_dagster.errors import EventRefusedError, FormatError, TemplateError
+from noetl_dagster.events.transport.http import AnswerError, ApiResponse
+from noetl_dagster.events.transport.wire import EventLimits, decode_message, message_of
+from noetl_dagster.playbook.loader import parse_playbook, parse_report
+from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.templates.rendering import compile_value
+from noetl_dagster.storage import codec
+from noetl_dagster.storage.compression import Compression, compress
+from noetl_dagster.worker.context import Batch
+from tests.events.transport.conftest import ended
+from tests.malformed.generated import ATOMS, FILTERS, FOREIGN, OPERATORS, SCALARS, corpus
+from tests.playbook.playbooks import HEAD
+
+PACKAGE = "noetl_dagster"
+LONGEST = 20_000
+
+CONTENT_TYPES = (codec.JSON, codec.JSON_LINES, codec.PARQUET, codec.TEXT, codec.BINARY)
+COMPRESSIONS = (*Compression, "zstd")
+STORED = HEAD + "workflow: [{step: start, tool: {kind: python, code: result = 1}, next: [end]}, {step: end}]\n"
+SCOPE = {"workload": {"n": 3, "rows": [{"a": 1}, {"a": "x"}]}, "a": 2, "ctx": {}, "loop": {"index": 1}}
+WORDS = {
+    "yaml": [one.encode() for one in (*SCALARS, *FOREIGN)]
+    + [b": ", b"\n- ", b"\n  ", b"&a ", b"*a", b"<<: ", b"? ", b"| \n"],
+    "jinja": [one.encode() for one in (*ATOMS, *OPERATORS, *FOREIGN, *(f"|{name}" for name in FILTERS))],
+    "json": [
+        b"null",
+        b"true",
+        b"1e400",
+        b"-1",
+        b"9" * 30,
+        b'""',
+        b"[]",
+        b"{}",
+        b",",
+        b":",
+        b'"',
+        b"\\u0000",
+        b"\\ud800",
+        b"\n",
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A function that takes bytes from outside.
+
+    Attributes:
+        run: calls it.
+        documented: the errors that it may raise.
+        seeds: valid inputs.
+        words: what its inputs consist of.
+    """
+
+    run: Callable[[bytes], object]
+    documented: tuple[type[Exception], ...]
+    seeds: Callable[[], list[bytes]]
+    words: str = "json"
+
+
+def _decode(data: bytes) -> object:
+    head, content = (data[:2] or b"\0\0").ljust(2, b"\0"), data[2:]
+    return codec.decode(content, CONTENT_TYPES[head[0] % len(CONTENT_TYPES)], COMPRESSIONS[head[1] % len(COMPRESSIONS)])
+
+
+def _encoded() -> list[bytes]:
+    table = bytes(codec.table_to_parquet(pa.table({"a": [1, 2], "b": ["x", None]})))
+    plain = (b'{"a": [1, 2.5, {"b": "x"}]}', b'{"a": 1}\n{"a": 2}\n', table, "\u00e9".encode(), b"\0\1")
+    return [
+        bytes((kind, how)) + bytes(compress(data, compression))
+        for kind, data in enumerate(plain)
+        for how, compression in enumerate(Compression)
+    ]
+
+
+def _load(data: bytes) -> None:
+    text = data.decode("utf-8", "surrogateescape" if data[:1] == b"#" else "replace")
+    playbook, problems = parse_report(text, code=True)
+    assert (playbook is None) == any(problem.severity == "error" for problem in problems)
+    assert all(problem.place.line >= 1 for problem in problems)
+
+
+def _stored(data: bytes) -> object:
+    return Playbook.from_stored(data.decode("utf-8", "replace"), STORED, file="x.yaml", renamed={})
+
+
+def _messages() -> list[bytes]:
+    event = orjson.dumps(message_of(ended(7, 0)))
+    return [event, b'{"events": [' + event + b"]}"]
+
+
+def _batches() -> list[bytes]:
+    return [b'{"lease_seconds": 30, "groups": [], "states": {}}']
+
+
+TARGETS = {
+    "loader": Target(_load, (), lambda: [one.encode() for one in corpus()], "yaml"),
+    "templates": Target(
+        lambda data: compile_value(data.decode("utf-8", "replace")).render(SCOPE),
+        (TemplateError,),
+        lambda: [
+            b"{{ a }}",
+            b"{{ workload.rows | map(attribute='a') | list }}",
+            b"{% for x in [1] %}{{ x }}{% endfor %}",
+        ],
+        "jinja",
+    ),
+    "codec": Target(_decode, (FormatError,), _encoded),
+    "events": Target(
+        lambda data: decode_message(data, datetime.now(UTC), EventLimits()), (EventRefusedError,), _messages
+    ),
+    "answers": Target(lambda data: ApiResponse(200, data, "http://api").read(Batch), (AnswerError,), _batches),
+    "stored playbooks": Target(_stored, (ValueError,), lambda: [(parse_playbook(STORED).stored or "").encode()]),
+}
+
+
+def mutated(dice: random.Random, inputs: list[bytes], words: list[bytes]) -> bytes:
+    """Returns one of the inputs with some changes."""
+    data = bytearray(dice.choice(inputs))
+    for _ in range(dice.choice((1, 1, 2, 4, 8))):
+        at = dice.randrange(len(data) + 1)
+        end = min(len(data), at + dice.choice((1, 2, 8, 64)))
+        match dice.randrange(8):
+            case 0 if at < len(data):
+                data[at] ^= 1 << dice.randrange(8)
+            case 1:
+                del data[at:end]
+            case 2:
+                data[at:at] = data[at:end] * dice.choice((1, 2, 100))
+            case 3:
+                data[at:end] = dice.randbytes(end - at)
+            case 4:
+                other = dice.choice(inputs)
+                start = dice.randrange(len(other) + 1)
+                data[at:] = other[start:]
+            case 5:
+                del data[dice.randrange(len(data) + 1) :]
+            case _:
+                data[at : dice.choice((at, end))] = dice.choice(words)
+    return bytes(data[:LONGEST])
+
+
+class Fuzzer:
+    """Changes inputs of a target for as long as :meth:`step` is called; the same seed makes the same inputs."""
+
+    def __init__(self, target: Target, seed: int = 0) -> None:
+        self.target = target
+        self.inputs = [one[:LONGEST] for one in target.seeds()]
+        self.last = b""
+        self._dice = random.Random(seed)
+        self._reached: set[tuple[CodeType, int]] = set()
+
+    def step(self) -> None:
+        """Runs one input; raises what the target does not document. :attr:`last` is the input then."""
+        self.last = mutated(self._dice, self.inputs, WORDS[self.target.words])
+        known = len(self._reached)
+        sys.settrace(self._called)
+        try:
+            self.target.run(self.last)
+        except self.target.documented:
+            pass
+        finally:
+            sys.settrace(None)
+        if len(self._reached) > known:
+            self.inputs.append(self.last)
+
+    def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
+        return self._line if PACKAGE in frame.f_code.co_filename else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            self._reached.add((frame.f_code, frame.f_lineno))
+        return self._line
