@@ -167,7 +167,7 @@ WHERE execution_id = ANY($1::bigint[]) AND event_type IN ('execution.resumed', {
 ORDER BY execution_id, event.xact_id DESC, event_id DESC"""
 
 # Every command. A shard of several commands ends with an event whose command has the suffix /shard. A command that a
-# cancellation ends may not have been issued or claimed.
+# cancellation ends may not have been issued or claimed. A cursor loop whose driver dies claims other rows.
 _COMMAND = f"""
 WITH command AS MATERIALIZED (
     SELECT execution_id, min(node_name) AS step, min(current_index) AS iteration, meta ->> 'command_id' AS place,
@@ -178,7 +178,10 @@ WITH command AS MATERIALIZED (
            count(*) FILTER (WHERE event_type IN ({_ENDS})
                AND result #>> '{{context,error,code}}' IS DISTINCT FROM 'EXECUTION_CANCELLED') AS own_ends,
            max(CASE WHEN event_type = 'command.issued' THEN xact_id::text::numeric END) AS issued_at,
-           min(CASE WHEN event_type IN ({_ENDS}) THEN xact_id::text::numeric END) AS ended_at
+           min(CASE WHEN event_type IN ({_ENDS}) THEN xact_id::text::numeric END) AS ended_at,
+           bool_or(COALESCE(meta ->> 'loop_id' IN (
+               SELECT meta ->> 'loop_id' FROM noetl.event WHERE execution_id = ANY($1::bigint[])
+                 AND event_type = 'loop.started' AND meta ->> 'mode' = 'cursor'), false)) AS is_of_cursor
     FROM noetl.event
     WHERE execution_id = ANY($1::bigint[]) AND meta ? 'command_id'
       AND event_type IN ({_ENDS}, 'command.issued', 'command.claimed')
@@ -346,7 +349,8 @@ SUBJECTS: tuple[tuple[str, tuple[Rule, ...]], ...] = (
         Rule("command.disordered", "a command ended before it was issued", AGAIN, "ended_at < issued_at"),
         Rule("command.lost", "a command was claimed and never ended, but its execution has ended",
              AGAIN,
-             "claims > 0 AND ends = 0 AND outcome IN ('playbook.completed', 'execution.cancelled')"),
+             "claims > 0 AND ends = 0 AND (outcome = 'execution.cancelled' OR outcome = 'playbook.completed' "
+             "AND NOT is_of_cursor)"),
     )),
     (_VISIT, (
         Rule("step.unentered", "a visit of a step ended without having begun", AGAIN, "exits > 0 AND entries = 0"),

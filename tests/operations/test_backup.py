@@ -129,6 +129,9 @@ async def test_a_log_that_is_newer_than_the_objects_says_what_is_missing(setting
     assert finding["examples"] == [
         {"execution_id": "8", "step": "load", "iteration": None, "place": f"later at {later.physical_uri}"}
     ]
+    unknown = await _ran(environment, tmp_path, "verify", "7")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "no execution 7 in the event log" in unknown.stderr
 
 
 def _noticing_soon(settings: Settings) -> Settings:
