@@ -64,6 +64,7 @@ class RealLog:
         execution_id: of an execution that :meth:`create` made.
         fanout: the loop is a fan-out, whose ends are other events.
         by_name: claims name their command.
+        same_claim: the claim that all claims repeat.
 
     Attributes:
         claims: the claims that the model numbers.
@@ -80,6 +81,7 @@ class RealLog:
         self._sizes = sizes
         self.fanout = fanout
         self.by_name = by_name
+        self.same_claim: Claim | None = None
         self._claims = Claims(pool, LEASE)
         self._reaper = Reaper(pool, self.runtime.handler, self.runtime.ids)
         self._names = NatsNames(settings)
@@ -94,6 +96,7 @@ class RealLog:
     def beside(self, other: RealLog) -> None:
         """Continues the execution of another one, as another process."""
         self.execution_id, self.claims = other.execution_id, dict(other.claims)
+        self.same_claim = other.same_claim
         self._messages = other._messages
 
     async def perform(self, action: Action) -> str:
@@ -315,7 +318,7 @@ class RealLog:
 
     def _new_claim(self, number: int) -> Claim:
         """Returns a claim of a worker that takes a command twice, before another one does."""
-        return Claim(self.runtime.ids.next(), f"w{(number - 1) // 2}")
+        return self.same_claim or Claim(self.runtime.ids.next(), f"w{(number - 1) // 2}")
 
     @property
     def _pool_name(self) -> str:

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from noetl_dagster.events.connection import open_pool
+from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.settings import Settings
 from tests.events.model.interleaving import Interleaving, Writer, following, interleave
 from tests.events.model.one_pool import OnePool
-from tests.events.model.real import RealLog
+from tests.events.model.real import Claim, RealLog
 from tests.events.model.rules import Model
 from tests.events.model.states import Action, Sizes, State, View
 
-SIZES = Sizes(claims=2, epochs=3, releases=2, withdrawals=1, extras=True)
+SIZES = Sizes(items=2, claims=2, epochs=3, releases=2, withdrawals=1, extras=True)
 
 STARTED = "enter 1 1, start 1 1 1"
 ISSUED = f"{STARTED}, issue 1 0 1"
@@ -106,6 +107,8 @@ class Pair:
         self.actions = Action.of(first), Action.of(second)
         self.fanout, self.by_name = fanout, by_name
         self.switches = switches
+        self.claim: Claim | None = None
+        self.expected: list[Seen] = []
         self.count = 0
 
     async def run(self) -> None:
@@ -114,7 +117,7 @@ class Pair:
         state = self.model.start()
         for action in self.before:
             state = self.model.apply(View(state), action).after
-        expected = in_turn(self.model, state, self.actions)
+        expected = self.expected or in_turn(self.model, state, self.actions)
         pool = await open_pool(self.settings.db_url, size=3)
         try:
             async with pool.acquire() as one, pool.acquire() as other, pool.acquire() as onlooker:
@@ -135,6 +138,7 @@ class Pair:
 
     async def _prepared(self, connection: Any) -> RealLog:
         real = RealLog(self.settings, OnePool(connection), SIZES, fanout=self.fanout, by_name=self.by_name)
+        real.same_claim = self.claim
         async with connection.transaction():
             await real.create()
             for action in self.before:
@@ -170,3 +174,16 @@ async def test_one_of_two_writers_ends_a_fan_out(settings: Settings) -> None:
 
 async def test_one_of_two_workers_claims_the_next_command(settings: Settings) -> None:
     await Pair(settings, QUEUED, "claim 1 0 1", "claim 1 0 1", by_name=False, switches=1).run()
+
+
+async def test_a_claim_that_is_sent_twice_at_once_has_one_answer(settings: Settings) -> None:
+    """Its worker, which had no answer in time, sends it again."""
+    before = f"{QUEUED}, issue 1 1 1, enqueue 1 1 1"
+    pair = Pair(settings, before, "claim 1 0 1", "claim 1 0 1", by_name=False, switches=1)
+    pair.claim = Claim(Snowflake(9).next(), "w0")
+    state = Model(SIZES).start()
+    for action in pair.before:
+        state = pair.model.apply(View(state), action).after
+    claimed = pair.model.apply(View(state), Action.of("claim 1 0 1")).after
+    pair.expected = [(("claimed", "claimed"), claimed, ("running", {}))]
+    await pair.run()
