@@ -250,6 +250,10 @@ class VersionError(ServiceError):
     """This version cannot work with the schema of the event log; waiting does not help."""
 
 
+class LostEventsError(ServiceError):
+    """The event log lacks events that it had recorded, as after a failover to an asynchronous standby."""
+
+
 class LaunchError(ServiceError):
     """A run cannot be started at the moment."""
 

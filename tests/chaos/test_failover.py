@@ -17,12 +17,13 @@ from noetl_dagster.cli.doctor import FindingState
 from noetl_dagster.cli.doctor.checks import server_checks
 from noetl_dagster.compiler.executors.storages import keep_connections
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.errors import LostEventsError
 from noetl_dagster.events.connection import DATABASE_AWAY, connect
 from noetl_dagster.events.schema import apply_schema
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import EventTransport, Settings
 from tests.chaos.postgres_pair import PostgresPair, postgres_pair
-from tests.ledger import lines, written_by
+from tests.ledger import assert_only_unfinished_ran_again, lines, written_by
 from tests.playbooks import playbook
 from tests.pool import working
 from tests.service.conftest import Service, serving
@@ -38,6 +39,30 @@ workflow:
     next: [total]
   - step: total
     tool: {{kind: python, input: {{items: "{{{{ each.results }}}}"}}, code: "result = [len(items), sum(items)]"}}
+"""
+HELD = """
+workload: {ledger: "", items: 10}
+workflow:
+  - step: each
+    loop: {in: "{{ range(items) | list }}", iterator: n, mode: parallel, max_in_flight: 4}
+    tool:
+      kind: python
+      input: {n: "{{ n }}", ledger: "{{ ledger }}"}
+      code: |
+        import pathlib, time
+        path = pathlib.Path(ledger)
+        with path.open("a") as file:
+            file.write(f"{n} 0\\n")
+        while not path.with_name(f"go{n // 20}").exists():
+            time.sleep(0.02)
+        result = n
+    next: [total]
+  - step: total
+    tool: {kind: python, input: {items: "{{ each.results }}"}, code: "result = [len(items), sum(items)]"}
+"""
+ENDED = """
+SELECT current_index FROM noetl.event
+WHERE execution_id = $1 AND event_type = 'command.completed' AND current_index IS NOT NULL ORDER BY 1
 """
 TOTAL = """
 SELECT result -> 'data' FROM noetl.event
@@ -139,3 +164,40 @@ async def test_the_primary_is_found_whichever_host_it_is(own: Settings, pair: Po
 
         await until(is_answered, "Dagster's storage")
     await asyncio.to_thread(pair.add_standby)
+
+
+async def test_items_whose_ends_are_lost_run_again(settings: Settings, tmp_path: Path) -> None:
+    """A driver has seen ends that an asynchronous standby has not: it stops, and no item is silently absent."""
+    ledger = tmp_path / "ledger"
+    (tmp_path / "go0").touch()
+    with postgres_pair("noetl", synchronous=False) as pair:
+        await apply_schema(pair.url())
+        engine = await Engine.open(settings.model_copy(update={"db_url": pair.url()}))
+        execution = await engine.lifecycle.create(playbook(HELD), {"ledger": str(ledger), "items": 60})
+        running = asyncio.create_task(engine.resume(execution.id))
+
+        async def ended() -> list[int]:
+            return [row[0] for row in await engine.runtime.pool.fetch(ENDED, execution.id)]
+
+        async def until_ended(*items: int) -> None:
+            async def have() -> bool:
+                return await ended() == [*items]
+
+            await until(have, f"the ends of {items}")
+
+        await until_ended(*range(20))
+        await until_streamed(pair, engine)
+        with pair.not_sending():
+            (tmp_path / "go1").touch()
+            await until_ended(*range(40))
+            await asyncio.to_thread(pair.fail_over)
+        (tmp_path / "go2").touch()
+        with pytest.raises(LostEventsError, match="has no end of 20 of 60 items"):
+            await running
+        kept = await ended()
+        assert kept == [*range(20), *range(40, 60)]
+        state = await engine.resume(execution.id)
+        assert state.status is ExecutionStatus.COMPLETED, state.error
+        assert await engine.runtime.pool.fetchval(TOTAL, execution.id) == [60, sum(range(60))]
+        assert_only_unfinished_ran_again(ledger, 60, kept)
+        await engine.close()

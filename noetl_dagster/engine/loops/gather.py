@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from noetl_dagster.engine.loops.loop_run import LoopRun
+from noetl_dagster.errors import LostEventsError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, from_result
 from noetl_dagster.events.queries import LOOP_ENDS
@@ -118,12 +119,18 @@ async def gather(
         flat: each iteration's result is a list of results, and the loop's result is those end to end.
         sequences: see :func:`iteration_ends`.
         counts: selects the ends that count for the result.
+
+    Raises:
+        LostEventsError: an item that was done in this process has no end in the log.
     """
     collector, total, runtime = _Collector(loop_run, flat), len(loop_run.items), loop_run.runtime
+    ends_with_all = stop is None
     stop = (total or None) if stop is None else stop
     async for end in iteration_ends(loop_run, stop, sequences=sequences):
         if counts(end):
             await collector.add(end)
+    if ends_with_all:
+        collector.check_all_ended(total)
     result = await collector.finish(total)
     state, numbers = loop_run.execution.state, result.counts
     type_, status, shown = EventType.LOOP_DONE, "completed", result.envelope["status"]
@@ -145,6 +152,8 @@ class _Collector:
         self._store = loop_run.runtime.results
         self._flat = flat
         self._where = (loop_run.execution.id, loop_run.step)
+        loop = loop_run.program.loop
+        self._stops_at_a_failure = loop.fail_fast or (loop_run.shard and loop.fanout.fail_fast)
         self._loop_id = loop_run.loop_id
         self._limit = loop_run.runtime.settings.inline_result_bytes
         self._inline: list[Envelope] | None = []
@@ -218,6 +227,17 @@ class _Collector:
                 for number, value in enumerate(bundle, start)
             ]
         self._parts.extend(await self._store.put_many(new))
+
+    def check_all_ended(self, total: int) -> None:
+        """Raises ``LostEventsError`` if items have no end in the log, unless a failure has stopped the loop."""
+        missing = total - self._done - self._failed
+        if missing > 0 and not (self._failed and self._stops_at_a_failure):
+            execution_id, step = self._where
+            raise LostEventsError(
+                f"step {step}: the event log has no end of {missing} of {total} items, although they are done: it has "
+                f"lost events, as after a failover to an asynchronous standby; 'noetl-dagster resume {execution_id}' "
+                "runs these items again"
+            )
 
     async def finish(self, total: int) -> LoopResult:
         envelope: Envelope = {
