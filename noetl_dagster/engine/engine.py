@@ -42,7 +42,7 @@ class Engine:
         assert runtime.settings.db_url is not None
         self.runtime = runtime
         self.liveness = Liveness(runtime.settings.db_url, runtime.pool)
-        self.lifecycle = Lifecycle(runtime)
+        self.lifecycle = Lifecycle(runtime, self.liveness)
         self.steps = Steps(runtime, VisitDrivers(runtime, self.liveness))
         self.fanouts = Fanouts(runtime, self.steps)
         self.walker = Walker(runtime, self.steps, self.fanouts, self.lifecycle)

@@ -137,6 +137,10 @@ class Liveness:
             except DATABASE_ERRORS:
                 await asyncio.sleep(REOPEN_SECONDS)
 
+    def was_interrupted(self, execution_id: int) -> bool:
+        """Reports that the connection was lost since this process began to hold the execution."""
+        return execution_id in self._interrupted or (execution_id in self._held and not self._is_open)
+
     async def has_held(self, execution_ids: Iterable[int]) -> bool:
         """Reports that this process has held these executions without interruption, and holds them now."""
         async with self._lock:

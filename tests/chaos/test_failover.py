@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -20,7 +23,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import LostEventsError
 from noetl_dagster.events.connection import DATABASE_AWAY, connect
 from noetl_dagster.events.schema import apply_schema
-from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.settings import EventTransport, Settings
 from tests.chaos.postgres_pair import PostgresPair, postgres_pair
 from tests.ledger import assert_only_unfinished_ran_again, lines, written_by
@@ -40,25 +43,43 @@ workflow:
   - step: total
     tool: {{kind: python, input: {{items: "{{{{ each.results }}}}"}}, code: "result = [len(items), sum(items)]"}}
 """
-HELD = """
-workload: {ledger: "", items: 10}
+HOLDS = """
+import pathlib, time
+path = pathlib.Path(ledger)
+with path.open("a") as file:
+    file.write(f"{n} 0\\n")
+while not path.with_name(f"go{n // 20}").exists():
+    time.sleep(0.02)
+result = n
+"""
+"""Writes its ``n`` to the ledger, and waits for the file of its twenty."""
+
+
+def holds(n: str) -> str:
+    return json.dumps({"kind": "python", "input": {"n": n, "ledger": "{{ ledger }}"}, "code": HOLDS})
+
+
+HELD = f"""
+workload: {{ledger: "", items: 10}}
 workflow:
   - step: each
-    loop: {in: "{{ range(items) | list }}", iterator: n, mode: parallel, max_in_flight: 4}
-    tool:
-      kind: python
-      input: {n: "{{ n }}", ledger: "{{ ledger }}"}
-      code: |
-        import pathlib, time
-        path = pathlib.Path(ledger)
-        with path.open("a") as file:
-            file.write(f"{n} 0\\n")
-        while not path.with_name(f"go{n // 20}").exists():
-            time.sleep(0.02)
-        result = n
+    loop: {{in: "{{{{ range(items) | list }}}}", iterator: n, mode: parallel, max_in_flight: 4}}
+    tool: {holds("{{ n }}")}
     next: [total]
   - step: total
-    tool: {kind: python, input: {items: "{{ each.results }}"}, code: "result = [len(items), sum(items)]"}
+    tool: {{kind: python, input: {{items: "{{{{ each.results }}}}"}}, code: "result = [len(items), sum(items)]"}}
+"""
+STEPS = f"""
+workload: {{ledger: ""}}
+workflow:
+  - step: first
+    tool: {holds("{{ 0 }}")}
+    next: [second]
+  - step: second
+    tool: {holds("{{ 20 }}")}
+    next: [total]
+  - step: total
+    tool: {{kind: python, code: "result = [1, 2]"}}
 """
 ENDED = """
 SELECT current_index FROM noetl.event
@@ -166,38 +187,77 @@ async def test_the_primary_is_found_whichever_host_it_is(own: Settings, pair: Po
     await asyncio.to_thread(pair.add_standby)
 
 
+@asynccontextmanager
+async def driven(settings: Settings, text: str, workload: dict[str, Any]) -> AsyncIterator[Lossy]:
+    """An execution that this process drives, over a primary with an asynchronous standby."""
+    with postgres_pair("noetl", synchronous=False) as pair:
+        await apply_schema(pair.url())
+        engine = await Engine.open(settings.model_copy(update={"db_url": pair.url()}))
+        execution = await engine.lifecycle.create(playbook(text), workload)
+        yield Lossy(pair, engine, execution.id, asyncio.create_task(engine.resume(execution.id)))
+        await engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Lossy:
+    """An execution whose log may lose its latest events."""
+
+    pair: PostgresPair
+    engine: Engine
+    execution_id: int
+    running: asyncio.Task[ExecutionState]
+
+    async def ended(self) -> list[int]:
+        return [row[0] for row in await self.engine.runtime.pool.fetch(ENDED, self.execution_id)]
+
+    async def until_ended(self, count: int) -> None:
+        async def have() -> bool:
+            return await self.ended() == [*range(count)]
+
+        await until(have, f"the ends of the first {count}")
+
+    async def lose(self, go: Path, count: int) -> None:
+        """Fails over when ``count`` have ended, of which the standby has not those after ``go``."""
+        await until_streamed(self.pair, self.engine)
+        with self.pair.not_sending():
+            await asyncio.to_thread(go.touch)
+            await self.until_ended(count)
+            await asyncio.to_thread(self.pair.fail_over)
+
+    async def resumed(self) -> Any:
+        """Resumes it, and returns the result of its last step."""
+        state = await self.engine.resume(self.execution_id)
+        assert state.status is ExecutionStatus.COMPLETED, state.error
+        return await self.engine.runtime.pool.fetchval(TOTAL, self.execution_id)
+
+
 async def test_items_whose_ends_are_lost_run_again(settings: Settings, tmp_path: Path) -> None:
     """A driver has seen ends that an asynchronous standby has not: it stops, and no item is silently absent."""
     ledger = tmp_path / "ledger"
     (tmp_path / "go0").touch()
-    with postgres_pair("noetl", synchronous=False) as pair:
-        await apply_schema(pair.url())
-        engine = await Engine.open(settings.model_copy(update={"db_url": pair.url()}))
-        execution = await engine.lifecycle.create(playbook(HELD), {"ledger": str(ledger), "items": 60})
-        running = asyncio.create_task(engine.resume(execution.id))
-
-        async def ended() -> list[int]:
-            return [row[0] for row in await engine.runtime.pool.fetch(ENDED, execution.id)]
-
-        async def until_ended(*items: int) -> None:
-            async def have() -> bool:
-                return await ended() == [*items]
-
-            await until(have, f"the ends of {items}")
-
-        await until_ended(*range(20))
-        await until_streamed(pair, engine)
-        with pair.not_sending():
-            (tmp_path / "go1").touch()
-            await until_ended(*range(40))
-            await asyncio.to_thread(pair.fail_over)
+    async with driven(settings, HELD, {"ledger": str(ledger), "items": 60}) as lossy:
+        await lossy.until_ended(20)
+        await lossy.lose(tmp_path / "go1", 40)
         (tmp_path / "go2").touch()
         with pytest.raises(LostEventsError, match="has no end of 20 of 60 items"):
-            await running
-        kept = await ended()
+            await lossy.running
+        kept = await lossy.ended()
         assert kept == [*range(20), *range(40, 60)]
-        state = await engine.resume(execution.id)
-        assert state.status is ExecutionStatus.COMPLETED, state.error
-        assert await engine.runtime.pool.fetchval(TOTAL, execution.id) == [60, sum(range(60))]
+        assert await lossy.resumed() == [60, sum(range(60))]
         assert_only_unfinished_ran_again(ledger, 60, kept)
-        await engine.close()
+
+
+async def test_steps_whose_ends_are_lost_run_again(settings: Settings, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    async with driven(settings, STEPS, {"ledger": str(ledger)}) as lossy:
+        await until(lambda: ledger.exists() and len(lines(ledger)) == 1, "the first step")
+        await until_streamed(lossy.pair, lossy.engine)
+        with lossy.pair.not_sending():
+            (tmp_path / "go0").touch()
+            await until(lambda: len(lines(ledger)) == 2, "the second step")
+            await asyncio.to_thread(lossy.pair.fail_over)
+        (tmp_path / "go1").touch()
+        with pytest.raises(LostEventsError, match="has no end of first"):
+            await lossy.running
+        assert await lossy.resumed() == [1, 2]
+        assert [n for n, _ in lines(ledger)] == [0, 20, 0]

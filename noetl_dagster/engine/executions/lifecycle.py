@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from noetl_dagster.engine.interruptions import CHANNEL, NOTIFY
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.loops.frames import EXPIRE, release_expired
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.checks import settle_sink
 from noetl_dagster.engine.steps.regions import TokenQueue, streams_are_over
 from noetl_dagster.engine.steps.watermarks import lost_race
-from noetl_dagster.errors import ExecutionStateError, NoetlError, WorkloadError
+from noetl_dagster.errors import ExecutionStateError, LostEventsError, NoetlError, WorkloadError
 from noetl_dagster.events.connection import DATABASE_ERRORS
 from noetl_dagster.events.envelopes import to_result
 from noetl_dagster.events.log import as_event
@@ -55,8 +56,9 @@ class _Cancelled(NamedTuple):
 class Lifecycle:
     """Creates executions and ends each epoch of them once."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, liveness: Liveness) -> None:
         self._runtime = runtime
+        self._liveness = liveness
 
     async def create(
         self,
@@ -153,6 +155,9 @@ class Lifecycle:
         """Ends the epoch when no token is left: every step that was reached has ended.
 
         The process that ends the last step calls this; a unique index lets one of several callers write the end.
+
+        Raises:
+            LostEventsError: the log lacks ends of steps that this process knows.
         """
         state = execution.state
         if not state.is_running:
@@ -160,6 +165,8 @@ class Lifecycle:
         waiting, failures = outstanding(execution)
         if waiting:
             return state.status
+        if self._liveness.was_interrupted(execution.id):
+            await self._check_ends(execution)
         if failures:
             return await self.fail(execution, failures[0].failure)
         await self._warn_of_lost_races(execution)
@@ -169,6 +176,17 @@ class Lifecycle:
             done.result = to_result(last.envelope)
             done.meta["last_step"] = last.step
         return await self._stop(execution, done)
+
+    async def _check_ends(self, execution: Execution) -> None:
+        """Compares the ends of steps with the log, after the database may have failed over to a standby."""
+        recorded = await self._runtime.state(execution.id)
+        lost = sorted({step for step, _ in execution.state.ends.keys() - recorded.ends.keys()})
+        if lost:
+            raise LostEventsError(
+                f"execution {execution.id}: the event log has no end of {', '.join(lost)}, although they are done: it "
+                f"has lost events, as after a failover to an asynchronous standby; 'noetl-dagster resume "
+                f"{execution.id}' runs them again"
+            )
 
     async def _warn_of_lost_races(self, execution: Execution) -> None:
         """Warns of watermarks that move with the end of this execution, and that another one has moved meanwhile."""
