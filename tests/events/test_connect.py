@@ -13,6 +13,7 @@ from noetl_dagster.embedded import driver_url
 from noetl_dagster.events import connection as connections
 from noetl_dagster.events.connection import connect, host_addresses, open_pool
 from noetl_dagster.settings import Settings
+from noetl_dagster.tools.access.clients import postgres_arguments
 from noetl_dagster.tools.access.credential_types import Credential, CredentialType
 from noetl_dagster.tools.sinks.postgres import is_event_log
 
@@ -81,6 +82,19 @@ HOSTS = [
 @pytest.mark.parametrize(("url", "expected"), HOSTS)
 def test_hosts_of_an_address(url: str, expected: list[str]) -> None:
     assert host_addresses(url) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "attributes"),
+    [
+        ("postgresql://u:p@a/db", None),
+        ("postgresql+psycopg2://u:p@a,b/db", "read-write"),
+        ("postgresql://u:p@a,b/db?target_session_attrs=any", None),
+    ],
+)
+def test_the_host_of_a_credential(url: str, attributes: str | None) -> None:
+    found = postgres_arguments(Credential("lake", CredentialType.POSTGRES, {"url": url}))
+    assert found.get("target_session_attrs") == attributes
 
 
 DRIVER = [

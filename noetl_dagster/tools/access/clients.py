@@ -14,7 +14,7 @@ import orjson
 from obstore.store import GCSStore, S3Store
 
 from noetl_dagster.errors import CredentialError, ServiceError
-from noetl_dagster.events.connection import encode_json, prepare_connection
+from noetl_dagster.events.connection import encode_json, host_addresses, prepare_connection
 from noetl_dagster.settings import Settings, separate_addresses
 from noetl_dagster.tools.access.credential_types import Credential
 from noetl_dagster.tools.access.destinations import DenyList
@@ -177,12 +177,17 @@ class Clients:
 def postgres_arguments(credential: Credential) -> dict[str, Any]:
     """Returns the arguments of ``asyncpg.connect`` for a postgres credential: ``url``, or host, port, user and others.
 
+    Of several hosts it takes the one that accepts writes, unless the address has ``target_session_attrs``.
+
     Raises:
         CredentialError: it has neither ``url`` nor ``host``.
     """
     url = credential.get("url", "dsn", "connection_string", "uri")
     if url is not None:
-        return {"dsn": str(url).replace("postgresql+psycopg2://", "postgresql://", 1)}
+        dsn = str(url).replace("postgresql+psycopg2://", "postgresql://", 1)
+        if len(host_addresses(dsn)) == 1 or "target_session_attrs" in dsn:
+            return {"dsn": dsn}
+        return {"dsn": dsn, "target_session_attrs": "read-write"}
     host = credential.get("host", "db_host")
     if host is None:
         raise CredentialError(f"credential {credential.name!r} of type postgres has neither 'url' nor 'host'")

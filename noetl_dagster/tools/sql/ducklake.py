@@ -161,7 +161,7 @@ def _libpq(credential: Credential) -> Mapping[str, str]:
         from psycopg2.extensions import parse_dsn
 
         try:
-            return dict(parse_dsn(arguments["dsn"]))
+            return {**parse_dsn(arguments.pop("dsn")), **arguments}
         except psycopg2.ProgrammingError:  # its message quotes the address
             raise CredentialError(f"credential {credential.name!r} of type postgres: its url is malformed") from None
     named = {"database": "dbname", "ssl": "sslmode"}
