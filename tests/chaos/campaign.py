@@ -7,7 +7,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -121,7 +121,8 @@ class Undisturbed:
 class Campaign:
     """Runs one after another on one machine, which is replaced when a run has found a defect."""
 
-    def __init__(self, *, shows_resumed: bool = False) -> None:
+    def __init__(self, *, shows_resumed: bool = False, make: Callable[[], Machine] = Machine) -> None:
+        self._make = make
         self._shows_resumed = shows_resumed
         self._machine: Machine | None = None
         self._undisturbed: dict[str, Undisturbed] = {}
@@ -224,7 +225,7 @@ class Campaign:
 
     def _open(self) -> Machine:
         if self._machine is None:
-            self._machine = Machine()
+            self._machine = self._make()
             self._machine.open()
             self._machine.query(moments.SCHEMA)
         return self._machine

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from tests.chaos.clusters import CLUSTERED
 from tests.chaos.disks import SIZES
 from tests.chaos.disturbances import DISTURBANCES
 from tests.chaos.scene import Fault, Scene
@@ -138,3 +139,5 @@ FAULTS: tuple[Fault, ...] = (
     *(FullDisk(part) for part in SIZES),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}
+FAULTS: tuple[Fault, ...] = (*(Kill(part) for part in PIDS), *(Stop(part) for part in PIDS), *DISTURBANCES)
+BY_NAME = {fault.name: fault for fault in (*FAULTS, *CLUSTERED)}

@@ -94,6 +94,12 @@ class NatsCluster:
             process.kill()
             process.wait()
 
+    def heal(self) -> None:
+        """Starts the servers that were killed."""
+        for name, server in self.servers.items():
+            if server.process is None:
+                self.launch(name)
+
     async def leader_of(self, stream: str) -> str:
         """Returns the server that leads a stream, as soon as there is one."""
 

@@ -123,6 +123,13 @@ class PostgresPair:
         self.kill_primary()
         self.promote()
 
+    def heal(self) -> None:
+        """Completes a failover: promotes the standby if the primary is dead, and adds a standby if there is none."""
+        if self.primary.process is None:
+            self.promote()
+        if self.standby.process is None:
+            self.add_standby()
+
     @contextmanager
     def not_sending(self) -> Iterator[None]:
         """Stops the stream to the standby: what is committed meanwhile is lost with the primary."""
