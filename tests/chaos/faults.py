@@ -138,6 +138,4 @@ FAULTS: tuple[Fault, ...] = (
     *(Clock(part, moved) for part in CLOCKS for moved in (HOUR, -HOUR)),
     *(FullDisk(part) for part in SIZES),
 )
-BY_NAME = {fault.name: fault for fault in FAULTS}
-FAULTS: tuple[Fault, ...] = (*(Kill(part) for part in PIDS), *(Stop(part) for part in PIDS), *DISTURBANCES)
 BY_NAME = {fault.name: fault for fault in (*FAULTS, *CLUSTERED)}
