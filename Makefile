@@ -3,6 +3,7 @@ SIZE ?= medium
 MINUTES ?= 10
 SEED ?= 1
 KILLS ?= 1000
+MINUTES ?= 60
 TEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 PYTEST ?= .venv/bin/pytest
 QUICK := $(addprefix tests/,architecture playbook events engine tools corpus)
@@ -11,7 +12,7 @@ QUICK := $(addprefix tests/,architecture playbook events engine tools corpus)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java browser demo dev check test-quick test test-slow fuzz chaos lint bench bench-peers docs docs-serve lock audit sbom services-up services-down kind clean
+.PHONY: help setup java browser demo dev check test-quick test test-slow fuzz chaos lint bench bench-peers soak docs docs-serve lock audit sbom services-up services-down kind clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
@@ -60,6 +61,9 @@ bench: setup java ## the benchmarks
 
 bench-peers: setup ## items a second of Dagster, Prefect, Temporal, DBOS and ours, into benchmarks/README.md
 	@scripts/bench-peers
+
+soak: setup ## an hour of load that stands for a day, into docs/reports/soak.md; MINUTES, SOAK_ARGS
+	.venv/bin/python -m benchmarks.soak --minutes $(MINUTES) --report docs/reports/soak.md $(SOAK_ARGS)
 
 docs: setup ## write the pages that are made from the code, and build the site into dist/site
 	@scripts/docs
