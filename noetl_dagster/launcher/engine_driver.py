@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,6 +23,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import RECOVERY
 from noetl_dagster.errors import ExecutionStateError
 from noetl_dagster.launcher.address import Address, Channel, Message, RunLock, driver_of
+from noetl_dagster.process.collector import release_free_memory
 from noetl_dagster.process.environment import withhold_settings
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.process.log_context import LogContext
@@ -35,6 +37,9 @@ MOST_EXECUTIONS = 100_000
 
 MOST_GROWTH_BYTES = 1024**3
 """This process is replaced if it has grown by more."""
+
+RELEASE_SECONDS = 60.0
+"""Seconds between two returns of free memory, each of which takes up to 0.1 s."""
 
 LINE_BYTES = 2**30
 """A request is a line, with the execution's workload."""
@@ -55,6 +60,7 @@ class EngineDriver:
         self._folder = address.folder / "runs"
         self._noetl = EngineProvider()
         self._memory = psutil.Process().memory_info().rss
+        self._released_at = 0.0
         self._count = 0
 
     def main(self) -> None:
@@ -129,6 +135,9 @@ class EngineDriver:
     def _needs_replacement(self) -> bool:
         if self._count % 100:
             return False
+        if time.monotonic() > self._released_at + RELEASE_SECONDS:
+            release_free_memory()
+            self._released_at = time.monotonic()
         grown = psutil.Process().memory_info().rss - self._memory
         return self._count >= MOST_EXECUTIONS or grown > MOST_GROWTH_BYTES
 

@@ -1,4 +1,4 @@
-"""Garbage collection around code whose objects stay."""
+"""Garbage collection around code whose objects stay, and memory that is free."""
 
 from __future__ import annotations
 
@@ -25,3 +25,11 @@ def importing() -> Iterator[None]:
     with collector_paused():
         yield
         gc.freeze()
+
+
+def release_free_memory() -> None:
+    """Returns free memory to the system, if the C library is glibc: threads fragment its heaps, and processes grow."""
+    import ctypes  # only here, since every process imports this module
+
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
