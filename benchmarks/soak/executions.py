@@ -21,8 +21,10 @@ LOOPS = ("loop", "parallel")
 LANES_OF_A_LOOP = 8
 """Iterations of a large loop that run at once."""
 
+REACHED = 0.8
+"""Share of the rate that a loop reaches at least, so that the last one ends in time."""
+
 POLL_SECONDS = 1.0
-TRY_SECONDS = 60.0
 
 ENDED = """
 SELECT DISTINCT ON (execution_id) execution_id, event_type, error FROM noetl.event
@@ -102,7 +104,10 @@ class Load:
             rate: iterations a second.
         """
         number = 0
-        while not self.stopping.is_set() and (count := min(items, int((until - time.monotonic()) * rate))) > items / 10:
+        while not self.stopping.is_set():
+            count = min(items, int((until - time.monotonic()) * rate * REACHED))
+            if count < items / 10:
+                return
             workload = {"n": count, "pause": LANES_OF_A_LOOP / rate}
             await self._run(LOOPS[number % len(LOOPS)], count, workload)
             number += 1

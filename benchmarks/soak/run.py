@@ -260,9 +260,10 @@ class Soak:
             self.result.problems.append(f"{dead} dead letters")
         if "verify" in COMMANDS:
             code, text = await self._processes.run("verify", "verify", "--all")
-            self.result.verified = "nothing to report" if not code else f"exit code {code}: {text[-2000:]}"
+            lines = [line for line in text.splitlines() if line.strip()] or ["no output"]
+            self.result.verified = f"exit code {code}: {lines[-1]}"
             if code:
-                self.result.problems.append("'noetl-dagster verify --all' reports problems")
+                self.result.problems += [f"'noetl-dagster verify --all': {line}" for line in lines[:20]]
 
 
 async def _first_failure(tasks: list[asyncio.Task[None]]) -> None:
