@@ -22,6 +22,7 @@ from noetl_dagster.settings import Settings
 
 START_SECONDS = 60
 END_SECONDS = 60
+COMMAND_SECONDS = 600.0
 UPKEEP = ("project", "reap")
 _WARNING = re.compile(r"\b(WARNING|ERROR|CRITICAL|Traceback)\b")
 
@@ -79,10 +80,13 @@ class Processes:
         self.counts["worker drained" if drained else "worker killed"] += 1
         worker.send_signal(signal.SIGTERM if drained else signal.SIGKILL)
 
-    async def run(self, role: str, *arguments: str) -> tuple[int, str]:
-        """Runs a command to its end; returns its exit code and its log."""
-        process = self.start(role, *arguments)
-        code = await asyncio.to_thread(process.wait)
+    async def run(self, role: str, *arguments: str, seconds: float = COMMAND_SECONDS) -> tuple[int, str]:
+        """Runs a command to its end, and kills it after so many seconds; returns its exit code and its log."""
+        process, deadline = self.start(role, *arguments), time.monotonic() + seconds
+        while (code := process.poll()) is None:
+            if time.monotonic() > deadline:
+                process.kill()
+            await asyncio.sleep(0.1)
         self._running[role].remove(process)
         return code, (self._logs / f"{role}-{self.counts[f'{role} started']}.log").read_text()
 

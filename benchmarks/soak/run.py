@@ -259,8 +259,11 @@ class Soak:
         if dead:
             self.result.problems.append(f"{dead} dead letters")
         if "verify" in COMMANDS:
-            code, text = await self._processes.run("verify", "verify", "--all")
+            limit = max(60.0, 60 * self.plan.minutes * DRAIN_SHARE)
+            code, text = await self._processes.run("verify", "verify", "--all", seconds=limit)
             lines = [line for line in text.splitlines() if line.strip()] or ["no output"]
+            if code == -signal.SIGKILL:
+                lines = [f"no result after {limit:.0f} s"]
             self.result.verified = f"exit code {code}: {lines[-1]}"
             if code:
                 self.result.problems += [f"'noetl-dagster verify --all': {line}" for line in lines[:20]]
