@@ -26,6 +26,8 @@ this line rises by more than the tolerance, and by more than three times its sta
 set size, so that shared pages count once. Memory of the largest process is private memory.
 """
 
+SHORT = "This run lasted less than an hour. In a short run, caches that still fill up count as growing.\n"
+
 
 def failed(result: Result) -> list[str]:
     """Returns why a run failed, empty if it did not."""
@@ -55,6 +57,8 @@ def _head(result: Result) -> Iterator[str]:
         retention=plan.retention_seconds,
         sample=plan.sample,
     )
+    if plan.minutes < 60:
+        yield SHORT
 
 
 def _facts(result: Result) -> Iterator[str]:
