@@ -3,7 +3,6 @@ SIZE ?= medium
 MINUTES ?= 10
 SEED ?= 1
 KILLS ?= 1000
-MINUTES ?= 60
 TEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 PYTEST ?= .venv/bin/pytest
 QUICK := $(addprefix tests/,architecture playbook events engine tools corpus)
@@ -62,6 +61,7 @@ bench: setup java ## the benchmarks
 bench-peers: setup ## items a second of Dagster, Prefect, Temporal, DBOS and ours, into benchmarks/README.md
 	@scripts/bench-peers
 
+soak: MINUTES = 60
 soak: setup ## an hour of load that stands for a day, into docs/reports/soak.md; MINUTES, SOAK_ARGS
 	.venv/bin/python -m benchmarks.soak --minutes $(MINUTES) --report docs/reports/soak.md $(SOAK_ARGS)
 
