@@ -52,7 +52,7 @@ def main() -> int:
     finally:
         campaign.close()
     if given.report is not None:
-        given.report.write_text(report(outcomes, given.seed, given.kills, time.monotonic() - begun))
+        given.report.write_text(report(outcomes, sys.argv[1:], time.monotonic() - begun))
     return 1 if any(one.defects for one in outcomes) else 0
 
 

@@ -62,12 +62,12 @@ half a second. A defect counts for each fault of its run.
 """
 
 
-def report(outcomes: Sequence[Outcome], seed: int, kills: int, seconds: float) -> str:
+def report(outcomes: Sequence[Outcome], arguments: Sequence[str], seconds: float) -> str:
     """Returns the page in Markdown."""
     failed = [one for one in outcomes if one.defects]
     return PAGE.format(
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        command=f"make chaos SEED={seed} KILLS={kills}",
+        command=f"python -m tests.chaos {' '.join(arguments)}",
         commit=_commit(),
         machine=_machine(),
         minutes=seconds / 60,
