@@ -43,7 +43,7 @@ test: setup java browser ## all tests, over the embedded services; TEST_ARGS for
 test-slow: setup java browser ## the long tests, one after another: races, kills, large fan-outs and files; SLOW_ARGS for pytest
 	.venv/bin/pytest -m slow $(SLOW_ARGS)
 
-chaos: setup java ## kill, stop and cut off the parts of running flows, and write docs/reports/chaos.md; SEED=, KILLS=
+chaos: setup ## kill, stop and cut off the parts of running flows, and write docs/reports/chaos.md; SEED=, KILLS=
 	.venv/bin/python -m tests.chaos --seed $(SEED) --kills $(KILLS) --report docs/reports/chaos.md $(CHAOS_ARGS)
 
 fuzz: setup ## damaged playbooks, templates, results and messages, for MINUTES; it must print no seed and no input

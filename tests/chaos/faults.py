@@ -15,7 +15,6 @@ from tests.chaos.scene import Fault, Scene
 PIDS: dict[str, Callable[[Scene], int | None]] = {
     "driver": lambda scene: scene.driver(),
     "helper": lambda scene: _child(scene, "noetl_dagster.engine.helper"),
-    "jvm": lambda scene: _child(scene, "java"),
     **{
         name: lambda scene, name=name: scene.machine.process(name)  # type: ignore[misc]
         for name in (
