@@ -293,9 +293,10 @@ WHERE execution_id = $1 AND meta ->> 'loop_id' = ANY($2::text[]) AND meta ? 'loo
 """
 
 # Whether a result, which has not expired, was stored and is not recorded any more: its bytes are missing.
+# A scalar subquery: each reference by index.
 _IS_LOST = """COALESCE((result #>> '{reference,execution_id}')::bigint = execution_id
-    AND COALESCE((result #>> '{reference,expires_at}')::timestamptz > now(), true) AND NOT EXISTS (
-        SELECT FROM noetl.result_ref WHERE ref_id = (result #>> '{reference,ref_id}')::bigint), false)"""
+    AND COALESCE((result #>> '{reference,expires_at}')::timestamptz > now(), true) AND (
+        SELECT ref_id FROM noetl.result_ref WHERE ref_id = (result #>> '{reference,ref_id}')::bigint) IS NULL, false)"""
 
 # Which iterations of a loop were issued and how they ended, for a resumed loop; $5: some of their results are lost.
 LOOP_ATTEMPTS = f"""
