@@ -40,9 +40,15 @@ def serve_commands(settings: Settings, folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def environment(module_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The working directory of the shared server's clients, whose runs share a run server."""
+    return tmp_path_factory.mktemp("clients")
+
+
+@pytest.fixture(scope="module")
+def environment(module_settings: Settings, clients: Path) -> dict[str, str]:
     """The environment of a command server that the tests share."""
-    return serve_commands(module_settings, tmp_path_factory.mktemp("clients"))
+    return serve_commands(module_settings, clients)
 
 
 @pytest.fixture
@@ -61,16 +67,16 @@ def server(settings: Settings) -> psutil.Process | None:
 
 
 @contextmanager
-def starting(environment: dict[str, str], folder: Path) -> Iterator[Start]:
-    """Starts clients, with their output and their errors in files; what they run may end afterwards."""
-    (folder / "gated.yaml").write_text(GATED)
+def starting(environment: dict[str, str], clients: Path, folder: Path) -> Iterator[Start]:
+    """Starts clients, with their output and their errors in a file; what they run may end afterwards."""
+    (clients / "gated.yaml").write_text(GATED)
     with killed_in_the_end() as started:
 
         def start(*arguments: str) -> subprocess.Popen[str]:
             return started(
                 [*COMMAND, *arguments],
                 env=environment,
-                cwd=folder,
+                cwd=clients,
                 stdout=(folder / "output").open("w"),
                 # a shell that runs the tests in the background has interrupts ignored
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -81,8 +87,8 @@ def starting(environment: dict[str, str], folder: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
-    with starting(environment, tmp_path) as start:
+def start(environment: dict[str, str], clients: Path, tmp_path: Path) -> Iterator[Start]:
+    with starting(environment, clients, tmp_path) as start:
         yield start
 
 
@@ -174,7 +180,7 @@ def test_a_client_and_its_command_end_together(
 
 
 def test_a_command_outlives_its_server(own_environment: dict[str, str], settings: Settings, tmp_path: Path) -> None:
-    with starting(own_environment, tmp_path) as start:
+    with starting(own_environment, tmp_path, tmp_path) as start:
         client = start_run(start, tmp_path)
         begun(tmp_path)
         found = server(settings)
