@@ -44,6 +44,7 @@ from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.spark.sessions import SparkSessions
 from tests import PARTITIONS_AHEAD
 from tests.databases import Databases, superuser_url
+from tests.forked import fork_servers
 from tests.processes import end_run_servers
 
 PROJECT = Path(__file__).parents[1]
@@ -168,6 +169,12 @@ def _own_secrets() -> Iterator[None]:
     """Forgets the secrets of a test, so that texts of later ones are not masked."""
     yield
     SECRETS.forget()
+
+
+@pytest.fixture(autouse=True)
+def _forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has run servers and code servers that the tests start forked from a process that has imported what they need."""
+    fork_servers(monkeypatch.setattr)
 
 
 @pytest.fixture(scope="session")

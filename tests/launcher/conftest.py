@@ -26,7 +26,6 @@ from noetl_dagster.launcher.executions import WarmLauncher
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings
-from tests.forked import fork_servers
 from tests.playbooks import text_of
 from tests.waiting import until, until_now
 
@@ -135,12 +134,6 @@ def tell(folder: Path, message: Message) -> Any:
     answer = channel.receive()
     channel.close()
     return answer
-
-
-@pytest.fixture(autouse=True)
-def _forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has run servers and code servers that the tests start forked from a process that has imported what they need."""
-    fork_servers(monkeypatch.setattr)
 
 
 @pytest.fixture
