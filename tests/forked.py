@@ -301,6 +301,8 @@ _server: Any = multiprocessing.forkserver._forkserver
 _forks_of_forks: tuple[str, int] | None = None
 """In a forked process: address and descriptor of the fork server that has forked it."""
 
+_forking = Lock()
+
 
 @contextmanager
 def _inherited_fork_server() -> Iterator[None]:
@@ -308,11 +310,12 @@ def _inherited_fork_server() -> Iterator[None]:
     if _forks_of_forks is None:
         yield
         return
-    own = (_server._forkserver_address, _server._forkserver_alive_fd)
-    _server._forkserver_address, _server._forkserver_alive_fd = _forks_of_forks
-    _server.ensure_running = lambda: None
-    try:
-        yield
-    finally:
-        del _server.ensure_running
-        _server._forkserver_address, _server._forkserver_alive_fd = own
+    with _forking:
+        own = (_server._forkserver_address, _server._forkserver_alive_fd)
+        _server._forkserver_address, _server._forkserver_alive_fd = _forks_of_forks
+        _server.ensure_running = lambda: None
+        try:
+            yield
+        finally:
+            del _server.ensure_running
+            _server._forkserver_address, _server._forkserver_alive_fd = own
