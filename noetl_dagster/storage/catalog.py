@@ -53,12 +53,13 @@ _LOCK_EXPIRED = f"""
     FOR UPDATE SKIP LOCKED
 """
 
-# objects of a store without a reference here: of ended executions, and with $3 also of unknown ones
+# objects of a store without a reference here: of ended executions, and with $3 also of unknown ones. A put whose answer
+# was lost has left an object, although its reference names one of the fallbacks $4
 _UNRECORDED = """
     SELECT DISTINCT stored.ref_id
     FROM unnest($1::bigint[], $2::bigint[]) AS stored (execution_id, ref_id)
     LEFT JOIN noetl.execution ON execution.execution_id = stored.execution_id
-    WHERE NOT EXISTS (SELECT FROM noetl.result_ref WHERE result_ref.ref_id = stored.ref_id)
+    WHERE NOT EXISTS (SELECT FROM noetl.result_ref WHERE result_ref.ref_id = stored.ref_id AND store_tier <> ALL($4))
       AND CASE WHEN execution.execution_id IS NOT NULL THEN execution.status <> 'RUNNING'
           ELSE $3 AND NOT EXISTS (SELECT FROM noetl.event WHERE event.execution_id = stored.execution_id) END
 """
@@ -159,14 +160,18 @@ class RefCatalog:
         async with self.connection() as connection, connection.transaction():
             yield connection, [_ref_from(row) for row in await connection.fetch(_LOCK_EXPIRED, now, _PAGE)]
 
-    async def unrecorded(self, owners: Sequence[tuple[int, int]], *, unknown: bool) -> set[int]:
+    async def unrecorded(
+        self, owners: Sequence[tuple[int, int]], *, unknown: bool, elsewhere: Sequence[str]
+    ) -> set[int]:
         """Returns the reference ids of ended executions that have no row, among pairs of execution and reference id.
 
-        With ``unknown``, executions that the log does not contain count as ended.
+        Args:
+            unknown: executions that the log does not contain count as ended.
+            elsewhere: a row with one of these tiers does not count.
         """
         executions, ref_ids = zip(*owners, strict=True)
         async with self.connection() as connection:
-            rows = await connection.fetch(_UNRECORDED, executions, ref_ids, unknown)
+            rows = await connection.fetch(_UNRECORDED, executions, ref_ids, unknown, elsewhere)
         return {row["ref_id"] for row in rows}
 
     async def forget(self, ref_ids: Sequence[int], connection: Any = None) -> None:

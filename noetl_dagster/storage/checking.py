@@ -16,7 +16,7 @@ from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.codec import RunningDigest
-from noetl_dagster.storage.placement import KEY_ROOT, Placement, canonical, owner_of
+from noetl_dagster.storage.placement import KEY_ROOT, Placement, canonical, fallbacks_other_than, owner_of
 
 LOOKS_IN_FLIGHT = 32
 READS_IN_FLIGHT = 8
@@ -156,12 +156,13 @@ async def orphans_of(
     """
     newest = snowflake_floor(before)
     unknown = not shared or name is StoreTier.DB
+    elsewhere = sorted(fallbacks_other_than(name))
     folder = KEY_ROOT if execution_id is None else f"{KEY_ROOT}{execution_id}/"
     async for keys in placement.tier(name).keys(folder):
         owners = {key: owner for key in keys if (owner := owner_of(key)) and owner[1] < newest}
         if not owners:
             continue
-        unnamed = await catalog.unrecorded(list(owners.values()), unknown=unknown)
+        unnamed = await catalog.unrecorded(list(owners.values()), unknown=unknown, elsewhere=elsewhere)
         for key, (_, ref_id) in owners.items():
             if ref_id in unnamed:
                 yield key

@@ -142,6 +142,11 @@ class Placement:
         self._tiers.clear()
 
 
+def fallbacks_other_than(tier: StoreTier) -> set[StoreTier]:
+    """Returns the tiers that may hold a result instead of this one, by all of their names; no two share a store."""
+    return {one for one in (StoreTier.KV, StoreTier.DISK, StoreTier.OBJECT) if canonical(one) is not canonical(tier)}
+
+
 def key_of(execution_id: int, step: str, name: str, ref_id: int, extension: str) -> str:
     """Returns the key of an object: ``exec/<execution>/<step>/<name>-<ref id><extension>``.
 

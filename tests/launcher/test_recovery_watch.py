@@ -160,3 +160,7 @@ async def test_only_a_process_that_drives_to_the_end_is_missed_at_once(
     assert eager is not None
     assert patient.due - last == pytest.approx(backoff * 2**attempts, abs=0.01)
     assert eager.due - last == pytest.approx(pause or backoff * 2**attempts, abs=0.01)
+    behind = last - 3600
+    late = await engine.recovery().judge(execution.id, now=behind)
+    assert late is not None
+    assert late.due <= behind, "a clock that was ahead does not delay the resumption"

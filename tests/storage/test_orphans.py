@@ -62,6 +62,16 @@ async def test_bytes_of_a_rolled_back_put_are_removed(store: ResultStore, pool: 
     assert await store.sweep_orphans(TOMORROW) == 0
 
 
+async def test_an_object_whose_put_seemed_to_fail_is_removed(store: ResultStore, pool: asyncpg.Pool) -> None:
+    """The answer of a put was lost, so that the bytes are in the fallback too, under the same reference id."""
+    ref = await store.put([1, 2], execution_id=ENDED, step="load", name="rows", tier=StoreTier.DISK)
+    key = key_of(ENDED, "load", "rows", ref.ref_id, ".json")
+    uri = await store._placement.tier(StoreTier.MINIO).put(key, b"[1,2]")
+    assert await store.sweep_orphans(TOMORROW) == 1
+    assert not await left(store, StoreTier.MINIO, uri)
+    assert await store.get(ref.ref) == [1, 2]
+
+
 async def test_stores_of_one_log_lose_what_it_does_not_know(settings: Settings, pool: asyncpg.Pool) -> None:
     started = "INSERT INTO noetl.event (execution_id, event_id, event_type) VALUES ($1, 1, $2)"
     await pool.execute(started, STARTED, "playbook.initialized")

@@ -145,6 +145,8 @@ class Recovery:
         pause = settings.recovery_backoff_seconds * 2**attempts
         if grace is not None and one_process and attempts == 0:
             pause = min(pause, grace)
+        if quiet_since > now + pause:  # the clock of the dead process was ahead
+            quiet_since = now - pause
         due = quiet_since + pause
         verdict = Verdict.RESUME if attempts < settings.recovery_attempts else Verdict.GIVE_UP
         if now < due:
