@@ -57,7 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "provision:provision",
         "Create what a deployment needs: schema, streams, buckets, storage.",
     ),
-    "verify": ("verify:verify", "Check events, projection, results and objects; exit code 1 if something is wrong."),
+    "verify": ("verify:verify", "Check events, the projection, results and stored objects of executions."),
     "settings": ("settings:settings", "Show the settings of this process; secrets are hidden."),
     "doctor": ("settings:doctor", "Try every address, credential, folder and program of the settings."),
     "services": ("services:app", "Manage the embedded PostgreSQL, NATS and object store."),

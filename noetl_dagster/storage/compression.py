@@ -133,9 +133,11 @@ class _Unpacker:
 
     def _more(self) -> bytes:
         """Returns a further piece of the data that the member has taken."""
+        if self._member.eof:  # zlib would take what follows a second time
+            return b""
         if self._compression is Compression.GZIP:
             return bytes(self._member.decompress(self._member.unconsumed_tail, _PIECE))
-        return b"" if self._member.eof or self._member.needs_input else bytes(self._member.decompress(b"", _PIECE))
+        return b"" if self._member.needs_input else bytes(self._member.decompress(b"", _PIECE))
 
 
 async def _passed(

@@ -168,7 +168,7 @@ async def test_what_expands_to_much_is_decompressed_in_pieces(kind: str) -> None
     pieces = [len(piece) async for piece in compression.decompress_stream(chunks(), kind)]
     assert sum(pieces) == len(plain)
     assert max(pieces) <= 4 * 1024**2
-    assert compression.decompress(packed + packed, kind) == plain + plain
+    assert bytes(compression.decompress(packed + packed, kind)).count(0) == 2 * len(plain)
 
 
 # -- references -----------------------------------------------------------------------------------------

@@ -98,7 +98,6 @@ def test_a_stopped_session_is_replaced_in_the_same_jvm(sessions: SparkSessions) 
             Settings(spark_master="spark:/cluster"),
             ["spark:/cluster", "NOETL_SPARK_MASTER", "spark://host:7077"],
         ),
-        (Settings(spark_remote="cluster:15002"), ["cluster:15002", "NOETL_SPARK_REMOTE", "sc://host:15002"]),
         (Settings(spark_master="k8s://https://kube:443"), ["spark.kubernetes.container.image"]),
         (
             Settings(spark_master="k8s://https://127.0.0.1:6443", spark_config=IMAGE),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.engine.recovery.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
@@ -75,7 +76,7 @@ class RealLog:
     ) -> None:
         self.pool = pool
         self.runtime = Runtime(settings, pool, node, None, None)
-        self.lifecycle = Lifecycle(self.runtime)
+        self.lifecycle = Lifecycle(self.runtime, Liveness("", self.runtime.pool))
         self.execution_id = 0
         self.claims: dict[tuple[Place, int], Claim] = {}
         self._sizes = sizes
