@@ -74,6 +74,7 @@ class Driver:
         self._environment = dict(os.environ)
         self._working_directory = Path.cwd()
         self._memory = psutil.Process().memory_info().rss
+        self._not_loaded = [name for name in HEAVY if name not in sys.modules]
         self._runs = 0
         self._used = time.monotonic()
         self._interrupted = False
@@ -257,7 +258,7 @@ class Driver:
 
     def _needs_replacement(self) -> bool:
         grown = psutil.Process().memory_info().rss - self._memory
-        loaded = any(name in sys.modules for name in HEAVY)
+        loaded = any(name in sys.modules for name in self._not_loaded)
         return self._interrupted or self._runs >= MOST_RUNS or grown > MOST_GROWTH_BYTES or loaded
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
