@@ -20,11 +20,13 @@ from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.engine.liveness import Liveness, connection_name
-from noetl_dagster.engine.recovery.abandoned import ONE_PROCESS, Verdict
+from noetl_dagster.engine.recovery.abandoned import ONE_PROCESS, Abandoned, Verdict
+from noetl_dagster.engine.recovery.watch import RecoveryWatch
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.catalog import Catalog
 from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import own_worker_id
@@ -100,6 +102,31 @@ async def test_executions_of_other_folders_are_left_to_their_sensor(serving: Ser
         assert found.verdict is Verdict.RESUME
         assert await watch._find(found) is None
         assert await recovery_watch(api.engine, api.launcher, Catalog(api.folder), GRACE)._find(found) is not None
+
+
+async def test_a_run_that_dies_before_its_first_event_counts(engine: Engine) -> None:
+    resumed: list[int] = []
+
+    async def find(one: Abandoned) -> Playbook:
+        return (await engine.runtime.load(one.execution_id)).playbook
+
+    async def resume(playbook: Playbook, one: Abandoned) -> None:
+        resumed.append(one.epoch)
+        await engine.liveness.hold(one.execution_id)
+
+    execution = await engine.lifecycle.create(parse_playbook(GATED), origin={ONE_PROCESS: True})
+    watch = RecoveryWatch(engine.runtime, engine.liveness, engine.recovery(), grace=0.001, find=find, resume=resume)
+
+    async def looked_until_resumed() -> bool:
+        await watch._look(0.0)
+        return bool(resumed)
+
+    await until(looked_until_resumed)
+    await watch._look(0.0)  # a process holds it
+    await engine.liveness.release(execution.id)
+    for _ in range(3):
+        await watch._look(0.0)
+    assert resumed == [2], "the next one is due after twice the pause"
 
 
 async def test_a_living_process_restores_its_lock_when_its_connection_is_cut(

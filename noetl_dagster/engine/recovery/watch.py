@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Recovery, ResumeRequest, Verdict
 from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import NoetlError
 from noetl_dagster.events.connection import DATABASE_ERRORS
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.playbook.models import Playbook
@@ -54,6 +55,7 @@ class RecoveryWatch:
         self._projection = Projection(runtime.pool)
         self._grace = grace
         self._patience = runtime.settings.recovery_backoff_seconds
+        self._remembered_seconds = self._patience * 2 ** (runtime.settings.recovery_attempts + 1)
         self._find = find
         self._resume = resume
         self._due: dict[int, float] = {}
@@ -79,10 +81,17 @@ class RecoveryWatch:
         now = time.time()
         undriven = await self._liveness.undriven()
         self._due = {one: self._due.get(one, now + grace) for one in undriven}
-        self._requested = {one: request for one, request in self._requested.items() if one in self._due}
+        # while a run is about to start, the execution is held; if the run dies before its first event, it counts
+        oldest = now - self._remembered_seconds
+        self._requested = {one: request for one, request in self._requested.items() if request.at > oldest}
         for execution_id, due in self._due.items():
-            if now >= due:
+            if now < due:
+                continue
+            try:
                 self._due[execution_id] = await self._act(execution_id, now)
+            except NoetlError as error:  # the others do not wait for it
+                logger.warning("execution %d is not resumed now: %s", execution_id, error)
+                self._due[execution_id] = now + self._patience
 
     async def _act(self, execution_id: int, now: float) -> float:
         """Resumes an execution or ends it, if it is time; returns when to look at it again, as Unix time."""
@@ -105,7 +114,7 @@ class RecoveryWatch:
             if execution_id not in await self._liveness.undriven(connection):
                 return later
             logger.warning("execution %d of %s lost its process; resumed", execution_id, one.playbook)
+            count = request.count + 1 if request is not None and request.epoch == one.epoch else 1
+            self._requested[execution_id] = ResumeRequest(one.epoch, count, now)
             await self._resume(playbook, one)
-        count = request.count + 1 if request is not None and request.epoch == one.epoch else 1
-        self._requested[execution_id] = ResumeRequest(one.epoch, count, now)
         return later
