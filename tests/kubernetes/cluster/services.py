@@ -30,6 +30,7 @@ class Services:
         self._servers: dict[tuple[str, int], asyncio.Server] = {}
         self._turn = 0
         self._left: dict[str, float] = {}
+        self._taking: dict[str, Object] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="services", daemon=True)
         self._thread.start()
@@ -115,11 +116,14 @@ class Services:
         entry = next((one for one in service["spec"].get("ports") or () if one["port"] == port), {})
         found: list[Target] = []
         unready = service["spec"].get("publishNotReadyAddresses", False)
-        for pod in self._store.list("Pod", service["metadata"]["namespace"]):
+        namespace = service["metadata"]["namespace"]
+        there = {pod["metadata"]["uid"]: pod for pod in self._store.list("Pod", namespace)}
+        gone = {uid: pod for uid, pod in self._taking.items() if pod["metadata"]["namespace"] == namespace}
+        for uid, pod in (gone | there).items():
             labels = pod["metadata"].get("labels") or {}
             if not all(labels.get(key) == value for key, value in selector.items()):
                 continue
-            if not (self._takes(pod) or (unready and (pod.get("status") or {}).get("podIP"))):
+            if not (self._takes(pod, uid in there) or (unready and (pod.get("status") or {}).get("podIP"))):
                 continue
             number = _port(pod, entry.get("targetPort", port))
             recorded = not any("containerID" in one for one in pod["status"].get("containerStatuses") or ())
@@ -129,14 +133,19 @@ class Services:
                 found.append((pod["status"]["podIP"], number))
         return found
 
-    def _takes(self, pod: Object) -> bool:
-        """Whether a pod is sent connections: it is ready, or nodes have not heard yet that it leaves."""
-        conditions = (pod.get("status") or {}).get("conditions") or ()
-        metadata = pod["metadata"]
-        if "deletionTimestamp" in metadata:
-            left = self._left.setdefault(metadata["uid"], time.monotonic())
-            return time.monotonic() - left < LATE_SECONDS and "podIP" in (pod.get("status") or {})
-        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    def _takes(self, pod: Object, there: bool) -> bool:
+        """Whether a pod is sent connections: it is ready, or nodes have not heard yet that it leaves or has gone."""
+        uid, status = pod["metadata"]["uid"], pod.get("status") or {}
+        if there and "deletionTimestamp" not in pod["metadata"]:
+            takes = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
+        else:
+            left = self._left.setdefault(uid, time.monotonic())
+            takes = time.monotonic() - left < LATE_SECONDS and "podIP" in status
+        if takes:
+            self._taking[uid] = pod
+        else:
+            self._taking.pop(uid, None)
+        return takes
 
 
 def _port(pod: Object, port: Any) -> int:
