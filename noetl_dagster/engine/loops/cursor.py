@@ -26,6 +26,7 @@ from noetl_dagster.engine.loops.loop_run import LoopRun, begin_loop, issue_event
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, ToolError
 from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.events.queries import LOOP_NEXT_INDEX
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.models import FrameProcess
@@ -70,8 +71,7 @@ class CursorSource(IterationSource):
             while not self._stopped and (commands := await _finished_even_if_cancelled(self._take())):
                 await self._run_frame(iterate, commands)
 
-        async with self._held():
-            await run_side_by_side(slot, self.loop_run.program.loop.max_in_flight)
+        await run_side_by_side(slot, self.loop_run.program.loop.max_in_flight)
 
     async def _run_frame(self, iterate: Iterate, commands: list[Command]) -> None:
         waiting = iter(commands)
@@ -86,10 +86,8 @@ class CursorSource(IterationSource):
         await self._frame_ended(commands, outcomes)
 
     def counts(self, end: IterationEnd) -> bool:
-        """Excludes failures of earlier loop runs, and rows that were released: these are claimed again."""
-        if not end.failed:
-            return True
-        return bool(end.index >= self.known and end.envelope["error"].get("code") != RELEASED)
+        """Excludes failures of earlier loop runs, and rows that another process released: these are claimed again."""
+        return not end.failed or (end.index >= self.known and not _is_released(end.envelope))
 
     async def _take(self) -> list[Command]:
         """Claims rows and returns their issued commands; none when there is nothing left."""
@@ -109,11 +107,6 @@ class CursorSource(IterationSource):
 
     async def _frame_ended(self, commands: list[Command], outcomes: list[Outcome]) -> None:
         """Runs when all commands of a claim have ended."""
-
-    @asynccontextmanager
-    async def _held(self) -> AsyncIterator[None]:
-        """Lasts as long as the loop works."""
-        yield
 
     def _commands(self, rows: list[Any]) -> list[Command]:
         items = rows if self._frame.process is FrameProcess.ROW else [rows] if rows else []
@@ -156,6 +149,24 @@ class _ReleasingSource(CursorSource):
     def __init__(self, loop_run: LoopRun, known: int) -> None:
         super().__init__(loop_run, known)
         self._frames = Frames(loop_run)
+        self._lost_rows = False
+
+    async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
+        """Keeps the leases meanwhile, and releases the remaining rows at the end.
+
+        Rows that another process began to release are claimed again. A cancelled loop leaves its rows to others.
+        """
+        async with self._frames.beating():
+            try:
+                await super().run(iterate, chunks)
+                while self._lost_rows and not self._stopped:
+                    self._lost_rows = False
+                    await self._release()
+                    await super().run(iterate, chunks)
+            except Exception:
+                await self._release()
+                raise
+            await self._release()
 
     async def _take(self) -> list[Command]:
         async with contextlib.AsyncExitStack() as claim:
@@ -182,24 +193,25 @@ class _ReleasingSource(CursorSource):
                 yield self._rows_of(data), xid
 
     async def _frame_ended(self, commands: list[Command], outcomes: list[Outcome]) -> None:
-        """Forgets a frame. One with unfinished rows is released when the loop ends, so this loop doesn't claim it."""
-        if not any(is_unfinished(outcome.envelope) for outcome in outcomes):
-            await self._frames.forget(commands[0].index or 0)
+        """Forgets a frame, unless some of its rows are to be released.
 
-    @asynccontextmanager
-    async def _held(self) -> AsyncIterator[None]:
-        """Keeps the leases, and releases the remaining rows at the end. A cancelled loop leaves that to others."""
-        async with self._frames.beating():
-            try:
-                yield
-            except Exception:
-                await self._release()
-                raise
-            await self._release()
+        Failed rows are released when the loop ends, so that this loop does not claim them again.
+        """
+        failures = [outcome.envelope for outcome in outcomes if outcome.failed]
+        self._lost_rows |= any(_is_released(envelope) for envelope in failures)
+        if self.loop_run.program.loop.may_fail_in_part:
+            failures = [envelope for envelope in failures if is_unfinished(envelope)]
+        if not failures:
+            await self._frames.forget(commands[0].index or 0)
 
     async def _release(self) -> None:
         await self._runtime.buffer.flush()
         await release_frames(self._runtime, self.loop_run.execution.id, self.loop_run.loop_ids)
+
+
+def _is_released(envelope: Envelope) -> bool:
+    """Reports a command that another process ended when it released the command's rows."""
+    return bool(envelope["error"].get("code") == RELEASED)
 
 
 async def _finished_even_if_cancelled(work: Coroutine[Any, Any, T]) -> T:

@@ -1,10 +1,10 @@
 """Frames of cursor loops: the rows that a loop claimed at once, as the log's database records them.
 
-A frame is written before its claim commits, and deleted when all its rows have ended, so that the rows of a driver that
-died are known. Its lease specifies how long the driver may be silent before its rows are released: after a
-cancellation, an expired lease or the death of the driver, ``loop.cursor.release`` runs in the playbook's own database.
-The numbers of both transactions in that database are recorded before they commit, and their status is read there: so
-each row is released once, whichever process dies in between.
+A frame is written before its claim commits, and deleted when all its rows have succeeded, so that the rows of a driver
+that died are known. Its lease specifies how long the driver may be silent before its rows are released: after a
+cancellation, an expired lease, a failure of the loop or the death of the driver, ``loop.cursor.release`` runs in the
+playbook's own database for the rows without a success. The numbers of both transactions in that database are recorded
+before they commit, and their status is read there: so each row is released once, whichever process dies in between.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from noetl_dagster.engine.loops.loop_run import LoopRun
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.connection import DATABASE_ERRORS
-from noetl_dagster.events.envelopes import Envelope, error_envelope, from_result
+from noetl_dagster.events.envelopes import OK, Envelope, error_envelope, from_result
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import FrameProcess, Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
@@ -51,7 +51,10 @@ UNFINISHED = frozenset({RELEASED, "EXECUTION_CANCELLED", "LEASE_EXPIRED"})
 
 TRIES = 20
 PAUSE_SECONDS = 0.25
-"""How often, and how long apart, a frame is checked whose claim is just being committed."""
+"""How often, and how long apart, a frame is checked whose claim, or an earlier release, has not ended."""
+
+PATIENT_TRIES = 4
+"""Tries before the session of a claim that has not ended is terminated."""
 
 KEEP = """
 INSERT INTO noetl.cursor_frame
@@ -80,15 +83,14 @@ EXPIRE = "UPDATE noetl.cursor_frame SET lease_until = now() WHERE execution_id =
 
 # The latest command of each row of a frame, and how it ended.
 COMMANDS = """
-SELECT issued.current_index, (issued.meta ->> 'attempt')::int AS attempt, ended.result,
-       COALESCE((ended.meta ->> 'final')::boolean, true) AS final
+SELECT issued.current_index, (issued.meta ->> 'attempt')::int AS attempt, ended.result
 FROM (
     SELECT DISTINCT ON (current_index) current_index, meta FROM noetl.event
     WHERE execution_id = $1 AND meta ->> 'loop_id' = $2 AND meta ? 'loop_id' AND event_type = 'command.issued'
       AND current_index >= $3 AND current_index < $3 + $4
     ORDER BY current_index, (meta ->> 'attempt')::int DESC) issued
 LEFT JOIN LATERAL (
-    SELECT result, meta FROM noetl.event
+    SELECT result FROM noetl.event
     WHERE execution_id = $1 AND meta ->> 'command_id' = issued.meta ->> 'command_id' AND meta ? 'command_id'
       AND event_type IN ('command.completed', 'command.failed')
     LIMIT 1) ended ON true
@@ -108,6 +110,11 @@ RETURNING true
 # In the playbook's database. A transaction so old that the server forgot it counts as committed, as nearly all are.
 OWN_TRANSACTION = "SELECT txid_current()"
 TRANSACTION_STATUS = "SELECT COALESCE(txid_status($1), 'committed')"
+# a server may keep the session of a client that is gone for hours, and with it the locks of the claimed rows
+TERMINATE = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE backend_xid::text::bigint = $1 & 4294967295 AND datname = current_database()
+"""
 
 
 class Frames:
@@ -132,7 +139,7 @@ class Frames:
             await connection.execute(KEEP, *key, *place, rows, self._by_row, self._lease, claim_xid)
 
     async def forget(self, first_index: int) -> None:
-        """Deletes a frame whose rows have all ended. The log has their ends before."""
+        """Deletes a frame whose rows need no release. The log has their ends before."""
         await self._runtime.buffer.flush()
         loop_run = self._loop_run
         await self._runtime.pool.execute(FORGET, loop_run.execution.id, loop_run.loop_id, first_index)
@@ -209,7 +216,7 @@ class Frame:
 
 
 async def release_frames(runtime: Runtime, execution_id: int, loop_ids: Sequence[str]) -> int:
-    """Releases the unfinished rows of all runs of a loop, whatever their leases; returns the number of frames.
+    """Releases the rows without a success of all runs of a loop, whatever their leases; returns the number of frames.
 
     Raises:
         NoetlError: a frame could not be released; the others are.
@@ -267,16 +274,29 @@ class _FrameRelease:
     frame: Frame
 
     async def run(self) -> bool:
-        """Returns true if rows were released. A frame whose transactions stay in progress is left for later."""
-        for _ in range(TRIES):
-            released = await self._try()
+        """Returns true if rows were released.
+
+        Raises:
+            ToolError: a transaction of the frame is still open; releasing it later may succeed.
+        """
+        for number in range(TRIES):
+            released = await self._try(terminates=number >= PATIENT_TRIES)
             if released is not None:
                 return released
             await asyncio.sleep(PAUSE_SECONDS)
-        return False
+        raise ToolError(
+            f"step {self.frame.step}: rows that its loop had claimed cannot be released, since a transaction that "
+            "claims or releases them is still open in their database; end its session there, or resume later",
+            kind="loop",
+            retryable=True,
+        )
 
-    async def _try(self) -> bool | None:
-        """Returns true if rows were released, and None while the claim or a release is in progress."""
+    async def _try(self, *, terminates: bool) -> bool | None:
+        """Returns true if rows were released, and None while the claim or a release is in progress.
+
+        Args:
+            terminates: whether to terminate the session of a claim that is in progress: its driver is gone or too late.
+        """
         pool = self.runtime.pool
         known = await pool.fetchrow(STILL_THERE, *self.frame.key)
         if known is None:
@@ -284,6 +304,8 @@ class _FrameRelease:
         await self._end_commands()
         claimed = await self._status_of(known["claim_xid"])
         if claimed == "in progress":
+            if terminates:
+                await self._query(TERMINATE, known["claim_xid"])
             return None
         if claimed == "committed":
             before = known["release_xid"]
@@ -317,13 +339,17 @@ class _FrameRelease:
 
     async def _status_of(self, xid: int) -> str:
         """Returns the status of a transaction in the playbook's database: committed, aborted or in progress."""
+        return str(await self._query(TRANSACTION_STATUS, xid))
+
+    async def _query(self, sql: str, xid: int) -> Any:
+        """Returns the first value of a query about a transaction in the playbook's database."""
         call = await self._call(None)
         with postgres_errors(call):
             pool = await open_pool(call, self.runtime.box)
-            return str(await pool.fetchval(TRANSACTION_STATUS, xid))
+            return await pool.fetchval(sql, xid)
 
     async def _release_rows(self, before: int | None) -> bool:
-        """Releases rows whose commands did not end by themselves; false if another process began to since ``before``.
+        """Releases rows whose commands did not succeed; false if another process began to since ``before``.
 
         The transaction's number is recorded first: from then on other processes wait for its end.
         """
@@ -331,7 +357,7 @@ class _FrameRelease:
         rows = [
             row
             for record in await self._commands()
-            if not record["final"] or is_unfinished(from_result(record["result"]))
+            if from_result(record["result"])["status"] != OK
             for row in frame.items[record["current_index"] - frame.first_index]
         ]
         try:

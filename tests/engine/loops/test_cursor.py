@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.loops import frames as loop_frames
 from noetl_dagster.engine.loops.frames import Frames, release_expired
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.settings import Settings
@@ -19,7 +20,7 @@ from tests.playbooks import playbook
 from tests.waiting import PATIENCE_SECONDS, until
 
 CHORES = """
-    workload: {gate: open, lease: 300, heartbeat: 100}
+    workload: {gate: open, lease: 300, heartbeat: 100, partial: false}
     workflow:
       - step: work
         loop:
@@ -35,6 +36,7 @@ CHORES = """
           spec:
             mode: cursor
             max_in_flight: 1
+            allow_partial: "{{ workload.partial }}"
             frame:
               max_rows: 3
               lease_seconds: "{{ workload.lease }}"
@@ -245,6 +247,75 @@ async def test_a_claim_that_did_not_commit_gives_nothing_back(engine: Engine, mo
     assert str(state.status) == "COMPLETED", state.error
     await check_done_once(engine)
     assert await states(engine) == [("claimed", 1, 0)] * 7
+
+
+@pytest.mark.parametrize("process", ["row", "frame"])
+@pytest.mark.parametrize("partial", [False, True], ids=["the loop fails", "the loop may fail in part"])
+async def test_failed_rows_are_given_back_if_the_loop_fails(engine: Engine, process: str, partial: bool) -> None:
+    pool = engine.runtime.pool
+    await open_gate(engine)
+    await pool.execute("ALTER TABLE done ADD CONSTRAINT trouble CHECK (id <> 2)")
+    state = await engine.run(chores(process), {"partial": partial})
+    failed = [2] if process == "row" else [1, 2, 3]
+    if partial:
+        assert str(state.status) == "COMPLETED", state.error
+        assert await states(engine) == [("claimed", 1, 0)] * 7
+        assert await frames(engine) == 0
+        return
+    assert str(state.status) == "FAILED"
+    expected = [("new", 1, 1) if row in failed else ("claimed", 1, 0) for row in range(1, 8)]
+    assert await states(engine) == expected
+    await pool.execute("ALTER TABLE done DROP CONSTRAINT trouble")
+    state = await engine.resume(state.execution_id)
+    assert str(state.status) == "COMPLETED", state.error
+    await check_done_once(engine)
+    total = 7 if process == "row" else 3
+    assert [state.latest["work"].envelope[key] for key in ("total", "done", "failed")] == [total, total, 0]
+
+
+async def _claimed_by_nobody(engine: Engine, monkeypatch: pytest.MonkeyPatch, column: str) -> tuple[int, Any, Any]:
+    """A driver dies, and a transaction of its frame stays open; returns the session and the transaction too."""
+    monkeypatch.setattr(loop_frames, "PAUSE_SECONDS", 0.02)
+    execution_id, work = await begin(engine)
+    await die(work)
+    assert engine.runtime.settings.db_url is not None
+    session = await asyncpg.connect(engine.runtime.settings.db_url)
+    transaction = session.transaction()
+    await transaction.start()
+    xid = await session.fetchval("SELECT txid_current()")
+    await engine.runtime.pool.execute(f"UPDATE noetl.cursor_frame SET {column} = $1", xid)
+    await open_gate(engine)
+    return execution_id, session, transaction
+
+
+async def test_the_session_of_a_claim_that_is_gone_is_terminated(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claim was never committed, so its rows are claimed by the loop that goes on."""
+    pool = engine.runtime.pool
+    execution_id, session, _ = await _claimed_by_nobody(engine, monkeypatch, "claim_xid")
+    await pool.execute("UPDATE chores SET state = 'new', claims = 0")
+    await session.execute("UPDATE chores SET state = 'claimed' WHERE id <= 3")
+    state = await engine.resume(execution_id)
+    assert session.is_closed()
+    assert str(state.status) == "COMPLETED", state.error
+    await check_done_once(engine)
+    assert await states(engine) == [("claimed", 1, 0)] * 7
+
+
+async def test_a_loop_does_not_go_on_while_another_process_releases_its_rows(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execution_id, session, transaction = await _claimed_by_nobody(engine, monkeypatch, "release_xid")
+    state = await engine.resume(execution_id)
+    assert str(state.status) == "FAILED"
+    assert "a transaction that claims or releases them is still open" in str(state.error)
+    await transaction.rollback()
+    await session.close()
+    state = await engine.resume(execution_id)
+    assert str(state.status) == "COMPLETED", state.error
+    await check_done_once(engine)
+    assert await states(engine) == [("claimed", 2, 1)] * 3 + [("claimed", 1, 0)] * 4
 
 
 async def test_rows_are_given_back_once_whoever_dies_after_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
