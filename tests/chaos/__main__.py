@@ -6,8 +6,10 @@ import argparse
 import itertools
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.chaos import clocks, faults, flows
@@ -20,6 +22,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=100, help="faults that must have hit")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begins no run after this time")
+    parser.add_argument("--machines", type=int, default=1, help="runs at once, each on a machine of its own")
     parser.add_argument("--flow", action="append", choices=sorted(flows.BY_NAME), help="only these flows")
     parser.add_argument("--fault", action="append", help="only faults whose name contains this")
     parser.add_argument("--first", type=int, default=0, help="the first run of the seed")
@@ -31,9 +34,9 @@ def main() -> int:
     kinds = tuple(one for one in faults.FAULTS if given.fault is None or any(word in one.name for word in given.fault))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # all that was started ends
     clocks.load()
-    campaign = Campaign(shows_resumed=given.logs)
     outcomes: list[Outcome] = []
     begun = time.monotonic()
+    ending = threading.Event()
 
     def plans() -> Iterator[Plan]:
         if given.plan is not None:
@@ -45,12 +48,31 @@ def main() -> int:
                 return
             yield plan(given.seed, number, among, kinds)
 
-    try:
-        for outcome in campaign.outcomes(plans()):
-            outcomes.append(outcome)
-            _show(outcome, time.monotonic() - begun)
-    finally:
-        campaign.close()
+    all_plans, lock = plans(), threading.Lock()
+
+    def next_plan() -> Plan | None:
+        with lock:
+            return None if ending.is_set() else next(all_plans, None)
+
+    def work() -> None:
+        campaign = Campaign(shows_resumed=given.logs)
+        try:
+            for outcome in campaign.outcomes(iter(next_plan, None)):
+                outcomes.append(outcome)
+                with lock:
+                    _show(outcome, time.monotonic() - begun)
+        except BaseException:
+            ending.set()
+            raise
+        finally:
+            campaign.close()
+
+    with ThreadPoolExecutor(given.machines) as pool:
+        try:
+            for running in [pool.submit(work) for _ in range(given.machines)]:
+                running.result()
+        finally:
+            ending.set()
     if given.report is not None:
         given.report.write_text(report(outcomes, sys.argv[1:], time.monotonic() - begun))
     return 1 if any(one.defects for one in outcomes) else 0

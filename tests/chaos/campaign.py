@@ -135,7 +135,10 @@ class Campaign:
 
     def outcomes(self, plans: Iterator[Plan]) -> Iterator[Outcome]:
         for one in plans:
-            outcome = self.carry_out(one)
+            try:
+                outcome = self.carry_out(one)
+            except Exception as error:  # of the machine: the others are to be carried out nevertheless
+                outcome = Outcome(one, defects=[f"not judged: {type(error).__name__}: {error}"])
             yield outcome
             if outcome.defects:
                 self.close()
