@@ -115,15 +115,13 @@ class ObjectCheck:
         root = tier.uri(KEY_ROOT)
         if not uri.startswith(root) or not ref.bytes_size:
             return None
-        folder, wanted, size = KEY_ROOT + uri.removeprefix(root), set(ref.extra.get("files") or ()), 0
-        async for keys in tier.keys(folder):
-            wanted.difference_update(key.removeprefix(folder) for key in keys)
-            if keys and not ref.extra.get("files"):
-                return None
-        if wanted or not ref.extra.get("files"):
+        files = ref.extra.get("files")
+        if not files:
+            async for keys in tier.keys(KEY_ROOT + uri.removeprefix(root)):
+                if keys:
+                    return None
             return MISSING
-        for file in ref.extra["files"]:
-            size += await tier.size(uri + file)
+        size = sum([await tier.size(uri + file) for file in files])
         return DAMAGED if size != ref.bytes_size else None
 
     async def orphans(self, before: datetime, *, shared: bool, execution_id: int | None = None) -> AsyncIterator[str]:

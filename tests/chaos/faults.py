@@ -15,6 +15,7 @@ from tests.chaos.scene import Fault, Scene
 PIDS: dict[str, Callable[[Scene], int | None]] = {
     "driver": lambda scene: scene.driver(),
     "helper": lambda scene: _child(scene, "noetl_dagster.engine.helper"),
+    "jvm": lambda scene: _child(scene, "org.apache.spark.deploy.SparkSubmit"),
     **{
         name: lambda scene, name=name: scene.machine.process(name)  # type: ignore[misc]
         for name in (

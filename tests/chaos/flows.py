@@ -9,6 +9,7 @@ from typing import Any
 
 import duckdb
 
+from noetl_dagster.extras import shipped_folder
 from noetl_dagster.storage.tiers.objects import minio_store
 from tests.chaos.machine import Machine
 from tests.playbooks import text_of
@@ -28,6 +29,7 @@ class Flow:
         settings: variables of the process that drives it.
         per_item: whether each run has the same iterations.
         parts: what faults may hit besides the driver and PostgreSQL.
+        beside: files that the playbook needs beside it.
         weight: how often it is taken.
     """
 
@@ -39,6 +41,7 @@ class Flow:
     settings: Mapping[str, str] = field(default_factory=dict)
     per_item: bool = True
     parts: frozenset[str] = frozenset({"object_store"})
+    beside: tuple[Path, ...] = ()
     weight: int = 2
 
     def uses(self, part: str) -> bool:
@@ -168,6 +171,17 @@ def all_chores(machine: Machine, table: str, folder: Path) -> Rows:
 
 OF_THE_POOL = frozenset({"object_store", "nats", "api", "ingestor", "reaper", "worker over nats", "worker over http"})
 
+PATIENTS = shipped_folder("playbooks") / "patient_flow.yaml"
+VALIDATION = """
+SELECT facility_id, seeded, assessments, conditions, medications, vital_signs, demographics, records, missing::text
+FROM patient_flow.validation WHERE execution_id = (SELECT max(execution_id) FROM patient_flow.validation)
+"""
+
+
+def validated(machine: Machine, _table: str, _folder: Path) -> Rows:
+    return machine.query(VALIDATION)
+
+
 FLOWS = (
     Flow("inline", INLINE, options=ENGINE),
     Flow(
@@ -193,6 +207,22 @@ FLOWS = (
         prepare="CREATE TABLE TARGET (n int); CREATE TABLE TARGET_source AS SELECT n FROM generate_series(1, 1050) AS n",
         found=rows_of,
         options=ENGINE,
+    ),
+    Flow(
+        "patient_flow",
+        PATIENTS.read_text(),
+        beside=(PATIENTS.with_name("patient_flow_spark.py"),),
+        found=validated,
+        options=(*ENGINE, "--set", "facilities=2", "--set", "patients=6", "--set", "batch_size=3"),
+        settings={
+            "NOETL_SPARK_MASTER": "local[2]",
+            "NOETL_SPARK_DRIVER_MEMORY": "512m",
+            "NOETL_SPARK_DRIVER_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "NOETL_SPARK_CLASS_ARCHIVE": "false",
+        },
+        per_item=False,
+        parts=frozenset({"object_store", "nats", "jvm"}),
+        weight=1,
     ),
     Flow("pool", POOL, options=ENGINE, parts=OF_THE_POOL, weight=6),
 )

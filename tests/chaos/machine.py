@@ -80,6 +80,7 @@ class Machine:
                 "embedded": False,
             }
         )
+        self._credentials = embedded.demo_environment(self.direct)
         self._commands = {
             "api": ["serve", "--port", str(port)],
             "ingestor": ["ingest"],
@@ -119,7 +120,7 @@ class Machine:
     def environment(self) -> dict[str, str]:
         names = ("PATH", "HOME", "JAVA_HOME", "LANG")
         inherited = {name: os.environ[name] for name in names if name in os.environ}
-        return {**inherited, "PYTHONFAULTHANDLER": "1", **embedded.environment(self.settings)}
+        return {**inherited, "PYTHONFAULTHANDLER": "1", **embedded.environment(self.settings), **self._credentials}
 
     def command(self, name: str, *arguments: str, **more: str) -> Forked:
         """Starts ``noetl-dagster``; what it writes is added to the output of ``name``."""

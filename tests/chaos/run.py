@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from typing import Any
 
@@ -49,6 +50,8 @@ class Run:
         self._folder.mkdir()
         self._file = machine.folder / f"{flow.name}.yaml"
         self._file.write_text(flow.text.replace("TARGET", self._table).replace("FOLDER", str(self._folder)))
+        for path in flow.beside:
+            shutil.copy(path, machine.folder)
         if flow.prepare:
             machine.query(flow.prepare.replace("TARGET", self._table))
         self._first = machine.query("SELECT now()")[0][0]

@@ -113,11 +113,12 @@ async def remains(settings: Settings, execution_id: int) -> Remains:
         defects += [f"left: {count} {what}" for what, count in await pool.fetch(LEFT, execution_id) if count]
         swept = await store.sweep_orphans(datetime.now(UTC) + ORPHANS_FROM)
         known = {row["physical_uri"] for row in await pool.fetch(OBJECTS, execution_id)}
+        folders = tuple(uri for uri in known if uri.endswith("/"))
         for name in store._placement.lasting():
             tier = store._placement.tier(name)
             async for keys in tier.keys(f"{KEY_ROOT}{execution_id}/"):
-                orphans = [key for key in keys if tier.uri(key) not in known]
-                defects += [f"orphaned: {tier.uri(key)}" for key in orphans]
+                uris = map(tier.uri, keys)
+                defects += [f"orphaned: {uri}" for uri in uris if uri not in known and not uri.startswith(folders)]
         return Remains(defects, swept)
     finally:
         await runtime.close()

@@ -16,7 +16,9 @@ from noetl_dagster.events.projection import Projection, differing
 from noetl_dagster.events.rules import broken_rules
 from noetl_dagster.events.schema import apply_schema_on
 from noetl_dagster.settings import StoreTier
+from noetl_dagster.storage.locations import file_sizes
 from noetl_dagster.storage.placement import key_of
+from noetl_dagster.storage.tiers.files import path_of_uri
 from tests.playbooks import playbook
 from tests.waiting import until
 
@@ -235,6 +237,27 @@ async def test_objects_are_compared_and_orphans_removed(engine: Engine) -> None:
         "object.damaged",
         "object.missing",
     }
+
+
+async def test_files_of_a_dataset_are_looked_for_in_its_folders(engine: Engine) -> None:
+    """Their names are those of their addresses, in which characters of folders may be quoted."""
+    state = await engine.run(playbook(FLOW))
+    results = engine.runtime.results
+    uri = results.dataset_uri(execution_id=state.execution_id, step="each", name="rows", tier=StoreTier.PVC)
+    folder = path_of_uri(uri)
+    files = [folder / f"facility={name}" / "part-0.parquet" for name in ("F 1", "F2")]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"12345")
+    sizes = file_sizes(engine.runtime.settings, uri)
+    names = [name.removeprefix(f"{uri.rstrip('/')}/") for name in sizes]
+    place = {"execution_id": state.execution_id, "step": "each"}
+    await results.register_dataset(uri, **place, name="rows", files=names, bytes_size=sum(sizes.values()))
+    assert (await checked(engine)).findings.counts == {}
+    files[0].write_bytes(b"1")
+    assert (await checked(engine)).findings.counts == {"object.damaged": 1}
+    files[0].unlink()
+    assert (await checked(engine)).findings.counts == {"object.missing": 1}
 
 
 async def test_what_is_safe_is_repaired(engine: Engine) -> None:
