@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.chaos import clocks, faults, flows
 from tests.chaos.campaign import Campaign, Outcome, Plan, plan
 from tests.chaos.report import report
+from tests.chaos.secrets import Found
 
 
 def main() -> int:
@@ -35,6 +36,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # all that was started ends
     clocks.load()
     outcomes: list[Outcome] = []
+    exposed: list[Found] = []
     begun = time.monotonic()
     ending = threading.Event()
 
@@ -61,6 +63,7 @@ def main() -> int:
                 outcomes.append(outcome)
                 with lock:
                     _show(outcome, time.monotonic() - begun)
+            exposed.extend(campaign.exposed())
         except BaseException:
             ending.set()
             raise
@@ -73,9 +76,11 @@ def main() -> int:
                 running.result()
         finally:
             ending.set()
+    for one in exposed:
+        print(f"DEFECT a secret is exposed: {one.form} in {one.place}")
     if given.report is not None:
-        given.report.write_text(report(outcomes, sys.argv[1:], time.monotonic() - begun))
-    return 1 if any(one.defects for one in outcomes) else 0
+        given.report.write_text(report(outcomes, exposed, sys.argv[1:], time.monotonic() - begun))
+    return 1 if exposed or any(one.defects for one in outcomes) else 0
 
 
 def _show(outcome: Outcome, seconds: float) -> None:

@@ -19,12 +19,15 @@ from tests.chaos.machine import Machine
 from tests.chaos.moments import Moment, hit_at
 from tests.chaos.run import Run
 from tests.chaos.scene import Fault, Scene
+from tests.chaos.secrets import Found
 from tests.chaos.state import EndState, Remains, remains
 
 SETTLED_SECONDS = 20.0
 SLOW_SECONDS = 30.0
 """A run that takes longer shows its logs."""
 
+PAGED_EXECUTIONS = 5
+"""Executions whose pages are searched for the secret."""
 
 STRIKE = re.compile(r"(?P<faults>.+) at (?P<by>event|cut event|time) (?P<share>[\d.]+) for (?P<seconds>[\d.]+) s")
 
@@ -127,11 +130,17 @@ class Campaign:
         self._machine: Machine | None = None
         self._undisturbed: dict[str, Undisturbed] = {}
         self._count = 0
+        self._latest: list[int] = []
 
     def close(self) -> None:
         if self._machine is not None:
             self._machine.close()
             self._machine = None
+            self._latest = []
+
+    def exposed(self) -> list[Found]:
+        """Where the secret of the flows is, in all that the machine has stored, written and shows."""
+        return [] if self._machine is None else self._machine.exposed(self._latest)
 
     def outcomes(self, plans: Iterator[Plan]) -> Iterator[Outcome]:
         for one in plans:
@@ -157,6 +166,7 @@ class Campaign:
             run.until_over()
             outcome.defects += run.state().differences(undisturbed.state)
             found = _settled(machine, run.execution_id)
+            self._latest = [*self._latest[1 - PAGED_EXECUTIONS :], run.execution_id]
             outcome.defects += found.defects
             outcome.swept = found.swept
         except AssertionError as error:

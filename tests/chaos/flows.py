@@ -50,6 +50,7 @@ class Flow:
 
 
 ENGINE = ("--runner", "engine")
+VAULT = "keychain: [{name: vault, credential: vault}]"
 TOTAL = """
       - step: total
         tool: {kind: python, input: {items: "{{ fan.results }}"}, code: "result = [len(items), sum(item['n'] for item in items)]"}
@@ -57,9 +58,10 @@ TOTAL = """
 # results of odd items are stored, those of even items are in the log
 ITEM = """
           kind: python
-          input: {n: "{{ n }}"}
+          input: {n: "{{ n }}", pin: "{{ keychain.vault.pin }}"}
           code: |
             import time
+            print(pin)
             time.sleep(0.005)
             result = {'n': n, 'text': 'x' * (n % 2) * 9000}
 """
@@ -69,6 +71,7 @@ def fan(name: str, items: int, spec: str) -> str:
     return text_of(
         name,
         f"""
+    {VAULT}
     workflow:
       - step: fan
         loop: {{in: "{{{{ range({items}) }}}}", iterator: n}}
@@ -83,10 +86,14 @@ HELPERS = fan("helpers", 600, "{loop_mode: fanout, fanout: {max_groups: 4, max_c
 POOL = fan("pool", 60, "{loop_mode: fanout, fanout: {engine: workers, max_groups: 2, max_concurrent: 10}}")
 
 LOOP = "{mode: parallel, max_in_flight: 4}"
-NUMBER = """{kind: python, input: {n: "{{ n }}"}, code: "import time; time.sleep(0.01); result = {'n': n}"}"""
+NUMBER = (
+    """{kind: python, input: {n: "{{ n }}", pin: "{{ keychain.vault.pin }}"}, """
+    """code: "import time; print(pin); time.sleep(0.01); result = {'n': n}"}"""
+)
 SINKS = text_of(
     "sinks",
     f"""
+    {VAULT}
     workflow:
       - step: start
         tool: {{kind: noop}}

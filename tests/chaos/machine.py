@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import psycopg2
 import psycopg2.extensions
@@ -27,6 +30,7 @@ from noetl_dagster.settings import Settings
 from tests.chaos.clocks import Clocks
 from tests.chaos.disks import Disks
 from tests.chaos.network import Network
+from tests.chaos.secrets import Found, search
 from tests.forked import Forked
 from tests.processes import end_run_servers
 from tests.redelivery import redelivered_after
@@ -57,6 +61,7 @@ class Machine:
     Attributes:
         settings: lead processes to the servers, through the proxies of ``network``.
         direct: lead the harness to them, past the proxies.
+        secret: what the flows read from the keychain, and what must not be anywhere afterwards.
     """
 
     def __init__(self) -> None:
@@ -80,7 +85,10 @@ class Machine:
                 "embedded": False,
             }
         )
-        self._credentials = embedded.demo_environment(self.direct)
+        self.secret = f"canary-{uuid.uuid4().hex}"
+        vault = json.dumps({"type": "secret", "pin": self.secret})
+        self._credentials = {**embedded.demo_environment(self.direct), "NOETL_CREDENTIAL_VAULT": vault}
+        self._api = f"http://127.0.0.1:{port}"
         self._commands = {
             "api": ["serve", "--port", str(port)],
             "ingestor": ["ingest"],
@@ -194,6 +202,15 @@ class Machine:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)
+
+    def exposed(self, execution_ids: Sequence[int]) -> list[Found]:
+        """Where the secret is, in all that the machine has stored, written and shows of some executions."""
+
+        async def found() -> list[Found]:
+            async with httpx.AsyncClient(base_url=self._api, trust_env=False) as pages:
+                return await search(self.direct, [self.secret], [self.folder], pages=pages, execution_ids=execution_ids)
+
+        return asyncio.run(found())
 
     def _start(self, name: str) -> None:
         with self._output(name).open("a") as log:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 import psutil
 
 from tests.chaos.campaign import Outcome
+from tests.chaos.secrets import Found
 
 WORDS = ("lost", "doubled", "different", "orphaned", "left", "broken")
 """First words of defects."""
@@ -22,6 +23,8 @@ PAGE = """\
 `make chaos` runs flows while faults hit them, and compares each end state with that of an undisturbed run: the results of all
 steps by SHA-256, the rows and files of sinks, one end per command, one end per loop, and no object without a reference.
 After each run, `noetl-dagster verify` must find nothing: a finding counts as *broken*.
+The flows read a secret from the keychain, and print it. At the end it is searched, byte by byte and in all its encodings, in
+every table, stream, object, file and page of the machine.
 [Delivery guarantees](../explanation/guarantees.md) explains the promise. This page is the report of the last complete run.
 
 | | |
@@ -35,6 +38,7 @@ After each run, `noetl-dagster verify` must find nothing: a finding counts as *b
 | faults | {faults} |
 | runs with a difference | {failed} |
 | executions that a supervisor resumed | {resumed} |
+| places of the secret | {exposed} |
 
 A fault hits after a random time, or while a random event of the log is in its transaction. A supervisor restarts ended
 services, and calls `noetl-dagster resume` when a run has ended too early.
@@ -62,7 +66,7 @@ half a second. A defect counts for each fault of its run.
 """
 
 
-def report(outcomes: Sequence[Outcome], arguments: Sequence[str], seconds: float) -> str:
+def report(outcomes: Sequence[Outcome], exposed: Sequence[Found], arguments: Sequence[str], seconds: float) -> str:
     """Returns the page in Markdown."""
     failed = [one for one in outcomes if one.defects]
     return PAGE.format(
@@ -75,6 +79,7 @@ def report(outcomes: Sequence[Outcome], arguments: Sequence[str], seconds: float
         faults=sum(len(one.hits) for one in outcomes),
         failed=len(failed),
         resumed=sum(one.resumes > 0 for one in outcomes),
+        exposed=", ".join(one.place for one in exposed) or "none",
         words=" | ".join(WORDS),
         lines="--:|" * len(WORDS),
         kinds=_kinds(outcomes),

@@ -31,6 +31,7 @@ def test_a_sample(campaign: Campaign) -> None:
     hits = [hit.fault for hit in outcome.hits]
     assert len(hits) > 1, "the workers may end the flow before the last faults"
     assert hits == [fault.name for strike in plan.strikes for fault in strike.faults][: len(hits)]
+    assert campaign.exposed() == []
 
 
 @pytest.mark.chaos
