@@ -179,7 +179,8 @@ class Runtime:
 
     async def program(self, state: ExecutionState, source: Source | None = None) -> PlaybookProgram:
         """Returns the compiled playbook that an execution was started with, also if its file has changed."""
-        assert state.catalog_id is not None
+        if state.catalog_id is None:
+            raise ExecutionNotFoundError(f"execution {state.execution_id}: its start is not in the event log")
         key = (state.catalog_id, frozenset(state.renamed.items()), state.lenient)
         program = self._programs.get(key)
         if program is None:

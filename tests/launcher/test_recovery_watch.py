@@ -129,6 +129,42 @@ async def test_a_run_that_dies_before_its_first_event_counts(engine: Engine) -> 
     assert resumed == [2], "the next one is due after twice the pause"
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM noetl.event WHERE execution_id = $1 AND event_type = 'playbook.initialized'",
+        "UPDATE noetl.event SET meta = '[]' WHERE execution_id = $1 AND event_type = 'playbook.initialized'",
+        "UPDATE noetl.event SET meta = '{\"epoch\": \"x\"}' WHERE execution_id = $1 AND event_type = 'playbook.initialized'",
+    ],
+    ids=["no start", "no meta", "no epoch"],
+)
+async def test_a_damaged_execution_does_not_hold_up_the_others(engine: Engine, damage: str) -> None:
+    resumed: list[int] = []
+
+    async def find(one: Abandoned) -> Playbook:
+        return (await engine.runtime.load(one.execution_id)).playbook
+
+    async def resume(playbook: Playbook, one: Abandoned) -> None:
+        resumed.append(one.execution_id)
+
+    damaged = await engine.lifecycle.create(parse_playbook(GATED), origin={ONE_PROCESS: True})
+    execution = await engine.lifecycle.create(parse_playbook(GATED), origin={ONE_PROCESS: True})
+    await until(lambda: undriven_are(engine, [damaged.id, execution.id]))
+    await engine.runtime.pool.execute(damage, damaged.id)
+    watch = RecoveryWatch(engine.runtime, engine.liveness, engine.recovery(), grace=0.001, find=find, resume=resume)
+    task = asyncio.create_task(watch.run())
+    await until(lambda: resumed or task.done())
+    assert not task.done()
+    assert resumed == [execution.id]
+    await cancel_and_wait(task)
+
+
+async def undriven_are(engine: Engine, executions: list[int]) -> bool:
+    """Reports that these executions, and no others, have no process."""
+    await Projection(engine.runtime.pool).catch_up()
+    return await engine.liveness.undriven() == executions
+
+
 async def test_a_living_process_restores_its_lock_when_its_connection_is_cut(
     engine: Engine, settings: Settings
 ) -> None:

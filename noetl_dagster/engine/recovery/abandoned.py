@@ -19,7 +19,7 @@ from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import NoetlError
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.projection import Projection
 
 logger = logging.getLogger(__name__)
@@ -112,9 +112,11 @@ class Recovery:
         """
         try:
             return await self._judge(execution_id, request, now, grace)
-        except NoetlError as error:  # the others do not wait for it
-            hint = f"end it with 'noetl-dagster cancel {execution_id}'"
-            logger.warning("execution %d cannot be resumed: %s; %s", execution_id, error, hint)
+        except DATABASE_AWAY:
+            raise
+        except Exception as error:  # such as an event that somebody changed; the others do not wait for it
+            hint = f"see 'noetl-dagster verify {execution_id}', or end it with 'noetl-dagster cancel {execution_id}'"
+            logger.warning("execution %d cannot be resumed: %r; %s", execution_id, error, hint)
             return None
 
     async def give_up(self, abandoned: Abandoned) -> None:

@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Recovery, ResumeRequest, Verdict
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import NoetlError
-from noetl_dagster.events.connection import DATABASE_ERRORS
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.playbook.models import Playbook
 
@@ -68,8 +67,8 @@ class RecoveryWatch:
             try:
                 await self._look(grace)
                 grace = self._grace
-            except DATABASE_ERRORS as error:
-                logger.warning("running executions cannot be watched now: %s", error)
+            except Exception as error:  # an outage; and a defect must not end the watch
+                logger.warning("running executions cannot be watched now: %r", error)
                 self._due.clear()
                 grace = self._patience
             next_due = min(self._due.values(), default=math.inf) - time.time()
@@ -89,8 +88,10 @@ class RecoveryWatch:
                 continue
             try:
                 self._due[execution_id] = await self._act(execution_id, now)
-            except NoetlError as error:  # the others do not wait for it
-                logger.warning("execution %d is not resumed now: %s", execution_id, error)
+            except DATABASE_AWAY:
+                raise
+            except Exception as error:  # the others do not wait for it
+                logger.warning("execution %d is not resumed now: %r", execution_id, error)
                 self._due[execution_id] = now + self._patience
 
     async def _act(self, execution_id: int, now: float) -> float:
