@@ -12,17 +12,19 @@ import logging
 from collections import OrderedDict
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg
 
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError, NoetlError
-from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.connection import DATABASE_AWAY, PATIENCE
 from noetl_dagster.events.queries import INTERRUPTIONS
 from noetl_dagster.events.types import EventType
 from noetl_dagster.process import log_context
 from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.process.retrying import with_retries
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +79,7 @@ class InterruptionWatch:
         self._guarded.add(guarded)
         try:
             if epoch is not None:
-                await self.open()
-                await self._look([execution_id])
+                await with_retries(partial(self._look, [execution_id]), PATIENCE)
             if self._poller is None or self._poller.done():
                 if epoch is None:  # its execution was open when the command was claimed: work does not wait
                     self._changed.set()
@@ -129,7 +130,6 @@ class InterruptionWatch:
                 return
             self._changed.clear()
             try:
-                await self.open()
                 await self._look([guarded.execution_id for guarded in self._guarded])
             except DATABASE_AWAY as error:
                 logger.warning("cannot look for cancellations just now: %s", error)
@@ -137,6 +137,8 @@ class InterruptionWatch:
                 logger.exception("cannot look for cancellations")
 
     async def _look(self, execution_ids: list[int]) -> None:
+        """Looks for events that stop work, once they are listened for."""
+        await self.open()
         for row in await self._pool.fetch(INTERRUPTIONS, execution_ids):
             for guarded in self._guarded:
                 if guarded.execution_id == row["execution_id"] and guarded.reason is None:

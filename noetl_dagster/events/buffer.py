@@ -8,14 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from noetl_dagster.events.connection import DATABASE_AWAY
+from noetl_dagster.events.connection import DATABASE_AWAY, PATIENCE
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.transport.base import Transport
 from noetl_dagster.events.types import Event
-from noetl_dagster.process.retrying import RetryLimits, with_retries
-
-_PATIENCE = RetryLimits(DATABASE_AWAY, seconds=30.0, longest_pause=2.0)
-
+from noetl_dagster.process.retrying import with_retries
 
 EventWriter = EventLog | Transport
 
@@ -194,4 +191,4 @@ class EventBuffer:
                 broken = True
                 raise
 
-        return await with_retries(append, _PATIENCE)
+        return await with_retries(append, PATIENCE)

@@ -37,6 +37,9 @@ DATABASE_AWAY = (
 )
 """Exceptions of a call that may succeed later without a change: those of the server's state, not of the statement."""
 
+PATIENCE = RetryLimits(DATABASE_AWAY, seconds=30.0, longest_pause=2.0)
+"""Limits for statements that may be repeated, and without which the work of a process cannot go on."""
+
 DATABASE_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """All exceptions of a call, for work that is given up if it fails."""
 

@@ -11,6 +11,8 @@ import asyncpg
 import orjson
 
 from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
+from noetl_dagster.events.connection import PATIENCE
+from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.result_ref import ROWS_ALONE, ResultRef
 from noetl_dagster.storage.codec import dump_json
 
@@ -111,12 +113,19 @@ class RefCatalog:
                 yield connection
 
     async def record(self, refs: Sequence[ResultRef], connection: Any = None) -> None:
-        """Writes the rows of references in one statement. Recording twice is harmless."""
+        """Writes the rows of references in one statement. Recording twice is harmless.
+
+        Without a connection of the caller, it waits for a database that is away, as the event log does.
+        """
         if not refs or (self._pool is None and connection is None):
             return
         columns = [[_value(ref, name) for ref in refs] for name in _COLUMNS]
-        async with self.connection(connection) as open_connection:
-            await open_connection.execute(_INSERT, *columns)
+
+        async def write() -> None:
+            async with self.connection(connection) as open_connection:
+                await open_connection.execute(_INSERT, *columns)
+
+        await (write() if connection is not None else with_retries(write, PATIENCE))
 
     async def stored_bytes(self, execution_id: int) -> int | None:
         """Returns the bytes of an execution's results; None without a database."""

@@ -21,6 +21,7 @@ from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.locations import local_path
 from noetl_dagster.storage.store import NewResult, ResultStore, fits_inline
+from tests.waiting import until
 
 MB = 1024 * 1024
 WHERE = {"execution_id": 7, "step": "load", "name": "rows"}
@@ -189,6 +190,20 @@ async def test_many_results_are_stored_together(store: ResultStore, pool: asyncp
     assert await recorded(pool) == 300
     assert [ref.extracted["n"] for ref in refs] == list(range(300))
     assert await store.get(refs[-1].ref) == {"n": 299}
+
+
+async def test_a_reference_is_recorded_although_the_server_ends_its_session(
+    store: ResultStore, pool: asyncpg.Pool
+) -> None:
+    waiting = """FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+        AND query LIKE '%INSERT INTO noetl.result_ref%'"""
+    async with pool.acquire() as other, other.transaction():
+        await other.execute("LOCK TABLE noetl.result_ref")
+        put = asyncio.create_task(store.put("kept", **WHERE))
+        await until(lambda: pool.fetchval(f"SELECT pid {waiting}"), "the reference to be written")
+        assert await pool.fetchval(f"SELECT pg_terminate_backend(pid) {waiting}")
+    assert await store.get(await put) == "kept"
+    assert await recorded(pool) == 1
 
 
 async def test_changed_bytes_are_found(store: ResultStore, settings: Settings) -> None:
