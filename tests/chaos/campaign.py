@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import psycopg2
 
+from noetl_dagster.errors import StorageError
 from tests.chaos import faults, flows, moments
 from tests.chaos.flows import Flow
 from tests.chaos.machine import Machine
@@ -248,7 +249,13 @@ def _settled(machine: Machine, execution_id: int) -> Remains:
     """Returns what remains, once workers that were cut off have ended what they began for nothing."""
     deadline, swept = time.monotonic() + SETTLED_SECONDS, 0
     while True:
-        found = asyncio.run(remains(machine.direct, execution_id))
+        try:
+            found = asyncio.run(remains(machine.direct, execution_id))
+        except StorageError:  # a server that was killed may take long to serve again
+            if time.monotonic() > deadline:
+                raise
+            machine.start_servers()
+            continue
         swept += found.swept
         if not found.defects or time.monotonic() > deadline:
             return Remains(found.defects, swept)
