@@ -14,6 +14,8 @@ from pathlib import Path
 
 from tests.chaos import clocks, faults, flows
 from tests.chaos.campaign import Campaign, Outcome, Plan, plan
+from tests.chaos.clusters import ClusteredMachine
+from tests.chaos.machine import Machine
 from tests.chaos.report import report
 from tests.chaos.secrets import Found
 
@@ -24,6 +26,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100, help="faults that must have hit")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begins no run after this time")
     parser.add_argument("--machines", type=int, default=1, help="runs at once, each on a machine of its own")
+    parser.add_argument("--clusters", action="store_true", help="on a PostgreSQL with a standby and a cluster of NATS")
     parser.add_argument("--flow", action="append", choices=sorted(flows.BY_NAME), help="only these flows")
     parser.add_argument("--fault", action="append", help="only faults whose name contains this")
     parser.add_argument("--first", type=int, default=0, help="the first run of the seed")
@@ -32,7 +35,8 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="file of the report")
     given = parser.parse_args()
     among = tuple(one for one in flows.FLOWS if given.flow is None or one.name in given.flow)
-    kinds = tuple(one for one in faults.FAULTS if given.fault is None or any(word in one.name for word in given.fault))
+    possible = faults.ON_CLUSTERS if given.clusters else faults.FAULTS
+    kinds = tuple(one for one in possible if given.fault is None or any(word in one.name for word in given.fault))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # all that was started ends
     clocks.load()
     outcomes: list[Outcome] = []
@@ -57,7 +61,7 @@ def main() -> int:
             return None if ending.is_set() else next(all_plans, None)
 
     def work() -> None:
-        campaign = Campaign(shows_resumed=given.logs)
+        campaign = Campaign(shows_resumed=given.logs, make=ClusteredMachine if given.clusters else Machine)
         try:
             for outcome in campaign.outcomes(iter(next_plan, None)):
                 outcomes.append(outcome)

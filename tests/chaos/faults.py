@@ -138,4 +138,11 @@ FAULTS: tuple[Fault, ...] = (
     *(Clock(part, moved) for part in CLOCKS for moved in (HOUR, -HOUR)),
     *(FullDisk(part) for part in SIZES),
 )
+ON_CLUSTERS: tuple[Fault, ...] = (
+    *CLUSTERED,
+    *(Kill(part) for part in ("driver", "worker over nats", "worker over http", "object_store")),
+    *(Stop(part) for part in ("driver", "worker over nats")),
+)
+"""Those of a clustered machine: others would hit servers that it does not use."""
+
 BY_NAME = {fault.name: fault for fault in (*FAULTS, *CLUSTERED)}
