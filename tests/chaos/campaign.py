@@ -27,6 +27,9 @@ SETTLED_SECONDS = 20.0
 SLOW_SECONDS = 30.0
 """A run that takes longer shows its logs."""
 
+INJECTING_SECONDS = 5.0
+"""Faults are healed when all have hit, or after this time: one may wait for a server that another has stopped."""
+
 PAGED_EXECUTIONS = 5
 """Executions whose pages are searched for the secret."""
 
@@ -182,8 +185,10 @@ class Campaign:
 
     def _strike(self, strike: Strike, scene: Scene, run: Run, undisturbed: Undisturbed, outcome: Outcome) -> None:
         hits: list[Hit] = []
+        injected = threading.Event()
 
         def heal() -> None:
+            injected.wait(INJECTING_SECONDS)
             for fault in strike.faults:
                 fault.heal(scene)
 
@@ -193,6 +198,7 @@ class Campaign:
         def inject() -> None:
             healing.start()
             hits.extend(Hit(fault.name) for fault in strike.faults if fault.inject(scene))
+            injected.set()
 
         hit_at(strike.moment, scene.machine, run.is_over, undisturbed.events, undisturbed.seconds, inject)
         if healing.ident is None:
