@@ -23,7 +23,7 @@ PAUSE_SECONDS = 0.3
 
 STARTED = """
 SELECT execution_id FROM noetl.event
-WHERE event_type = 'playbook.initialized' AND parent_execution_id IS NULL AND created_at >= %s
+WHERE event_type = 'playbook.initialized' AND parent_execution_id IS NULL
 """
 NEWEST = "SELECT coalesce(max(event_id), 0), count(*) FROM noetl.event WHERE execution_id = %s"
 LATEST = """
@@ -54,7 +54,7 @@ class Run:
             shutil.copy(path, machine.folder)
         if flow.prepare:
             machine.query(flow.prepare.replace("TARGET", self._table))
-        self._first = machine.query("SELECT now()")[0][0]
+        self._earlier = set(machine.query(STARTED))
         self._id: int | None = None
         self._driver: Forked | None = None
         self._is_complete = False
@@ -115,8 +115,8 @@ class Run:
 
     def _find(self) -> int | None:
         if self._id is None:
-            found = self.machine.query(STARTED, self._first)
-            self._id = int(found[0][0]) if found else None
+            found = set(self.machine.query(STARTED)) - self._earlier
+            self._id = int(found.pop()[0]) if found else None
         return self._id
 
     def _go_on(self) -> None:
