@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import time
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from dagster import (
     AssetKey,
@@ -29,6 +28,7 @@ from dagster import (
     SourceAsset,
     sensor,
 )
+from pydantic import Field, TypeAdapter, ValidationError
 
 from noetl_dagster.compiler.external_assets import DATA_VERSION
 from noetl_dagster.compiler.names import sensor_name
@@ -45,6 +45,24 @@ if TYPE_CHECKING:
     from noetl_dagster.compiler.job import PlaybookJob
 
 POOLS_INTERVAL = 60
+
+Contents = TypeVar("Contents")
+
+
+def read_cursor(
+    context: SensorEvaluationContext, kind: TypeAdapter[Contents], empty: Contents, consequence: str
+) -> Contents:
+    """Returns a sensor's cursor; ``empty`` if there is none, or if it is malformed, which the tick's log reports."""
+    if not context.cursor:
+        return empty
+    try:
+        return kind.validate_json(context.cursor)
+    except ValidationError as error:
+        context.log.warning(
+            f"the cursor {context.cursor[:200]!r} of sensor {context.sensor_name} is malformed "
+            f"({error.errors()[0]['msg']}), and this tick replaces it; {consequence}"
+        )
+        return empty
 
 
 def build_automation_sensor(jobs: Sequence[PlaybookJob], among: str | None = None) -> SensorDefinition | None:
@@ -105,6 +123,7 @@ def build_pool_sensor(playbooks: Sequence[Playbook], among: str | None = None) -
 
 
 LEAST_SECONDS = 5
+_SEEN: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]])
 _SHOWN = 1_000
 
 # The statistics of a table, without reading it: any write counts, so that a change is seen.
@@ -208,11 +227,11 @@ def build_observation_sensor(
         default_status=DefaultSensorStatus.RUNNING,
     )
     def noetl_observe(context: SensorEvaluationContext) -> SensorResult:
-        seen: dict[str, float] = json.loads(context.cursor or "{}")
         now = time.time()
+        seen = read_cursor(context, _SEEN, {}, "every source is due")
         events, problems = [], []
         for name, spec in specs.items():
-            if now - seen.get(name, 0.0) < spec.every - LEAST_SECONDS:
+            if 0 <= now - seen.get(name, 0.0) < spec.every - LEAST_SECONDS:
                 continue
             seen[name] = now
             try:
@@ -224,7 +243,7 @@ def build_observation_sensor(
             events.append(AssetObservation(AssetKey(spec.asset), metadata=metadata, tags=tags))
         for problem in problems:
             context.log.error(problem)
-        cursor = json.dumps({name: moment for name, moment in seen.items() if name in specs})
+        cursor = _SEEN.dump_json({name: moment for name, moment in seen.items() if name in specs}).decode()
         reason = "; ".join(problems) or f"{len(events)} sources observed"
         return SensorResult(asset_events=events, cursor=cursor, skip_reason=reason)
 

@@ -121,6 +121,16 @@ class Projection:
         start = str(positions[0])
         shards = [row["shard"] for row in free if row["xact_id"] == start]
         window = await connection.fetchrow(queries.WINDOW, start, self._batch)
+        ahead = [row["shard"] for row in free if int(row["xact_id"]) > int(window["horizon"])]
+        if ahead:
+            logger.warning(
+                "noetl.projection_checkpoint: shards %s are ahead of this server's transactions, up to %s; their "
+                "executions are projected again from the start of the log",
+                *(ahead, window["horizon"]),
+            )
+            await connection.execute(queries.FORGET_SHARDS, ahead)
+            await connection.execute(queries.MOVE_CHECKPOINTS, ahead, "0", 0)
+            return _Batch(0, is_last=False)
         stop = _stop(window, positions[1:])
         if stop is None:
             return None

@@ -35,10 +35,20 @@ _PARTS = """
 _VISIT = "event.node_name, COALESCE((event.meta ->> 'visit')::int, 1) AS visit"
 _WINDOW = "event.xact_id >= $1::text::xid8 AND event.xact_id < $2::text::xid8"
 
+_EXECUTIONS_OF = f"""
+SELECT event.execution_id FROM noetl.execution event
+LEFT JOIN noetl.execution_shard shard USING (execution_id)
+WHERE {_SHARD}"""
+
+# A shard whose checkpoint is missing is projected from the start. Usually none is, and no execution is read.
 MAKE_CHECKPOINTS = f"""
-INSERT INTO noetl.projection_checkpoint (shard, xact_id)
-SELECT shard, '0' FROM generate_series(0, {SHARDS - 1}) AS shard
-ON CONFLICT DO NOTHING
+WITH made AS (
+    INSERT INTO noetl.projection_checkpoint (shard, xact_id)
+    SELECT shard, '0' FROM generate_series(0, {SHARDS - 1}) AS shard
+    ON CONFLICT DO NOTHING RETURNING shard
+)
+DELETE FROM noetl.execution
+WHERE (SELECT count(*) FROM made) > 0 AND execution_id IN ({_EXECUTIONS_OF} IN (SELECT shard FROM made))
 """
 
 # The checkpoints of the shards.
@@ -94,13 +104,14 @@ ON CONFLICT (execution_id) DO UPDATE SET
     {", ".join(f"{name} = EXCLUDED.{name}" for name in EXECUTION_COLUMNS[1:])}
 """
 
-MOVE_CHECKPOINTS = """
+MOVE_CHECKPOINTS = f"""
 UPDATE noetl.projection_checkpoint
-SET xact_id = $2::text::xid8, events = events + $3, updated_at = clock_timestamp()
+SET xact_id = $2::text::xid8, events = LEAST(events, {2**63 - 1} - $3::bigint) + $3, updated_at = clock_timestamp()
 WHERE shard = ANY($1::int[])
 """
 
 FORGET_SOME = "DELETE FROM noetl.execution WHERE execution_id = ANY($1::bigint[])"
+FORGET_SHARDS = f"DELETE FROM noetl.execution WHERE execution_id IN ({_EXECUTIONS_OF} = ANY($1::int[]))"
 FORGET = "DELETE FROM noetl.execution"  # not TRUNCATE: readers see the rows until the commit
 RESET_CHECKPOINTS = "UPDATE noetl.projection_checkpoint SET xact_id = '0', events = 0"  # while they are locked
 

@@ -15,6 +15,7 @@ from dagster import (
     sensor,
 )
 
+from noetl_dagster.compiler.automation import read_cursor
 from noetl_dagster.compiler.job import PlaybookJob
 from noetl_dagster.compiler.names import sensor_name
 from noetl_dagster.compiler.partitions import partition_tags, stored_partition
@@ -25,7 +26,7 @@ from noetl_dagster.compiler.runs import (
     reason_against_resuming,
     report_lost_run,
 )
-from noetl_dagster.engine.recovery.abandoned import Abandoned, ResumeRequest, Verdict, remember, remembered
+from noetl_dagster.engine.recovery.abandoned import REQUESTS, Abandoned, ResumeRequest, Verdict
 from noetl_dagster.resources.engines import EngineProvider
 
 INTERVAL = 30
@@ -50,7 +51,7 @@ def build_recovery_sensor(
         default_status=DefaultSensorStatus.RUNNING,
     )
     def noetl_recovery(context: SensorEvaluationContext) -> SensorResult:
-        requested = remembered(context.cursor)
+        requested = read_cursor(context, REQUESTS, {}, "earlier requests to resume executions do not count")
         abandoned = noetl.run(noetl.engine().recovery().abandoned(requested))
         if among is not None:
             abandoned = [one for one in abandoned if one.playbook in by_name]
@@ -61,12 +62,12 @@ def build_recovery_sensor(
             if request is not None:
                 requests.append(request)
                 before = requested.get(one.execution_id)
-                count = before.count + 1 if before is not None and before.epoch == one.epoch else 1
+                count = before.requests + 1 if before is not None and before.epoch == one.epoch else 1
                 requested[one.execution_id] = ResumeRequest(one.epoch, count, time.time())
         for note in notes:
             context.log.info(note)
         known = {one.execution_id for one in abandoned}
-        cursor = remember({key: value for key, value in requested.items() if key in known})
+        cursor = REQUESTS.dump_json({key: value for key, value in requested.items() if key in known}).decode()
         reason = "; ".join(notes) or "every running execution has its process"
         return SensorResult(run_requests=requests, cursor=cursor, skip_reason=None if requests else reason)
 

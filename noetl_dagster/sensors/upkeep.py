@@ -24,8 +24,9 @@ from dagster import (
     schedule,
     sensor,
 )
-from pydantic import ValidationError
+from pydantic import TypeAdapter
 
+from noetl_dagster.compiler.automation import read_cursor
 from noetl_dagster.compiler.reporting import DagsterReporter
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.results import EndPosition, ended_outside
@@ -52,6 +53,9 @@ PROJECTION_INTERVAL = 30
 """Seconds between two ticks. Runs update the projection themselves; the sensor handles the remaining events."""
 
 
+POSITION = TypeAdapter(EndPosition)
+
+
 def build_event_sensor(noetl: EngineProvider) -> SensorDefinition:
     """Builds the sensor. It may run next to any number of ingestors: each event is stored once.
 
@@ -71,7 +75,8 @@ def build_event_sensor(noetl: EngineProvider) -> SensorDefinition:
         except ServiceError as error:  # finished executions can still be reported
             taken = f"no events taken: {error}"
         reporter, began = DagsterReporter(engine, context.instance), time.monotonic()
-        position, made, count, more = position_of(context.cursor), 0, 0, True
+        made, count, more = 0, 0, True
+        position = read_cursor(context, POSITION, EndPosition(), "finished executions are reported again")
         while more and time.monotonic() < began + EVENTS_SECONDS:
             executions, after = noetl.run(ended_outside(engine.runtime, engine.liveness, position))
             made += noetl.run(reporter.report(executions))
@@ -101,15 +106,6 @@ async def drain(engine: Engine) -> "IngestReport":
     finally:
         await ingestor.close()
         await client.close()
-
-
-def position_of(cursor: str | None) -> EndPosition:
-    """Returns the position of a cursor; the beginning if there is none, or if it is invalid."""
-    try:
-        return EndPosition.model_validate_json(cursor) if cursor else EndPosition()
-    except ValidationError:
-        logger.warning("the cursor %r is no position; finished executions are reported again", cursor)
-        return EndPosition()
 
 
 def build_upkeep(noetl: EngineProvider) -> tuple[Sequence[JobDefinition], Sequence[ScheduleDefinition]]:

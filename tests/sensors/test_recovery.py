@@ -29,7 +29,7 @@ from noetl_dagster.code_location.launch import launch
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.runs import execution_tags, latest_run
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.recovery.abandoned import Abandoned, ResumeRequest, Verdict, remember, remembered
+from noetl_dagster.engine.recovery.abandoned import REQUESTS, Abandoned, ResumeRequest, Verdict
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.state import ExecutionStatus
@@ -199,7 +199,9 @@ def test_recovery_backs_off_and_gives_up(job: PlaybookJob, noetl: EngineProvider
     def judged(seconds: float, *requests: float) -> Abandoned:
         requested = {created.id: ResumeRequest(2, len(requests), start.timestamp() + requests[-1])} if requests else {}
         moment = start + timedelta(seconds=seconds)
-        [found] = run_sync(engine.recovery().abandoned(remembered(remember(requested)), now=moment))
+        [found] = run_sync(
+            engine.recovery().abandoned(REQUESTS.validate_json(REQUESTS.dump_json(requested)), now=moment)
+        )
         return found
 
     assert judged(0.2).verdict is Verdict.WAIT, "its driver may be between two processes"

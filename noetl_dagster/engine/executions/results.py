@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
@@ -80,8 +80,8 @@ class EndPosition(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    xact_id: int = 0
-    event_id: int = 0
+    xact_id: int = Field(0, ge=0, lt=2**64)
+    event_id: int = Field(0, ge=0, lt=2**63)
 
 
 async def ended_outside(

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, NamedTuple
 
-import orjson
+from pydantic import Field, TypeAdapter
 
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.executions.runners import Runner
@@ -29,6 +29,9 @@ RECOVERY = "recovery"
 
 ONE_PROCESS = "one_process"
 """Key in the meta of the event that opens an epoch: one process drives the epoch from its first step to its last."""
+
+MOST_REQUESTS = 1_000
+"""Maximum number of requests for one epoch: the pause before each is twice as long as the one before."""
 
 _LAST_EVENT = """
 SELECT extract(epoch FROM created_at)::float8 FROM noetl.event
@@ -48,13 +51,16 @@ class Verdict(StrEnum):
     GIVE_UP = "give up"
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeRequest:
-    """The latest of ``count`` requests to open an ``epoch``, ``at`` a Unix time. The caller remembers it."""
+class ResumeRequest(NamedTuple):
+    """The latest of several ``requests`` to open an ``epoch``, ``at`` a Unix time. The caller remembers it."""
 
-    epoch: int
-    count: int
-    at: float
+    epoch: Annotated[int, Field(ge=1)]
+    requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)]
+    at: Annotated[float, Field(allow_inf_nan=False)]
+
+
+REQUESTS = TypeAdapter(dict[int, ResumeRequest])
+"""Requests by execution, as the cursor of a sensor has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +148,7 @@ class Recovery:
         one_process = ONE_PROCESS in latest or (latest.get("runner") == Runner.ENGINE and bool(state.visits))
         quiet_since = await pool.fetchval(_LAST_EVENT, execution_id)
         if request is not None and request.epoch == state.epoch + 1:
-            attempts += request.count
+            attempts += request.requests
             quiet_since = max(quiet_since, request.at)
         pause = settings.recovery_backoff_seconds * 2**attempts
         if grace is not None and one_process and attempts == 0:
@@ -162,14 +168,3 @@ class Recovery:
             due,
             verdict,
         )
-
-
-def remembered(text: str | None) -> dict[int, ResumeRequest]:
-    """Reads requests from the text that :func:`remember` made."""
-    known: dict[str, Any] = orjson.loads(text) if text else {}
-    return {int(execution_id): ResumeRequest(*entry) for execution_id, entry in known.items()}
-
-
-def remember(requests: Mapping[int, ResumeRequest]) -> str:
-    """Returns requests as text, for a sensor's cursor."""
-    return orjson.dumps({str(key): [one.epoch, one.count, one.at] for key, one in requests.items()}).decode()

@@ -115,7 +115,7 @@ class RecoveryWatch:
             if execution_id not in await self._liveness.undriven(connection):
                 return later
             logger.warning("execution %d of %s lost its process; resumed", execution_id, one.playbook)
-            count = request.count + 1 if request is not None and request.epoch == one.epoch else 1
+            count = request.requests + 1 if request is not None and request.epoch == one.epoch else 1
             self._requested[execution_id] = ResumeRequest(one.epoch, count, now)
             await self._resume(playbook, one)
         return later
