@@ -39,6 +39,9 @@ POOL_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 """Pool names are parts of NATS subjects and of names of Kubernetes objects."""
 
 
+MOST_PROCESSES = 1024
+"""Maximum number of processes that work on the loops of one run."""
+
 _SUBJECT_NAME = r"^[A-Za-z0-9_-]+$"
 _SUBJECT = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$"
 """Parts of names of NATS: without wildcards and spaces."""
@@ -344,6 +347,7 @@ class Settings(BaseSettings):
     run_processes: int = Field(
         0,
         ge=0,
+        le=MOST_PROCESSES,
         description="Processes that work on the loops of one run, including the driver; 0: one per core and 512 MiB "
         "of the container's limits, once a loop keeps the driver busy",
     )

@@ -156,7 +156,7 @@ class PlaybookPartitions:
         return PartitionKey(key=key)
 
     def _unknown(self, key: str, known: str) -> WorkloadError:
-        return WorkloadError(f"playbook {self.playbook.name} has no partition {key!r}; {known}")
+        return WorkloadError(f"playbook {self.playbook.name} has no partition {key[:200]!r}; {known}")
 
     def _example(self) -> str:
         """Returns a key for messages: the last time window, the first of other keys."""

@@ -115,11 +115,17 @@ def execution_id_of(instance: DagsterInstance, run: DagsterRun, suffix: str, *, 
         continues = is_continuation(known, starts=starts and known.run_id == run.run_id)
         found = tags.get(EXECUTION_TAG + suffix)
         if found is not None and (tags.get(OWNER_TAG + suffix) == known.run_id or continues):
-            return int(found)
+            return _execution_in(found, EXECUTION_TAG + suffix)
         if not continues or known.parent_run_id is None:
             return None
         known = instance.get_run_by_id(known.parent_run_id)
     return None
+
+
+def _execution_in(text: str, tag: str) -> int:
+    if len(text) < 20 and text.isascii() and text.isdecimal() and 0 < int(text) < 2**63:
+        return int(text)
+    raise ExecutionStateError(f"run tag {tag} is {text[:100]!r}, which is no execution; launch the job without the tag")
 
 
 async def attach(
@@ -138,8 +144,8 @@ async def attach(
         one_process: this process runs all ops of the run, and holds the execution until the end.
 
     Raises:
-        ExecutionStateError: another run has taken the execution over, it has ended, or the run is of no
-            partition of a playbook that has them.
+        ExecutionStateError: another run has taken the execution over, it has ended, a tag names none, or the run is
+            of no partition of a playbook that has them.
     """
     suffix = tag_suffix(run, plan.playbook.name)
     driven = (run.run_id, plan.playbook.name)
@@ -231,9 +237,9 @@ async def _join(
         raise ExecutionStateError(f"execution {execution.id} was taken over by run {state.run_id}; this run stops")
     is_own = run.parent_run_id is None or run.tags.get(RESUME_TAG) == run.run_id  # re-executions inherit the tag
     if is_own and (wanted := run.tags.get(RESUME_EPOCH_TAG)) is not None:
-        if int(wanted) != state.epoch + 1:
+        if wanted != str(state.epoch + 1):
             raise ExecutionStateError(
-                f"execution {execution.id} is in epoch {state.epoch}; this run was to open {wanted} and stops"
+                f"execution {execution.id} is in epoch {state.epoch}; this run was to open {wanted[:100]} and stops"
             )
         origin = {**origin, RECOVERY: wanted}
     try:

@@ -26,14 +26,13 @@ from dagster import (
 
 from noetl_dagster.compiler.executors import threaded_executor
 from noetl_dagster.compiler.executors.storages import keep_connections
-from noetl_dagster.compiler.executors.threaded import ThreadedExecutor
+from noetl_dagster.compiler.executors.threaded import PROCESSES, ThreadedExecutor, check_numbers
 from noetl_dagster.compiler.names import NOETL, POD_TAG
 from noetl_dagster.compiler.runs import execution_id_of, tag_suffix
 from noetl_dagster.dagster_internals import process_config
 from noetl_dagster.extras import needs_extra
 from noetl_dagster.resources.engines import EngineProvider
 
-PROCESSES = "processes"
 KUBERNETES = "kubernetes"
 STEP_OF_POD = "DAGSTER_RUN_STEP_KEY"
 """Variable that ``dagster-k8s`` sets in a step's pod."""
@@ -104,6 +103,7 @@ def noetl_executor(context: InitExecutorContext) -> Executor:
     given: dict[str, Any] = dict(context.executor_config)
     [(name, config)] = given.items()
     keep_connections(context.instance)
+    check_numbers(name, config or {})
     own = {key: value for key, value in (config or {}).items() if key != PROCESSES}
     chosen, own = _k8s_job_executor(own) if name == KUBERNETES else (_CHOICES[name], own)
     inner: Any = InitExecutorContext(

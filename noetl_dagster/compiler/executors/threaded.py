@@ -23,7 +23,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +56,10 @@ from noetl_dagster.dagster_internals import (
     dagster_event_sequence_for_step,
 )
 from noetl_dagster.process.interrupts import interrupt, let_arrive
+from noetl_dagster.settings import MOST_PROCESSES
+
+PROCESSES = "processes"
+"""Key of the run config of an executor: the number of processes that work on a large loop."""
 
 MAX_CONCURRENT = 16
 """Steps at the same time, unless the run's config sets it."""
@@ -100,12 +104,28 @@ def threaded_executor(context: InitExecutorContext) -> Executor:
               - {key: database, value: small, limit: 2}
     """
     config: dict[str, Any] = dict(context.executor_config)
+    check_numbers("threaded", config)
     return ThreadedExecutor(
         max_concurrent=config.get("max_concurrent") or MAX_CONCURRENT,
         tag_concurrency_limits=config.get("tag_concurrency_limits") or [],
         retries=RetryMode.from_config(config["retries"]) or RetryMode.ENABLED,
         step_dependency_config=StepDependencyConfig.from_config(config.get("step_dependency_config")),
     )
+
+
+def check_numbers(executor: str, config: Mapping[str, Any]) -> None:
+    """Checks the numbers of threads and processes in the run config of an executor.
+
+    Raises:
+        DagsterInvariantViolationError: a number is negative, so that no step could begin, or far too large.
+    """
+    for name, most in (("max_concurrent", None), (PROCESSES, MOST_PROCESSES)):
+        value = config.get(name)
+        if isinstance(value, int) and not 0 <= value <= (value if most is None else most):
+            allowed = "0 or more" if most is None else f"from 0 to {most}"
+            raise DagsterInvariantViolationError(
+                f"execution: config: {executor}: {name} is {value}; write {allowed} in the run config, or leave it out"
+            )
 
 
 class ThreadedExecutor(Executor):

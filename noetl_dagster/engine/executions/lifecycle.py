@@ -18,7 +18,7 @@ from noetl_dagster.engine.steps.checks import settle_sink
 from noetl_dagster.engine.steps.regions import TokenQueue, streams_are_over
 from noetl_dagster.engine.steps.watermarks import lost_race
 from noetl_dagster.errors import ExecutionStateError, LostEventsError, NoetlError, WorkloadError
-from noetl_dagster.events.connection import DATABASE_ERRORS
+from noetl_dagster.events.connection import DATABASE_ERRORS, encode_json
 from noetl_dagster.events.envelopes import to_result
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import CLOSE_GATE, HAS_SINK_PARTS, RUNNING_CHILDREN, UNENDED
@@ -81,7 +81,7 @@ class Lifecycle:
 
         Raises:
             PlaybookError: a setting that is a template of the workload comes to something it cannot be.
-            WorkloadError: the workload is nested too deep.
+            WorkloadError: the workload is nested too deep, or the event log cannot store a value of it.
         """
         runtime = self._runtime
         new_id = execution_id or runtime.ids.next()
@@ -93,6 +93,13 @@ class Lifecycle:
             raise WorkloadError(
                 f"workload: nested deeper than {deepest} levels; flatten it (limit: NOETL_PLAYBOOK_DEPTH)"
             )
+        for name, value in effective.items():
+            try:
+                encode_json(value)
+            except TypeError as error:
+                raise WorkloadError(
+                    f"workload.{name}: {error}; the event log stores JSON, with numbers of 64 bits: write it as a text"
+                ) from None
         if playbook.settled:
             # in a thread, since its templates may take seconds
             given: Any = {"file": playbook.file, "lenient": playbook.lenient, "workload": effective}
