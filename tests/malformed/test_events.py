@@ -257,6 +257,29 @@ async def test_requests(service: Service) -> None:
     assert await pool.fetchrow(COUNTS) == before
 
 
+CONTEXTS: dict[str, tuple[Any, str]] = {
+    "nothing": ({}, "context.step: Field required"),
+    "another step": ({"step": 1}, "context.step: "),
+    "a visit of the wrong type": ({"step": "s", "visit": "x"}, "context.visit: "),
+    "a reference of the wrong type": ({"step": "s", "item_ref": 1}, "context.item_ref"),
+    "a fraction": ({"step": "s", "index": 2.5}, "context.index: "),
+}
+"""Contexts of rows of ``noetl.queue``, and what the answer names."""
+
+
+async def test_rows_of_the_queue(service: Service) -> None:
+    execution_id, pool = await held(service), service.plane.engine.runtime.pool
+    command_id = meta_of(execution_id, 0)["command_id"]
+    for context, named in CONTEXTS.values():
+        await pool.execute("UPDATE noetl.queue SET context = $2 WHERE command_id = $1", command_id, context)
+        answer = await service.client.get(f"/api/commands/{command_id}")
+        assert answer.status_code == 409, answer.text
+        detail = problem(answer)
+        assert f"command {command_id} in noetl.queue" in detail
+        assert named in detail
+        assert f"cancel execution {execution_id}" in detail
+
+
 # -- over NATS ----------------------------------------------------------------------------------------
 
 

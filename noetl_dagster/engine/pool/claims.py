@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import asyncpg
+from pydantic import ValidationError
 
+from noetl_dagster.errors import ExecutionStateError
 from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.transport import queries
@@ -169,7 +171,11 @@ class Claims:
         return len(await self._pool.fetch(queries.GIVE_BACK, worker_id, event_ids, pool))
 
     async def queued(self, name: str) -> Grant | None:
-        """Returns a command that waits or runs, by its id or that of its ``command.issued`` event; claims nothing."""
+        """Returns a command that waits or runs, by its id or that of its ``command.issued`` event; claims nothing.
+
+        Raises:
+            ExecutionStateError: the row of the queue is malformed.
+        """
         number = execution_of(name)
         if ":" in name:
             record = await self._pool.fetchrow(queries.QUEUED_COMMAND, number, name)
@@ -178,7 +184,15 @@ class Claims:
         if record is None:
             return None
         shown = {key: record[key] for key in ("execution_id", "command_id", "event_id", "state_version")}
-        context = CommandContext.model_validate(record["context"])
+        try:
+            context = CommandContext.model_validate(record["context"])
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, ("context", *first["loc"])))
+            raise ExecutionStateError(
+                f"the row of command {record['command_id']} in noetl.queue is malformed: {field}: {first['msg']}; "
+                f"cancel execution {record['execution_id']}, and start it again"
+            ) from None
         return Grant(**shown, claim=record["attempts"], lease_seconds=self._lease_seconds, context=context)
 
 
