@@ -27,7 +27,7 @@ from noetl_dagster.tools.access.credential_types import Credential, CredentialTy
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
 from noetl_dagster.tools.rows.jsonable import to_jsonable
-from noetl_dagster.tools.sql.connection import NEVER_IDLE, postgres_error
+from noetl_dagster.tools.sql.connection import NEVER_IDLE, POSTGRES_ERRORS, postgres_error
 from noetl_dagster.tools.sql.drift import drift_of_sink, kind_of_value, type_of_kinds
 from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.tools.sql.statements import bind, split_statements, without_percent
@@ -129,11 +129,8 @@ async def write_sink(
             if not known.forget(ready.table):
                 raise
             await write()  # the table has changed since it was described
-    except asyncpg.PostgresError as error:
+    except POSTGRES_ERRORS as error:
         raise postgres_error("sink", error) from None
-    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
-        text = f"sink: {type(error).__name__}: {error}"
-        raise ToolError(text, kind="db_connection", retryable=True) from None
     return shared
 
 

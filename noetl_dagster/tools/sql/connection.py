@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -31,6 +32,13 @@ KINDS: tuple[tuple[str, ErrorKind], ...] = (
 # the server was stopping or starting.
 RETRYABLE_CLASSES = ("08", "40", "53")
 RETRYABLE_STATES = frozenset({"55P03", "57P01", "57P02", "57P03"})
+
+POSTGRES_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+"""Errors of the server, of asyncpg and of a connection, timeouts included."""
+
+LOST = "the connection to the server was lost"
+_CONNECTION = re.compile("connection|pool is clos", re.IGNORECASE)
+_CLOSED = re.compile("connection (is|was|has been) closed|connection_lost|pool is clos")
 
 CLOSE_SECONDS = 10.0
 
@@ -86,31 +94,27 @@ async def _connected(call: ToolCall, box: Toolbox, connect: Callable[[Credential
 @contextlib.contextmanager
 def postgres_errors(call: ToolCall) -> Iterator[None]:
     """Turns errors of asyncpg and of the connection into ``ToolError``."""
-    where = f"postgres in step {call.step}"
     try:
         yield
     except asyncpg.InvalidCachedStatementError:
         raise
-    except asyncpg.PostgresError as error:
-        raise postgres_error(where, error) from None
-    except (TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
-        lost = not isinstance(error, asyncpg.InterfaceError) or "connection" in str(error).lower()
-        what = f"{type(error).__name__}: {error}"
-        if isinstance(error, asyncpg.InterfaceError) and "connection is closed" in str(error):
-            what = "the connection to the server was lost; the transaction is undone"
-        kind: ErrorKind = "db_timeout" if isinstance(error, TimeoutError) else "db_connection"
-        raise ToolError(
-            f"{where}: {what}",
-            kind=kind if lost else "db",
-            retryable=lost,
-            details={"pg": {"sqlstate": None}},
-        ) from None
+    except POSTGRES_ERRORS as error:
+        raise postgres_error(f"postgres in step {call.step}", error) from None
 
 
-def postgres_error(where: str, error: asyncpg.PostgresError) -> ToolError:
-    """Returns the server's message with its SQLSTATE, detail and hint."""
+def postgres_error(where: str, error: Exception) -> ToolError:
+    """Returns the server's message with its SQLSTATE, detail and hint; or what happened to the connection.
+
+    Args:
+        error: one of :data:`POSTGRES_ERRORS`.
+    """
+    if not isinstance(error, asyncpg.PostgresError):
+        what, kind = _connection_error(error)
+        return ToolError(f"{where}: {what}", kind=kind, retryable=kind != "db", details={"pg": {"sqlstate": None}})
     state = error.sqlstate or ""
     parts = [str(error.args[0]) if error.args else type(error).__name__]
+    if isinstance(error, asyncpg.ConnectionDoesNotExistError):
+        parts = [LOST]
     parts += [f"{name}: {text}" for name in ("detail", "hint") if (text := getattr(error, name, None))]
     return ToolError(
         f"{where}: {'; '.join(parts)} (SQLSTATE {state})",
@@ -119,6 +123,20 @@ def postgres_error(where: str, error: asyncpg.PostgresError) -> ToolError:
         code=state,
         details={"pg": {"sqlstate": state, "code": state}},
     )
+
+
+def _connection_error(error: Exception) -> tuple[str, ErrorKind]:
+    """Returns in plain words what happened to a connection, and the kind of error; ``db`` for a wrong use of it."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, TimeoutError):
+        return "the server did not answer in time", "db_timeout"
+    if isinstance(error, asyncpg.InterfaceError) and not _CONNECTION.search(text):
+        return text, "db"
+    if _CLOSED.search(text) or isinstance(error, ConnectionResetError | BrokenPipeError | ConnectionAbortedError):
+        return LOST, "db_connection"
+    if isinstance(error, OSError):
+        return f"the server cannot be reached ({text})", "db_connection"
+    return text, "db_connection"
 
 
 def kind_of_state(sqlstate: str) -> ErrorKind:

@@ -269,3 +269,30 @@ async def test_rows_come_with_the_end_that_the_log_takes(box: Toolbox, table: as
         await write_sink(box, sink, {"id": 3}, {}, complete=End(table, 7, "third"))
     assert [row["id"] for row in await table.fetch("SELECT id FROM out")] == [1]
     assert await table.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'command.completed'") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "kind"),
+    [
+        (TimeoutError(), "sink: the server did not answer in time", "db_timeout"),
+        (ConnectionError("unexpected connection_lost() call"), "sink: the connection to the server was lost", "db_connection"),
+        (ConnectionResetError(104, "Connection reset by peer"), "sink: the connection to the server was lost", "db_connection"),
+        (asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation"),
+         "sink: the connection to the server was lost (SQLSTATE 08003)", "db_connection"),
+        (asyncpg.InterfaceError("connection is closed"), "sink: the connection to the server was lost", "db_connection"),
+        (asyncpg.InterfaceError("pool is closing"), "sink: the connection to the server was lost", "db_connection"),
+        (ConnectionRefusedError(111, "Connect call failed"), "sink: the server cannot be reached", "db_connection"),
+        (asyncpg.InterfaceError("another operation is in progress"), "another operation is in progress", "db"),
+    ],
+)  # fmt: skip
+async def test_a_lost_connection_in_plain_words(
+    table: asyncpg.Pool, box: Toolbox, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str, kind: str
+) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("noetl_dagster.tools.sinks.postgres.write_result", fail)
+    with pytest.raises(ToolError) as caught:
+        await write_sink(box, Sink(table="out", auth="embedded"), [ROW], {})
+    assert message in str(caught.value)
+    assert (caught.value.kind, caught.value.retryable) == (kind, kind != "db")
