@@ -30,6 +30,7 @@ ARGUMENTS: dict[str, tuple[list[str], str]] = {
     "a cancellation of a text": (["cancel", "all"], "EXECUTION_ID"),
     "a format that is none": (["check", "flow.yaml", "--format", "xml"], "xml"),
     "a binary file to check": (["check", "binary.yaml"], "binary.yaml"),
+    "an empty folder to check": (["check", "flow.yaml", "empty"], "empty: the folder has no playbooks"),
     "slots that are none": (["worker", "--slots", "many"], "--slots"),
     "no slots": (["worker", "--slots", "0"], "--slots"),
     "a pool that is no name": (["worker", "--pool", "A b"], "A b"),
@@ -47,6 +48,7 @@ def test_the_message_names_the_argument(
     monkeypatch.setenv("NOETL_EMBEDDED", "false")
     get_settings.cache_clear()
     (tmp_path / "flow.yaml").write_text(FLOW)
+    (tmp_path / "empty").mkdir()
     (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
     found = CliRunner().invoke(app, arguments)
     assert found.exit_code in (1, 2), found.output

@@ -139,9 +139,13 @@ def check(
         ),
     ] = ReportFormat.TEXT,
 ) -> None:
-    """Find mistakes in playbooks without running them; exit code 1 on errors."""
+    """Find mistakes in playbooks without running them; exit code 1 on errors, and for a folder without playbooks."""
+    files = {path: playbook_files(path) for path in paths}
+    for path, found in files.items():
+        if not found:
+            fail(f"{path}: the folder has no playbooks: no visible .yaml or .yml file has the line 'kind: Playbook'")
     findings = {
-        str(file): load_report(file, lenient=lenient, code=True)[1] for path in paths for file in playbook_files(path)
+        str(file): load_report(file, lenient=lenient, code=True)[1] for found in files.values() for file in found
     }
     typer.echo(report(findings, format))
     errors = any(problem.severity == "error" for found in findings.values() for problem in found)
