@@ -648,9 +648,13 @@ def get_settings() -> Settings:
 
 
 def settings_with(**given: object) -> Settings:
-    """Returns the settings of this process with some values replaced; None keeps the value."""
+    """Returns the settings of this process with some values replaced; None keeps the value.
+
+    Raises:
+        ValidationError: a value is none that the setting may have.
+    """
     update = {name: value for name, value in given.items() if value is not None}
-    return get_settings().model_copy(update=update)
+    return Settings.model_validate(get_settings().model_dump() | update)
 
 
 def plain_settings(settings: Settings, *, changed: bool = False) -> dict[str, Any]:

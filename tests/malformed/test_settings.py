@@ -11,7 +11,7 @@ from pydantic import SecretStr, ValidationError
 from noetl_dagster.cli import app
 from noetl_dagster.cli.doctor import FindingState
 from noetl_dagster.cli.doctor.checks import program_checks
-from noetl_dagster.settings import Settings, get_settings
+from noetl_dagster.settings import Settings, get_settings, settings_with
 
 SECRET = "hunter-in-the-address"
 TYPES = {name: field.annotation for name, field in Settings.model_fields.items()}
@@ -99,6 +99,20 @@ def test_durations_and_shares_are_finite(name: str, value: str, monkeypatch: pyt
     monkeypatch.setenv(f"NOETL_{name}".upper(), value)
     with pytest.raises(ValidationError):
         Settings()
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, values[0]) for name, values in WRONG.items()])
+def test_a_value_that_replaces_a_setting_is_checked(name: str, value: str) -> None:
+    with pytest.raises(ValidationError, match=name):
+        settings_with(**{name: value})
+
+
+def test_settings_with_no_other_value_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOETL_SERVER_TOKEN", SECRET)
+    monkeypatch.setenv("NOETL_HTTP_DENY", "10.0.0.0/8")
+    monkeypatch.setenv("NOETL_CONTAINER_POD", '{"spec": {"containers": [{"image": "a"}], "hostname": "b"}}')
+    assert settings_with(worker_slots=None) == get_settings()
+    assert settings_with(worker_slots=3).worker_slots == 3
 
 
 def test_an_empty_variable_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
