@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MASTER = r"local(\[[^\]]+\]|-cluster\[\d+,\d+,\d+\])?|spark://\S+:\d+(,\S+:\d+)*|k8s://\S+|yarn"
-_REMOTE = r"sc://[^\s/]+(/.*)?"
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 VECTORED = "spark.hadoop.parquet.hadoop.vectored.io.enabled"
@@ -131,17 +130,19 @@ def _address_towards(master: str) -> str | None:
 
 
 def check_address(settings: Settings) -> None:
-    """Checks the address, since Spark itself would report an error in a Java stack, or only after minutes.
+    """Checks the master, since Spark itself would report an error in a Java stack, or only after minutes.
 
     Raises:
-        ServiceError: Spark has no such kind of address, or a Kubernetes master has no image to start
+        ServiceError: Spark has no such kind of master, or a Kubernetes master has no image to start
             or no way back to this process.
     """
-    address = settings.spark_address
-    if not re.fullmatch(_REMOTE if settings.spark_remote is not None else _MASTER, address):
+    if settings.spark_remote is not None:  # the settings check this address
+        return
+    address = settings.spark_master
+    if not re.fullmatch(_MASTER, address):
         raise ServiceError(
             f"Spark at {address}: not an address; NOETL_SPARK_MASTER is local[*], local[4], spark://host:7077 or "
-            "k8s://https://host:443, NOETL_SPARK_REMOTE is sc://host:15002"
+            "k8s://https://host:443"
         )
     if not address.startswith("k8s://"):
         return
