@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import re
 import ssl
 from datetime import timedelta
 from enum import StrEnum
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
+from pydantic import Field, SecretStr
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -22,6 +20,20 @@ from pydantic_settings import (
 )
 
 from noetl_dagster import machine
+from noetl_dagster.setting_types import (
+    SUBJECT,
+    SUBJECT_NAME,
+    DatabaseAddress,
+    HttpAddress,
+    Json,
+    Listed,
+    LogLevel,
+    NoneIfEmpty,
+    PodRights,
+    PodTemplate,
+    address_with,
+    separate_addresses,
+)
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """A variable of ``prometheus_client``: the folder in which several processes combine their metrics."""
@@ -30,115 +42,14 @@ METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 WITHHELD: dict[str, str] = {}
 """Variables of settings that are missing in ``os.environ`` while playbook code runs; see ``process.environment``."""
 
-_ADDRESS_SEPARATOR = re.compile(r",(?=\s*\w+://)")
-
 DEFAULT_POOL = "default"
 """The pool of steps and workers that name no pool."""
 
 POOL_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 """Pool names are parts of NATS subjects and of names of Kubernetes objects."""
 
-
 MOST_PROCESSES = 1024
 """Maximum number of processes that work on the loops of one run."""
-
-_SUBJECT_NAME = r"^[A-Za-z0-9_-]+$"
-_SUBJECT = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$"
-"""Parts of names of NATS: without wildcards and spaces."""
-
-_NoneIfEmpty = BeforeValidator(lambda value: None if value == "" else value)
-"""Treats an empty value as unset, since a container's variables may be empty."""
-
-
-def _names(value: Any) -> Any:
-    """Reads names that are separated by commas, or a JSON list."""
-    if not isinstance(value, str):
-        return value
-    return _json(value) if value.startswith("[") else tuple(filter(None, map(str.strip, value.split(","))))
-
-
-def _json(value: Any) -> Any:
-    """Reads JSON."""
-    try:
-        return orjson.loads(value) if isinstance(value, str) else value
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"write JSON: {error}") from None
-
-
-_Listed = BeforeValidator(_names)
-_Json = BeforeValidator(_json)
-
-
-_HOSTS = re.compile(r"(\w+)://(?:.*@)?([^/?#]*)", re.DOTALL)
-_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s\[\]:,]*)(?::(\d{1,5}))?")
-"""The scheme and the hosts of an address, and one host with its port; passwords may be badly escaped."""
-
-
-def _address(*schemes: str, names_host: bool = True, host: str = "host") -> AfterValidator:
-    """Checks the form of addresses, which commas separate, as they may separate hosts; an empty one is unset."""
-    example = " or ".join(f"{scheme}://{host}" for scheme in schemes)
-
-    def fits(one: str) -> bool:
-        address = _HOSTS.match(one)
-        if address is None or address[1] not in schemes:
-            return False
-        hosts = [_HOST.fullmatch(text) for text in address[2].split(",")]
-        return all(found and (found[1] or not names_host) and 0 < int(found[2] or 1) < 65536 for found in hosts)
-
-    def check(value: str | None) -> str | None:
-        found = separate_addresses(value or "")
-        if value and not (found and all(map(fits, found))):  # the error has no value, which may contain a password
-            raise ValueError(f"write {example}, with a port from 1 to 65535 or none")
-        return value or None
-
-    return AfterValidator(check)
-
-
-_HttpAddress = _address("http", "https")
-_DatabaseAddress = _address("postgresql", "postgres", names_host=False)  # ?host= names one, or a socket
-
-
-def _level(value: str) -> str:
-    levels = logging.getLevelNamesMapping()
-    if value.upper() not in levels:
-        raise ValueError(f"write one of {', '.join(levels)}")
-    return value.upper()
-
-
-POD_RIGHTS = (
-    *("hostPath", "serviceAccount", "secret", "volume", "capability", "privileged", "allowPrivilegeEscalation"),
-    *("hostNetwork", "hostPID", "hostIPC", "procMount", "seccompProfile", "appArmorProfile"),
-    *("seLinuxOptions", "windowsOptions", "runAsRoot"),
-)
-"""Rights of pods that an installation may allow: all, or those of a value: ``hostPath:/data``."""
-
-
-class PodMetadata(BaseModel):
-    """Labels and annotations."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
-
-
-class PodSpec(BaseModel):
-    """Any fields of a pod's spec, and one container at most."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    containers: tuple[dict[str, Any], ...] = Field((), max_length=1)
-
-
-class PodTemplate(BaseModel):
-    """Parts of a pod, in Kubernetes' syntax."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    metadata: PodMetadata = Field(default_factory=PodMetadata)
-    spec: PodSpec = Field(default_factory=PodSpec)
-
-    @property
-    def container(self) -> dict[str, Any]:
-        """The fields of the container."""
-        return dict(self.spec.containers[0]) if self.spec.containers else {}
 
 
 class StoreTier(StrEnum):
@@ -244,17 +155,15 @@ class Settings(BaseSettings):
         128 * 1024**2, ge=1024**2, description="Maximum size of the values that one template builds"
     )
     template_seconds: float = Field(10.0, gt=0, description="Maximum time for rendering one template")
-    log_level: Annotated[str, AfterValidator(_level)] = Field(
-        "WARNING", description="Level of the noetl_dagster loggers"
-    )
+    log_level: Annotated[str, LogLevel] = Field("WARNING", description="Level of the noetl_dagster loggers")
     log_format: LogFormat = Field(LogFormat.TEXT, description="text, or json: one JSON object per line")
 
-    tracing_endpoint: Annotated[str | None, _address("http", "https", host="host:4318")] = Field(
+    tracing_endpoint: Annotated[str | None, address_with("http", "https", host="host:4318")] = Field(
         None, description="Collector of traces, OTLP over HTTP: http://collector:4318; empty: no traces"
     )
     tracing_sampling: float = Field(1.0, ge=0, le=1, description="Share of traced executions, 0 to 1")
 
-    db_url: Annotated[str | None, _DatabaseAddress] = Field(
+    db_url: Annotated[str | None, DatabaseAddress] = Field(
         None,
         description="Event log, postgresql://user:password@host/database; several hosts, separated by commas, are a "
         "primary and its standbys; empty: embedded PostgreSQL",
@@ -265,11 +174,11 @@ class Settings(BaseSettings):
         description="Apply schema/*.sql when a process of the control plane starts; false: wait until "
         "'noetl-dagster provision' has done so",
     )
-    dagster_db_url: Annotated[str | None, _DatabaseAddress] = Field(
+    dagster_db_url: Annotated[str | None, DatabaseAddress] = Field(
         None, description="Dagster's own storage, like NOETL_DB_URL; empty: embedded PostgreSQL"
     )
 
-    health_port: Annotated[int | None, _NoneIfEmpty] = Field(
+    health_port: Annotated[int | None, NoneIfEmpty] = Field(
         None,
         ge=0,
         le=65535,
@@ -278,29 +187,29 @@ class Settings(BaseSettings):
     )
     health_host: str = Field("127.0.0.1", description="Address that /health, /ready and /metrics listen on")
 
-    nats_url: Annotated[str | None, _address("nats", "tls", "ws", "wss")] = Field(
+    nats_url: Annotated[str | None, address_with("nats", "tls", "ws", "wss")] = Field(
         None, description="NATS servers, nats://... or tls://..., separated by commas; empty: embedded"
     )
     nats_ca: Path | None = Field(None, description="CA certificate of NATS, PEM; empty: the system's")
     nats_connect_seconds: float = Field(10, gt=0, description="Time after which connecting to NATS fails")
     nats_namespace: str = Field(
-        "noetl", pattern=_SUBJECT_NAME, description="Prefix of the streams, subjects and KV buckets"
+        "noetl", pattern=SUBJECT_NAME, description="Prefix of the streams, subjects and KV buckets"
     )
     event_transport: EventTransport = Field(
         EventTransport.DIRECT, description="How workers send events to the log: direct, http or nats"
     )
     event_nats_subject_prefix: str = Field(
-        "noetl.events", pattern=_SUBJECT, description="Subject prefix of worker events"
+        "noetl.events", pattern=SUBJECT, description="Subject prefix of worker events"
     )
     nats_replicas: int = Field(1, ge=1, description="Replicas of streams: 1 on one server, 3 in a cluster")
 
-    server_url: Annotated[str, _HttpAddress] = Field(
+    server_url: Annotated[str, HttpAddress] = Field(
         "http://127.0.0.1:8700", description="HTTP API that workers claim commands from"
     )
-    pages_url: Annotated[str | None, _HttpAddress] = Field(
+    pages_url: Annotated[str | None, HttpAddress] = Field(
         None, description="Address at which users reach the pages of executions; empty: NOETL_SERVER_URL"
     )
-    dagster_url: Annotated[str, _HttpAddress] = Field(
+    dagster_url: Annotated[str, HttpAddress] = Field(
         "http://127.0.0.1:3000", description="Address at which users reach Dagster's UI"
     )
     server_token: SecretStr | None = Field(None, description="Bearer token that workers send to the HTTP API")
@@ -335,7 +244,7 @@ class Settings(BaseSettings):
     service_connections: int = Field(
         4096, ge=1, description="Maximum connections of one process of the HTTP API; further ones get 503"
     )
-    service_proxies: Annotated[tuple[str, ...], NoDecode, _Listed] = Field(
+    service_proxies: Annotated[tuple[str, ...], NoDecode, Listed] = Field(
         (),
         description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For is the client's "
         "address; empty: none",
@@ -354,7 +263,7 @@ class Settings(BaseSettings):
 
     worker_pool: str = Field(DEFAULT_POOL, pattern=POOL_NAME, description="Pool that a worker serves")
     worker_slots: int = Field(16, ge=1, description="Maximum commands that a worker process runs at once")
-    worker_tool_pools: Annotated[dict[str, int], NoDecode, _Json] = Field(
+    worker_tool_pools: Annotated[dict[str, int], NoDecode, Json] = Field(
         default_factory=dict, description='Maximum commands at once by tool kind, JSON: {"postgres": 4, "spark": 1}'
     )
     worker_heartbeat_seconds: float = Field(15.0, gt=0, description="Interval of a worker's capacity reports")
@@ -362,7 +271,7 @@ class Settings(BaseSettings):
         60.0, ge=0, description="Time in which the commands of a stopping worker may finish"
     )
 
-    minio_endpoint: Annotated[str | None, _HttpAddress] = Field(
+    minio_endpoint: Annotated[str | None, HttpAddress] = Field(
         None, description="S3 endpoint of the minio tier; empty: embedded"
     )
     minio_access_key: str = Field("noetl", description="Access key of the minio tier")
@@ -376,7 +285,7 @@ class Settings(BaseSettings):
     minio_retries: int = Field(3, ge=0, description="Retries of a request to the minio tier")
     s3_bucket: str | None = Field(None, description="Bucket of the s3 tier; credentials: the AWS environment")
     gcs_bucket: str | None = Field(None, description="Bucket of the gcs tier")
-    gcs_endpoint: Annotated[str | None, _HttpAddress] = Field(
+    gcs_endpoint: Annotated[str | None, HttpAddress] = Field(
         None, description="Endpoint of the gcs tier, for emulators"
     )
     stores_shared: bool = Field(
@@ -398,7 +307,7 @@ class Settings(BaseSettings):
         description="Larger responses of the http tool are stored while they arrive; larger scripts and keychain "
         "tokens are refused",
     )
-    http_deny: Annotated[tuple[str, ...], NoDecode, _Listed] = Field(
+    http_deny: Annotated[tuple[str, ...], NoDecode, Listed] = Field(
         (),
         description="Networks (10.0.0.0/8), addresses and host names (*.internal), separated by commas, that the http "
         "tool, transfers, scripts, keychain entries and requests for tokens must not reach",
@@ -418,7 +327,7 @@ class Settings(BaseSettings):
         ge=1024,
         description="Size of the chunks of a large result, stored while the next is made",
     )
-    execution_stored_bytes: Annotated[int | None, _NoneIfEmpty] = Field(
+    execution_stored_bytes: Annotated[int | None, NoneIfEmpty] = Field(
         None,
         ge=1,
         description="Maximum stored bytes of the results of one execution; a task that stores more fails; "
@@ -436,13 +345,13 @@ class Settings(BaseSettings):
         5.0, ge=0, description="Maximum time that an event waits for its group commit"
     )
 
-    partition_hours: Annotated[float | None, _NoneIfEmpty] = Field(
+    partition_hours: Annotated[float | None, NoneIfEmpty] = Field(
         None,
         ge=1 / 60,
         description="Hours of executions that a partition of the event log contains, such as 24; empty: a calendar "
         "month. Three partitions are created ahead, so maintenance must run more often than that",
     )
-    retention_days: Annotated[float | None, _NoneIfEmpty] = Field(
+    retention_days: Annotated[float | None, NoneIfEmpty] = Field(
         None, gt=0, description="Age of partitions of events that are dropped with their executions; empty: never"
     )
     replaced_asset_seconds: float = Field(
@@ -479,7 +388,7 @@ class Settings(BaseSettings):
         description="Commands start in a process that has imported everything, and the run server drives their runs",
     )
 
-    playbook_env: Annotated[tuple[str, ...], NoDecode, _Listed] = Field(
+    playbook_env: Annotated[tuple[str, ...], NoDecode, Listed] = Field(
         (),
         description="Environment variables that Python code, shell steps and secret://env/ may read, beside basic ones "
         "such as PATH and HOME: names or patterns, separated by commas, for example MY_API_KEY,AWS_*; never NOETL_*",
@@ -494,22 +403,22 @@ class Settings(BaseSettings):
         "only a temporary folder: off; auto: if the kernel has Landlock; required: fail without it, and run all Python "
         "code in a subprocess",
     )
-    playbook_folders: Annotated[tuple[Path, ...], NoDecode, _Listed] = Field(
+    playbook_folders: Annotated[tuple[Path, ...], NoDecode, Listed] = Field(
         (), description="Further folders that code in the sandbox may read and write, separated by commas"
     )
     playbook_user: str | None = Field(
         None, description="User, by name or number, of shell steps and Python code in a subprocess; needs root"
     )
-    playbook_memory_bytes: Annotated[int | None, _NoneIfEmpty] = Field(
+    playbook_memory_bytes: Annotated[int | None, NoneIfEmpty] = Field(
         None,
         ge=64 * 1024**2,
         description="Largest address space of one process of a shell step or of Python code in a subprocess; empty: "
         "no limit",
     )
-    playbook_seconds: Annotated[float | None, _NoneIfEmpty] = Field(
+    playbook_seconds: Annotated[float | None, NoneIfEmpty] = Field(
         None, gt=0, description="Longest time of a shell step or of Python code in a subprocess; empty: no limit"
     )
-    playbook_processes: Annotated[int | None, _NoneIfEmpty] = Field(
+    playbook_processes: Annotated[int | None, NoneIfEmpty] = Field(
         None,
         ge=1,
         description="Maximum number of processes and threads of NOETL_PLAYBOOK_USER; empty: no limit",
@@ -517,12 +426,12 @@ class Settings(BaseSettings):
 
     credentials_file: Path | None = Field(None, description="YAML or JSON: name -> {type, data}")
     credential_key: SecretStr | None = Field(None, description="Fernet key of noetl.credential and keychain")
-    container_allow: Annotated[tuple[str, ...], NoDecode, _Listed] = Field(
+    container_allow: Annotated[tuple[str, ...], NoDecode, Listed, PodRights] = Field(
         (),
         description="Rights that playbooks may ask of pods, separated by commas: hostPath:/data, serviceAccount:spark, "
         "secret:keys, capability:NET_ADMIN, volume:nfs, privileged, allowPrivilegeEscalation, ...; empty: none",
     )
-    container_pod: Annotated[PodTemplate, NoDecode, _Json] = Field(
+    container_pod: Annotated[PodTemplate, NoDecode, Json] = Field(
         default_factory=PodTemplate,
         description="What every pod of a container step has, as JSON of a pod template: metadata with labels and "
         "annotations, and spec with at most one container. Tasks add to it",
@@ -536,13 +445,13 @@ class Settings(BaseSettings):
         description="Seconds for which a container's job may wait for something that Kubernetes reports, such as an "
         "image that cannot be pulled, a quota, or missing capacity",
     )
-    file_folders: Annotated[tuple[Path, ...], NoDecode, _Listed] = Field(
+    file_folders: Annotated[tuple[Path, ...], NoDecode, Listed] = Field(
         (),
         description="Further folders, separated by commas, for absolute paths of scripts, and for absolute paths of "
         "files that begin with a template",
     )
     secrets_path: Path = Field(Path("/run/secrets"), description="Folder of the secret provider 'file'")
-    google_secrets_endpoint: Annotated[str | None, _HttpAddress] = Field(
+    google_secrets_endpoint: Annotated[str | None, HttpAddress] = Field(
         None,
         description="Endpoint of Google's Secret Manager: a regional one, or http://host:port of an emulator; "
         "empty: Google's own",
@@ -558,7 +467,7 @@ class Settings(BaseSettings):
     )
 
     spark_master: str = Field("local[*]", description="Spark master: local[*], spark://, k8s://")
-    spark_remote: Annotated[str | None, _address("sc")] = Field(
+    spark_remote: Annotated[str | None, address_with("sc")] = Field(
         None, description="Spark Connect address, sc://host:port"
     )
     spark_driver_java_options: str = Field(
@@ -578,7 +487,7 @@ class Settings(BaseSettings):
     spark_driver_memory: str = Field(
         "", description="Memory of a local Spark driver; empty: half of the container's limit, or 2g"
     )
-    spark_config: Annotated[dict[str, str], NoDecode, _Json] = Field(
+    spark_config: Annotated[dict[str, str], NoDecode, Json] = Field(
         default_factory=dict, description='Further Spark configuration, JSON: {"spark.executor.memory": "4g"}'
     )
 
@@ -588,14 +497,6 @@ class Settings(BaseSettings):
     records_api_faults: float = Field(
         0.05, ge=0, le=1, description="Share of answers of the records API that are faults"
     )
-
-    @field_validator("container_allow")
-    @classmethod
-    def _check_rights(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for entry in value:
-            if entry.partition(":")[0] not in POD_RIGHTS:
-                raise ValueError(f"{entry!r} is unknown; write one of {', '.join(POD_RIGHTS)}, some with :value")
-        return value
 
     @property
     def spark_address(self) -> str:
@@ -626,19 +527,6 @@ class Settings(BaseSettings):
 @cache
 def _trusting(authority: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=authority)
-
-
-def separate_addresses(text: str) -> list[str]:
-    """Returns the addresses in a text, which commas separate; passwords may contain commas."""
-    return [address for given in _ADDRESS_SEPARATOR.split(text) if (address := given.strip(", "))]
-
-
-def without_login(url: str) -> str:
-    """Returns an address without its user, password or token.
-
-    Everything between ``//`` and the last ``@`` is removed, because passwords may be badly escaped.
-    """
-    return re.sub(r"//.*@", "//", url)
 
 
 @cache

@@ -23,7 +23,8 @@ from urllib.parse import quote, quote_plus, unquote, urlsplit
 import orjson
 from pydantic import SecretStr
 
-from noetl_dagster.settings import Settings, separate_addresses
+from noetl_dagster.setting_types import separate_addresses
+from noetl_dagster.settings import Settings
 
 MASK = "***"
 

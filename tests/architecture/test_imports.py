@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.architecture.imports import cycle_of, imports_of, modules, packages
 
 LAYERS = (
-    {"errors", "extras", "settings", "result_ref", "machine", "private_files", "dagster_internals"},
+    {"errors", "extras", "setting_types", "settings", "result_ref", "machine", "private_files", "dagster_internals"},
     {"process"},
     {"playbook", "embedded"},
     {"events"},

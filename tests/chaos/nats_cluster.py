@@ -18,7 +18,7 @@ from nats.aio.client import Client
 from noetl_dagster.embedded.processes import LOOPBACK, free_ports
 from noetl_dagster.embedded.servers import program
 from noetl_dagster.process.environment import basic_environment
-from noetl_dagster.settings import separate_addresses
+from noetl_dagster.setting_types import separate_addresses
 from tests.waiting import until
 
 SERVERS = 3

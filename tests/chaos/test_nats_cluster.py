@@ -11,7 +11,8 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.transport.nats import NatsNames
-from noetl_dagster.settings import EventTransport, Settings, StoreTier, separate_addresses
+from noetl_dagster.setting_types import separate_addresses
+from noetl_dagster.settings import EventTransport, Settings, StoreTier
 from noetl_dagster.storage.tiers import open_tier
 from tests.chaos.nats_cluster import SERVERS, NatsCluster, nats_cluster
 from tests.pool import working

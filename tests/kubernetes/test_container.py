@@ -11,7 +11,7 @@ import kubernetes.config
 import pytest
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.settings import PodTemplate
+from noetl_dagster.setting_types import PodTemplate
 from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.commands import container, jobs, starting
 from tests.helm.chart import KIND, manifests, of_kind

@@ -20,7 +20,8 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.models import Task
-from noetl_dagster.settings import EventTransport, PodTemplate, Settings
+from noetl_dagster.setting_types import PodTemplate
+from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.commands import container
 from noetl_dagster.tools.commands.jobs import CALL, MADE_OF, MARGIN_SECONDS, call_name, job_manifest, job_name

@@ -17,7 +17,8 @@ from noetl_dagster.playbook.loader import parse_report
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.permissions import refused
 from noetl_dagster.process.redaction import SECRETS
-from noetl_dagster.settings import POD_RIGHTS, Settings, get_settings
+from noetl_dagster.setting_types import POD_RIGHTS
+from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.commands import container, jobs
 from noetl_dagster.tools.registry import tool_for

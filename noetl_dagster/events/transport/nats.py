@@ -19,7 +19,8 @@ from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType,
 
 from noetl_dagster.errors import EventRefusedError, ServiceError
 from noetl_dagster.events.transport.base import WORKER_EVENTS
-from noetl_dagster.settings import DEFAULT_POOL, Settings, without_login
+from noetl_dagster.setting_types import without_login
+from noetl_dagster.settings import DEFAULT_POOL, Settings
 
 logger = logging.getLogger(__name__)
 

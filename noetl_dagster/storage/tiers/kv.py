@@ -13,7 +13,8 @@ from nats.errors import Error as NatsError
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError, NoKeysError
 
 from noetl_dagster.process.retrying import RetryLimits, with_retries
-from noetl_dagster.settings import Settings, without_login
+from noetl_dagster.setting_types import without_login
+from noetl_dagster.settings import Settings
 from noetl_dagster.storage.tiers.base import Bytes, Tier, TierTooSmallError, TierUnavailableError
 
 ANSWER_SECONDS = 5.0

@@ -15,7 +15,8 @@ from obstore.store import GCSStore, S3Store
 
 from noetl_dagster.errors import CredentialError, ServiceError
 from noetl_dagster.events.connection import encode_json, host_addresses, prepare_connection
-from noetl_dagster.settings import Settings, separate_addresses
+from noetl_dagster.setting_types import separate_addresses
+from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.credential_types import Credential
 from noetl_dagster.tools.access.destinations import DenyList
 

@@ -16,7 +16,8 @@ import orjson
 from pydantic.alias_generators import to_camel
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.settings import PodTemplate, Settings
+from noetl_dagster.setting_types import PodTemplate
+from noetl_dagster.settings import Settings
 from noetl_dagster.tools.base import ToolCall, seconds_of
 from noetl_dagster.tools.commands import cluster
 

@@ -8,7 +8,8 @@ import pytest
 
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.transport.nats import connect
-from noetl_dagster.settings import Settings, separate_addresses, without_login
+from noetl_dagster.setting_types import separate_addresses, without_login
+from noetl_dagster.settings import Settings
 
 
 async def test_no_server(settings: Settings) -> None:
