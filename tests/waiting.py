@@ -6,9 +6,12 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import asyncpg
 import psutil
+
+from noetl_dagster.events.projection import Projection
 
 PATIENCE_SECONDS = 240.0
 """Far longer than a busy machine needs. Only a test that fails anyway waits so long."""
@@ -42,6 +45,20 @@ def until_now(condition: Callable[[], T], what: str = "", *, seconds: float = PA
         assert time.monotonic() < deadline, f"waited in vain for {what or condition}"
         time.sleep(0.02)
     return found
+
+
+async def until_projected(pool: asyncpg.Pool[Any], execution_id: int, status: str | None = None) -> None:
+    """Waits until the projection has an execution, in a status if one is given.
+
+    Long transactions of other tests on this server hold its horizon back.
+    """
+
+    async def projected() -> bool:
+        await Projection(pool).catch_up()
+        found = await pool.fetchval("SELECT status FROM noetl.execution WHERE execution_id = $1", execution_id)
+        return found is not None and status in (None, found)
+
+    await until(projected, "the projection")
 
 
 def ended(pid: int) -> bool:

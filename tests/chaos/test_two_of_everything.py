@@ -18,7 +18,7 @@ from noetl_dagster.events.projection import Projection
 from noetl_dagster.settings import EventTransport, Settings
 from tests.pool import working
 from tests.service.conftest import Service, serving
-from tests.waiting import until
+from tests.waiting import until, until_projected
 from tests.whole import Fan, warm
 
 TABLES = (
@@ -47,7 +47,6 @@ SHOWN = (
     *("/executions/{}", "/executions/{}/events", "/executions/{}/events.jsonl", "/executions/{}/steps/fan"),
     *("/executions", "/workers", "/playbooks"),
 )
-ROW = "SELECT status FROM noetl.execution WHERE execution_id = $1"
 
 
 @asynccontextmanager
@@ -62,16 +61,6 @@ async def pooled(settings: Settings, workers: int = 2) -> AsyncIterator[tuple[Se
             await warm(engine)
             yield service, engine
         await engine.close()
-
-
-async def until_projected(engine: Engine, execution_id: int) -> None:
-    """Waits until the projection has the end of an execution."""
-
-    async def is_projected() -> bool:
-        await Projection(engine.runtime.pool).catch_up()
-        return await engine.runtime.pool.fetchval(ROW, execution_id) == "COMPLETED"
-
-    await until(is_projected, "the projection")
 
 
 async def test_two_of_everything(settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -97,7 +86,7 @@ async def test_two_of_everything(settings: Settings, tmp_path: Path, caplog: pyt
             await fan.ended()
         await driving
         await other.is_whole()
-        await until_projected(second, fan.execution_id)
+        await until_projected(second.runtime.pool, fan.execution_id, "COMPLETED")
         stop.set()
         await asyncio.gather(*upkeep)
         await second.close()
@@ -126,7 +115,7 @@ async def test_a_later_version_is_provisioned_meanwhile(
             other = await Fan.start(new, tmp_path, 40, name="other")
             await other.is_whole()
         await new.close()
-        await until_projected(engine, fan.execution_id)
+        await until_projected(engine.runtime.pool, fan.execution_id, "COMPLETED")
         for path in SHOWN:
             answer = await service.client.get(path.format(fan.execution_id))
             assert answer.status_code == 200, (path, answer.text)

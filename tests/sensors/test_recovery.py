@@ -28,10 +28,8 @@ from noetl_dagster.code_location.definitions import control_of
 from noetl_dagster.code_location.launch import launch
 from noetl_dagster.compiler.job import PlaybookJob, compile_playbook
 from noetl_dagster.compiler.runs import execution_tags, latest_run
-from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import REQUESTS, Abandoned, ResumeRequest, Verdict
 from noetl_dagster.errors import PlaybookError
-from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
@@ -41,7 +39,7 @@ from noetl_dagster.settings import Settings, dump_settings, load_settings
 from tests import forked
 from tests.definitions import definitions_of
 from tests.playbooks import text_of
-from tests.waiting import until, until_now
+from tests.waiting import until_now, until_projected
 
 ITEMS = 40
 TEXT = text_of(
@@ -178,23 +176,12 @@ def test_a_loop_killed_at_half_goes_on_without_doing_anything_again(
     assert not late.success, "a second run of the same request finds its epoch open"
 
 
-async def until_projected(engine: Engine, execution_id: int) -> None:
-    """Waits for the projection: another test's long transaction on this server holds its horizon back."""
-
-    async def projected() -> bool:
-        await Projection(engine.runtime.pool).catch_up()
-        found = "SELECT 1 FROM noetl.execution WHERE execution_id = $1"
-        return bool(await engine.runtime.pool.fetchval(found, execution_id))
-
-    await until(projected)
-
-
 def test_recovery_backs_off_and_gives_up(job: PlaybookJob, noetl: EngineProvider) -> None:
     engine = noetl.engine()
     created = run_sync(engine.lifecycle.create(job.playbook))
     last = "SELECT max(created_at) FROM noetl.event WHERE execution_id = $1"
     start = run_sync(engine.runtime.pool.fetchval(last, created.id))
-    run_sync(until_projected(engine, created.id))
+    run_sync(until_projected(engine.runtime.pool, created.id))
 
     def judged(seconds: float, *requests: float) -> Abandoned:
         requested = {created.id: ResumeRequest(2, len(requests), start.timestamp() + requests[-1])} if requests else {}
@@ -225,9 +212,9 @@ def test_an_execution_that_cannot_be_read_holds_no_other_up(job: PlaybookJob, no
     engine.runtime._programs.clear()
     with pytest.raises(PlaybookError):
         run_sync(engine.runtime.load(broken.id))
-    run_sync(until_projected(engine, broken.id))
+    run_sync(until_projected(engine.runtime.pool, broken.id))
     whole = run_sync(engine.lifecycle.create(job.playbook))
-    run_sync(until_projected(engine, whole.id))
+    run_sync(until_projected(engine.runtime.pool, whole.id))
     later = datetime.now(UTC) + timedelta(hours=1)
     found = run_sync(engine.recovery().abandoned(now=later))
     assert [one.execution_id for one in found] == [whole.id]

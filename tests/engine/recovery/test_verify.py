@@ -12,7 +12,7 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.verify import RULES, Report, verify
 from noetl_dagster.events.ids import snowflake_floor
-from noetl_dagster.events.projection import Projection, differing
+from noetl_dagster.events.projection import differing
 from noetl_dagster.events.rules import broken_rules
 from noetl_dagster.events.schema import apply_schema_on
 from noetl_dagster.settings import StoreTier
@@ -20,7 +20,7 @@ from noetl_dagster.storage.locations import file_sizes
 from noetl_dagster.storage.placement import key_of
 from noetl_dagster.storage.tiers.files import path_of_uri
 from tests.playbooks import playbook
-from tests.waiting import until
+from tests.waiting import until_projected
 
 FLOW = """
 workflow:
@@ -275,17 +275,7 @@ async def test_what_is_safe_is_repaired(engine: Engine) -> None:
         "queue.dead",
     ]
     assert (await checked(engine)).is_clean
-    await until_projected(engine, state.status)
-
-
-async def until_projected(engine: Engine, status: str) -> None:
-    """Waits for the projection: another test's long transaction on this server holds its horizon back."""
-
-    async def projected() -> bool:
-        await Projection(engine.runtime.pool).catch_up()
-        return bool(await engine.runtime.pool.fetchval("SELECT status FROM noetl.execution") == status)
-
-    await until(projected)
+    await until_projected(pool, state.execution_id, state.status)
 
 
 async def test_a_log_of_another_server_is_adopted(engine: Engine) -> None:
@@ -306,7 +296,7 @@ async def test_a_log_of_another_server_is_adopted(engine: Engine) -> None:
     flag.touch()
     assert (await engine.resume(failed.execution_id)).status == "COMPLETED"
     await engine.projecting.close()
-    await until_projected(engine, "COMPLETED")
+    await until_projected(pool, failed.execution_id, "COMPLETED")
     assert (await checked(engine)).is_clean
 
 
