@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
+from pydantic import ValidationError
 
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.events.ids import Snowflake
@@ -147,7 +148,13 @@ class Reaper:
             return [row["command_id"] for row in rows]
 
     def _failure(self, row: Any) -> Event:
-        context = CommandContext.model_validate(row["context"])
+        note = ""
+        try:
+            context = CommandContext.model_validate(row["context"])
+        except ValidationError as malformed:  # the other commands of the batch do not depend on it
+            context = CommandContext(step=row["node_name"])
+            first = malformed.errors()[0]
+            note = f"; its context in noetl.queue is malformed: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         shard = context.shard and not context.part
         meta = {
             "command_id": row["command_id"],
@@ -157,7 +164,7 @@ class Reaper:
         }
         message = (
             f"command {row['command_id']}: {row['attempts']} workers took it and fell silent, the last was "
-            f"{row['worker_id']}; look for crashes and memory limits of the workers"
+            f"{row['worker_id']}; look for crashes and memory limits of the workers{note}"
         )
         error = {
             "kind": "worker",

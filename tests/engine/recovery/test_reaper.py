@@ -153,4 +153,23 @@ async def test_a_command_that_silences_every_worker_fails(engine: Engine, handle
     assert failure["meta"]["final"] is True
     assert "w2" in failure["error"]
     assert failure["result"]["context"]["error"]["code"] == "LEASE_EXPIRED"
+
+
+@pytest.mark.parametrize(
+    "context", [{}, [], "x", {"step": 1}, {"step": "work", "visit": "x"}, {"step": "work", "meta": 1}]
+)
+async def test_a_malformed_row_ends_without_the_others_of_its_batch(
+    engine: Engine, handler: EventHandler, context: Any
+) -> None:
+    pool, execution_id = engine.runtime.pool, await execution(engine)
+    for index in range(2):
+        await enqueue(engine, Command(execution_id, "work", index=index, loop_id="1"), max_attempts=1)
+    assert await Claims(pool, LEASE).claim("w", [engine.runtime.ids.next() for _ in range(2)])
+    malformed = "UPDATE noetl.queue SET context = $1, shared = '{}' WHERE command_id LIKE '%:work:1:0:1'"
+    assert await pool.execute(malformed, context) == "UPDATE 1"
+    await lease_ends_in(engine, -1.0)
+    assert len((await Reaper(pool, handler, engine.runtime.ids).reap()).failed) == 2
+    errors = await pool.fetch("SELECT error FROM noetl.event WHERE event_type = 'command.failed' ORDER BY error")
+    assert ["is malformed" in row["error"] for row in errors] == [True, False]
+    assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
     assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
