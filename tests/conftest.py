@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import hashlib
 import os
 import shutil
@@ -120,6 +121,17 @@ def pytest_configure(config: pytest.Config) -> None:
     handle = (HOME / "in-use.lock").open("w")
     fcntl.flock(handle, fcntl.LOCK_SH)
     config.stash[IN_USE] = handle
+
+
+def pytest_collectstart() -> None:
+    """Pauses garbage collection, in processes that collect tests."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Excludes modules and tests from garbage collection: they stay, and scanning them took a third of collecting tests."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
