@@ -45,7 +45,7 @@ from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.spark.sessions import SparkSessions
 from tests import PARTITIONS_AHEAD
 from tests.databases import Databases, superuser_url
-from tests.forked import fork_servers
+from tests.forked import end_forks, fork_servers
 from tests.processes import end_run_servers
 
 PROJECT = Path(__file__).parents[1]
@@ -135,7 +135,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stops the servers, unless another session or worker uses them."""
+    """Ends forked processes that tests have left, and stops the servers, unless another session or worker uses them."""
+    end_forks()
     handle = config.stash.get(IN_USE, None)
     if handle is None:
         return

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -24,6 +24,7 @@ from threading import Lock
 from typing import IO, Any
 
 import dagster._grpc.server
+import psutil
 
 from noetl_dagster.launcher import server
 from noetl_dagster.launcher.address import Address, Channel
@@ -175,6 +176,16 @@ def fork_servers(replace: Callable[[object, str, Any], None] = setattr) -> None:
     """Has this process fork the run servers and code servers that it starts."""
     replace(Address, "_start", start_run_server)
     replace(dagster._grpc.server, "open_ipc_subprocess", start_code_server)
+
+
+def end_forks() -> None:
+    """Kills the fork server of this process, and what it has forked: some would wait forever for databases of tests."""
+    with suppress(psutil.NoSuchProcess):
+        if _server._forkserver_pid is not None:
+            server = psutil.Process(_server._forkserver_pid)
+            for one in [server, *server.children(recursive=True)]:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
 
 
 def process(environment: Mapping[str, str], target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
