@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from tests.forked import Forked
+from tests.forked import Forked, run
 from tests.serving import served
 
 PROJECT = Path(__file__).parents[2]
@@ -80,6 +80,8 @@ class Cluster:
 
     def _start(self, job: dict[str, Any]) -> JSONResponse:
         name = job["metadata"]["name"]
+        if name in self.pods:
+            return JSONResponse({"kind": "Status", "code": 409, "reason": "AlreadyExists"}, 409)
         container = job["spec"]["template"]["spec"]["containers"][0]
         environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
         environment["PYTHONPATH"] = str(PROJECT)
@@ -121,6 +123,8 @@ class Cluster:
 def jobs_api(folder: Path) -> Iterator[Cluster]:
     """Serves until the block ends, and with it every process."""
     cluster = Cluster(folder, folder / "kubeconfig")
+    # the first fork waits for imports, which on a busy machine take longer than a client waits for an answer
+    run("-c", "pass", environment=os.environ, folder=folder, texts=folder)
     batch, core = "/apis/batch/v1/namespaces/{namespace}/jobs", "/api/v1/namespaces/{namespace}/pods"
     application = Starlette(
         routes=[
