@@ -56,14 +56,27 @@ _LOCK_EXPIRED = f"""
 """
 
 # objects of a store without a reference here: of ended executions, and with $3 also of unknown ones. A put whose answer
-# was lost has left an object, although its reference names one of the fallbacks $4
+# was lost has left an object, although its reference names one of the fallbacks $4. Results that the log names stay:
+# somebody has lost their rows, and a resumption still reads them.
 _UNRECORDED = """
-    SELECT DISTINCT stored.ref_id
-    FROM unnest($1::bigint[], $2::bigint[]) AS stored (execution_id, ref_id)
-    LEFT JOIN noetl.execution ON execution.execution_id = stored.execution_id
-    WHERE NOT EXISTS (SELECT FROM noetl.result_ref WHERE result_ref.ref_id = stored.ref_id AND store_tier <> ALL($4))
-      AND CASE WHEN execution.execution_id IS NOT NULL THEN execution.status <> 'RUNNING'
-          ELSE $3 AND NOT EXISTS (SELECT FROM noetl.event WHERE event.execution_id = stored.execution_id) END
+    WITH stored AS MATERIALIZED (
+        SELECT DISTINCT stored.execution_id, stored.ref_id
+        FROM unnest($1::bigint[], $2::bigint[]) AS stored (execution_id, ref_id)
+        LEFT JOIN noetl.execution ON execution.execution_id = stored.execution_id
+        WHERE NOT EXISTS (
+            SELECT FROM noetl.result_ref WHERE result_ref.ref_id = stored.ref_id AND store_tier <> ALL($4))
+          AND CASE WHEN execution.execution_id IS NOT NULL THEN execution.status <> 'RUNNING'
+              ELSE $3 AND NOT EXISTS (SELECT FROM noetl.event WHERE event.execution_id = stored.execution_id) END
+    ), named AS MATERIALIZED (
+        SELECT one ->> 'ref_id' AS ref_id
+        FROM (SELECT DISTINCT execution_id FROM stored) ended
+        CROSS JOIN LATERAL (
+            SELECT unnest(ARRAY[result -> 'reference', context -> 'collection_reference']) AS one FROM noetl.event
+            WHERE event.execution_id = ended.execution_id AND (result ? 'reference' OR context ? 'collection_reference')
+            OFFSET 0) names
+        WHERE one ->> 'store_tier' <> ALL($4) AND COALESCE((one ->> 'expires_at')::timestamptz > now(), true)
+    )
+    SELECT ref_id FROM stored WHERE ref_id::text NOT IN (SELECT ref_id FROM named WHERE ref_id IS NOT NULL)
 """
 
 # what should be in stores now, of one execution or of all, page by page
@@ -172,9 +185,10 @@ class RefCatalog:
     async def unrecorded(
         self, owners: Sequence[tuple[int, int]], *, unknown: bool, elsewhere: Sequence[str]
     ) -> set[int]:
-        """Returns the reference ids of ended executions that have no row, among pairs of execution and reference id.
+        """Returns the reference ids of ended executions that neither a row nor an event names.
 
         Args:
+            owners: pairs of an execution and a reference id.
             unknown: executions that the log does not contain count as ended.
             elsewhere: a row with one of these tiers does not count.
         """

@@ -16,7 +16,7 @@ from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.codec import RunningDigest
-from noetl_dagster.storage.placement import KEY_ROOT, Placement, canonical, fallbacks_other_than, owner_of
+from noetl_dagster.storage.placement import KEY_ROOT, Placement, canonical, fallbacks_other_than, folder_of, owner_of
 
 LOOKS_IN_FLIGHT = 32
 READS_IN_FLIGHT = 8
@@ -35,7 +35,7 @@ DAMAGED = Rule(
 )
 ORPHAN = Rule(
     "object.orphan",
-    "an object of an execution that has ended has no reference",
+    "an object of an execution that has ended is named by no reference and by no event",
     "'noetl-dagster verify --repair' and 'noetl-dagster maintain' delete it",
 )
 STORES = (MISSING, DAMAGED, ORPHAN)
@@ -155,8 +155,7 @@ async def orphans_of(
     newest = snowflake_floor(before)
     unknown = not shared or name is StoreTier.DB
     elsewhere = sorted(fallbacks_other_than(name))
-    folder = KEY_ROOT if execution_id is None else f"{KEY_ROOT}{execution_id}/"
-    async for keys in placement.tier(name).keys(folder):
+    async for keys in placement.tier(name).keys(folder_of(execution_id)):
         owners = {key: owner for key in keys if (owner := owner_of(key)) and owner[1] < newest}
         if not owners:
             continue

@@ -156,6 +156,11 @@ def key_of(execution_id: int, step: str, name: str, ref_id: int, extension: str)
     return f"{KEY_ROOT}{execution_id}/{_plain(step)}/{_plain(name)}-{ref_id}{extension}"
 
 
+def folder_of(execution_id: int | None) -> str:
+    """Returns the beginning of the keys of an execution's objects; without an execution, of all results."""
+    return KEY_ROOT if execution_id is None else f"{KEY_ROOT}{execution_id}/"
+
+
 def owner_of(key: str) -> tuple[int, int] | None:
     """Returns execution and reference id of a key of :func:`key_of`, or of a file below it; None for others."""
     found = _KEY.match(key)

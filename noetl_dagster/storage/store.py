@@ -26,7 +26,7 @@ from noetl_dagster.storage.checking import orphans_of
 from noetl_dagster.storage.codec import THREAD_ABOVE, Encoded, RunningDigest, digest_of
 from noetl_dagster.storage.compression import Compression, compress_stream
 from noetl_dagster.storage.manifests import Strategy, record_manifest
-from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, key_of, owner_of
+from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, folder_of, key_of, owner_of
 from noetl_dagster.storage.quota import StoredBytes
 from noetl_dagster.storage.reading import ResultReader
 from noetl_dagster.storage.tiers.base import Bytes, TierUnavailableError
@@ -332,7 +332,7 @@ class ResultStore(ResultReader):
             if not gone:
                 return removed
 
-    async def sweep_orphans(self, now: datetime | None = None) -> int:
+    async def sweep_orphans(self, now: datetime | None = None, *, execution_id: int | None = None) -> int:
         """Removes bytes without a reference, from puts that were killed or rolled back. Returns the number of objects.
 
         Interrupted uploads are aborted and counted too. The key of an object contains its execution and reference id,
@@ -343,8 +343,8 @@ class ResultStore(ResultReader):
         before, removed = (now or datetime.now(UTC)) - ORPHAN_GRACE, 0
         for name in self._placement.lasting():
             try:
-                removed += await self._sweep(name, before)
-                aborted = await self._placement.tier(name).abort_uploads(KEY_ROOT, before)
+                removed += await self._sweep(name, before, execution_id)
+                aborted = await self._placement.tier(name).abort_uploads(folder_of(execution_id), before)
             except TierUnavailableError as error:
                 log.warning("%s", error)
                 continue
@@ -353,9 +353,11 @@ class ResultStore(ResultReader):
                 log.info("%s tier: aborted %d interrupted uploads", name.value, aborted)
         return removed
 
-    async def _sweep(self, name: StoreTier, before: datetime) -> int:
+    async def _sweep(self, name: StoreTier, before: datetime, execution_id: int | None) -> int:
         tier, removed, shared = self._placement.tier(name), 0, self.settings.stores_shared
-        async for key in orphans_of(self._placement, self._catalog, name, before, shared=shared):
+        async for key in orphans_of(
+            self._placement, self._catalog, name, before, shared=shared, execution_id=execution_id
+        ):
             await tier.delete(tier.uri(key))
             removed += 1
         if removed:

@@ -62,6 +62,22 @@ async def test_bytes_of_a_rolled_back_put_are_removed(store: ResultStore, pool: 
     assert await store.sweep_orphans(TOMORROW) == 0
 
 
+@pytest.mark.parametrize(("column", "name"), [("result", "reference"), ("context", "collection_reference")])
+async def test_an_object_that_the_log_names_stays(
+    store: ResultStore, pool: asyncpg.Pool, column: str, name: str
+) -> None:
+    """Its row was lost, for example when tables were restored from different moments."""
+    other = await rolled_back(store, pool, ENDED, StoreTier.MINIO)
+    ref = await store.put([1, 2], execution_id=ENDED, step="load", name="rows", tier=StoreTier.MINIO)
+    event = f"INSERT INTO noetl.event (execution_id, event_id, event_type, {column}) VALUES ($1, 1, 'command.completed', $2)"
+    await pool.execute(event, ENDED, {"status": "ok", name: ref.model_dump(mode="json")})
+    await pool.execute("DELETE FROM noetl.result_ref")
+    assert await store.sweep_orphans(TOMORROW, execution_id=UNKNOWN) == 0
+    assert await store.sweep_orphans(TOMORROW, execution_id=ENDED) == 1
+    assert not await left(store, StoreTier.MINIO, other)
+    assert await left(store, StoreTier.MINIO, ref.physical_uri)
+
+
 async def test_an_object_whose_put_seemed_to_fail_is_removed(store: ResultStore, pool: asyncpg.Pool) -> None:
     """The answer of a put was lost, so that the bytes are in the fallback too, under the same reference id."""
     ref = await store.put([1, 2], execution_id=ENDED, step="load", name="rows", tier=StoreTier.DISK)

@@ -202,7 +202,8 @@ class _Check:
             handler = EventHandler(EventLog(self._pool, ids), lease)
             repairs.append(f"queue.dead: {await Reaper(self._pool, handler, ids).reap()}")
         if ORPHAN.name in counts:
-            repairs.append(f"{ORPHAN.name}: {await self._results.sweep_orphans()} objects deleted")
+            deleted = await self._results.sweep_orphans(execution_id=self._execution_id)
+            repairs.append(f"{ORPHAN.name}: {deleted} objects deleted")
 
     async def _pages(self) -> AsyncIterator[list[int]]:
         if self._execution_id is not None:
