@@ -253,7 +253,8 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
     """Opens the pool of a process.
 
     Raises:
-        ServiceError: the server cannot be reached within 30 seconds, or a certificate of the address is missing.
+        ServiceError: the server cannot be reached within 30 seconds, it refuses the user or the database, or a
+            certificate of the address is missing.
     """
 
     async def open_() -> asyncpg.Pool:
@@ -275,6 +276,8 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
         raise ServiceError(
             f"the event log does not answer: {error}; check NOETL_DB_URL or run 'noetl-dagster services up'"
         ) from error
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+        raise ServiceError(f"the event log refuses the connection: {error}; check NOETL_DB_URL") from error
 
 
 class KeptConnection:

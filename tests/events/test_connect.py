@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from noetl_dagster.embedded import driver_url
+from noetl_dagster.errors import ServiceError
 from noetl_dagster.events import connection as connections
 from noetl_dagster.events.connection import connect, host_addresses, open_pool
 from noetl_dagster.settings import Settings
@@ -56,6 +57,15 @@ async def test_a_wrong_password_is_no_reason_to_wait(settings: Settings, silent:
     wrong = parts._replace(netloc=f"noetl_client:wrong@{parts.netloc.rpartition('@')[2]},{silent}").geturl()
     with pytest.raises(asyncpg.InvalidPasswordError):
         await connect(wrong)
+
+
+@pytest.mark.parametrize(("login", "database"), [("noetl_client:wrong@", ""), ("", "_elsewhere")])
+async def test_a_refusal_is_an_error_that_names_the_setting(settings: Settings, login: str, database: str) -> None:
+    parts = urlsplit(str(settings.db_url))
+    own, _, host = parts.netloc.rpartition("@")
+    wrong = parts._replace(netloc=(login or f"{own}@") + host, path=parts.path + database).geturl()
+    with pytest.raises(ServiceError, match=r"refuses the connection: .*; check NOETL_DB_URL"):
+        await open_pool(wrong)
 
 
 async def test_the_latest_failure_of_all_hosts(settings: Settings, closed_port: int) -> None:

@@ -17,6 +17,7 @@ from noetl_dagster.engine.recovery import verify as checking
 from noetl_dagster.engine.recovery.missing import forget_missing
 from noetl_dagster.engine.recovery.verify import RULES, Report
 from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.rules import EXAMPLES, Finding
 from noetl_dagster.settings import get_settings
@@ -62,7 +63,7 @@ async def verify(
                 report.repairs.append(f"object.missing: {await forget_missing(runtime, report.missing)}")
         finally:
             await runtime.close()
-    except (LookupError, *DATABASE_AWAY) as error:
+    except (LookupError, ServiceError, *DATABASE_AWAY) as error:
         fail(f"nothing was checked: {error.args[0] if error.args else error}", UNCHECKED)
     if as_json:
         print_json(_as_json(report))

@@ -19,7 +19,7 @@ from noetl_dagster.engine.recovery.reaper import Reaper
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection import Projection, differing
-from noetl_dagster.events.rules import SUBJECTS, Finding, Findings, Rule, broken_rules
+from noetl_dagster.events.rules import AGAIN, SUBJECTS, Finding, Findings, Rule, broken_rules
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.storage.checking import ORPHAN, STORES
 from noetl_dagster.storage.store import ORPHAN_GRACE, ResultStore
@@ -35,7 +35,14 @@ PROJECTION = Rule(
     "the row of an execution in noetl.execution differs from a replay of its events",
     "'noetl-dagster verify --repair' replays these executions; 'noetl-dagster replay --all' replays all of them",
 )
-RULES = {rule.name: rule for rule in (*(rule for _, rules in SUBJECTS for rule in rules), PROJECTION, *STORES)}
+UNREADABLE = Rule(
+    "execution.unreadable",
+    "an event has a value that cannot be read, so that not all rules could be checked",
+    AGAIN,
+)
+RULES = {
+    rule.name: rule for rule in (*(rule for _, rules in SUBJECTS for rule in rules), UNREADABLE, PROJECTION, *STORES)
+}
 """Every rule by its name."""
 
 # The next executions; those of the log by one look into its index for each.
@@ -215,8 +222,21 @@ class _Check:
             after = rows[-1]["execution_id"]
 
     async def _page(self, execution_ids: Sequence[int]) -> tuple[Findings, list[int]]:
-        async with _snapshot(self._pool) as connection:
-            return await broken_rules(connection, execution_ids), await differing(connection, execution_ids)
+        found, different = Findings(), list[int]()
+        try:
+            async with _snapshot(self._pool) as connection:
+                found = await broken_rules(connection, execution_ids)
+                different = await differing(connection, execution_ids)
+        except (asyncpg.DataError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            if len(execution_ids) == 1:
+                found.add(Finding(UNREADABLE.name, execution_ids[0], place=f"{type(error).__name__}: {error}"))
+                return found, different
+            found = Findings()
+            for one in execution_ids:  # the others are checked completely
+                own, differs = await self._page([one])
+                found.merge(own)
+                different += differs
+        return found, different
 
 
 @asynccontextmanager

@@ -175,6 +175,7 @@ DEFECTS: dict[str, tuple[str, set[str]]] = {
 ELSEWHERE = {
     "execution.late_command",
     "execution.resumed_cancelled",
+    "execution.unreadable",
     "object.missing",
     "object.damaged",
     "object.orphan",
@@ -276,6 +277,35 @@ async def test_what_is_safe_is_repaired(engine: Engine) -> None:
     ]
     assert (await checked(engine)).is_clean
     await until_projected(pool, state.execution_id, state.status)
+
+
+@pytest.mark.parametrize(
+    ("change", "rules"),
+    [
+        ("UPDATE noetl.event SET meta = '[]' WHERE event_type = 'step.exit'", {"event.incomplete", "step.unentered"}),
+        ("UPDATE noetl.event SET meta = meta || '{\"epoch\": \"x\"}' WHERE event_type = 'playbook.completed'", set()),
+        ("UPDATE noetl.event SET created_at = 'infinity' WHERE event_type = 'playbook.initialized'", set()),
+        ("UPDATE noetl.execution SET state = '[1]'", None),
+    ],
+    ids=["meta", "number", "time", "row"],
+)
+async def test_one_that_cannot_be_read_does_not_hold_up_the_others(
+    engine: Engine, change: str, rules: set[str] | None
+) -> None:
+    damaged, other = await engine.run(playbook(CANCELLED)), await engine.run(playbook(CANCELLED))
+    await engine.projecting.close()
+    await engine.runtime.pool.execute(
+        f"{change} {'AND' if ' WHERE ' in change else 'WHERE'} execution_id = $1", damaged.execution_id
+    )
+    await engine.runtime.pool.execute("DELETE FROM noetl.execution WHERE execution_id = $1", other.execution_id)
+    report = await checked(engine, repair=True)
+    examples = report.findings.examples
+    broken = {(rule, one.execution_id) for rule, found in examples.items() for one in found}
+    own = {"execution.misprojected"} if rules is None else {"execution.unreadable", *rules}
+    assert broken == {("execution.misprojected", other.execution_id), *((rule, damaged.execution_id) for rule in own)}
+    assert report.executions == 2
+    left = {} if rules is None else dict.fromkeys(own, 1)
+    assert (await checked(engine)).findings.counts == left
 
 
 async def test_a_log_of_another_server_is_adopted(engine: Engine) -> None:
