@@ -232,3 +232,13 @@ def test_a_value_of_the_wrong_type_is_one_line(cli: Cli, tmp_path: Path) -> None
     assert "Traceback" not in run.stderr
     assert "workload of sum" in run.stderr
     assert "did you mean 'b'" in run.stderr
+
+
+def test_verify_ends_with_2_if_nothing_could_be_checked(cli: Cli, environment: dict[str, str]) -> None:
+    assert cli("verify", "--all").returncode == 0
+    for arguments in ([], ["5", "--all"], ["5"]):
+        assert cli("verify", *arguments).returncode == 2
+    environment["NOETL_DB_URL"] += "_elsewhere"
+    refused = cli("verify", "--all")
+    assert refused.returncode == 2
+    assert "nothing was checked: the event log refuses the connection" in refused.stderr
