@@ -55,8 +55,10 @@ DELETE = "DELETE FROM noetl.event WHERE {}"
 UPDATE = "UPDATE noetl.event SET {} WHERE {}"
 ADD = """
 INSERT INTO noetl.event (execution_id, event_id, event_type, node_name, meta, xact_id)
-SELECT max(execution_id), 1, '{}', 'each', '{}', (max(xact_id::text::bigint) + 1)::text::xid8 FROM noetl.event
+SELECT max(execution_id), 1, '{}', 'each', '{}', GREATEST(max(xact_id::text::bigint) + 1, (
+    SELECT max(xact_id::text::bigint) FROM noetl.projection_checkpoint))::text::xid8 FROM noetl.event
 """
+"""A further event, which the projection has not reached."""
 
 
 def twice(which: str, index: str) -> str:
@@ -214,6 +216,7 @@ async def test_objects_are_compared_and_orphans_removed(engine: Engine) -> None:
     state = await engine.run(playbook(FLOW))
     await engine.projecting.close()
     runtime, results = engine.runtime, engine.runtime.results
+    await until_projected(runtime.pool, state.execution_id, state.status)
     assert (await checked(engine)).is_clean
     first, second = await runtime.pool.fetch(
         "SELECT ref_id, store_tier, physical_uri FROM noetl.result_ref WHERE kind = 'object' ORDER BY ref_id LIMIT 2"
