@@ -105,13 +105,16 @@ async def findings(page: Page, **options: object) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", PAGES)
-async def test_it_is_accessible(guarded: Service, visit: Visit, addresses: dict[str, str], name: str) -> None:
-    page = await opened(await visit(guarded, OPERATOR), addresses, name)
-
-    assert "\n".join(await findings(page)) == ""
-    await page.emulate_media(color_scheme="dark")
-    assert "\n".join(await findings(page, **CONTRAST)) == ""
+async def test_they_are_accessible(guarded: Service, visit: Visit, addresses: dict[str, str]) -> None:
+    known, unknown = await visit(guarded, OPERATOR), await visit(guarded, OPERATOR)
+    serious = {}
+    for name in PAGES:
+        page = await opened(unknown if name.startswith("unknown") else known, addresses, name)
+        serious[name] = await findings(page)
+        await page.emulate_media(color_scheme="dark")
+        serious[name] += await findings(page, **CONTRAST)
+        await page.emulate_media(color_scheme="light")
+    assert {name: found for name, found in serious.items() if found} == {}
 
 
 @pytest.mark.parametrize("width", [375, 1280])
