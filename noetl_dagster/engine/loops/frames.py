@@ -257,6 +257,11 @@ async def _release(runtime: Runtime, query: str, *parameters: Any) -> tuple[int,
             released += await _FrameRelease(runtime, visit, frame).run()
         except NoetlError as error:
             failures.append((frame, error))
+        except (LookupError, TypeError) as error:
+            place = f"noetl.cursor_frame (loop {frame.loop_id}, first_index {frame.first_index})"
+            advice = "correct it, or delete it and release its rows by hand"
+            damaged = f"step {frame.step}: the row of {place} cannot be read: {error!r}; {advice}"
+            failures.append((frame, ToolError(damaged, kind="loop")))
     return released, failures
 
 

@@ -188,17 +188,21 @@ async def test_any_number_of_processes_at_once_give_rows_back_once(engine: Engin
 
 
 async def test_a_claim_that_cannot_be_given_back_does_not_hold_up_others(engine: Engine) -> None:
-    _, work = await begin(engine)
+    execution_id, work = await begin(engine)
     await die(work)
     pool = engine.runtime.pool
-    await pool.execute("""
+    await pool.execute(
+        """
         INSERT INTO noetl.cursor_frame
             (execution_id, loop_id, first_index, step, visit, rows, by_row, lease_until, claim_xid)
-        VALUES (1, '1', 0, 'work', 1, '[]', true, now(), 1)""")
+        VALUES (1, '1', 0, 'work', 1, '[]', true, now(), 1), ($1, '1', 0, 'gone', 1, '[]', true, now(), 1),
+            ($1, '1', 1, 'work', 1, '5', true, now(), 1)""",
+        execution_id,
+    )
     await pool.execute("UPDATE noetl.cursor_frame SET lease_until = now()")
     assert (await engine.reaper().reap()).released == 1
     assert (await states(engine))[:3] == [("new", 1, 1)] * 3
-    assert await frames(engine) == 1, "of the execution that nobody knows"
+    assert await frames(engine) == 3, "of an execution and a step that nobody knows, and one whose rows are no list"
 
 
 async def test_leases_of_a_driver_that_lives_are_kept(engine: Engine) -> None:
