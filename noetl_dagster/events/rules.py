@@ -256,6 +256,12 @@ SELECT execution_id, node_name AS step, NULL::int AS iteration, command_id AS pl
           AND issued.meta ? 'command_id' AND issued.event_type = 'command.issued' LIMIT 1) IS NULL AS unissued
 FROM noetl.queue WHERE execution_id = ANY($1::bigint[])"""
 
+# Rows that cursor loops have claimed and not released; a reaper releases them when their lease has ended.
+_FRAME = """
+SELECT execution_id, step, first_index AS iteration, 'noetl.cursor_frame, loop ' || loop_id AS place,
+       lease_until < now() - interval '5 minutes' AS is_overdue
+FROM noetl.cursor_frame WHERE execution_id = ANY($1::bigint[])"""
+
 # References of an execution's events to its own results, without the expired ones, that have no row. Results of others
 # may have been deleted. A later event of the same kind replaces a result that was made again.
 _REFERENCE = """
@@ -374,6 +380,11 @@ SUBJECTS: tuple[tuple[str, tuple[Rule, ...]], ...] = (
              "'noetl-dagster verify --repair' removes the row", "has_ended OR unissued"),
         Rule("queue.dead", "the claim of a command expired five minutes ago and no reaper has taken it back",
              "run 'noetl-dagster reap'; 'noetl-dagster verify --repair' does it once", "is_dead AND NOT has_ended"),
+    )),
+    (_FRAME, (
+        Rule("cursor.unreleased", "rows that a cursor loop claimed were not released five minutes after their lease",
+             "run 'noetl-dagster reap', whose log says why; if loop.cursor.release cannot succeed, release the rows by "
+             "hand and delete the row of noetl.cursor_frame", "is_overdue"),
     )),
     (_REFERENCE, (
         Rule("reference.unrecorded", "an event refers to a result that noetl.result_ref does not have",

@@ -164,6 +164,12 @@ DEFECTS: dict[str, tuple[str, set[str]]] = {
         "SELECT max(execution_id), 'y', 1, 'each', 'python', 'leased', now() - interval '1 hour' FROM noetl.event",
         set(),
     ),
+    "cursor.unreleased": (
+        "INSERT INTO noetl.cursor_frame "
+        "(execution_id, loop_id, first_index, step, visit, rows, by_row, lease_until, claim_xid) "
+        "SELECT max(execution_id), '1', 0, 'each', 1, '[]', true, now() - interval '1 hour', 1 FROM noetl.event",
+        set(),
+    ),
     "reference.unrecorded": (
         "DELETE FROM noetl.result_ref WHERE ref_id = (SELECT min(ref_id) FROM noetl.result_ref WHERE kind = 'object')",
         {"manifest.incomplete"},
