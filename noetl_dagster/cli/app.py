@@ -34,7 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "executions": ("executions:listing", "List the newest executions."),
     "state": ("state:app", "Show or set how far the steps of a playbook have loaded their sources."),
-    "check": ("check:check", "Find mistakes in playbooks without running them; exit code 1 on errors."),
+    "check": (
+        "check:check",
+        "Find mistakes in playbooks without running them; exit code 1 on errors, and for a folder without playbooks.",
+    ),
     "migrate": ("authoring:migrate", "Rewrite playbooks in the current syntax, and print what changes."),
     "register": ("authoring:register", "Register playbooks as versions, which then run without their files."),
     "schema": ("check:schema", "Print the JSON Schema of the playbook language, for editors."),
