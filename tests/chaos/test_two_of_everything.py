@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.recovery.abandoned import Verdict
 from noetl_dagster.errors import ExecutionStateError
 from noetl_dagster.events import schema
 from noetl_dagster.events.connection import DATABASE_AWAY
@@ -74,7 +75,8 @@ async def test_two_of_everything(settings: Settings, tmp_path: Path, caplog: pyt
                 await engine.reaper().reap()
                 await engine.maintenance().run()
                 await Projection(engine.runtime.pool).catch_up()
-                assert fan.execution_id not in {one.execution_id for one in await engine.recovery().abandoned({})}
+                found = await engine.recovery().abandoned({})  # for a moment between two drivers, nobody holds it
+                assert all(one.verdict is Verdict.WAIT for one in found if one.execution_id == fan.execution_id)
                 await asyncio.sleep(0.05)
 
         upkeep = [asyncio.create_task(keep_up(engine)) for engine in (first, second, second)]
