@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 10
 """Pending requests may take this long after SIGTERM."""
 
+KEEP_ALIVE_SECONDS = 75
+"""How long an idle connection stays open. It is longer than clients and load balancers keep theirs (mostly 15 to 60 s),
+so that no request arrives at a connection that the API is closing."""
+
 
 def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Serves on a bound socket until SIGTERM or SIGINT; calls ``ready`` as soon as it accepts requests.
@@ -75,6 +79,7 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
         log_config=None,  # noetl_dagster.process.logs formats its lines
         log_level="warning",
         access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
         http=bounded_connections(settings),
         ws="none",
