@@ -148,8 +148,10 @@ async def adopt(connection: Any) -> None:
     A dump contains the numbers of its server's transactions, and another server begins to count anew. Within the
     caller's transaction, which no other process of this log may accompany.
     """
+    if not await is_of_another_server(connection):  # mostly, and then nobody waits for a lock
+        return
     await connection.execute("LOCK TABLE noetl.event IN SHARE ROW EXCLUSIVE MODE")
-    if not await is_of_another_server(connection):
+    if not await is_of_another_server(connection):  # another process was faster
         return
     logger.warning("the log was restored from another server; the transactions of its events are renumbered")
     await connection.execute(_RENUMBER)

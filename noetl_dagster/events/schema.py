@@ -40,8 +40,9 @@ SCHEMA_VERSION = 5
 WORKS_FROM = 4
 """The oldest version whose processes may use this schema; increased when something that they use is removed."""
 
-LOCK_TIMEOUT = "2s"
-"""How long a statement waits for a locked table. Everybody else who wants the table waits behind it."""
+LOCK_TIMEOUT = "500ms"
+"""How long a statement waits for a locked table. Everybody else who wants the table waits behind it. It is shorter than
+``deadlock_timeout`` of PostgreSQL (1 s), so that in a deadlock the change gives way, and not the work of others."""
 
 LOCK_SECONDS = 120.0
 """How long a change is tried again while tables are locked."""
@@ -70,10 +71,7 @@ SELECT child.relname, pg_get_expr(child.relpartbound, child.oid) AS bounds FROM 
 JOIN pg_class child ON child.oid = inhrelid
 WHERE inhparent = 'noetl.event'::regclass
 """
-_CREATE_PARTITION = (
-    "CREATE TABLE IF NOT EXISTS noetl.{name} PARTITION OF noetl.event FOR VALUES FROM ({start}) TO ({end})"
-)
-_CAUGHT = "SELECT EXISTS (SELECT 1 FROM noetl.event_default WHERE execution_id >= $1 AND execution_id < $2)"
+_LOCK_DEFAULT = "LOCK TABLE noetl.event_default IN ACCESS EXCLUSIVE MODE"
 _CREATE_APART = "CREATE TABLE noetl.{name} (LIKE noetl.event INCLUDING DEFAULTS INCLUDING CONSTRAINTS)"
 _MOVE = """
 WITH caught AS (
@@ -178,7 +176,7 @@ async def apply_schema_on(
         return _warn_if_later(AppliedSchema(applied, changed, tuple(made)))
 
     try:
-        return await _change(connection, apply, lock_seconds)
+        return await change_schema(connection, apply, lock_seconds)
     except HeldError as error:
         raise HeldError(
             f"the schema of the event log was not changed: {error}; let them end, then run 'noetl-dagster provision'"
@@ -187,13 +185,20 @@ async def apply_schema_on(
 
 async def make_partitions(connection: asyncpg.Connection, now: datetime, width: timedelta | None = None) -> list[str]:
     """Creates partitions like :func:`ensure_partitions`, one process at a time, without blocking others for long."""
-    return await _change(connection, lambda: ensure_partitions(connection, now, width))
+    return await change_schema(connection, lambda: ensure_partitions(connection, now, width))
 
 
-async def _change(
+async def change_schema(
     connection: asyncpg.Connection, change: Callable[[], Awaitable[T]], lock_seconds: float = LOCK_SECONDS
 ) -> T:
-    """Runs a change of the schema in a transaction, one process at a time, and again while tables are locked."""
+    """Runs a change of the schema in a transaction, one process at a time, and again while tables are locked.
+
+    Args:
+        lock_seconds: how long it is tried again.
+
+    Raises:
+        HeldError: tables stay locked.
+    """
 
     async def attempt() -> T:
         try:
@@ -302,7 +307,8 @@ async def partitions(connection: asyncpg.Connection) -> dict[str, range | None]:
 async def ensure_partitions(connection: asyncpg.Connection, now: datetime, width: timedelta | None = None) -> list[str]:
     """Creates the partition of ``now`` and the three following ones; returns the names of the new ones.
 
-    Events of their ranges in the default partition move into them.
+    Events of their ranges in the default partition move into them. A table that is attached, unlike one that is
+    created as a partition, does not keep others from appending events.
 
     Args:
         width: of a partition; None: a month. Partitions of another width stay, and new ones begin after them.
@@ -311,10 +317,8 @@ async def ensure_partitions(connection: asyncpg.Connection, now: datetime, width
     for name, ids in _missing(await partitions(connection), now, width).items():
         made.append(name)
         bounds = {"start": ids.start, "end": ids.stop}
-        if not await connection.fetchval(_CAUGHT, ids.start, ids.stop):
-            await connection.execute(_CREATE_PARTITION.format(name=name, **bounds))
-            continue
         async with connection.transaction():
+            await connection.execute(_LOCK_DEFAULT)
             await connection.execute(_CREATE_APART.format(name=name))
             await connection.execute(_MOVE.format(name=name), ids.start, ids.stop)
             await connection.execute(_ATTACH.format(name=name, **bounds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
@@ -10,6 +11,7 @@ import pytest
 
 from noetl_dagster.errors import ServiceError, VersionError
 from noetl_dagster.events import schema
+from noetl_dagster.events.ids import snowflake_floor
 from noetl_dagster.settings import Settings
 from tests.waiting import until
 
@@ -64,6 +66,17 @@ async def test_a_table_that_is_held_is_waited_for_a_little_and_again(
         assert f"process {holder.get_server_pid()} (" in caplog.text
         assert "LOCK TABLE noetl.queue" in caplog.text
         assert await onlooker.fetchval(WAITS) == 0
+
+
+@pytest.mark.usefixtures("months_ahead")
+async def test_new_partitions_wait_for_nobody_who_appends(settings: Settings) -> None:
+    """Nor do processes that start and find partitions missing."""
+    async with connections(settings, 2) as [writer, applier]:
+        async with writer.transaction():
+            now = snowflake_floor(datetime.now(UTC))
+            await writer.execute("INSERT INTO noetl.event (execution_id, event_id, event_type) VALUES ($1, 1, 'x')", now)
+            applied = await schema.apply_schema_on(applier, lock_seconds=0)
+        assert applied.partitions
 
 
 async def test_two_at_once(settings: Settings) -> None:

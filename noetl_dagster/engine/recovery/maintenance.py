@@ -12,18 +12,14 @@ import asyncpg
 from noetl_dagster.engine.steps.watermarks import keep_watermarks
 from noetl_dagster.events.ids import snowflake_floor
 from noetl_dagster.events.projection import Projection
-from noetl_dagster.events.schema import (
-    SCHEMA_LOCK,
-    make_partitions,
-    partitions,
-)
+from noetl_dagster.events.schema import HeldError, change_schema, make_partitions, partitions
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.worker.running import remove_orphans
 
 logger = logging.getLogger(__name__)
 
-LOCK_TIMEOUT = "5s"
-"""Dropping a partition waits this long for running queries; the next maintenance tries again."""
+DROP_SECONDS = 30.0
+"""How long dropping a partition is tried again while queries use the log; then the next maintenance tries."""
 
 WORKERS_KEPT = timedelta(days=1)
 """Workers that have been silent for longer are forgotten: names of pods never come back."""
@@ -130,22 +126,23 @@ class Maintenance:
     async def _drop(self, connection: Any, name: str, ids: range, now: datetime) -> int | None:
         """Drops a partition with its executions; returns their number, or None when the partition stays for now."""
         start, end = ids.start, ids.stop
+
+        async def drop() -> int | None:
+            if name not in await partitions(connection):
+                return 0  # another maintenance dropped it
+            if await connection.fetchval(_RUNNING, start, end):
+                logger.warning("partition %s is past its retention but holds running executions", name)
+                return None
+            await keep_watermarks(connection, self._pool, start, end)
+            await connection.execute(_EXPIRE_RESULTS, start, end, now)
+            for table in ("execution_shard", "queue", "cursor_frame"):
+                await connection.execute(_FORGET.format(name=table), start, end)
+            tag = await connection.execute(_FORGET.format(name="execution"), start, end)
+            await connection.execute(_DROP.format(name=name))  # last, since nobody appends events until the commit
+            return int(tag.rpartition(" ")[2])  # such as DELETE 3
+
         try:
-            async with connection.transaction():
-                await connection.execute("SELECT pg_advisory_xact_lock($1)", SCHEMA_LOCK)
-                if name not in await partitions(connection):
-                    return 0  # another maintenance dropped it
-                if await connection.fetchval(_RUNNING, start, end):
-                    logger.warning("partition %s is past its retention but holds running executions", name)
-                    return None
-                await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-                await keep_watermarks(connection, self._pool, start, end)
-                await connection.execute(_DROP.format(name=name))
-                await connection.execute(_EXPIRE_RESULTS, start, end, now)
-                for table in ("execution_shard", "queue", "cursor_frame"):
-                    await connection.execute(_FORGET.format(name=table), start, end)
-                tag = await connection.execute(_FORGET.format(name="execution"), start, end)
-                return int(tag.rpartition(" ")[2])  # such as DELETE 3
-        except asyncpg.LockNotAvailableError:
-            logger.warning("partition %s is in use; the next maintenance drops it", name)
+            return await change_schema(connection, drop, DROP_SECONDS)
+        except HeldError as error:
+            logger.warning("partition %s is in use; the next maintenance drops it: %s", name, error)
             return None

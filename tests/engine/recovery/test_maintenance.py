@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.recovery import maintenance as maintaining
 from noetl_dagster.engine.recovery.maintenance import Maintenance
 from noetl_dagster.engine.steps.watermarks import watermarks
 from noetl_dagster.events.ids import snowflake_floor
@@ -150,6 +151,23 @@ async def test_events_that_came_before_their_partition_move_into_it(engine: Engi
     assert await pool.fetchval("SELECT count(*) FROM noetl.event_default") == 0
     assert await pool.fetchval("SELECT count(*) FROM noetl.event_y2030m02") == 2
     assert (await engine.runtime.log.lifecycle(late))[0].event_type == EventType.PLAYBOOK_INITIALIZED
+
+
+@pytest.mark.usefixtures("months_ahead")
+async def test_partitions_come_and_go_beside_work(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open appends do not delay new partitions; an old one stays for the next maintenance while a query reads it."""
+    monkeypatch.setattr(maintaining, "DROP_SECONDS", 0.1)
+    runtime = engine.runtime
+    async with runtime.pool.acquire() as connection:
+        await ensure_partitions(connection, OLD)
+    maintenance = Maintenance(runtime.pool, runtime.results, timedelta(days=60))
+    async with runtime.pool.acquire() as connection, connection.transaction():
+        event = Event(execution_of(NOW), runtime.ids.next(), EventType.PLAYBOOK_INITIALIZED, "p", meta={"epoch": 1})
+        await runtime.log.append([event], connection=connection)
+        maintained = await maintenance.run(NOW)
+        assert "event_y2025m09" in maintained.made
+        assert maintained.kept == ("event_y2025m03",)
+    assert (await maintenance.run(NOW)).dropped == ("event_y2025m03",)
 
 
 async def test_partitions_of_a_day_follow_those_of_months(engine: Engine) -> None:
