@@ -191,11 +191,12 @@ SELECT command.*, place LIKE '%/shard' AS is_shard, outcome
 FROM command LEFT JOIN outcome USING (execution_id)"""
 
 # Every visit of a step: its entries and ends in any epoch.
-_VISIT = """
+_VISIT = f"""
+WITH outcome AS MATERIALIZED ({_OUTCOME})
 SELECT execution_id, node_name AS step, NULL::int AS iteration, 'visit ' || (meta ->> 'visit') AS place,
        count(*) FILTER (WHERE event_type = 'step.enter') AS entries,
-       count(*) FILTER (WHERE event_type = 'step.exit') AS exits
-FROM noetl.event
+       count(*) FILTER (WHERE event_type = 'step.exit') AS exits, min(outcome) AS outcome
+FROM noetl.event LEFT JOIN outcome USING (execution_id)
 WHERE execution_id = ANY($1::bigint[]) AND event_type IN ('step.enter', 'step.exit')
 GROUP BY execution_id, node_name, meta ->> 'visit'"""
 
@@ -360,6 +361,8 @@ SUBJECTS: tuple[tuple[str, tuple[Rule, ...]], ...] = (
     )),
     (_VISIT, (
         Rule("step.unentered", "a visit of a step ended without having begun", AGAIN, "exits > 0 AND entries = 0"),
+        Rule("step.unended", "an execution completed, but a visit of a step has no end", AGAIN,
+             "entries > 0 AND exits = 0 AND outcome = 'playbook.completed'"),
     )),
     (_ARC, (
         Rule("step.unreached", "an execution completed without the step that an arc led to",

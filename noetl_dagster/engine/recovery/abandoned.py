@@ -127,6 +127,12 @@ class Recovery:
 
     async def give_up(self, abandoned: Abandoned) -> None:
         """Ends an execution whose resumptions failed."""
+        logger.warning(
+            "execution %d of %s lost its process again after %d resumptions; it is ended",
+            abandoned.execution_id,
+            abandoned.playbook,
+            abandoned.attempts,
+        )
         execution = await self._runtime.load(abandoned.execution_id)
         await self._lifecycle.fail(
             execution,

@@ -201,13 +201,13 @@ class _Check:
         if self._broken:
             await Projection(self._pool).rebuild_some(self._broken)
             repairs.append(f"execution.misprojected: {len(self._broken)} executions replayed")
-        if self._queued:
-            removed = await self._pool.fetch(_REMOVE_ENDED, sorted({*self._queued}))
-            repairs.append(f"queue.ended: {len(removed)} rows removed from the queue")
         if "queue.dead" in counts:
             ids, lease = Snowflake(process_node()), self._results.settings.command_heartbeat_timeout_seconds
             handler = EventHandler(EventLog(self._pool, ids), lease)
             repairs.append(f"queue.dead: {await Reaper(self._pool, handler, ids).reap()}")
+        if self._queued:  # after the reaper, which takes back their claims
+            removed = await self._pool.fetch(_REMOVE_ENDED, sorted({*self._queued}))
+            repairs.append(f"queue.ended: {len(removed)} rows removed from the queue")
         if ORPHAN.name in counts:
             deleted = await self._results.sweep_orphans(execution_id=self._execution_id)
             repairs.append(f"{ORPHAN.name}: {deleted} objects deleted")

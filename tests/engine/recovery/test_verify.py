@@ -134,6 +134,10 @@ DEFECTS: dict[str, tuple[str, set[str]]] = {
         set(),
     ),
     "step.unentered": (DELETE.format("event_type = 'step.enter' AND node_name = 'start'"), set()),
+    "step.unended": (
+        DELETE.format("event_type = 'step.exit' AND node_name = 'start'"),
+        {"execution.misprojected"},
+    ),
     "step.unreached": (
         DELETE.format("event_type IN ('step.enter', 'step.exit') AND node_name = 'total'"),
         {"execution.misprojected"},
@@ -276,13 +280,17 @@ async def test_what_is_safe_is_repaired(engine: Engine) -> None:
     pool = engine.runtime.pool
     for rule in ("queue.ended", "queue.dead"):
         await pool.execute(DEFECTS[rule][0])
+    await pool.execute(  # a claim of a command that was never issued
+        "INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, status, lease_until) "
+        "SELECT max(execution_id), 'z', 1, 'each', 'python', 'leased', now() - interval '1 hour' FROM noetl.event"
+    )
     await pool.execute("DELETE FROM noetl.execution")
     report = await checked(engine, repair=True)
     assert report.findings.counts.keys() == {"execution.misprojected", "queue.dead", "queue.ended"}
     assert [line.partition(":")[0] for line in report.repairs] == [
         "execution.misprojected",
-        "queue.ended",
         "queue.dead",
+        "queue.ended",
     ]
     assert (await checked(engine)).is_clean
     await until_projected(pool, state.execution_id, state.status)
@@ -291,7 +299,10 @@ async def test_what_is_safe_is_repaired(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("change", "rules"),
     [
-        ("UPDATE noetl.event SET meta = '[]' WHERE event_type = 'step.exit'", {"event.incomplete", "step.unentered"}),
+        (
+            "UPDATE noetl.event SET meta = '[]' WHERE event_type = 'step.exit'",
+            {"event.incomplete", "step.unentered", "step.unended"},
+        ),
         ("UPDATE noetl.event SET meta = meta || '{\"epoch\": \"x\"}' WHERE event_type = 'playbook.completed'", set()),
         ("UPDATE noetl.event SET created_at = 'infinity' WHERE event_type = 'playbook.initialized'", set()),
         ("UPDATE noetl.execution SET state = '[1]'", None),
