@@ -5,7 +5,11 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from fastapi.exceptions import RequestValidationError
+    from pydantic import ValidationError
 
 ErrorKind = Literal[
     "connection",
@@ -307,3 +311,12 @@ def kind_of_status(status: int) -> ErrorKind:
         case 429:
             return "rate_limit"
     return "server_error" if status >= 500 else "client_error"
+
+
+def first_invalid(error: ValidationError | RequestValidationError, *place: str) -> str:
+    """Returns the first field that a model of pydantic refuses, after the place of the model, and the reason.
+
+    Such as ``context.step: Field required``.
+    """
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, (*place, *first['loc'])))}: {first['msg']}"

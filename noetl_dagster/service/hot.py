@@ -90,6 +90,6 @@ class HotRoutes:
         try:
             body = route.model.model_validate_json(content)
         except ValidationError as error:
-            raise malformed("body", error) from None
+            raise malformed(error, "body") from None
         found = await route.endpoint(body, self._service.state.plane, sender)
         return found if isinstance(found, bytes) else found.model_dump_json().encode()

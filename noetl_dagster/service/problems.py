@@ -24,6 +24,7 @@ from noetl_dagster.errors import (
     ReferenceNotAvailableError,
     ServiceError,
     WorkloadError,
+    first_invalid,
 )
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.transport.ingest import POISON
@@ -78,17 +79,15 @@ def problem_response(status: int, detail: str, headers: Mapping[str, str] | None
     return Response(orjson.dumps(document), status, headers=headers, media_type=PROBLEM_JSON)
 
 
-def malformed(where: str, error: ValidationError | RequestValidationError) -> ApiProblem:
+def malformed(error: ValidationError | RequestValidationError, *place: str) -> ApiProblem:
     """Returns the problem of a request that its model refuses, naming the first invalid field."""
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in ((where, *first["loc"]) if where else first["loc"]))
-    return ApiProblem(422, f"{field}: {first['msg']}")
+    return ApiProblem(422, first_invalid(error, *place))
 
 
 def problem_of(error: Exception, request: str) -> Response:
     """Returns the problem document of an expected error; the database's own texts go to the log with the request."""
     if isinstance(error, RequestValidationError):
-        error = malformed("", error)
+        error = malformed(error)
     if isinstance(error, HTTPException):
         return problem_response(error.status_code, str(error.detail), error.headers)
     if isinstance(error, NoetlError):

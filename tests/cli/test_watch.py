@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.execution import Execution
@@ -167,3 +168,15 @@ async def test_an_execution_that_nobody_drives_is_said_to_be_so(engine: Engine, 
     start("status", "--watch", str(execution.id))
     hint = f"noetl-dagster resume {execution.id}"
     await until(lambda: hint in written(tmp_path / "notes"), "the hint")
+
+
+async def test_status_tells_what_recovery_has_done(engine: Engine, cli: Cli, tmp_path: Path) -> None:
+    execution = await gated(engine, tmp_path)
+    notes = (await asyncio.to_thread(cli, "status", str(execution.id))).stderr
+    assert f"no process runs it now; to resume it: noetl-dagster resume {execution.id}" in notes
+    assert "recovery" not in notes
+    resumed = Event(execution.id, engine.runtime.ids.next(), EventType.EXECUTION_RESUMED)
+    resumed.meta = {"epoch": 2, "recovery": True}
+    await engine.runtime.log.append([resumed])
+    notes = (await asyncio.to_thread(cli, "status", str(execution.id))).stderr
+    assert "recovery has resumed it (1 of 5 times); it resumes it again in" in notes

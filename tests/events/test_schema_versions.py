@@ -74,7 +74,9 @@ async def test_new_partitions_wait_for_nobody_who_appends(settings: Settings) ->
     async with connections(settings, 2) as [writer, applier]:
         async with writer.transaction():
             now = snowflake_floor(datetime.now(UTC))
-            await writer.execute("INSERT INTO noetl.event (execution_id, event_id, event_type) VALUES ($1, 1, 'x')", now)
+            await writer.execute(
+                "INSERT INTO noetl.event (execution_id, event_id, event_type) VALUES ($1, 1, 'x')", now
+            )
             applied = await schema.apply_schema_on(applier, lock_seconds=0)
         assert applied.partitions
 

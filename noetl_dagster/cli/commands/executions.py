@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -70,7 +71,7 @@ def status(
             show(session.engine, found)
             note_page(session.settings, execution_id)
             if found.status == "RUNNING" and not run_sync(session.engine.liveness.is_driven(execution_id)):
-                note(f"no process runs it now; to resume it: noetl-dagster resume {execution_id}")
+                _note_undriven(session.engine, execution_id)
     if watched and found.status != ExecutionStatus.COMPLETED:
         raise typer.Exit(1)
 
@@ -167,6 +168,19 @@ def check_table(found: Overview) -> Table:
                 state, colour = "warning", "yellow"
             table.add_row(check.name, step.step, f"[{colour}]{state}[/]", Text(check.why or ""))
     return table
+
+
+def _note_undriven(engine: Engine, execution_id: int) -> None:
+    """Says that no process drives an execution, what recovery has done about it, and what it does next."""
+    now = time.time()
+    one = run_sync(engine.recovery().judge(execution_id, now=now))
+    note(f"no process runs it now; to resume it: noetl-dagster resume {execution_id}")
+    if one is None or one.attempts == 0:
+        return
+    most = engine.runtime.settings.recovery_attempts
+    what = "ends it" if one.attempts >= most else "resumes it again"
+    when = f"in {one.due - now:.0f} s" if one.due > now else "now"
+    note(f"recovery has resumed it ({one.attempts} of {most} times); it {what} {when}")
 
 
 def _pool_table(found: Overview) -> Table:

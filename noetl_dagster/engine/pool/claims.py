@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import asyncpg
 from pydantic import ValidationError
 
-from noetl_dagster.errors import ExecutionStateError
+from noetl_dagster.errors import ExecutionStateError, first_invalid
 from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.transport import queries
@@ -187,11 +187,9 @@ class Claims:
         try:
             context = CommandContext.model_validate(record["context"])
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, ("context", *first["loc"])))
             raise ExecutionStateError(
-                f"the row of command {record['command_id']} in noetl.queue is malformed: {field}: {first['msg']}; "
-                f"cancel execution {record['execution_id']}, and start it again"
+                f"the row of command {record['command_id']} in noetl.queue is malformed: "
+                f"{first_invalid(error, 'context')}; cancel execution {record['execution_id']}, and start it again"
             ) from None
         return Grant(**shown, claim=record["attempts"], lease_seconds=self._lease_seconds, context=context)
 

@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 from pydantic import ValidationError
 
-from noetl_dagster.errors import NoetlError
+from noetl_dagster.errors import NoetlError, first_invalid
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.types import Event, EventType
@@ -153,8 +153,7 @@ class Reaper:
             context = CommandContext.model_validate(row["context"])
         except ValidationError as malformed:  # the other commands of the batch do not depend on it
             context = CommandContext(step=row["node_name"])
-            first = malformed.errors()[0]
-            note = f"; its context in noetl.queue is malformed: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            note = f"; its row in noetl.queue is malformed: {first_invalid(malformed, 'context')}"
         shard = context.shard and not context.part
         meta = {
             "command_id": row["command_id"],
