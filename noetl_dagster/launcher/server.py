@@ -28,6 +28,7 @@ from noetl_dagster import machine
 from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.launcher.address import Address, Channel, Message
 from noetl_dagster.process import logs
+from noetl_dagster.process.collector import share_heaps
 from noetl_dagster.process.fingerprint import stamp_of
 from noetl_dagster.process.hiding import hide_from_children
 from noetl_dagster.process.unix_sockets import listen
@@ -458,6 +459,7 @@ def main() -> None:
     """``python -m noetl_dagster.launcher.server FOLDER KEY RUNS_AT_ONCE``, started by :class:`Address`."""
     folder, key, runs_at_once = sys.argv[1:]
     hide_from_children()  # the drivers inherit it
+    share_heaps()  # and this
     logs.set_up(get_settings())
     RunServer(Address(Path(folder), key, dict(os.environ), int(runs_at_once))).serve()
 
