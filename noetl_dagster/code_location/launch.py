@@ -33,6 +33,7 @@ from noetl_dagster.dagster_internals import (
     orchestration_context_event_generator,
 )
 from noetl_dagster.engine.executions.addresses import execution_url
+from noetl_dagster.engine.executions.lifecycle import check_workload
 from noetl_dagster.errors import ExecutionNotFoundError, WorkloadError
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider
@@ -96,9 +97,10 @@ def launch(
         quiet: keep Dagster's own log lines off the console; they are in the run's log anyway.
 
     Raises:
-        WorkloadError: a value of ``workload`` does not have the type of the playbook's default, or names no
-            partition of a playbook that has them.
+        WorkloadError: a value of ``workload`` does not have the type of the playbook's default, names no partition of
+            a playbook that has them, or cannot be stored.
     """
+    check_workload(workload or {}, noetl.settings)
     plan, job = prepare(playbook, noetl) if isinstance(playbook, Playbook) else playbook
     before = latest_run(instance, execution_id, plan.playbook.name) if resumed else None
     if before is not None:

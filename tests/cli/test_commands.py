@@ -6,6 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
+
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings
@@ -222,15 +224,20 @@ def test_an_unknown_execution_is_named(cli: Cli) -> None:
     assert "no execution 12345" in status.stderr
 
 
-def test_a_value_of_the_wrong_type_is_one_line(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("text", "workload of sum"), ("12345678901234567890123", "workload.a: Integer exceeds 64-bit range")],
+    ids=["type", "size"],
+)
+def test_a_wrong_value_is_one_line(cli: Cli, tmp_path: Path, value: str, message: str) -> None:
     file = tmp_path / "sum.yaml"
     file.write_text(GOOD)
 
-    run = cli("run", str(file), "--set", "a=text", "--set", "bb=[1]")
+    run = cli("run", str(file), "--set", f"a={value}", "--set", "bb=[1]")
 
     assert run.returncode == 1
     assert "Traceback" not in run.stderr
-    assert "workload of sum" in run.stderr
+    assert message in run.stderr
     assert "did you mean 'b'" in run.stderr
 
 

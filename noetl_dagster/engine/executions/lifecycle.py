@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.document import levels_of
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.running import remove_orphans
@@ -51,6 +52,23 @@ class _Cancelled(NamedTuple):
     state: ExecutionState
     end: Event
     unended: list[Event]
+
+
+def check_workload(workload: Mapping[str, Any], settings: Settings) -> None:
+    """Checks that the event log can store the values of a workload.
+
+    Raises:
+        WorkloadError: it is nested too deep, or the event log cannot store a value of it.
+    """
+    if levels_of(workload) > (deepest := settings.playbook_depth):
+        raise WorkloadError(f"workload: nested deeper than {deepest} levels; flatten it (limit: NOETL_PLAYBOOK_DEPTH)")
+    for name, value in workload.items():
+        try:
+            encode_json(value)
+        except TypeError as error:
+            raise WorkloadError(
+                f"workload.{name}: {error}; the event log stores JSON, with numbers of 64 bits: write it as a text"
+            ) from None
 
 
 class Lifecycle:
@@ -89,17 +107,7 @@ class Lifecycle:
         effective = {**playbook.workload, **(workload or {})}
         if partition is not None:
             effective |= partition.workload(playbook.dagster.partitions)
-        if levels_of(effective) > (deepest := runtime.settings.playbook_depth):
-            raise WorkloadError(
-                f"workload: nested deeper than {deepest} levels; flatten it (limit: NOETL_PLAYBOOK_DEPTH)"
-            )
-        for name, value in effective.items():
-            try:
-                encode_json(value)
-            except TypeError as error:
-                raise WorkloadError(
-                    f"workload.{name}: {error}; the event log stores JSON, with numbers of 64 bits: write it as a text"
-                ) from None
+        check_workload(effective, runtime.settings)
         if playbook.settled:
             # in a thread, since its templates may take seconds
             given: Any = {"file": playbook.file, "lenient": playbook.lenient, "workload": effective}
