@@ -96,10 +96,11 @@ async def opened(visitor: Visitor, addresses: dict[str, str], name: str) -> Page
 async def findings(page: Page, **options: object) -> list[str]:
     """What axe finds on a page."""
     await page.evaluate(AXE.read_text(encoding="utf-8") + ";0")
-    found = await page.evaluate(f"axe.run(document, {json.dumps(options)})")
+    run = f"axe.run(document, {json.dumps({'resultTypes': ['violations'], **options})})"
+    violations = await page.evaluate(f"{run}.then((found) => found.violations)")
     return [
         f"{one['id']}: {one['help']}: {node['html'][:200]}: {node['failureSummary']}"
-        for one in found["violations"]
+        for one in violations
         if one["impact"] in SERIOUS
         for node in one["nodes"]
     ]
