@@ -83,11 +83,12 @@ class Processes:
     async def run(self, role: str, *arguments: str, seconds: float = COMMAND_SECONDS) -> tuple[int, str]:
         """Runs a command to its end, and kills it after so many seconds; returns its exit code and its log."""
         process, deadline = self.start(role, *arguments), time.monotonic() + seconds
+        self._running[role].remove(process)  # it may end at any time
+        self._ended.append(process)
         while (code := process.poll()) is None:
             if time.monotonic() > deadline:
                 process.kill()
             await asyncio.sleep(0.1)
-        self._running[role].remove(process)
         return code, (self._logs / f"{role}-{self.counts[f'{role} started']}.log").read_text()
 
     @property

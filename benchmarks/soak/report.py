@@ -23,7 +23,8 @@ rolls over as in {days}.
 
 A sample is taken every {sample:.0f} seconds. A line is fitted to the second half of each series. A series *grows* if
 this line rises by more than the tolerance, and by more than three times its standard error. *Memory* is proportional
-set size, so that shared pages count once. Memory of the largest process is private memory.
+set size, so that shared pages count once. Memory of the largest process is private memory. The benchmark itself and the
+memory of the embedded object store (SeaweedFS) are shown, not judged.
 """
 
 SHORT = "This run lasted less than an hour. In a short run, caches that still fill up count as growing.\n"
