@@ -207,7 +207,7 @@ class Soak:
             else:
                 processes.start_worker()
             if gone := processes.exited():
-                raise RuntimeError(f"processes ended although nobody ended them: {gone}")
+                raise RuntimeError(f"processes ended that were not told to: {gone}")
 
     async def _maintain(self) -> None:
         while True:
