@@ -22,6 +22,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ServiceError, ToolError, kind_of, kind_of_status
+from noetl_dagster.process.jetstream import KEPT_SECONDS, pages_of_keys, reading
 from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
@@ -32,7 +33,6 @@ PUBLISH_SECONDS = 10.0
 BATCH = 500  # messages per request
 ACK_SECONDS = 10.0
 IDLE_SECONDS = 5.0  # without a message, after which a subscription without ``timeout`` ends
-KEPT_SECONDS = 600.0  # for which the server keeps our idle consumer while its chunks wait for room
 UNACKED_CHUNKS = 3  # one in the log, one that waits for its successor, one that is being gathered
 
 
@@ -114,9 +114,9 @@ async def _key_value(operation: NatsOperation, client: NatsClient, call: ToolCal
     if operation is NatsOperation.KV_PUT:
         return {"key": key, "revision": await bucket.put(key, _encoded(call.config.get("value")))}
     if operation is NatsOperation.KV_KEYS:
-        prefix, keys = str(call.config.get("prefix") or call.config.get("key") or ""), []
-        with suppress(nats.js.errors.NoKeysError):
-            keys = sorted(one for one in await bucket.keys() if one.startswith(prefix)) if bucket else []
+        prefix = str(call.config.get("prefix") or call.config.get("key") or "")
+        pages = [page async for page in pages_of_keys(context, name)] if bucket else []
+        keys = sorted(key for page in pages for key in page if key.startswith(prefix))
         return {"keys": keys, "count": len(keys)}
     with suppress(nats.js.errors.KeyNotFoundError):
         entry = await bucket.get(key) if bucket else None
@@ -215,8 +215,7 @@ async def _read_messages(client: NatsClient, call: ToolCall, chunks: ChunkedResu
             opt_start_seq=start,
             inactive_threshold=KEPT_SECONDS,
         )
-        pull = await context.pull_subscribe(subject, stream=stream, config=config)
-        try:
+        async with reading(context, subject, stream, config) as pull:
             while messages := await end.fetched(pull, BATCH):
                 asked = time.monotonic()
                 end.taken += len(messages)
@@ -226,11 +225,6 @@ async def _read_messages(client: NatsClient, call: ToolCall, chunks: ChunkedResu
                     await chunks.put(chunk)
                 if time.monotonic() - asked > KEPT_SECONDS / 2:  # the server may have dropped the consumer
                     break
-        finally:
-            with suppress(nats.errors.Error):  # otherwise the server forgets the consumer later
-                consumer = (await pull.consumer_info()).name
-                await pull.unsubscribe()
-                await context.delete_consumer(stream, consumer)
     if (rest := gathering.rest()) is not None:
         await chunks.put(rest)
 

@@ -10,6 +10,7 @@ import pytest
 from nats.js.api import ConsumerConfig
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.process import jetstream
 from noetl_dagster.tools.base import Toolbox
 from tests.tools.chunk_log import Killed, ListLog
 from tests.waiting import until
@@ -39,6 +40,26 @@ async def test_key_value(run: Any, bucket: str) -> None:
     assert (await nats("kv_delete", key="a"))["deleted"] is True
     assert (await nats("kv_delete", key="a"))["deleted"] is False
     assert (await nats("kv_keys"))["keys"] == ["b"]
+
+
+async def test_keys_come_in_pages(run: Any, box: Toolbox, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without those that were deleted, and those that are removed while the keys are read."""
+    monkeypatch.setattr(jetstream, "KEYS_AT_ONCE", 2)
+    monkeypatch.setattr(jetstream, "ANSWER_SECONDS", 0.5)
+    context = (await box.clients.nats()).jetstream()
+    values = await context.create_key_value(bucket=bucket)
+    for key in "abcdefg":
+        await values.put(key, b"1")
+    await values.delete("b")
+    listed = await run("nats", operation="kv_keys", bucket=bucket)
+    assert listed.data == {"keys": ["a", "c", "d", "e", "f", "g"], "count": 6}
+
+    pages = []
+    async for page in jetstream.pages_of_keys(context, bucket):
+        pages.append(page)
+        if len(pages) == 1:
+            await context.purge_stream(f"KV_{bucket}")
+    assert pages == [["a", "c"]]
 
 
 async def test_publish_plain_and_confirmed(run: Any, box: Toolbox, bucket: str) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import nats
 from nats.errors import Error as NatsError
-from nats.js.errors import BucketNotFoundError, KeyNotFoundError, NoKeysError
+from nats.js.errors import BucketNotFoundError, KeyNotFoundError
 
+from noetl_dagster.process.jetstream import pages_of_keys
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.setting_types import without_login
 from noetl_dagster.settings import Settings
@@ -93,13 +94,10 @@ class KvTier(Tier):
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         """Yields pages of the keys below a prefix."""
-        bucket = await self._open()
+        await self._open()
         with self._errors("list keys"):
-            try:
-                found = await bucket.keys()
-            except NoKeysError:
-                return
-        yield [key for key in found if key.startswith(prefix)]
+            async for page in pages_of_keys(self._client.jetstream(), self._bucket_name):
+                yield [key for key in page if key.startswith(prefix)]
 
     async def close(self) -> None:
         """Releases connections."""
