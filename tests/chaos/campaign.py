@@ -15,6 +15,7 @@ import psycopg2
 
 from noetl_dagster.errors import StorageError
 from tests.chaos import faults, flows, moments
+from tests.chaos.faults import Clock
 from tests.chaos.flows import Flow
 from tests.chaos.machine import Machine
 from tests.chaos.moments import Moment, hit_at
@@ -83,7 +84,11 @@ def plan(
     """Returns the plan of a run. It depends on nothing but its arguments."""
     chances = random.Random(f"{seed}:{number}")
     flow = chances.choices(among, [one.weight for one in among])[0]
-    kinds = tuple(fault for fault in kinds if flow.uses(fault.part))
+    kinds = tuple(
+        fault
+        for fault in kinds
+        if flow.uses(fault.part) and not (flow.starts_jvm and isinstance(fault, Clock) and fault.part == "driver")
+    )
     strikes = []
     count = chances.choices((1, 2, 3), (3, 4, 3))[0]
     for _ in range(count):

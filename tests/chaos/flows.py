@@ -44,6 +44,10 @@ class Flow:
     beside: tuple[Path, ...] = ()
     weight: int = 2
 
+    @property
+    def starts_jvm(self) -> bool:
+        return "jvm" in self.parts
+
     def uses(self, part: str) -> bool:
         """Whether a fault of this part can disturb the flow."""
         return part in self.parts or part in ("driver", "postgres")

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -31,7 +33,8 @@ from tests.chaos.clocks import Clocks
 from tests.chaos.disks import Disks
 from tests.chaos.network import Network
 from tests.chaos.secrets import Found, search
-from tests.forked import Forked
+from tests.conftest import PROJECT
+from tests.forked import Forked, start
 from tests.processes import end_run_servers
 from tests.redelivery import redelivered_after
 from tests.waiting import ended
@@ -53,6 +56,9 @@ TIMEOUTS: dict[str, Any] = {
     "pages_url": "http://127.0.0.1:8700",
 }
 """Leases and heartbeats in the time of one run."""
+
+Process = Forked | subprocess.Popen[Any]
+"""A command that was started."""
 
 
 class Machine:
@@ -130,9 +136,19 @@ class Machine:
         inherited = {name: os.environ[name] for name in names if name in os.environ}
         return {**inherited, "PYTHONFAULTHANDLER": "1", **embedded.environment(self.settings), **self._credentials}
 
-    def command(self, name: str, *arguments: str, **more: str) -> Forked:
-        """Starts ``noetl-dagster``; what it writes is added to the output of ``name``."""
+    def command(self, name: str, *arguments: str, has_clock: bool = True, **more: str) -> Process:
+        """Starts ``noetl-dagster``; what it writes is added to the output of ``name``.
+
+        Args:
+            has_clock: False for a process that starts a JVM. PySpark forks it from a thread, and the library that moves
+                clocks may hold a lock then, for which the fork waits for ever.
+        """
         output = self._output(name)
+        if not has_clock:
+            arguments = (sys.executable, "-m", "noetl_dagster", *arguments)
+            environment = self.environment | {"PYTHONPATH": str(PROJECT)} | more
+            with output.open("ab") as file:
+                return start(list(arguments), env=environment, cwd=self.folder, stdout=file, forks=False)
         clock = self.clocks.environment(name if name in self._commands else DRIVER)
         environment = self.environment | clock | more
         return Forked("noetl-dagster", *arguments, environment=environment, folder=self.folder, output=output)
@@ -197,7 +213,7 @@ class Machine:
                 self.kill(pid)
         embedded.ensure(settings, SERVERS)
 
-    def end(self, process: Forked) -> None:
+    def end(self, process: Process) -> None:
         """Ends a process with all of its session."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

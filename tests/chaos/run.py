@@ -10,9 +10,8 @@ from typing import Any
 import psycopg2
 
 from tests.chaos.flows import Flow
-from tests.chaos.machine import Machine
+from tests.chaos.machine import Machine, Process
 from tests.chaos.state import EndState, end_state
-from tests.forked import Forked
 
 PATIENCE_SECONDS = 180.0
 """For a run to complete after its last fault: far more than any lease, report or retry."""
@@ -56,7 +55,7 @@ class Run:
             machine.query(flow.prepare.replace("TARGET", self._table))
         self._earlier = set(machine.query(STARTED))
         self._id: int | None = None
-        self._driver: Forked | None = None
+        self._driver: Process | None = None
         self._is_complete = False
         self._started = 0.0
 
@@ -136,5 +135,6 @@ class Run:
         else:
             self._driver = self._command("resume", str(execution_id), "--json")
 
-    def _command(self, *arguments: str) -> Forked:
-        return self.machine.command(self._name, *arguments, **self.flow.settings)
+    def _command(self, *arguments: str) -> Process:
+        has_clock = not self.flow.starts_jvm
+        return self.machine.command(self._name, *arguments, has_clock=has_clock, **self.flow.settings)
