@@ -200,6 +200,7 @@ def test_every_rule_has_a_defect() -> None:
 
 async def test_a_defect_is_found_by_its_rule(engine: Engine) -> None:
     state = await engine.run(playbook(FLOW))
+    await until_projected(engine.runtime.pool, state.execution_id, state.status)
     await engine.projecting.close()
     assert state.status == "COMPLETED", state.error
     pool = engine.runtime.pool
@@ -224,6 +225,7 @@ async def test_nothing_follows_a_cancellation(engine: Engine) -> None:
 
 async def test_objects_are_compared_and_orphans_removed(engine: Engine) -> None:
     state = await engine.run(playbook(FLOW))
+    await until_projected(engine.runtime.pool, state.execution_id, state.status)
     await engine.projecting.close()
     runtime, results = engine.runtime, engine.runtime.results
     await until_projected(runtime.pool, state.execution_id, state.status)
@@ -276,6 +278,7 @@ async def test_files_of_a_dataset_are_looked_for_in_its_folders(engine: Engine) 
 
 async def test_what_is_safe_is_repaired(engine: Engine) -> None:
     state = await engine.run(playbook(FLOW))
+    await until_projected(engine.runtime.pool, state.execution_id, state.status)
     await engine.projecting.close()
     pool = engine.runtime.pool
     for rule in ("queue.ended", "queue.dead"):
@@ -313,6 +316,8 @@ async def test_one_that_cannot_be_read_does_not_hold_up_the_others(
     engine: Engine, change: str, rules: set[str] | None
 ) -> None:
     damaged, other = await engine.run(playbook(CANCELLED)), await engine.run(playbook(CANCELLED))
+    for state in (damaged, other):  # what the projection has not reached is no difference
+        await until_projected(engine.runtime.pool, state.execution_id, state.status)
     await engine.projecting.close()
     await engine.runtime.pool.execute(
         f"{change} {'AND' if ' WHERE ' in change else 'WHERE'} execution_id = $1", damaged.execution_id
