@@ -38,14 +38,14 @@ An error is a problem document (RFC 9457, `application/problem+json`):
 
 | status | meaning |
 |---|---|
-| 400 | The request is no HTTP, or its header `Host` is not allowed. |
+| 400 | The request is not valid HTTP, or its `Host` header is not allowed. |
 | 401 | The token is missing or unknown. |
 | 403 | The token lacks the scope, a page of another site sent the request, or the header `X-NoETL-Client` is missing. |
 | 404 | The execution, command, playbook or result does not exist. |
 | 409 | The state does not allow the request, or another worker holds the command. |
 | 413 | The body is larger than `NOETL_SERVICE_BODY_BYTES`. |
 | 415 | The body is not declared as JSON. |
-| 422 | The body is no JSON, or a field is missing or invalid. `detail` names the first one. |
+| 422 | The body is not valid JSON, or a field is missing or invalid. `detail` names the first one. |
 | 429 | The client sends more than `NOETL_SERVICE_RATE` requests per second. `retry-after` is the time to wait. |
 | 503 | PostgreSQL or another service is unavailable. `retry-after` is the time to wait. |
 """
