@@ -57,10 +57,14 @@ def flow(mode: str, spec: str = "") -> str:
 
 
 async def removed(engine: Engine, step: str, number: int | None = None) -> int:
-    """Deletes the objects of a step from the store, or the first ones; returns how many."""
+    """Deletes the objects of a step from the store, or those of its first iterations; returns how many.
+
+    The place of the iteration is in the name (``task_0-3-1-1``). References have the order in which results were
+    written, which is another one.
+    """
     rows = await engine.runtime.pool.fetch(
         "SELECT store_tier, physical_uri FROM noetl.result_ref WHERE source_step = $1 AND kind = 'object' "
-        "AND store_tier <> 'eventlog' ORDER BY ref_id LIMIT $2",
+        "AND store_tier <> 'eventlog' ORDER BY string_to_array(split_part(name, '_', 2), '-')::int[] LIMIT $2",
         step,
         number,
     )
