@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
-
-import asyncpg
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from noetl_dagster.engine.interruptions import CHANNEL, NOTIFY
 from noetl_dagster.engine.liveness import Liveness
@@ -18,7 +16,7 @@ from noetl_dagster.engine.steps.checks import settle_sink
 from noetl_dagster.engine.steps.regions import TokenQueue, streams_are_over
 from noetl_dagster.engine.steps.watermarks import lost_race
 from noetl_dagster.errors import ExecutionStateError, LostEventsError, NoetlError, WorkloadError
-from noetl_dagster.events.connection import DATABASE_ERRORS, encode_json
+from noetl_dagster.events.connection import DATABASE_ERRORS, PATIENCE, encode_json
 from noetl_dagster.events.envelopes import to_result
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import CLOSE_GATE, HAS_SINK_PARTS, RUNNING_CHILDREN, UNENDED
@@ -29,6 +27,7 @@ from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.document import levels_of
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
@@ -44,6 +43,16 @@ _WORKFLOW_ENDS = {
     EventType.PLAYBOOK_COMPLETED: EventType.WORKFLOW_COMPLETED,
     EventType.PLAYBOOK_FAILED: EventType.WORKFLOW_FAILED,
 }
+
+
+T = TypeVar("T")
+
+
+class _Decision(NamedTuple, Generic[T]):
+    """What a process has decided about an execution, and the event that records it; None if nothing is recorded."""
+
+    outcome: T
+    event: Event | None = None
 
 
 class _Cancelled(NamedTuple):
@@ -153,7 +162,8 @@ class Lifecycle:
             raise ExecutionStateError(
                 f"execution {execution_id} is {state.status}; start a new one with 'noetl-dagster run'"
             )
-        async with self._deciding(execution_id) as (connection, now):
+
+        async def begin(connection: Any, now: ExecutionState) -> _Decision[Event]:
             if now.status in (ExecutionStatus.COMPLETED, ExecutionStatus.CANCELLED):
                 raise ExecutionStateError(
                     f"execution {execution_id} was {now.status.lower()} by another process just now"
@@ -163,7 +173,9 @@ class Lifecycle:
             if not await self._runtime.log.append_once(event, connection=connection):
                 raise ExecutionStateError(f"execution {execution_id} was resumed by another process just now")
             await connection.execute(NOTIFY, CHANNEL, str(execution_id))
-        state.apply(event)
+            return _Decision(event, event)
+
+        state.apply(await self._decide(execution_id, begin))
         return execution
 
     async def finish_if_over(self, execution: Execution) -> ExecutionStatus:
@@ -194,7 +206,7 @@ class Lifecycle:
 
     async def _check_ends(self, execution: Execution) -> None:
         """Compares the ends of steps with the log, after the database may have failed over to a standby."""
-        recorded = await self._runtime.state(execution.id)
+        recorded = await with_retries(partial(self._runtime.state, execution.id), PATIENCE)
         lost = sorted({step for step, _ in execution.state.ends.keys() - recorded.ends.keys()})
         if lost:
             raise LostEventsError(
@@ -242,34 +254,30 @@ class Lifecycle:
 
     async def _cancel_tree(self, execution_id: int, reason: str) -> dict[int, _Cancelled]:
         """Cancels an execution and those that it started; returns those that had not ended."""
-        while True:
-            try:
-                found = await self._cancel(execution_id, reason)
-                break
-            except asyncpg.DeadlockDetectedError:  # the ends of its commands arrived in another order
-                continue
+        found = await self._decide(execution_id, partial(self._cancel, execution_id, reason))
         cancelled = {} if found is None else {execution_id: found}
         for child in await self._runtime.pool.fetch(RUNNING_CHILDREN, execution_id):
             cancelled |= await self._cancel_tree(child["execution_id"], f"its parent {execution_id}: {reason}")
         return cancelled
 
-    async def _cancel(self, execution_id: int, reason: str) -> _Cancelled | None:
-        async with self._deciding(execution_id) as (connection, state):
-            if not state.is_running:
-                return None
-            event = self._event(state, EventType.EXECUTION_CANCELLED, "CANCELLED", reason)
-            if not await self._runtime.log.append_once(event, connection=connection):
-                return None  # it completed or failed just now
-            await connection.execute(WITHDRAW_ALL, execution_id)  # first: claims pass over what is locked
-            unended = [as_event(record) for record in await connection.fetch(UNENDED, execution_id)]
-            ends = []
-            for begun in unended:  # their workers will send no ends
-                ends.append(self._runtime.commands.cancelled(Command.of(begun), reason))
-                ends[-1].worker_id = begun.worker_id
-            await self._runtime.log.append(ends, connection=connection)
-            await connection.execute(EXPIRE, execution_id)
-            await connection.execute(NOTIFY, CHANNEL, str(execution_id))
-            return _Cancelled(state, event, unended)
+    async def _cancel(
+        self, execution_id: int, reason: str, connection: Any, state: ExecutionState
+    ) -> _Decision[_Cancelled | None]:
+        if not state.is_running:
+            return _Decision(None)
+        event = self._event(state, EventType.EXECUTION_CANCELLED, "CANCELLED", reason)
+        if not await self._runtime.log.append_once(event, connection=connection):
+            return _Decision(None)  # it completed or failed just now
+        await connection.execute(WITHDRAW_ALL, execution_id)  # first: claims pass over what is locked
+        unended = [as_event(record) for record in await connection.fetch(UNENDED, execution_id)]
+        ends = []
+        for begun in unended:  # their workers will send no ends
+            ends.append(self._runtime.commands.cancelled(Command.of(begun), reason))
+            ends[-1].worker_id = begun.worker_id
+        await self._runtime.log.append(ends, connection=connection)
+        await connection.execute(EXPIRE, execution_id)
+        await connection.execute(NOTIFY, CHANNEL, str(execution_id))
+        return _Decision(_Cancelled(state, event, unended), event)
 
     async def _tell_trace(self, execution_id: int, cancelled: _Cancelled) -> None:
         """Records the spans of commands that ended with an execution; the processes that ran them do not."""
@@ -309,28 +317,45 @@ class Lifecycle:
                 except (NoetlError, *DATABASE_ERRORS) as error:
                     logger.warning("execution %s: step %s: %s", execution_id, step, error)
 
-    @asynccontextmanager
-    async def _deciding(self, execution_id: int) -> AsyncIterator[tuple[Any, ExecutionState]]:
-        """Opens a transaction during which no process adds commands or epochs; yields the connection and the state."""
-        async with self._runtime.pool.acquire() as connection, connection.transaction():
-            await connection.execute(CLOSE_GATE, execution_id)
-            yield connection, await self._runtime.state(execution_id, connection)
+    async def _decide(self, execution_id: int, decision: Callable[[Any, ExecutionState], Awaitable[_Decision[T]]]) -> T:
+        """Decides with a connection and the state, while no other process adds commands or epochs.
+
+        A decision is made again if the database goes away, or if it deadlocks with the ends of commands. One that was
+        committed stands, although its answer was lost: its event is in the log.
+        """
+        made: _Decision[T] | None = None
+
+        async def attempt() -> T:
+            nonlocal made
+            log = self._runtime.log
+            async with log.pool.acquire() as connection, connection.transaction():
+                await connection.execute(CLOSE_GATE, execution_id)
+                if made is None or made.event is None or not await log.present([made.event], connection=connection):
+                    made = None
+                    made = await decision(connection, await self._runtime.state(execution_id, connection))
+                return made.outcome
+
+        return await with_retries(attempt, PATIENCE)
 
     async def _stop(self, execution: Execution, event: Event) -> ExecutionStatus:
         """Ends the epoch with ``event``, unless another process ended it before, or began the next one."""
         state = execution.state
         type_ = _WORKFLOW_ENDS[EventType(event.event_type)]
         workflow = self._event(state, type_, event.status or "", event.error)
-        async with self._deciding(state.execution_id) as (connection, now):
+
+        async def end(connection: Any, now: ExecutionState) -> _Decision[ExecutionState | None]:
             is_latest = now.epoch == state.epoch
-            ends = is_latest and await self._runtime.log.append_with_first([event, workflow], connection=connection)
-        if ends:
+            if is_latest and await self._runtime.log.append_with_first([event, workflow], connection=connection):
+                return _Decision(None, event)
+            return _Decision(now)
+
+        other = await self._decide(state.execution_id, end)
+        if other is None:
             if execution.trace is not None:
                 execution_ended(execution.trace, state, event)
             state.apply(event)
         else:
-            fresh = await self._runtime.state(state.execution_id)
-            state.status, state.error = fresh.status, fresh.error
+            state.status, state.error = other.status, other.error
         return state.status
 
     def _event(self, state: ExecutionState, type_: EventType, status: str, error: str | None = None) -> Event:

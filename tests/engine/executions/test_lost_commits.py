@@ -1,0 +1,67 @@
+"""A decision about an execution stands, or is made again, if the connection breaks while it commits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from asyncpg.transaction import Transaction
+
+from noetl_dagster.engine.engine import Engine
+from tests.playbooks import playbook
+
+TEXT = """
+workflow:
+  - step: only
+    tool: {kind: python, code: "result = open('FLAG').read()"}
+"""
+DECIDED = """
+SELECT max(event_type) FROM noetl.event WHERE xact_id = pg_current_xact_id_if_assigned()
+AND event_type IN ('execution.resumed', 'execution.cancelled', 'playbook.completed')
+"""
+IN_LOG = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = $2"
+
+
+@pytest.fixture(params=["the commit is lost", "its answer is lost"])
+def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Breaks the connection the first time that a kind of decision commits; fills with their types."""
+    seen: list[str] = []
+    leave = Transaction.__aexit__
+
+    async def left(self: Transaction, type_: Any, error: Any, trace: Any) -> None:
+        connection = self._connection
+        decided = await connection.fetchval(DECIDED) if error is None else None
+        if decided is None or decided in seen:
+            return await leave(self, type_, error, trace)
+        seen.append(decided)
+        if request.param == "its answer is lost":
+            await leave(self, type_, error, trace)
+        connection.terminate()
+        raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
+
+    monkeypatch.setattr(Transaction, "__aexit__", left)
+    return seen
+
+
+async def test_an_execution_is_resumed_and_completed_once(engine: Engine, tmp_path: Path, broken: list[str]) -> None:
+    flag = tmp_path / "flag"
+    failed = await engine.run(playbook(TEXT.replace("FLAG", str(flag))))
+    assert failed.status == "FAILED"
+    flag.write_text("there")
+
+    state = await engine.resume(failed.execution_id)
+
+    assert (state.status, state.epoch) == ("COMPLETED", 2)
+    assert broken == ["execution.resumed", "playbook.completed"]
+    for type_ in broken:
+        assert await engine.runtime.pool.fetchval(IN_LOG, state.execution_id, type_) == 1
+
+
+async def test_an_execution_is_cancelled_once(engine: Engine, broken: list[str]) -> None:
+    execution = await engine.lifecycle.create(playbook(TEXT))
+    assert await engine.lifecycle.cancel(execution.id), "this call has cancelled it"
+    assert not await engine.lifecycle.cancel(execution.id)
+    assert broken == ["execution.cancelled"]
+    assert await engine.runtime.pool.fetchval(IN_LOG, execution.id, "execution.cancelled") == 1
