@@ -43,6 +43,7 @@ WHERE execution_id >= $1 AND execution_id < $2 AND scope <> 'permanent'
 _FORGET = "DELETE FROM noetl.{name} WHERE execution_id >= $1 AND execution_id < $2"
 _FORGET_WORKERS = "DELETE FROM noetl.runtime WHERE heartbeat < $1"
 _FORGET_TOKENS = "DELETE FROM noetl.keychain WHERE expires_at <= $1"
+_FREEZE = "LOCK TABLE noetl.{name} IN SHARE ROW EXCLUSIVE MODE"
 _DROP = "DROP TABLE noetl.{name}"
 
 
@@ -130,6 +131,7 @@ class Maintenance:
         async def drop() -> int | None:
             if name not in await partitions(connection):
                 return 0  # another maintenance dropped it
+            await connection.execute(_FREEZE.format(name=name))  # from here on no execution of it is resumed
             if await connection.fetchval(_RUNNING, start, end):
                 logger.warning("partition %s is past its retention but holds running executions", name)
                 return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery import maintenance as maintaining
 from noetl_dagster.engine.recovery.maintenance import Maintenance
-from noetl_dagster.engine.steps.watermarks import watermarks
+from noetl_dagster.engine.steps.watermarks import keep_watermarks, watermarks
 from noetl_dagster.events.ids import snowflake_floor
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.schema import ensure_partitions
@@ -30,6 +31,8 @@ INSERT INTO noetl.cursor_frame
     (execution_id, loop_id, first_index, step, visit, rows, by_row, lease_until, claim_xid)
 VALUES ($1, '1', 0, 's', 1, '[]', true, now(), 1)
 """
+
+WAITING = "SELECT count(*) FROM pg_locks WHERE relation = 'noetl.event_y2025m03'::regclass AND NOT granted"
 
 
 async def start(engine: Engine, execution_id: int, *, ended: bool = True) -> None:
@@ -138,6 +141,35 @@ async def test_a_month_with_a_resumed_execution_stays_until_it_has_ended(engine:
     failed = Event(execution_id, runtime.ids.next(), EventType.PLAYBOOK_FAILED, meta={"epoch": 2})
     await runtime.log.append([failed])
     assert (await maintenance.run(NOW)).dropped == ("event_y2025m03",)
+
+
+async def test_an_execution_that_is_resumed_beside_the_drop_keeps_its_events(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = engine.runtime
+    async with runtime.pool.acquire() as connection:
+        await ensure_partitions(connection, OLD)
+    execution_id = execution_of(OLD)
+    await start(engine, execution_id)
+    event = Event(execution_id, runtime.ids.next(), EventType.EXECUTION_RESUMED, meta={"epoch": 2})
+    resuming: list[asyncio.Task[set[int]]] = []
+
+    async def keep(*arguments: Any) -> None:
+        """Resumes after it was looked for running executions."""
+        if not resuming:
+            resuming.append(asyncio.create_task(runtime.log.append([event])))
+            await until(have_resumed_or_wait, "the resumption")
+        await keep_watermarks(*arguments)
+
+    async def have_resumed_or_wait() -> bool:
+        return resuming[0].done() or bool(await runtime.pool.fetchval(WAITING))
+
+    monkeypatch.setattr(maintaining, "keep_watermarks", keep)
+    maintained = await Maintenance(runtime.pool, runtime.results, timedelta(days=60)).run(NOW)
+
+    assert await resuming[0] == {event.event_id}
+    assert maintained.kept == ("event_y2025m03",)
+    assert len(await runtime.log.lifecycle(execution_id)) == 3
 
 
 async def test_events_that_came_before_their_partition_move_into_it(engine: Engine) -> None:
