@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
 
-from noetl_dagster.events.connection import DATABASE_ERRORS, connect
+from noetl_dagster.events.connection import CONNECTION_LOST, DATABASE_ERRORS, PATIENCE, connect
 from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.worker.command import own_worker_id
 
 _HOLD = "SELECT pg_advisory_lock_shared(id) FROM unnest($1::bigint[]) AS id"
@@ -68,13 +70,17 @@ class Liveness:
         if execution_id in self._held and self._is_open:
             return
         self._to_hold.add(execution_id)
-        async with self._lock:
-            await self._connect()
-            wanted = (self._to_hold | {execution_id}) - self._held
-            self._to_hold.clear()
-            if wanted:
-                await self._connection.fetch(_HOLD, list(wanted))
-                self._held |= wanted
+
+        async def hold() -> None:
+            async with self._lock:
+                await self._connect()
+                wanted = (self._to_hold | {execution_id}) - self._held
+                self._to_hold.clear()
+                if wanted:
+                    await self._connection.fetch(_HOLD, list(wanted))
+                    self._held |= wanted
+
+        await with_retries(hold, PATIENCE)
 
     async def release(self, execution_id: int) -> None:
         """Releases an execution that other processes drive from now on, or that has ended."""
@@ -85,7 +91,8 @@ class Liveness:
             self._held -= ended
             self._interrupted -= ended
             if ended and self._is_open:
-                await self._connection.fetch(_RELEASE, list(ended))
+                with suppress(*CONNECTION_LOST):  # a lost session has released them
+                    await self._connection.fetch(_RELEASE, list(ended))
 
     async def release_all(self) -> None:
         """Releases every execution: this process has driven them to their ends, and continues with others."""
@@ -93,7 +100,8 @@ class Liveness:
             self._held.clear()
             self._interrupted.clear()
             if self._is_open:
-                await self._connection.execute(_RELEASE_ALL)
+                with suppress(*CONNECTION_LOST):
+                    await self._connection.execute(_RELEASE_ALL)
 
     async def listen(self, channel: str, callback: Callable[..., None]) -> None:
         """Calls ``callback`` on notifications, as :meth:`asyncpg.Connection.add_listener` does."""

@@ -14,6 +14,7 @@ from noetl_dagster.engine.helpers import HelperProcesses
 from noetl_dagster.errors import ExecutionNotFoundError, ServiceError
 from noetl_dagster.events.buffer import EventBuffer, EventWriter
 from noetl_dagster.events.catalog import RegisteredPlaybooks
+from noetl_dagster.events.connection import PatientReads
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog, StoredPlaybook
 from noetl_dagster.events.queries import NEXT_NODE
@@ -67,6 +68,7 @@ class Runtime:
     ) -> None:
         self.settings = settings
         self.pool = pool
+        self.reads = PatientReads(pool)
         self.ids = ids = Snowflake(node)
         self.log = log = EventLog(pool, ids)
         self.handler = EventHandler(log, settings.command_heartbeat_timeout_seconds)

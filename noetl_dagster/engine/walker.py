@@ -136,7 +136,7 @@ class Children:
         return _result(state, call, details)
 
     async def _execution(self, call: ToolCall) -> Execution:
-        known = await self._runtime.pool.fetchval(CHILD_OF_COMMAND, call.execution_id, call.command_id)
+        known = await self._runtime.reads.fetchval(CHILD_OF_COMMAND, call.execution_id, call.command_id)
         if known is not None:
             execution = await self._runtime.load(known)
             if execution.state.status is ExecutionStatus.COMPLETED:

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
@@ -280,6 +281,28 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
         raise ServiceError(f"the event log refuses the connection: {error}; check NOETL_DB_URL") from error
 
 
+class PatientReads:
+    """Runs queries that only read, again while the database is away: a driver of executions outlives a failover.
+
+    An HTTP request uses the pool itself, since its client is told at once that the database is away.
+    """
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+
+    async def fetch(self, query: str, *values: Any) -> list[asyncpg.Record]:
+        """Returns the rows of a query."""
+        return list(await with_retries(partial(self._pool.fetch, query, *values), PATIENCE))
+
+    async def fetchrow(self, query: str, *values: Any) -> Any:
+        """Returns the first row of a query, or None."""
+        return await with_retries(partial(self._pool.fetchrow, query, *values), PATIENCE)
+
+    async def fetchval(self, query: str, *values: Any) -> Any:
+        """Returns the first value of a query."""
+        return await with_retries(partial(self._pool.fetchval, query, *values), PATIENCE)
+
+
 class KeptConnection:
     """Runs small statements, one at a time, on a connection that stays out of the pool between them.
 
@@ -313,8 +336,14 @@ class KeptConnection:
         finally:
             self._busy = False
             self._used = asyncio.get_running_loop().time()
-            if self._connection is not None and self._connection.is_closed():
+            if self._connection is not None and self._is_lost():
                 self._release()
+
+    def _is_lost(self) -> bool:
+        try:
+            return bool(self._connection.is_closed())
+        except asyncpg.InterfaceError:  # the pool has taken it back
+            return True
 
     def _check(self) -> None:
         loop = asyncio.get_running_loop()

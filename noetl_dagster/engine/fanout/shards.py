@@ -102,7 +102,7 @@ async def work_on_shards(loop_run: LoopRun, items: ItemSource) -> Tally:
     pause = commands.paused if fail_fast else nullcontext
 
     async def has_failed() -> bool:
-        return bool(await runtime.pool.fetchval(LOOP_FAILED, loop_run.execution.id, loop_run.loop_id))
+        return bool(await runtime.reads.fetchval(LOOP_FAILED, loop_run.execution.id, loop_run.loop_id))
 
     async def iterate(command: Command, again: bool) -> Outcome:
         nonlocal done, failed
@@ -152,7 +152,7 @@ async def _run_shard(
             with pause() if command.attempt >= last else nullcontext():
                 await runtime.buffer.flush()
                 place = (command.execution_id, command.command_id)
-                record = await runtime.pool.fetchrow(COMMAND_END, *place)
+                record = await runtime.reads.fetchrow(COMMAND_END, *place)
                 if record is not None:  # another process may have completed it
                     outcome = Outcome.of(record)
         if not outcome.failed or command.attempt >= last:

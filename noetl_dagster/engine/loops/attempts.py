@@ -88,8 +88,12 @@ class Attempts:
 
         while True:
             place = (self.command.execution_id, self.command.command_id)
-            record = await runtime.pool.fetchrow(COMMAND_END, *place) if resumed else None
-            if record is not None and self.visit.has_lost_results and await runtime.pool.fetchval(COMMAND_LOST, *place):
+            record = await runtime.reads.fetchrow(COMMAND_END, *place) if resumed else None
+            if (
+                record is not None
+                and self.visit.has_lost_results
+                and await runtime.reads.fetchval(COMMAND_LOST, *place)
+            ):
                 self.command = replace(self.command, attempt=self.command.attempt + 1, follows=False)
                 self.reason = LOST
                 continue
@@ -130,7 +134,7 @@ class Attempts:
         event = runtime.commands.issued(command, self.visit.program.kind, retry=self.reason)
         new = await runtime.buffer.append([event])
         if event.event_id not in new and resumed and command.not_before:
-            due = await runtime.pool.fetchval(COMMAND_DUE, command.execution_id, command.command_id)
+            due = await runtime.reads.fetchval(COMMAND_DUE, command.execution_id, command.command_id)
             self.command = replace(command, not_before=float(due or 0.0))
 
     async def _follower(self, outcome: Outcome) -> Command | None:
@@ -189,7 +193,7 @@ class Attempts:
             envelope = error_envelope(error)
         whole = replace(outcome, envelope=envelope)
         place = (command.execution_id, command.command_id)
-        if not (replayed and await runtime.pool.fetchval(SEQUENCE_ENDED, *place)):
+        if not (replayed and await runtime.reads.fetchval(SEQUENCE_ENDED, *place)):
             await runtime.buffer.post([runtime.commands.sequence(command, whole, self.count)])
         return whole
 

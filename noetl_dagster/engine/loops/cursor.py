@@ -60,7 +60,7 @@ class CursorSource(IterationSource):
         if known:
             await release_frames(runtime, execution.id, [entry.loop_id for entry in known])
         loop_run = await begin_loop(runtime, visit, items=Collection(), resumes=False)
-        first_index = await runtime.pool.fetchval(LOOP_NEXT_INDEX, execution.id, loop_run.loop_ids)
+        first_index = await runtime.reads.fetchval(LOOP_NEXT_INDEX, execution.id, loop_run.loop_ids)
         assert cursor is not None
         return (cls if cursor.release is None else _ReleasingSource)(loop_run, first_index)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from noetl_dagster.engine.loops.loop_run import LoopRun
 from noetl_dagster.errors import LostEventsError
-from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.connection import PATIENCE, encode_json
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, from_result
 from noetl_dagster.events.queries import LOOP_ENDS
 from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.templates.views import is_envelope
+from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.store import NewResult
@@ -79,7 +81,7 @@ async def iteration_ends(
     start, place = 0, (loop_run.execution.id, list(loop_run.loop_ids))
     while stop is None or start < stop:
         until = start + PAGE if stop is None else min(start + PAGE, stop)
-        rows = await loop_run.runtime.pool.fetch(LOOP_ENDS, *place, start, until)
+        rows = await loop_run.runtime.reads.fetch(LOOP_ENDS, *place, start, until)
         current: IterationEnd | None = None
         for row in rows:
             end = IterationEnd(
@@ -143,7 +145,7 @@ async def gather(
     event = runtime.event(state, type_, loop_run.step, "loop", status, meta)
     event.result = {"status": shown, "context": numbers}
     state.apply(event)
-    await runtime.log.append_once(event)
+    await with_retries(partial(runtime.log.append_once, event), PATIENCE)
     return result
 
 

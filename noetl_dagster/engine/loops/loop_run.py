@@ -192,5 +192,5 @@ async def _known(loop_run: LoopRun, start: int, stop: int) -> dict[int, tuple[in
             row["shard_done"] or (by_command and row["done"]),
             row["ended"] or 0,
         )
-        for row in await loop_run.runtime.pool.fetch(LOOP_ATTEMPTS, *place, start, stop, lost)
+        for row in await loop_run.runtime.reads.fetch(LOOP_ATTEMPTS, *place, start, stop, lost)
     }

@@ -119,6 +119,6 @@ async def settle_sink(runtime: Runtime, visit: Visit, *, is_over: bool = True) -
     if sink is None or not sink.is_staged:
         return
     await runtime.buffer.flush()
-    records = await runtime.pool.fetch(SINK_PARTS, *visit.key)
+    records = await runtime.reads.fetch(SINK_PARTS, *visit.key)
     places = [PartPlace.model_validate(record["place"]) for record in records]
     await PartSinks(runtime.box).settle(places, part_prefix(*visit.key), is_over=is_over)

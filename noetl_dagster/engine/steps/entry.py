@@ -73,7 +73,7 @@ class VisitDrivers:
             if await self._follow(visit):
                 yield None
                 return
-            row = await self._runtime.pool.fetchrow(STEP_TURNS, *_place(visit))
+            row = await self._runtime.reads.fetchrow(STEP_TURNS, *_place(visit))
             turn = (row["turn"] if row is not None else 0) + 1
             if row is not None and row["context"]:  # this driver uses the same reads as the one before
                 entered.context = row["context"]
@@ -81,11 +81,11 @@ class VisitDrivers:
 
     async def settle(self, visit: Visit) -> bool:
         """Applies the end of a visit in the log to the state; returns true if there is one in this epoch."""
-        pool, state = self._runtime.pool, visit.execution.state
-        record = await pool.fetchrow(STEP_EXIT, *_place(visit))
+        reads, state = self._runtime.reads, visit.execution.state
+        record = await reads.fetchrow(STEP_EXIT, *_place(visit))
         if record is None:
             return False
-        for check in await pool.fetch(STEP_CHECKS, *_place(visit)):
+        for check in await reads.fetch(STEP_CHECKS, *_place(visit)):
             state.apply(as_event(check))
         state.apply(as_event(record))
         return True
@@ -101,7 +101,7 @@ class VisitDrivers:
         return True
 
     async def _driver_lives(self, visit: Visit) -> bool:
-        row = await self._runtime.pool.fetchrow(STEP_TURNS, *_place(visit))
+        row = await self._runtime.reads.fetchrow(STEP_TURNS, *_place(visit))
         if row is None:
             return False
         if row["worker_id"] == own_worker_id():
@@ -163,11 +163,11 @@ class _AssetReader:
         return found if found is not None and found.get("partition") is None else None
 
     async def _one(self, asset: Key, partition: str | None) -> Kept | None:
-        pool, name = self._runtime.pool, key_text(asset)
+        reads, name = self._runtime.reads, key_text(asset)
         if partition is None:
-            row = await pool.fetchrow(ASSET_RESULT, name)
+            row = await reads.fetchrow(ASSET_RESULT, name)
         else:
-            row = await pool.fetchrow(PARTITION_RESULT, name, partition)
+            row = await reads.fetchrow(PARTITION_RESULT, name, partition)
         if row is None:
             find = self._runtime.find_external
             return None if find is None else await find(asset, partition)
@@ -176,7 +176,7 @@ class _AssetReader:
 
     async def _all(self, asset: Key) -> Kept | None:
         name = key_text(asset)
-        rows = await self._runtime.pool.fetch(ASSET_PARTITIONS, name)
+        rows = await self._runtime.reads.fetch(ASSET_PARTITIONS, name)
         if not rows:
             return None
         found = {row["partition"]: row["result"] for row in rows}
@@ -190,7 +190,7 @@ class _AssetReader:
 
     async def _missing(self, source: SourceSpec) -> str:
         name, wanted = key_text(source.asset), source.partition
-        span = await self._runtime.pool.fetchrow(ASSET_SPAN, name)
+        span = await self._runtime.reads.fetchrow(ASSET_SPAN, name)
         if wanted == ReadPartition.SAME and self._own is not None:
             wanted = self._own.key
         if span["results"] == 0:

@@ -90,7 +90,7 @@ async def entered_watermark(
     if known is not None:
         claimed = await claims.claim(visit, Place.of(known), spec.concurrent)
         # results of an earlier epoch stay, and belong to the value with which it began
-        if not claimed.anew or await runtime.pool.fetchval(HAS_RESULTS, *visit.key):
+        if not claimed.anew or await runtime.reads.fetchval(HAS_RESULTS, *visit.key):
             return known
     scope = visit.scope(ReferenceCache(), entered)
     fields = {"initial": spec.initial, "name": spec.name}
@@ -104,7 +104,7 @@ async def entered_watermark(
     if spec.concurrent is not ConcurrentRuns.ALLOW:
         held = (await claims.claim(visit, place, spec.concurrent)).held
     await runtime.buffer.flush()
-    row = await runtime.pool.fetchrow(WATERMARK, *place, execution.id)
+    row = await runtime.reads.fetchrow(WATERMARK, *place, execution.id)
     kept = {} if row is None else row["watermark"]
     initial = greatest([rendered["initial"]], step)
     value = kept.get("value")
@@ -129,7 +129,7 @@ async def moved_watermark(runtime: Runtime, visit: Visit) -> dict[str, Any] | No
     if kept is None:
         return None
     await runtime.buffer.flush()
-    rows = await runtime.pool.fetch(REACHED, *visit.key)
+    rows = await runtime.reads.fetch(REACHED, *visit.key)
     watermark = moved(kept, greatest((row["value"] for row in rows), step), step)
     if watermark is not None and visit.program.sink is None:  # its rows are for later steps
         watermark["pending"] = True
@@ -145,7 +145,7 @@ async def lost_race(runtime: Runtime, visit: Visit, watermark: dict[str, Any]) -
     kept = visit.execution.state.watermarks.get((visit.step, visit.number))
     if kept is None:
         return None
-    row = await runtime.pool.fetchrow(WATERMARK_OF_OTHERS, *Place.of(kept), visit.execution.id)
+    row = await runtime.reads.fetchrow(WATERMARK_OF_OTHERS, *Place.of(kept), visit.execution.id)
     if row is None or row["watermark"].get("since", "0") != kept["since"]:
         return None
     other, began = Watermark.of(row), kept["value"]

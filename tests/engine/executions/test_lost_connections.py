@@ -1,7 +1,8 @@
-"""A decision about an execution stands, or is made again, if the connection breaks while it commits."""
+"""A driver goes on when its connections break: what it has committed stands, and everything else is done again."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,24 @@ import pytest
 from asyncpg.transaction import Transaction
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.settings import Settings
 from tests.playbooks import playbook
 
 TEXT = """
 workflow:
   - step: only
     tool: {kind: python, code: "result = open('FLAG').read()"}
+"""
+LOOP = """
+  - step: s{number}
+    loop: {{in: "{{{{ range(8) | list }}}}", iterator: n, mode: parallel, max_in_flight: 2}}
+    tool: {{kind: python, input: {{n: "{{{{ n }}}}"}}, code: "import time; time.sleep(0.01); result = n"}}
+    next: [s{next}]
+"""
+LOOPS = 12
+CUT = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
 """
 DECIDED = """
 SELECT max(event_type) FROM noetl.event WHERE xact_id = pg_current_xact_id_if_assigned()
@@ -65,3 +78,24 @@ async def test_an_execution_is_cancelled_once(engine: Engine, broken: list[str])
     assert not await engine.lifecycle.cancel(execution.id)
     assert broken == ["execution.cancelled"]
     assert await engine.runtime.pool.fetchval(IN_LOG, execution.id, "execution.cancelled") == 1
+
+
+async def test_a_driver_outlives_its_connections(engine: Engine, settings: Settings) -> None:
+    """All of them end again and again, at any moment, as in an outage or a failover; ever more rarely."""
+    loops = "".join(LOOP.format(number=number, next=number + 1) for number in range(LOOPS))
+    last = f"  - step: s{LOOPS}\n    tool: {{kind: python, code: 'result = 1'}}"
+    execution = await engine.lifecycle.create(playbook(f"workflow:{loops}{last}"))
+    other = await asyncpg.connect(settings.db_url)
+    running = asyncio.create_task(engine.resume(execution.id))
+    cut, pause = 0, 0.05
+    while not running.done():
+        cut += len(await other.fetch(CUT))
+        await asyncio.wait([running], timeout=pause)
+        pause *= 1.2
+    await other.close()
+
+    state = await running
+    assert state.status == "COMPLETED", state.error
+    assert cut > LOOPS
+    ends = await engine.runtime.pool.fetchval(IN_LOG, execution.id, "command.completed")
+    assert ends == 8 * LOOPS + 1
