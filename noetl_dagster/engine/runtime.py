@@ -14,7 +14,7 @@ from noetl_dagster.engine.helpers import HelperProcesses
 from noetl_dagster.errors import ExecutionNotFoundError, ServiceError
 from noetl_dagster.events.buffer import EventBuffer, EventWriter
 from noetl_dagster.events.catalog import RegisteredPlaybooks
-from noetl_dagster.events.connection import PatientReads
+from noetl_dagster.events.connection import PATIENCE, PatientReads
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog, StoredPlaybook
 from noetl_dagster.events.queries import NEXT_NODE
@@ -26,6 +26,7 @@ from noetl_dagster.playbook.assets import Key, Partition
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.process.tracing import exporter as tracing
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
@@ -140,8 +141,12 @@ class Runtime:
             self.spark.stop()
 
     async def load(self, execution_id: int) -> Execution:
-        """Reads an execution from the log; see :meth:`state`."""
-        return await self.assemble(await self.state(execution_id))
+        """Reads an execution from the log, again while the database is away; see :meth:`state`."""
+
+        async def read() -> Execution:
+            return await self.assemble(await self.state(execution_id))
+
+        return await with_retries(read, PATIENCE)
 
     async def state(self, execution_id: int, connection: Any = None) -> ExecutionState:
         """Reads the state of an execution, or raises :class:`ExecutionNotFoundError`."""
