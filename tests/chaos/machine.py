@@ -105,6 +105,7 @@ class Machine:
         self._processes: dict[str, Forked] = {}
         self._lock = threading.Lock()
         self._stopped: set[int] = set()
+        self._stopping = threading.Lock()
         self._ending = threading.Event()
         self._watching = threading.Thread(target=self._supervise, daemon=True)
 
@@ -182,17 +183,18 @@ class Machine:
 
     def stop(self, pid: int) -> None:
         """Stops a process and its children, without a word to it."""
-        for one in _family(pid):
-            with suppress(psutil.NoSuchProcess):
-                one.suspend()
-                self._stopped.add(one.pid)
+        with self._stopping:
+            for one in _family(pid):
+                with suppress(psutil.NoSuchProcess):
+                    one.suspend()
+                    self._stopped.add(one.pid)
 
     def wake(self) -> None:
-        """Continues everything that was stopped."""
-        for pid in self._stopped:
-            with suppress(psutil.NoSuchProcess):
-                psutil.Process(pid).resume()
-        self._stopped.clear()
+        """Continues everything that was stopped, also if another fault stops more just now."""
+        with self._stopping:
+            while self._stopped:
+                with suppress(psutil.NoSuchProcess):
+                    psutil.Process(self._stopped.pop()).resume()
 
     def heal(self) -> None:
         """Ends every fault."""
