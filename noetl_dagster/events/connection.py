@@ -282,9 +282,10 @@ async def open_pool(url: str, *, size: int = 8, application: str = "noetl") -> a
 
 
 class PatientReads:
-    """Runs queries that only read, again while the database is away: a driver of executions outlives a failover.
+    """Runs queries that only read, and repeats them while the database is away.
 
-    An HTTP request uses the pool itself, since its client is told at once that the database is away.
+    A driver of executions uses it, so that it outlives a failover. Pages and lists use the pool itself: their readers
+    are told at once that the database is away.
     """
 
     def __init__(self, pool: asyncpg.Pool) -> None:

@@ -34,6 +34,8 @@ from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.running import remove_orphans
 from noetl_dagster.worker.spans import commands_cancelled, execution_ended
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 GIVE_BACK_SECONDS = 30.0
@@ -43,9 +45,6 @@ _WORKFLOW_ENDS = {
     EventType.PLAYBOOK_COMPLETED: EventType.WORKFLOW_COMPLETED,
     EventType.PLAYBOOK_FAILED: EventType.WORKFLOW_FAILED,
 }
-
-
-T = TypeVar("T")
 
 
 class _Decision(NamedTuple, Generic[T]):
@@ -206,7 +205,7 @@ class Lifecycle:
 
     async def _check_ends(self, execution: Execution) -> None:
         """Compares the ends of steps with the log, after the database may have failed over to a standby."""
-        recorded = await with_retries(partial(self._runtime.state, execution.id), PATIENCE)
+        recorded = (await self._runtime.load(execution.id)).state
         lost = sorted({step for step, _ in execution.state.ends.keys() - recorded.ends.keys()})
         if lost:
             raise LostEventsError(

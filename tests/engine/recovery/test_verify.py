@@ -228,7 +228,6 @@ async def test_objects_are_compared_and_orphans_removed(engine: Engine) -> None:
     await until_projected(engine.runtime.pool, state.execution_id, state.status)
     await engine.projecting.close()
     runtime, results = engine.runtime, engine.runtime.results
-    await until_projected(runtime.pool, state.execution_id, state.status)
     assert (await checked(engine)).is_clean
     first, second = await runtime.pool.fetch(
         "SELECT ref_id, store_tier, physical_uri FROM noetl.result_ref WHERE kind = 'object' ORDER BY ref_id LIMIT 2"
