@@ -22,7 +22,7 @@ LANES_OF_A_LOOP = 8
 """Iterations of a large loop that run at once."""
 
 REACHED = 0.8
-"""Share of the rate that a loop reaches at least, so that the last one ends in time."""
+"""Share of its rate that a loop is expected to reach, so that the last one ends in time."""
 
 POLL_SECONDS = 1.0
 
@@ -101,15 +101,17 @@ class Load:
         """Large loops, one after another, that end before ``until``, a monotonic time.
 
         Args:
-            rate: iterations a second.
+            rate: iterations a second that a loop has at most.
         """
-        number = 0
+        number, reached = 0, rate
         while not self.stopping.is_set():
-            count = min(items, int((until - time.monotonic()) * rate * REACHED))
+            began = time.monotonic()
+            count = min(items, int((until - began) * reached * REACHED))
             if count < items / 10:
                 return
             workload = {"n": count, "pause": LANES_OF_A_LOOP / rate}
             await self._run(LOOPS[number % len(LOOPS)], count, workload)
+            reached = min(reached, count / (time.monotonic() - began))
             number += 1
 
     async def _run(self, kind: str, items: int, workload: dict[str, Any]) -> None:
