@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from noetl_dagster.errors import (
     ToolError,
     WorkloadError,
 )
-from noetl_dagster.events.connection import encode_json
+from noetl_dagster.events.connection import PATIENCE, encode_json
 from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.events.queries import CHILD_OF_COMMAND
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
@@ -33,6 +34,7 @@ from noetl_dagster.playbook.graph import Region
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import loop_stats, plain
+from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.process.tracing.trace import origin_of_child
 from noetl_dagster.tools.base import ToolCall, ToolResult
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES
@@ -148,13 +150,16 @@ class Children:
             if find is not None and playbook.dagster.partitions:
                 partition = find(playbook, call.input)
             exposed_in(call.input, call, f"the workload of {playbook.name}")
-            return await self._lifecycle.create(
+            start = partial(
+                self._lifecycle.create,
                 playbook,
                 call.input,
+                execution_id=self._runtime.ids.next(),
                 parent=(call.execution_id, call.step),
                 origin={"parent_command": call.command_id, **_outer_iteration(call), **origin_of_child()},
                 partition=partition,
             )
+            return await with_retries(start, PATIENCE)
         except (PlaybookError, WorkloadError) as error:
             name = playbook.metadata.path
             raise ToolError(f"step {call.step}: child playbook {name!r}: {error}", kind="schema") from error

@@ -7,11 +7,13 @@ whose process is gone keeps its claims until recovery should have resumed it.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, NamedTuple
 
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError, ToolError
+from noetl_dagster.events.connection import PATIENCE
 from noetl_dagster.events.queries import (
     IDLE,
     RUNNING_CHILDREN,
@@ -23,6 +25,7 @@ from noetl_dagster.events.queries import (
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.models import ConcurrentRuns
+from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.worker.execution import Visit
 
 RECOVERY_SECONDS = 120.0
@@ -72,7 +75,7 @@ class WatermarkClaims:
         """
         told, (pause, longest) = 0, PAUSE_SECONDS
         while True:
-            claimed, holder = await self._try(visit, place)
+            claimed, holder = await with_retries(partial(self._try, visit, place, list[Event]()), PATIENCE)
             if claimed is not None:
                 return claimed
             which = f"step {visit.step}: execution {holder} loads up to the same watermark, {place.name!r}"
@@ -98,11 +101,17 @@ class WatermarkClaims:
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, longest)
 
-    async def _try(self, visit: Visit, place: Place) -> tuple[Claimed | None, int]:
-        """Claims a watermark unless another execution has it; returns the id of the latter otherwise."""
+    async def _try(self, visit: Visit, place: Place, made: list[Event]) -> tuple[Claimed | None, int]:
+        """Claims a watermark unless another execution has it; returns the id of the latter otherwise.
+
+        Args:
+            made: gets the claim. One of an earlier attempt stands if it was committed, although its answer was lost.
+        """
         own = visit.execution.id
         async with self._runtime.pool.acquire() as connection, connection.transaction():
             await connection.execute(WATERMARK_LOCK, *place)
+            if made and await self._runtime.log.present(made, connection=connection):
+                return Claimed(held=True, anew=True), own
             holder = await connection.fetchval(WATERMARK_CLAIMANT, *place)
             claims = [] if holder is None else await connection.fetch(WATERMARK_CLAIMS, *place, holder)
             if holder == own:
@@ -112,7 +121,8 @@ class WatermarkClaims:
                 if holder in await self._ancestors(visit.execution.state, connection):
                     return Claimed(held=False, anew=False), own  # which waits for this execution
                 return None, holder
-            await self._runtime.log.append([self._event(visit, place)], connection=connection)
+            made.append(self._event(visit, place))
+            await self._runtime.log.append(made[-1:], connection=connection)
         return Claimed(held=True, anew=True), own
 
     async def _holds(self, holder: int, claims: list[Any], connection: Any) -> bool:
@@ -157,12 +167,12 @@ class WatermarkClaims:
 
     async def _circle(self, own: int, holder: int) -> set[int]:
         """Returns the executions that wait for each other, this one and the holder among them; empty if none do."""
-        pool, waits, frontier = self._runtime.pool, dict[int, set[int]](), [holder]
+        reads, waits, frontier = self._runtime.reads, dict[int, set[int]](), [holder]
         while frontier:
             one = frontier.pop()
             if one == own or one in waits:
                 continue
-            rows = [*await pool.fetch(WAITS, one), *await pool.fetch(RUNNING_CHILDREN, one)]
+            rows = [*await reads.fetch(WAITS, one), *await reads.fetch(RUNNING_CHILDREN, one)]
             waits[one] = {row["execution_id"] for row in rows}
             frontier += waits[one]
         circle, before = {own}, set[int]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from asyncpg.transaction import Transaction
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.events.types import Event
 from noetl_dagster.settings import Settings
-from tests.playbooks import playbook
+from tests.playbooks import playbook, text_of
 
 TEXT = """
 workflow:
@@ -32,8 +34,20 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type 
 """
 DECIDED = """
 SELECT max(event_type) FROM noetl.event WHERE xact_id = pg_current_xact_id_if_assigned()
-AND event_type IN ('execution.resumed', 'execution.cancelled', 'playbook.completed')
+AND event_type IN ('execution.resumed', 'execution.cancelled', 'playbook.completed', 'state.claimed')
 """
+CLAIMS = """
+workflow:
+  - step: load
+    state: {key: n, initial: 0, concurrent: wait}
+    tool: {kind: python, code: "result = [{'n': 1}]"}
+"""
+CALLS = """
+workflow:
+  - step: call
+    tool: {kind: playbook, path: CHILD}
+"""
+CHILDREN = "SELECT count(*) FROM noetl.event WHERE event_type = 'playbook.initialized' AND parent_execution_id = $1"
 IN_LOG = "SELECT count(*) FROM noetl.event WHERE execution_id = $1 AND event_type = $2"
 
 
@@ -78,6 +92,33 @@ async def test_an_execution_is_cancelled_once(engine: Engine, broken: list[str])
     assert not await engine.lifecycle.cancel(execution.id)
     assert broken == ["execution.cancelled"]
     assert await engine.runtime.pool.fetchval(IN_LOG, execution.id, "execution.cancelled") == 1
+
+
+async def test_a_watermark_is_claimed_once(engine: Engine, broken: list[str]) -> None:
+    state = await engine.run(playbook(CLAIMS))
+    assert (state.status, state.watermarks["load", 1]["value"]) == ("COMPLETED", 0), state.error
+    assert broken == ["state.claimed", "playbook.completed"]
+    for type_ in broken:
+        assert await engine.runtime.pool.fetchval(IN_LOG, state.execution_id, type_) == 1
+
+
+async def test_a_child_is_started_once(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the answer to its start is lost."""
+    child = tmp_path / "child.yaml"
+    child.write_text(text_of("child", TEXT.replace("open('FLAG').read()", "1")))
+    execution = await engine.lifecycle.create(playbook(CALLS.replace("CHILD", str(child))))
+    append = engine.runtime.log.append_with_first
+
+    async def unanswered(events: Sequence[Event], **given: Any) -> bool:
+        monkeypatch.undo()
+        await append(events, **given)
+        raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
+
+    monkeypatch.setattr(engine.runtime.log, "append_with_first", unanswered)
+    state = await engine.resume(execution.id)
+
+    assert state.status == "COMPLETED", state.error
+    assert await engine.runtime.pool.fetchval(CHILDREN, execution.id) == 1
 
 
 async def test_a_driver_outlives_its_connections(engine: Engine, settings: Settings) -> None:

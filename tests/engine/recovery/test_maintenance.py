@@ -10,7 +10,7 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery import maintenance as maintaining
-from noetl_dagster.engine.recovery.maintenance import Maintenance
+from noetl_dagster.engine.recovery.maintenance import Maintained, Maintenance
 from noetl_dagster.engine.steps.watermarks import keep_watermarks, watermarks
 from noetl_dagster.events.ids import snowflake_floor
 from noetl_dagster.events.projection import Projection
@@ -43,6 +43,17 @@ async def start(engine: Engine, execution_id: int, *, ended: bool = True) -> Non
     await engine.runtime.log.append(events)
 
 
+@pytest.fixture
+async def old_month(engine: Engine) -> None:
+    async with engine.runtime.pool.acquire() as connection:
+        await ensure_partitions(connection, OLD)
+
+
+async def maintain(engine: Engine) -> Maintained:
+    runtime = engine.runtime
+    return await Maintenance(runtime.pool, runtime.results, timedelta(days=60)).run(NOW)
+
+
 async def tables(engine: Engine) -> set[str]:
     rows = await engine.runtime.pool.fetch(
         "SELECT relname FROM pg_class WHERE relnamespace = 'noetl'::regnamespace AND relkind = 'r'"
@@ -60,11 +71,9 @@ async def projected(engine: Engine, count: int) -> None:
     await until(found, f"{count} executions in the projection")
 
 
-@pytest.mark.usefixtures("months_ahead")
+@pytest.mark.usefixtures("months_ahead", "old_month")
 async def test_an_old_month_goes_with_all_that_belongs_to_it(engine: Engine) -> None:
     runtime = engine.runtime
-    async with runtime.pool.acquire() as connection:
-        await ensure_partitions(connection, OLD)
     old, recent = execution_of(OLD + timedelta(days=3)), execution_of(NOW)
     stored: dict[int, Any] = {}
     for execution_id in (old, recent):
@@ -72,7 +81,7 @@ async def test_an_old_month_goes_with_all_that_belongs_to_it(engine: Engine) -> 
         await runtime.pool.execute(FRAME, execution_id)
         stored[execution_id] = await runtime.results.put(["x" * 20_000], execution_id=execution_id, step="s", name="r")
     await projected(engine, 2)
-    maintained = await Maintenance(runtime.pool, runtime.results, timedelta(days=60)).run(NOW)
+    maintained = await maintain(engine)
     assert maintained.dropped == ("event_y2025m03",)
     assert (maintained.executions, maintained.results) == (1, 1)
     assert "event_y2025m09" in maintained.made
@@ -83,15 +92,14 @@ async def test_an_old_month_goes_with_all_that_belongs_to_it(engine: Engine) -> 
     assert "event_y2025m03" not in await tables(engine)
     assert await runtime.results.get(stored[recent]) == ["x" * 20_000]
     assert await runtime.pool.fetchval("SELECT count(*) FROM noetl.result_ref") == 1
-    again = await Maintenance(runtime.pool, runtime.results, timedelta(days=60)).run(NOW)
+    again = await maintain(engine)
     assert (again.dropped, again.made) == ((), ())
 
 
+@pytest.mark.usefixtures("old_month")
 async def test_how_far_an_old_month_had_loaded_is_kept(engine: Engine) -> None:
     """But not what a later month knows better, nor what does not count."""
     runtime = engine.runtime
-    async with runtime.pool.acquire() as connection:
-        await ensure_partitions(connection, OLD)
     completed, failed, recent = execution_of(OLD), execution_of(OLD) + 1, execution_of(NOW)
 
     async def loaded(execution_id: int, name: str, value: int, **more: Any) -> None:
@@ -107,48 +115,44 @@ async def test_how_far_an_old_month_had_loaded_is_kept(engine: Engine) -> None:
     await loaded(failed, "rare", 9, pending=True)
     await loaded(recent, "often", 6)
     before = {one.name: one for one in await watermarks(runtime.pool, "p")}
-    maintained = await Maintenance(runtime.pool, runtime.results, timedelta(days=60)).run(NOW)
+    maintained = await maintain(engine)
     assert maintained.dropped == ("event_y2025m03",)
     assert {one.name: one for one in await watermarks(runtime.pool, "p")} == before
     assert (before["rare"].value, before["often"].value) == (5, 6)
     assert await runtime.pool.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'state.set'") == 1
 
 
+@pytest.mark.usefixtures("old_month")
 async def test_a_month_with_a_running_execution_stays(engine: Engine) -> None:
     """Also while the projection has not seen it: an open transaction keeps it from reading on."""
     runtime = engine.runtime
-    async with runtime.pool.acquire() as connection:
-        await ensure_partitions(connection, OLD)
-        async with connection.transaction():
-            await connection.execute("SELECT pg_current_xact_id()")
-            await start(engine, execution_of(OLD), ended=False)
-            maintained = await Maintenance(runtime.pool, runtime.results, timedelta(days=60)).run(NOW)
-            assert await runtime.pool.fetchval("SELECT count(*) FROM noetl.execution") == 0
+    async with runtime.pool.acquire() as connection, connection.transaction():
+        await connection.execute("SELECT pg_current_xact_id()")
+        await start(engine, execution_of(OLD), ended=False)
+        maintained = await maintain(engine)
+        assert await runtime.pool.fetchval("SELECT count(*) FROM noetl.execution") == 0
     assert maintained.kept == ("event_y2025m03",)
     assert "event_y2025m03" in await tables(engine)
 
 
+@pytest.mark.usefixtures("old_month")
 async def test_a_month_with_a_resumed_execution_stays_until_it_has_ended(engine: Engine) -> None:
     runtime = engine.runtime
-    async with runtime.pool.acquire() as connection:
-        await ensure_partitions(connection, OLD)
     execution_id = execution_of(OLD)
     await start(engine, execution_id)
     resumed = Event(execution_id, runtime.ids.next(), EventType.EXECUTION_RESUMED, meta={"epoch": 2})
     await runtime.log.append([resumed])
-    maintenance = Maintenance(runtime.pool, runtime.results, timedelta(days=60))
-    assert (await maintenance.run(NOW)).kept == ("event_y2025m03",)
+    assert (await maintain(engine)).kept == ("event_y2025m03",)
     failed = Event(execution_id, runtime.ids.next(), EventType.PLAYBOOK_FAILED, meta={"epoch": 2})
     await runtime.log.append([failed])
-    assert (await maintenance.run(NOW)).dropped == ("event_y2025m03",)
+    assert (await maintain(engine)).dropped == ("event_y2025m03",)
 
 
+@pytest.mark.usefixtures("old_month")
 async def test_an_execution_that_is_resumed_beside_the_drop_keeps_its_events(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = engine.runtime
-    async with runtime.pool.acquire() as connection:
-        await ensure_partitions(connection, OLD)
     execution_id = execution_of(OLD)
     await start(engine, execution_id)
     event = Event(execution_id, runtime.ids.next(), EventType.EXECUTION_RESUMED, meta={"epoch": 2})
@@ -165,7 +169,7 @@ async def test_an_execution_that_is_resumed_beside_the_drop_keeps_its_events(
         return resuming[0].done() or bool(await runtime.pool.fetchval(WAITING))
 
     monkeypatch.setattr(maintaining, "keep_watermarks", keep)
-    maintained = await Maintenance(runtime.pool, runtime.results, timedelta(days=60)).run(NOW)
+    maintained = await maintain(engine)
 
     assert await resuming[0] == {event.event_id}
     assert maintained.kept == ("event_y2025m03",)
@@ -185,21 +189,18 @@ async def test_events_that_came_before_their_partition_move_into_it(engine: Engi
     assert (await engine.runtime.log.lifecycle(late))[0].event_type == EventType.PLAYBOOK_INITIALIZED
 
 
-@pytest.mark.usefixtures("months_ahead")
+@pytest.mark.usefixtures("months_ahead", "old_month")
 async def test_partitions_come_and_go_beside_work(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Open appends do not delay new partitions; an old one stays for the next maintenance while a query reads it."""
     monkeypatch.setattr(maintaining, "DROP_SECONDS", 0.1)
     runtime = engine.runtime
-    async with runtime.pool.acquire() as connection:
-        await ensure_partitions(connection, OLD)
-    maintenance = Maintenance(runtime.pool, runtime.results, timedelta(days=60))
     async with runtime.pool.acquire() as connection, connection.transaction():
         event = Event(execution_of(NOW), runtime.ids.next(), EventType.PLAYBOOK_INITIALIZED, "p", meta={"epoch": 1})
         await runtime.log.append([event], connection=connection)
-        maintained = await maintenance.run(NOW)
+        maintained = await maintain(engine)
         assert "event_y2025m09" in maintained.made
         assert maintained.kept == ("event_y2025m03",)
-    assert (await maintenance.run(NOW)).dropped == ("event_y2025m03",)
+    assert (await maintain(engine)).dropped == ("event_y2025m03",)
 
 
 async def test_partitions_of_a_day_follow_those_of_months(engine: Engine) -> None:
