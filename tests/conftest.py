@@ -116,6 +116,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["NOETL_SPARK_CLASS_ARCHIVE"] = "false"
     os.environ["NOETL_CONTAINER_ALLOW"] = "hostPath, serviceAccount, secret"
     os.environ["NOETL_FILE_FOLDERS"] = tempfile.gettempdir()
+    # Helm is written in Go, and otherwise spends 40 % of its time on garbage
+    os.environ.setdefault("GOGC", "400")
     get_settings.cache_clear()
     HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = (HOME / "in-use.lock").open("w")
