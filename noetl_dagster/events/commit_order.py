@@ -107,7 +107,7 @@ async def events_in_commit_order(
         first = int(await pool.fetchval(queries.FIRST_TRANSACTION, execution_id))
         return (await _in_window(pool, execution_id, Position(first, 0), limit))[0]
     rows = await pool.fetch(queries.COMMITTED_OF_SMALL, execution_id, str(after.xact_id), after.event_id, limit)
-    return _page(rows, limit, Position(int(rows[0]["horizon"]), 0), reached_end=True)
+    return _page(rows, limit, _certain_from(rows[0], after), reached_end=True)
 
 
 async def follow(pool: asyncpg.Pool, execution_id: int, after: Position = START) -> AsyncIterator[Event]:
@@ -172,8 +172,17 @@ async def _in_window(pool: asyncpg.Pool, execution_id: int, after: Position, lim
     )
     seen = rows[0]
     full = seen["seen"] >= WINDOW
-    end = Position(int(seen["last_xact_id"]), seen["last_event_id"]) if full else Position(int(seen["horizon"]), 0)
+    end = Position(int(seen["last_xact_id"]), seen["last_event_id"]) if full else _certain_from(seen, after)
     return _page(rows, limit, end, reached_end=not full), full
+
+
+def _certain_from(row: asyncpg.Record, after: Position) -> Position:
+    """Returns where the reader of ``after`` continues: at the horizon, or there if older transactions still run.
+
+    A server that has not begun the transaction of ``after`` has lost it in a failover: readers continue at its horizon.
+    """
+    horizon = Position(int(row["horizon"]), 0)
+    return max(horizon, after) if after.xact_id < int(row["unbegun"]) else horizon
 
 
 def _page(rows: list[asyncpg.Record], limit: int, end: Position, *, reached_end: bool) -> Page:

@@ -30,7 +30,7 @@ async def read_all(
             page = await events_in_commit_order(pool, execution_id, after, limit=limit)
             assert len(page.events) <= limit
             assert [one.position for one in page.events] == sorted(one.position for one in page.events)
-            assert after < page.position or not page.events
+            assert after < page.position if page.events else after <= page.position
             found += [one.event.event_id for one in page.events]
             after = page.position
             if page.is_last and len(found) >= count:
@@ -84,6 +84,31 @@ async def test_a_late_commit_of_an_early_event_is_neither_skipped_nor_overtaken(
             page = await events_in_commit_order(pool, execution_id, position)
             assert (page.events, page.is_last) == ([], True)
         assert (await read_all(pool, execution_id, 2, page.position))[0] == [early.event_id, late.event_id]
+
+
+async def test_who_continues_at_an_event_while_an_older_transaction_runs_gets_none_twice(
+    settings: Settings, pool: asyncpg.Pool[Any], log: EventLog, event: MakeEvent, ids: Snowflake
+) -> None:
+    execution_id = ids.next()
+    events = [event(execution_id, EventType.STATE_SET) for _ in range(3)]
+    async with connections(settings, 1) as [writer], writer.transaction():
+        await writer.execute("SELECT pg_current_xact_id()")
+        await log.append(events)
+        second = await position_of(pool, execution_id, events[1].event_id)
+        assert second is not None
+        page = await events_in_commit_order(pool, execution_id, second)
+        assert page == ([], second, True)
+    assert (await read_all(pool, execution_id, 1, page.position))[0] == [events[2].event_id]
+
+
+async def test_a_position_that_a_failover_has_lost_is_given_up(
+    pool: asyncpg.Pool[Any], log: EventLog, event: MakeEvent, ids: Snowflake
+) -> None:
+    execution_id, lost = ids.next(), Position(2**62, 1)
+    page = await events_in_commit_order(pool, execution_id, lost)
+    assert page.position < lost
+    await log.append([later := event(execution_id, EventType.STATE_SET)])
+    assert (await read_all(pool, execution_id, 1, page.position))[0] == [later.event_id]
 
 
 async def test_an_execution_has_ended_until_it_is_resumed(
