@@ -125,6 +125,8 @@ class FullDisk:
 
     def heal(self, scene: Scene) -> None:
         scene.machine.disks.free()
+        if self.part == "nats" and (pid := scene.machine.process(self.part)) is not None:
+            scene.machine.kill(pid)  # it has stopped JetStream, until it is restarted
         scene.machine.start_servers()
 
 

@@ -99,7 +99,8 @@ async def _nats(settings: Settings) -> Finding:
         try:
             await stream.account_info()
         except (ServiceUnavailableError, APIError) as error:
-            return wrong(f"{server} has no JetStream: {error}", "start it with --jetstream")
+            remedy = "start it with --jetstream; if its disk was full, restart it"
+            return wrong(f"{server} has no JetStream: {error}", remedy)
         exists, differences = await check_stream(stream, client.names)
     finally:
         await client.close()
