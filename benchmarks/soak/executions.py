@@ -22,7 +22,7 @@ LANES_OF_A_LOOP = 8
 """Iterations of a large loop that run at once."""
 
 REACHED = 0.8
-"""Share of its rate that a loop is expected to reach, so that the last one ends in time."""
+"""Share of its speed with which a loop is planned, so that the last one ends in time."""
 
 POLL_SECONDS = 1.0
 
@@ -103,15 +103,15 @@ class Load:
         Args:
             rate: iterations a second that a loop has at most.
         """
-        number, reached = 0, rate
+        number, speed = 0, rate
         while not self.stopping.is_set():
             began = time.monotonic()
-            count = min(items, int((until - began) * reached * REACHED))
+            count = min(items, int((until - began) * speed * REACHED))
             if count < items / 10:
                 return
             workload = {"n": count, "pause": LANES_OF_A_LOOP / rate}
             await self._run(LOOPS[number % len(LOOPS)], count, workload)
-            reached = min(reached, count / (time.monotonic() - began))
+            speed = min(speed, count / (time.monotonic() - began))
             number += 1
 
     async def _run(self, kind: str, items: int, workload: dict[str, Any]) -> None:

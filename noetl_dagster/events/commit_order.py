@@ -107,7 +107,7 @@ async def events_in_commit_order(
         first = int(await pool.fetchval(queries.FIRST_TRANSACTION, execution_id))
         return (await _in_window(pool, execution_id, Position(first, 0), limit))[0]
     rows = await pool.fetch(queries.COMMITTED_OF_SMALL, execution_id, str(after.xact_id), after.event_id, limit)
-    return _page(rows, limit, _certain_from(rows[0], after), reached_end=True)
+    return _page(rows, limit, Position(int(rows[0]["horizon"]), 0), reached_end=True)
 
 
 async def follow(pool: asyncpg.Pool, execution_id: int, after: Position = START) -> AsyncIterator[Event]:
@@ -115,6 +115,7 @@ async def follow(pool: asyncpg.Pool, execution_id: int, after: Position = START)
 
     A short outage of the database only delays it.
     """
+    given = after  # pages go back to the horizon if it is lower: an older transaction may still run
     while True:
         try:
             page = await events_in_commit_order(pool, execution_id, after)
@@ -124,7 +125,8 @@ async def follow(pool: asyncpg.Pool, execution_id: int, after: Position = START)
             await asyncio.sleep(AWAY_SECONDS)
             continue
         for one in page.events:
-            yield one.event
+            if one.position > given:
+                yield one.event
         after = page.position
         if ended:
             return
@@ -172,17 +174,8 @@ async def _in_window(pool: asyncpg.Pool, execution_id: int, after: Position, lim
     )
     seen = rows[0]
     full = seen["seen"] >= WINDOW
-    end = Position(int(seen["last_xact_id"]), seen["last_event_id"]) if full else _certain_from(seen, after)
+    end = Position(int(seen["last_xact_id"]), seen["last_event_id"]) if full else Position(int(seen["horizon"]), 0)
     return _page(rows, limit, end, reached_end=not full), full
-
-
-def _certain_from(row: asyncpg.Record, after: Position) -> Position:
-    """Returns where the reader of ``after`` continues: at the horizon, or there if older transactions still run.
-
-    A server that has not begun the transaction of ``after`` has lost it in a failover: readers continue at its horizon.
-    """
-    horizon = Position(int(row["horizon"]), 0)
-    return max(horizon, after) if after.xact_id < int(row["unbegun"]) else horizon
 
 
 def _page(rows: list[asyncpg.Record], limit: int, end: Position, *, reached_end: bool) -> Page:

@@ -220,12 +220,10 @@ LIMIT $3
 """
 
 # Events of one execution in the order of their commits, see ``commit_order``. Each row also has the horizon: the
-# transactions below it have all ended; and the first transaction that has not begun. Without events there is one row.
+# transactions below it have all ended. Without events there is one row.
 _AFTER_POSITION = """
 (xact_id, event_id) > ($2::text::xid8, $3::bigint) AND xact_id < pg_snapshot_xmin(pg_current_snapshot())"""
-_HORIZON = (
-    "pg_snapshot_xmin(pg_current_snapshot())::text AS horizon, pg_snapshot_xmax(pg_current_snapshot())::text AS unbegun"
-)
+_HORIZON = "pg_snapshot_xmin(pg_current_snapshot())::text AS horizon"
 _COMMITTED = f"SELECT {_LIST}, xact_id::text AS xact_id, xact_id AS place"
 
 # Those in the next window of the log, which contains the events of all executions. ``seen`` counts these.

@@ -81,6 +81,7 @@ async def test_two_of_everything(settings: Settings, tmp_path: Path, caplog: pyt
 
         upkeep = [asyncio.create_task(keep_up(engine)) for engine in (first, second, second)]
         await fan.until_done(60)
+        assert not fan.is_over, "it was to be taken over in the middle"
         other = Fan.driven_elsewhere(second, fan.ledger, fan.execution_id, fan.items)
         driving = asyncio.create_task(second.resume(fan.execution_id))
         with pytest.raises(ExecutionStateError):
@@ -109,6 +110,7 @@ async def test_a_later_version_is_provisioned_meanwhile(
             later.setattr(schema, "SCHEMA_VERSION", schema.SCHEMA_VERSION + 1)
             applied = await schema.apply_schema(settings.db_url)
         assert applied.changed
+        assert not fan.is_over, "the schema was to change in the middle"
         fan.go()
         await until_unknown(engine, fan.execution_id)
         new = await Engine.open(service.settings)  # a process that starts now
