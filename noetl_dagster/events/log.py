@@ -17,8 +17,11 @@ from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.process.redaction import SECRETS
 
-GATED = frozenset({EventType.COMMAND_ISSUED, EventType.COMMAND_CLAIMED})
-"""Events that a cancelled execution accepts no more: its commands end with it, and no command starts after it."""
+DRIVING = frozenset({EventType.COMMAND_ISSUED, EventType.STEP_EXIT})
+"""Events whose driver stops if its execution was cancelled."""
+
+GATED = DRIVING | {EventType.COMMAND_CLAIMED}
+"""Events that a cancelled execution accepts no more: its commands end with it, and nothing starts or ends after it."""
 
 SMALL_BATCH = 50
 """Events that are inserted by one statement: a transaction with a COPY takes six round trips."""
@@ -88,7 +91,7 @@ class EventLog:
             The ids of the appended events. Only the caller that gets the id of an event that may exist once proceeds.
 
         Raises:
-            ExecutionCancelledError: commands of a cancelled execution were to be issued; nothing is appended.
+            ExecutionCancelledError: a cancelled execution was to issue commands or end a step; nothing is appended.
         """
         if not events:
             return set()
@@ -112,15 +115,12 @@ class EventLog:
                     return await _insert_new(own, admitted)
 
     async def _append_small(self, events: Sequence[Event], where: Any, all_gated: bool) -> set[int]:
-        """Appends a few events in one round trip; nothing if their execution is cancelled, or gates are several."""
+        """Appends a few events in one round trip; nothing if an execution of them is cancelled."""
         columns = [list(column) for column in zip(*map(as_row, events), strict=True)]
-        match _gates(events, all_gated):
-            case []:
-                found = await where.fetch(queries.INSERT_NEW, *columns)
-            case [gate]:
-                found = await where.fetch(queries.INSERT_NEW_GATED, gate, *columns)
-            case _:
-                return set()
+        if gates := _gates(events, all_gated):
+            found = await where.fetch(queries.INSERT_NEW_GATED, gates, *columns)
+        else:
+            found = await where.fetch(queries.INSERT_NEW, *columns)
         return {record["event_id"] for record in found}
 
     async def present(self, events: Sequence[Event], *, connection: Connection | None = None) -> set[int]:
@@ -140,7 +140,7 @@ class EventLog:
             return await where.fetchval(queries.INSERT_ONE, *row) is not None
         if await where.fetchval(queries.INSERT_GATED, *row) is not None:
             return True
-        if event.event_type == EventType.COMMAND_ISSUED:
+        if event.event_type in DRIVING:
             closed = await (connection or self.pool).fetch(queries.CLOSED, [event.execution_id])
             _refuse([record["id"] for record in closed])
         return False
@@ -211,7 +211,7 @@ async def _admitted(connection: Connection, events: Sequence[Event], all_gated: 
     async with connection.transaction():
         closed = {record["id"] for record in await connection.fetch(queries.CLOSED, gated)}
         if closed:
-            _refuse({one.execution_id for one in events if one.event_type == EventType.COMMAND_ISSUED} & closed)
+            _refuse({one.execution_id for one in events if one.event_type in DRIVING} & closed)
             events = [
                 event for event in events if event.execution_id not in closed or not (all_gated or _is_gated(event))
             ]
@@ -221,7 +221,7 @@ async def _admitted(connection: Connection, events: Sequence[Event], all_gated: 
 def _refuse(closed: Collection[int]) -> None:
     if closed:
         names = ", ".join(map(str, sorted(closed)))
-        raise ExecutionCancelledError(f"execution {names} was cancelled: no further command is issued")
+        raise ExecutionCancelledError(f"execution {names} was cancelled: it issues no commands and ends no steps")
 
 
 async def _insert_new(connection: Connection, events: Sequence[Event]) -> set[int]:

@@ -45,19 +45,18 @@ others AS ({_insert(f"SELECT {_LIST} FROM given WHERE number > 1 AND EXISTS (SEL
 SELECT event_id FROM first
 """
 
-# The same, unless an execution is cancelled.
-INSERT_NEW_GATED = insert_new(first=2, condition="noetl.is_open($1::bigint)")
+# Which of the given executions are cancelled: what drives them is refused.
+CLOSED = "SELECT id FROM unnest($1::bigint[]) AS id WHERE NOT noetl.is_open(id)"
+
+# The same, unless one of the given executions is cancelled.
+INSERT_NEW_GATED = insert_new(first=2, condition=f"NOT EXISTS ({CLOSED})")
 
 # Inserts one event in the cheapest way, unless a unique index refuses it.
 INSERT_ONE = _insert(f"VALUES ({', '.join(f'${place}' for place in range(1, len(COLUMNS) + 1))})")
 
-# Inserts one event that issues or claims a command, unless a unique index or the cancellation of its execution
-# refuses it.
+# Inserts one event, unless a unique index or the cancellation of its execution refuses it.
 _VALUES = ", ".join(f"${place}::{type_}" for place, type_ in enumerate(_TYPES.values(), start=1))
 INSERT_GATED = _insert(f"SELECT {_VALUES} WHERE noetl.is_open($1::bigint)")
-
-# Which of the given executions are cancelled: their commands may no longer be issued or claimed.
-CLOSED = "SELECT id FROM unnest($1::bigint[]) AS id WHERE NOT noetl.is_open(id)"
 
 # Locks an execution for this transaction: no other one issues, claims or resumes anything of it until it ends.
 CLOSE_GATE = "SELECT noetl.close_gate($1)"

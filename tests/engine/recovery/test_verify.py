@@ -185,7 +185,7 @@ DEFECTS: dict[str, tuple[str, set[str]]] = {
     "execution.misprojected": ("UPDATE noetl.execution SET status = 'FAILED'", set()),
 }
 ELSEWHERE = {
-    "execution.late_command",
+    "execution.late",
     "execution.resumed_cancelled",
     "execution.unreadable",
     "object.missing",
@@ -218,7 +218,9 @@ async def test_nothing_follows_a_cancellation(engine: Engine) -> None:
     pool = engine.runtime.pool
     assert await found(pool, execution.id, "SELECT") == set()
     command = ADD.format("command.issued", '{"visit": 1, "attempt": 1, "command_id": "z"}')
-    assert await found(pool, execution.id, command) == {"execution.late_command"}
+    assert await found(pool, execution.id, command) == {"execution.late"}
+    ended = ADD.format("step.exit", '{"visit": 1, "epoch": 1}')
+    assert await found(pool, execution.id, ended) == {"execution.late", "step.unentered"}
     resumed = ADD.format("execution.resumed", '{"epoch": 2}')
     assert await found(pool, execution.id, resumed) == {"execution.resumed_cancelled"}
 

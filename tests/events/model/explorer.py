@@ -99,9 +99,9 @@ def broken_rules(model: Model, before: View, step: Step) -> Iterator[str]:
     for fact in added:
         yield from _of_fact(model, before, step.action, fact)
     if before.is_cancelled:
-        more = {fact for fact in added if fact.kind in ("issued", "claimed", "ended")}
+        more = {fact for fact in added if fact.kind in ("issued", "claimed", "ended", "exited")}
         if more or after.state.rows:
-            yield "commands were issued, queued, claimed or ended after the cancellation"
+            yield "commands were issued, queued, claimed or ended, or visits ended, after the cancellation"
     if after.is_cancelled and {fact.place for fact in after.of("claimed")} - after.ends.keys():
         yield "a claimed command has not ended with the cancelled execution"
     is_late = step.action.name == "finish" and step.action.place[0] < before.epoch

@@ -170,7 +170,10 @@ class RealLog:
         failed = action.outcome == FAILED
         fired = ["work"] if not failed and visit < self._sizes.visits else []
         meta = {"visit": visit, "epoch": epoch, "fired": fired} | ({"unhandled": True} if failed else {})
-        return await self._append(EventType.STEP_EXIT, meta, "FAILED" if failed else "COMPLETED")
+        try:
+            return await self._append(EventType.STEP_EXIT, meta, "FAILED" if failed else "COMPLETED")
+        except ExecutionCancelledError:
+            return "refused"
 
     async def _finish(self, action: Action) -> str:
         """Ends an epoch, by a driver that has not read of later ones or of its end."""

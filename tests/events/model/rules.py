@@ -201,6 +201,8 @@ class Model:
         return self._once(view, Rule.LOOP_ENDS_ONCE, Fact("loop", action.place))
 
     def _exit(self, view: View, action: Action) -> tuple[str, State]:
+        if view.is_cancelled and Rule.GATED in self.rules:
+            return "refused", view.state
         return self._once(view, Rule.VISIT_ENDS_ONCE, Fact("exited", action.place, outcome=action.outcome))
 
     def _finish(self, view: View, action: Action) -> tuple[str, State]:

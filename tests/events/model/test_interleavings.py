@@ -63,6 +63,7 @@ OTHERS = [
     (STARTED, "enter 1 1", "enter 1 1"),
     (LOOPED, "exit 1 1 done", "exit 1 1 done"),
     (EXITED, "finish 1 completed", "finish 1 completed"),
+    (LOOPED, "exit 1 1 done", "cancel"),
     (EXITED, "finish 1 completed", "cancel"),
     (QUEUED, "resume 1", "cancel"),
     (CLAIMED, "cancel", "cancel"),
