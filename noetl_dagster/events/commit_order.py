@@ -134,6 +134,14 @@ async def follow(pool: asyncpg.Pool, execution_id: int, after: Position = START)
             await asyncio.sleep(POLL_SECONDS)
 
 
+async def horizon(pool: asyncpg.Pool) -> Position:
+    """Returns the position before which all transactions have ended.
+
+    A reader that reads the log in any order afterwards, and then continues from this position, misses nothing.
+    """
+    return Position(int(await pool.fetchval(queries.HORIZON)), 0)
+
+
 async def has_ended(pool: asyncpg.Pool, execution_id: int, position: Position) -> bool:
     """Returns whether an execution had ended at the position of a last page; it may be resumed afterwards."""
     return bool(await pool.fetchval(queries.HAS_ENDED, execution_id, str(position.xact_id)))

@@ -223,6 +223,7 @@ LIMIT $3
 _AFTER_POSITION = """
 (xact_id, event_id) > ($2::text::xid8, $3::bigint) AND xact_id < pg_snapshot_xmin(pg_current_snapshot())"""
 _HORIZON = "pg_snapshot_xmin(pg_current_snapshot())::text AS horizon"
+HORIZON = f"SELECT {_HORIZON}"
 _COMMITTED = f"SELECT {_LIST}, xact_id::text AS xact_id, xact_id AS place"
 
 # Those in the next window of the log, which contains the events of all executions. ``seen`` counts these.

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.trail import EventFilter, all_filtered_events, filtered_events
-from noetl_dagster.events.commit_order import START, Committed, Position, has_ended, position_of
+from noetl_dagster.events.commit_order import START, Committed, Position, has_ended, horizon
 from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.service.pages.access import TheViewer, secure_headers
@@ -42,12 +42,13 @@ async def events(execution_id: ExecutionId, request: Request, plane: ThePlane, v
     given = _given(request)
     wanted = _filter(given)
     pool = plane.engine.runtime.pool
+    position = await horizon(pool)  # first: an older transaction may commit after the events are read
     found = await filtered_events(pool, execution_id, wanted, SHOWN + 1)
     if not found:
         await _must_exist(plane, execution_id)
     shown = found[:SHOWN]
     following = _query({**given, "from": "", "after": str(shown[-1].event_id)}) if len(found) > SHOWN else ""
-    position = await _position_after(plane, execution_id, shown) if not following else None
+    is_live = not following and not await has_ended(pool, execution_id, position)
     return page(
         request,
         "events.html",
@@ -58,7 +59,7 @@ async def events(execution_id: ExecutionId, request: Request, plane: ThePlane, v
         rows=fragment("parts/trail_rows.html", id=execution_id, events=shown),
         number=len(shown),
         following=following,
-        position=position,
+        position=position if is_live else None,
         types=(*TYPES, *EventType),
     )
 
@@ -118,16 +119,6 @@ async def _must_exist(plane: Plane, execution_id: int) -> None:
     """Raises ``ApiProblem`` 404 for an execution that the log does not have."""
     if await plane.handler.unknown_executions([execution_id]):
         raise ApiProblem(404, f"no execution {execution_id} in the event log")
-
-
-async def _position_after(plane: Plane, execution_id: int, shown: Sequence[Event]) -> str | None:
-    """Returns the position from which a page of the newest events is followed; None if the execution has ended."""
-    pool = plane.engine.runtime.pool
-    if not shown:
-        return str(START)
-    found = [await position_of(pool, execution_id, event.event_id) for event in shown[-20:]]
-    last = max((one for one in found if one is not None), default=START)
-    return None if await has_ended(pool, execution_id, last) else str(last)
 
 
 def _given(request: Request) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from noetl_dagster.engine.executions.watching import WatchedExecution
 from noetl_dagster.events.transport.wire import EventMessage
+from noetl_dagster.events.types import EventType
 from noetl_dagster.service.pages import live
 from noetl_dagster.service.pages.charts import histogram
 from tests.playbooks import playbook
@@ -263,6 +265,29 @@ async def test_streams_of_a_running_execution_miss_and_repeat_nothing(
     assert set(found[1][0]) == set(found[4][0]) == set(everything)
     assert found[0][0] == found[2][0] == found[3][0]
     assert set(found[0][0]) < set(everything)
+
+
+async def test_a_page_of_events_and_its_stream_miss_no_commit_between_them(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "INTERVAL", 0.05)
+    engine, pool = service.plane.engine, service.plane.engine.runtime.pool
+    execution = await engine.lifecycle.create(playbook("workflow: [{step: start, tool: {kind: noop}}]"))
+    state = (await engine.runtime.load(execution.id)).state
+    older = engine.runtime.event(state, EventType.WARNING, "start", "step", "WARNING", {})
+    newer = engine.runtime.event(state, EventType.WARNING, "start", "step", "WARNING", {})
+    async with pool.acquire() as connection, connection.transaction():
+        await engine.runtime.log.append([older], connection=connection)
+        await engine.runtime.log.append([newer])
+        text = (await service.client.get(f"/executions/{execution.id}/events")).text
+    [address] = re.findall(r'data-live="([^"]+)"', text)
+    await engine.lifecycle.cancel(execution.id)
+    rows, _, ended = await follow(service, unescape(address))
+    shown = re.findall(r'data-event="(\d+)', text)
+    assert str(newer.event_id) in shown
+    assert str(older.event_id) not in shown
+    assert str(older.event_id) in rows
+    assert ended
 
 
 async def test_people_who_watch_together_cause_one_statement(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
