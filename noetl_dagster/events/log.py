@@ -20,8 +20,8 @@ from noetl_dagster.process.redaction import SECRETS
 DRIVING = frozenset({EventType.COMMAND_ISSUED, EventType.STEP_EXIT})
 """Events whose driver stops if its execution was cancelled."""
 
-GATED = DRIVING | {EventType.COMMAND_CLAIMED}
-"""Events that a cancelled execution accepts no more: its commands end with it, and nothing starts or ends after it."""
+GATED = DRIVING | {EventType.COMMAND_CLAIMED, EventType.COMMAND_COMPLETED, EventType.LOOP_SHARD_DONE}
+"""Events that a cancelled execution accepts no more: its commands end with it, nothing starts, and no result counts."""
 
 SMALL_BATCH = 50
 """Events that are inserted by one statement: a transaction with a COPY takes six round trips."""
@@ -136,7 +136,7 @@ class EventLog:
         See :meth:`append` for ``gated`` and for events of cancelled executions.
         """
         row, where = as_row(event), connection or self._kept
-        if not gated and not _is_gated(event):
+        if not gated and event.event_type not in GATED:
             return await where.fetchval(queries.INSERT_ONE, *row) is not None
         if await where.fetchval(queries.INSERT_GATED, *row) is not None:
             return True
@@ -191,14 +191,9 @@ class EventLog:
         return StoredPlaybook(*record) if record else None
 
 
-def _is_gated(event: Event) -> bool:
-    """Returns whether a cancellation excludes an event: also an end that publishes a part of a sink."""
-    return event.event_type in GATED or "sink" in event.meta
-
-
 def _gates(events: Sequence[Event], all_gated: bool) -> list[int]:
     """Returns the executions whose cancellation excludes some of the events."""
-    return sorted({event.execution_id for event in events if all_gated or _is_gated(event)})
+    return sorted({event.execution_id for event in events if all_gated or event.event_type in GATED})
 
 
 @asynccontextmanager
@@ -213,7 +208,7 @@ async def _admitted(connection: Connection, events: Sequence[Event], all_gated: 
         if closed:
             _refuse({one.execution_id for one in events if one.event_type in DRIVING} & closed)
             events = [
-                event for event in events if event.execution_id not in closed or not (all_gated or _is_gated(event))
+                one for one in events if one.execution_id not in closed or not (all_gated or one.event_type in GATED)
             ]
         yield events
 

@@ -12,6 +12,7 @@ from noetl_dagster.engine.executions.overview import overview
 from noetl_dagster.engine.interruptions import InterruptionWatch
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError, TemplateError
+from noetl_dagster.events.rules import broken_rules
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.settings import Settings
 from tests.playbooks import playbook
@@ -129,6 +130,7 @@ async def test_every_claim_has_an_end_however_busy_the_driver_is(engine: Engine,
 
     assert await pool.fetch(UNENDED, execution.id) == []
     assert await pool.fetchval(COUNT, execution.id, "command.claimed") == at_once
+    assert (await broken_rules(pool, [execution.id])).counts == {}, "no result without a claim"
     await other.close()
 
 
