@@ -45,10 +45,10 @@ others AS ({_insert(f"SELECT {_LIST} FROM given WHERE number > 1 AND EXISTS (SEL
 SELECT event_id FROM first
 """
 
-# Which of the given executions are cancelled: what drives them is refused.
+# Which of the given executions are cancelled.
 CLOSED = "SELECT id FROM unnest($1::bigint[]) AS id WHERE NOT noetl.is_open(id)"
 
-# The same, unless one of the given executions is cancelled.
+# The same as INSERT_NEW, unless one of the given executions is cancelled.
 INSERT_NEW_GATED = insert_new(first=2, condition=f"NOT EXISTS ({CLOSED})")
 
 # Inserts one event in the cheapest way, unless a unique index refuses it.
