@@ -151,10 +151,9 @@ FROM noetl.event WHERE execution_id = ANY($1::bigint[])
 GROUP BY execution_id"""
 
 # Every event after a cancellation.
-_LATE = f"""
+_LATE = """
 SELECT execution_id, node_name AS step, current_index AS iteration, event_type || ' ' || event_id AS place,
-       event_type IN ('command.issued', 'command.claimed', 'step.exit')
-       OR event_type IN ({_ENDS}) AND meta ? 'sink' AS gated,
+       event_type IN ('command.issued', 'command.claimed', 'step.exit') AS gated,
        event_type = 'execution.resumed' AS resumed
 FROM noetl.event
 JOIN (SELECT execution_id, xact_id AS closed FROM noetl.event
@@ -342,8 +341,8 @@ SUBJECTS: tuple[tuple[str, tuple[Rule, ...]], ...] = (
              "ends <> workflow_ends"),
     )),
     (_LATE, (
-        Rule("execution.late", "a command was issued, claimed or published, or a step ended, after the execution was "
-             "cancelled", "check what the command or step did", "gated"),
+        Rule("execution.late", "a command was issued or claimed, or a step ended, after the execution was cancelled",
+             "check what the command or step did", "gated"),
         Rule("execution.resumed_cancelled", "a cancelled execution was resumed",
              "cancel it again", "resumed"),
     )),
