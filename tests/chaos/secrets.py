@@ -30,6 +30,7 @@ import pyarrow.parquet
 import zstandard
 from nats.js.errors import NotFoundError
 
+from noetl_dagster.setting_types import separate_addresses
 from noetl_dagster.settings import Settings
 
 PIECE = 1024 * 1024
@@ -222,7 +223,7 @@ async def in_database(canaries: Canaries, url: str) -> AsyncIterator[Found]:
 async def in_streams(canaries: Canaries, settings: Settings) -> AsyncIterator[Found]:
     """Searches every message of the streams of an installation, those of its key-value buckets included."""
     assert settings.nats_url is not None
-    client = await nats.connect(settings.nats_url)
+    client = await nats.connect(separate_addresses(settings.nats_url))
     try:
         stream = client.jetstream()
         for info in await stream.streams_info():
