@@ -407,8 +407,7 @@ async def test_a_cancellation_that_takes_long_keeps_nothing_from_the_others(engi
     async with runtime.pool.acquire() as connection:
         ending = connection.transaction()
         await ending.start()
-        done = runtime.commands.ended(first, Outcome({"status": "ok", "data": 1}))
-        await runtime.log.append([done], connection=connection)
+        await runtime.log.append([runtime.commands.cancelled(first, "slowly")], connection=connection)
         cancelling = asyncio.create_task(engine.lifecycle.cancel(large))
         await until(lambda: runtime.pool.fetchval(WAITS), "the cancellation to wait for that end")
         granted = await claims.claim("w", runtime.ids.take(4))
