@@ -115,7 +115,7 @@ class EventLog:
                     return await _insert_new(own, admitted)
 
     async def _append_small(self, events: Sequence[Event], where: Any, all_gated: bool) -> set[int]:
-        """Appends a few events in one round trip; nothing if an execution of them is cancelled."""
+        """Appends a few events in one round trip; nothing if one of their executions is cancelled."""
         columns = [list(column) for column in zip(*map(as_row, events), strict=True)]
         if gates := _gates(events, all_gated):
             found = await where.fetch(queries.INSERT_NEW_GATED, gates, *columns)

@@ -45,7 +45,7 @@ others AS ({_insert(f"SELECT {_LIST} FROM given WHERE number > 1 AND EXISTS (SEL
 SELECT event_id FROM first
 """
 
-# Which of the given executions are cancelled.
+# Returns which of the given executions are cancelled.
 CLOSED = "SELECT id FROM unnest($1::bigint[]) AS id WHERE NOT noetl.is_open(id)"
 
 # The same as INSERT_NEW, unless one of the given executions is cancelled.
