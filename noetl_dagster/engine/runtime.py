@@ -40,7 +40,7 @@ from noetl_dagster.worker.command import CommandEvents
 from noetl_dagster.worker.execution import Execution, PlaybookProgram
 from noetl_dagster.worker.program import StepProgram
 from noetl_dagster.worker.results import ResultWriter
-from noetl_dagster.worker.runner import CommandRunner, Runner
+from noetl_dagster.worker.runner import CommandExecutor, CommandRunner
 from noetl_dagster.worker.running import ExternalCleanup, Heartbeats
 from noetl_dagster.worker.spans import trace_of
 
@@ -54,7 +54,7 @@ Source = Callable[[int], Awaitable[StoredPlaybook | None]]
 class Runtime:
     """The parts of one process, on one event loop. Open it with :meth:`open`, end it with :meth:`close`."""
 
-    dispatcher: Runner | None = None
+    dispatcher: CommandExecutor | None = None
     helpers: HelperProcesses | None = None
     partition_of: Callable[[Playbook, dict[str, Any]], Partition | None] | None = None
     find_external: Callable[[Key, str | None], Awaitable[dict[str, Any] | None]] | None = None
@@ -178,7 +178,7 @@ class Runtime:
             meta=meta,
         )
 
-    def runner_of(self, program: StepProgram) -> Runner:
+    def runner_of(self, program: StepProgram) -> CommandExecutor:
         """Returns the runner of a step's commands: this process, or the pool of workers."""
         if self.dispatcher is not None and program.in_pool:
             return self.dispatcher

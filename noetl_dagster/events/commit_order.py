@@ -76,7 +76,7 @@ class Committed(NamedTuple):
     event: Event
 
 
-class Page(NamedTuple):
+class CommittedPage(NamedTuple):
     """Consecutive events of an execution. There may be none, even if it is not the last page.
 
     Attributes:
@@ -91,7 +91,7 @@ class Page(NamedTuple):
 
 async def events_in_commit_order(
     pool: asyncpg.Pool, execution_id: int, after: Position = START, *, limit: int = WINDOW
-) -> Page:
+) -> CommittedPage:
     """Returns up to ``limit`` events of an execution strictly after a position.
 
     It returns an event once no older transaction runs, mostly within milliseconds of its commit. If few events follow
@@ -175,7 +175,7 @@ async def position_of(pool: asyncpg.Pool, execution_id: int, event_id: int) -> P
     return None if xact_id is None else Position(int(xact_id), event_id)
 
 
-async def _in_window(pool: asyncpg.Pool, execution_id: int, after: Position, limit: int) -> tuple[Page, bool]:
+async def _in_window(pool: asyncpg.Pool, execution_id: int, after: Position, limit: int) -> tuple[CommittedPage, bool]:
     """Returns the events in the next window of the log, and whether the log goes on after it."""
     rows = await pool.fetch(
         queries.COMMITTED_IN_WINDOW, execution_id, str(after.xact_id), after.event_id, limit, WINDOW
@@ -186,7 +186,7 @@ async def _in_window(pool: asyncpg.Pool, execution_id: int, after: Position, lim
     return _page(rows, limit, end, reached_end=not full), full
 
 
-def _page(rows: list[asyncpg.Record], limit: int, end: Position, *, reached_end: bool) -> Page:
+def _page(rows: list[asyncpg.Record], limit: int, end: Position, *, reached_end: bool) -> CommittedPage:
     """Makes a page of rows with an event each, or of one row without."""
     events = []
     for row in rows:
@@ -194,5 +194,5 @@ def _page(rows: list[asyncpg.Record], limit: int, end: Position, *, reached_end:
             position = Position(int(row["xact_id"]), row["event_id"])
             events.append(Committed(position, as_event({name: row[name] for name in queries.COLUMNS})))
     if len(events) >= limit:
-        return Page(events, events[-1].position, is_last=False)
-    return Page(events, end, reached_end)
+        return CommittedPage(events, events[-1].position, is_last=False)
+    return CommittedPage(events, end, reached_end)

@@ -93,7 +93,7 @@ class StepEnd:
 
 
 @dataclass(slots=True)
-class LoopRun:
+class LoopStart:
     """One start of a loop or fan-out. A resumed one keeps the finished iterations of the one before it."""
 
     loop_id: str
@@ -144,7 +144,7 @@ class ExecutionState:
     visits: dict[str, int] = field(default_factory=dict)
     ends: dict[tuple[str, int], StepEnd] = field(default_factory=dict)
     latest: dict[str, StepEnd] = field(default_factory=dict)
-    loops: dict[tuple[str, int], list[LoopRun]] = field(default_factory=dict)
+    loops: dict[tuple[str, int], list[LoopStart]] = field(default_factory=dict)
     partition: dict[str, Any] | None = None
     renamed: dict[str, str] = field(default_factory=dict)
     lenient: bool = False
@@ -284,7 +284,7 @@ class ExecutionState:
 
     def _loop_started(self, event: Event) -> None:
         meta = event.meta
-        run = LoopRun(
+        run = LoopStart(
             loop_id=meta["loop_id"],
             size=int(meta.get("total_shards", meta.get("collection_size", 0))),
             epoch=int(meta.get("epoch", 1)),

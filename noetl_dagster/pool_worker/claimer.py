@@ -38,7 +38,7 @@ SMOOTHING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class HeldCommand:
     """A claimed command. ``event_id`` is that of its ``command.claimed`` event, ``at`` the loop's time of the claim."""
 
     tool_kind: str
@@ -70,7 +70,7 @@ class Claimer:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _running: Counter[str] = field(default_factory=Counter)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
-    _claimed: deque[Claimed] = field(default_factory=deque)
+    _claimed: deque[HeldCommand] = field(default_factory=deque)
     _arrived: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _usual_seconds: float | None = None
@@ -110,7 +110,7 @@ class Claimer:
         """Claims soon, because commands wait in the queue."""
         self._woken.set()
 
-    async def next(self) -> Claimed:
+    async def next(self) -> HeldCommand:
         """Returns the next command, which counts as running until :meth:`ended`."""
         while True:
             await self._arrived.acquire()
@@ -121,7 +121,7 @@ class Claimer:
                     self._freed.set()
                 return claimed
 
-    def ended(self, claimed: Claimed, seconds: float) -> None:
+    def ended(self, claimed: HeldCommand, seconds: float) -> None:
         """Frees the slot of a command that ran for so many seconds."""
         if claimed.tool_kind in self._exhausted:
             self._woken.set()
@@ -214,7 +214,7 @@ class Claimer:
         self._exhausted = {kind for kind, most in limits.items() if got[kind] >= most}
         now = asyncio.get_running_loop().time()
         for kind, event_id, grant in granted:
-            self._claimed.append(Claimed(kind, event_id, grant, now))
+            self._claimed.append(HeldCommand(kind, event_id, grant, now))
             self._arrived.release()
 
     async def _release_late(self) -> None:

@@ -9,7 +9,7 @@ MOST_SECONDS = 0.1
 SPAN_SECONDS = 1.0
 
 
-class Pace:
+class BatchPause:
     """The pause between two batches, so that the requests of many senders share a statement.
 
     It is 1 ms for each sender of the last seconds, and at most 100 ms. A few senders hardly wait: they send as much as

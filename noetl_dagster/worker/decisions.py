@@ -8,7 +8,7 @@ from typing import Any
 from noetl_dagster.events.envelopes import ERROR, Envelope
 from noetl_dagster.playbook.models import Directive, PolicyAction
 from noetl_dagster.playbook.rules import DEFAULT, ELSE, RuleName
-from noetl_dagster.worker.program import Rule
+from noetl_dagster.worker.program import CompiledRule
 
 REASON_CHARACTERS = 200
 """Length of an error's message in a decision; the command's own error has more of it."""
@@ -24,13 +24,13 @@ class Decisions:
         earlier: calls before, which all succeeded and continued without a condition.
     """
 
-    def __init__(self, rules: Sequence[Rule], earlier: int) -> None:
+    def __init__(self, rules: Sequence[CompiledRule], earlier: int) -> None:
         name = ELSE if rules[-1].when is None else DEFAULT
         self.entries: list[dict[str, Any]] = []
         if earlier:
             self.entries.append({"rule": name, "do": Directive.CONTINUE.value, "times": earlier})
 
-    def add(self, rule: Rule, envelope: Envelope, *, exhausted: bool) -> None:
+    def add(self, rule: CompiledRule, envelope: Envelope, *, exhausted: bool) -> None:
         """Notes what a rule decided about an outcome. ``exhausted``: a retry for which no attempt is left."""
         entry = self._entry(rule.name, _decided(rule.action, exhausted=exhausted))
         entry["times"] += 1

@@ -23,7 +23,7 @@ from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.decisions import Decisions
 from noetl_dagster.worker.execution import Visit
-from noetl_dagster.worker.program import Rule, TaskProgram, delay_before
+from noetl_dagster.worker.program import CompiledRule, TaskProgram, delay_before
 from noetl_dagster.worker.results import MOST_FIELDS, ResultWriter, check_input, check_result, exposed_in
 from noetl_dagster.worker.spans import CommandSpan
 
@@ -254,7 +254,7 @@ class Pipeline:
         summary["runs"] += 1
         summary["ms"] = round(summary["ms"] + envelope["meta"]["duration_ms"], 3)
 
-    def _note(self, task: TaskProgram, rule: Rule, envelope: Envelope, tries: int) -> None:
+    def _note(self, task: TaskProgram, rule: CompiledRule, envelope: Envelope, tries: int) -> None:
         """Adds a decision of the task's policy, if it has one, to what the log keeps of the task."""
         if not task.rules:
             return

@@ -42,7 +42,7 @@ JITTER = 0.1
 
 
 @dataclass(frozen=True)
-class Rule:
+class CompiledRule:
     """One policy rule. ``when`` of None is the ``else`` rule. ``name``: its number from 0, ``else`` or ``default``."""
 
     when: Compiled | None
@@ -56,8 +56,8 @@ class Rule:
         return self.when is None and self.action.do is Directive.CONTINUE
 
 
-_FAIL = Rule(None, PolicyAction(do=Directive.FAIL), compile_set({}, in_loop=False))
-_CONTINUE = Rule(None, PolicyAction(do=Directive.CONTINUE), compile_set({}, in_loop=False))
+_FAIL = CompiledRule(None, PolicyAction(do=Directive.FAIL), compile_set({}, in_loop=False))
+_CONTINUE = CompiledRule(None, PolicyAction(do=Directive.CONTINUE), compile_set({}, in_loop=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class TaskProgram:
     auth: Compiled
     output: Compiled | None
     set: CompiledSet
-    rules: tuple[Rule, ...]
+    rules: tuple[CompiledRule, ...]
     continuations: tuple[Continuation, ...]
     names_result: bool
 
@@ -97,7 +97,7 @@ class TaskProgram:
         rules = (rule.set.names | (rule.when.names if rule.when is not None else set()) for rule in self.rules)
         return self.set.names.union(*rules)
 
-    async def rule_after(self, scope: Mapping[str, Any], fetch: Fetch, *, failed: bool) -> Rule:
+    async def rule_after(self, scope: Mapping[str, Any], fetch: Fetch, *, failed: bool) -> CompiledRule:
         """Returns the first rule whose ``when`` is true, or else the ``else`` rule.
 
         If there is neither, failures fail without a policy, and everything else continues.
@@ -268,7 +268,7 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
         output=None if task.output is None else compile_value(task.output),
         set=compile_set(task.set, in_loop=in_loop),
         rules=tuple(
-            Rule(
+            CompiledRule(
                 when=None if rule.when is None else condition(rule.when),
                 action=rule.then,
                 set=compile_set(rule.then.set, in_loop=in_loop),

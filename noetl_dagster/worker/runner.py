@@ -51,7 +51,7 @@ class Call:
     is_final: Callable[[Outcome], bool] = lambda outcome: True
 
 
-class Runner(Protocol):
+class CommandExecutor(Protocol):
     """Runs commands to their end: in this process, or in the pool through the dispatcher."""
 
     async def run(self, call: Call) -> Outcome:

@@ -16,7 +16,7 @@ from dagster import DagsterInstance
 from sqlalchemy.exc import DBAPIError
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.doctor import FindingState
+from noetl_dagster.cli.doctor import CheckState
 from noetl_dagster.cli.doctor.checks import server_checks
 from noetl_dagster.compiler.executors.storages import keep_connections
 from noetl_dagster.engine.engine import Engine
@@ -167,7 +167,7 @@ async def test_a_standby_is_an_outage(pair: PostgresPair) -> None:
 async def test_the_primary_is_found_whichever_host_it_is(own: Settings, pair: PostgresPair) -> None:
     """By the log's connections, by Dagster's storage, and by the checks of both."""
     found = {check.name: await check.find() for check in server_checks(own) if check.name in CHECKED}
-    assert {name: finding.state for name, finding in found.items()} == dict.fromkeys(CHECKED, FindingState.OK), found
+    assert {name: finding.state for name, finding in found.items()} == dict.fromkeys(CHECKED, CheckState.OK), found
     with DagsterInstance.from_config(str(embedded.dagster_home(own))) as instance:
         keep_connections(instance)
         assert instance.get_runs_count() == 0

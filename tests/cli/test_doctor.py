@@ -22,7 +22,7 @@ from pydantic import SecretStr
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.commands.settings import examine
-from noetl_dagster.cli.doctor import Check, Finding, FindingState, in_background, ok
+from noetl_dagster.cli.doctor import Check, CheckResult, CheckState, in_background, ok
 from noetl_dagster.cli.doctor.checks import server_checks
 from noetl_dagster.embedded.servers import program
 from noetl_dagster.events.schema import SCHEMA_VERSION
@@ -37,7 +37,7 @@ from .conftest import COMMAND, Cli
 SECRET = "correct-horse-battery"
 
 
-async def found(settings: Settings, **changes: Any) -> dict[str, Finding]:
+async def found(settings: Settings, **changes: Any) -> dict[str, CheckResult]:
     return dict(await examine(settings.model_copy(update=changes)))
 
 
@@ -76,12 +76,12 @@ async def test_the_collector_of_traces(settings: Settings, closed_port: int) -> 
     with collecting() as collector:
         there = await found(settings, tracing_endpoint=collector.url)
     away = await found(settings, tracing_endpoint=f"http://user:{SECRET}@127.0.0.1:{closed_port}")
-    assert there["traces"].state is FindingState.OK
-    assert away["traces"].state is FindingState.WRONG
+    assert there["traces"].state is CheckState.OK
+    assert away["traces"].state is CheckState.WRONG
     assert str(closed_port) in away["traces"].what
     assert "no server answers there" in away["traces"].what
     assert SECRET not in away["traces"].what
-    assert (await found(settings))["traces"].state is FindingState.NOT_SET
+    assert (await found(settings))["traces"].state is CheckState.NOT_SET
 
 
 def test_what_is_wrong_has_a_line_with_the_remedy_and_code_1(
@@ -118,7 +118,7 @@ async def test_wrong_ports(settings: Settings, closed_port: int) -> None:
         "HTTP API": "NOETL_SERVER_URL",
     }
     for name, setting in wanted.items():
-        assert report[name].state is FindingState.WRONG, name
+        assert report[name].state is CheckState.WRONG, name
         assert setting in report[name].remedy
         assert "\n" not in report[name].what
     assert SECRET not in str(report)
@@ -134,13 +134,13 @@ async def test_wrong_names_and_keys(settings: Settings) -> None:
         s3_bucket="nobodys",
         default_store_tier=StoreTier.GCS,
     )
-    assert report["event log"].state is FindingState.WRONG
+    assert report["event log"].state is CheckState.WRONG
     assert '"nobody"' in report["event log"].what
     assert "does not exist" in report["Dagster's storage"].what
     assert "access denied" in report["store minio"].what
-    assert report["store s3"].state is FindingState.WRONG
-    assert report["store gcs"] == Finding(
-        FindingState.WRONG,
+    assert report["store s3"].state is CheckState.WRONG
+    assert report["store gcs"] == CheckResult(
+        CheckState.WRONG,
         "NOETL_DEFAULT_STORE_TIER, but not set up",
         "check NOETL_GCS_BUCKET, NOETL_GCS_ENDPOINT and GOOGLE_APPLICATION_CREDENTIALS",
     )
@@ -156,10 +156,10 @@ async def test_wrong_passwords(settings: Settings, tmp_path: Path) -> None:
             nats_url=f"nats://noetl:wrong-password@127.0.0.1:{port}",
         )
         assert "password" in report["event log"].what
-        assert report["NATS"].state is FindingState.WRONG
+        assert report["NATS"].state is CheckState.WRONG
         assert "wrong-password" not in str(report)
         report = await found(settings, nats_url=f"nats://noetl:{SECRET}@127.0.0.1:{port}")
-        assert report["NATS"].state is FindingState.WRONG  # a server without JetStream
+        assert report["NATS"].state is CheckState.WRONG  # a server without JetStream
         assert "JetStream" in report["NATS"].what
 
 
@@ -184,17 +184,17 @@ def _nats(folder: Path) -> Iterator[int]:
 
 async def test_killed_servers(own_services: Settings) -> None:
     before = await found(own_services)
-    assert before["event log"].state is FindingState.WARNING  # no schema yet
-    assert before["NATS"].state is FindingState.OK
+    assert before["event log"].state is CheckState.WARNING  # no schema yet
+    assert before["NATS"].state is CheckState.OK
 
     for one in embedded.status(Settings(home=own_services.home)):
         if one.pid is not None:
             os.kill(one.pid, signal.SIGKILL)
 
-    async def gone() -> dict[str, Finding] | None:
+    async def gone() -> dict[str, CheckResult] | None:
         report = await found(own_services)
         away = {report[name].state for name in ("event log", "Dagster's storage", "NATS")}
-        return report if away == {FindingState.WRONG} else None
+        return report if away == {CheckState.WRONG} else None
 
     await until(gone, "the servers are gone")
 
@@ -206,7 +206,7 @@ async def test_a_schema_of_another_version(settings: Settings) -> None:
 
     report = await found(settings)
 
-    assert report["event log"].state is FindingState.WARNING
+    assert report["event log"].state is CheckState.WARNING
     assert "schema of an earlier version" in report["event log"].what
 
 
@@ -249,7 +249,7 @@ async def test_each_credential_is_tried(settings: Settings, tmp_path: Path, clos
 
     states = {name.removeprefix("credential "): one.state for name, one in report.items()}
     assert report["credentials"].what.startswith("8 known")
-    assert {name for name, state in states.items() if state is FindingState.WRONG} == {
+    assert {name for name, state in states.items() if state is CheckState.WRONG} == {
         "gone",
         "api",
         "odd",
@@ -267,7 +267,7 @@ async def test_a_key_that_does_not_decrypt_the_stored_credentials(settings: Sett
         return SecretStr(Fernet.generate_key().decode())
 
     missing = await found(settings, credential_key=None)
-    assert missing["credential key"].state is FindingState.NOT_SET
+    assert missing["credential key"].state is CheckState.NOT_SET
     malformed = await found(settings, credential_key=SecretStr(SECRET))
     assert "is not a Fernet key" in malformed["credential key"].what
     right = settings.model_copy(update={"credential_key": key()})
@@ -279,7 +279,7 @@ async def test_a_key_that_does_not_decrypt_the_stored_credentials(settings: Sett
 
     some = (await found(right))["credential key"]
     assert (some.state, some.what) == (
-        FindingState.WRONG,
+        CheckState.WRONG,
         "cannot decrypt old, of 3 in the database: stored with another key",
     )
     await pool.execute("DELETE FROM noetl.credential WHERE name = 'old'")
@@ -290,11 +290,11 @@ async def test_a_key_that_does_not_decrypt_the_stored_credentials(settings: Sett
         (SecretStr(SECRET), "is not a Fernet key (32 bytes, URL-safe base64), and the database holds crm, lake"),
     ):
         report = await found(settings, credential_key=wrong)
-        assert report["credential key"].state is FindingState.WRONG
+        assert report["credential key"].state is CheckState.WRONG
         assert report["credential key"].what.endswith(what)
         assert "store them again" in report["credential key"].remedy
         for name in ("crm", "lake"):
-            assert report[f"credential {name}"].state is FindingState.WRONG
+            assert report[f"credential {name}"].state is CheckState.WRONG
             assert "key" in report[f"credential {name}"].remedy
         assert SECRET not in str(report)
 
@@ -306,14 +306,14 @@ async def test_a_file_of_credentials_that_cannot_be_read(settings: Settings, tmp
 
     report = await found(settings, credentials_file=file)
 
-    assert report["credentials"].state is FindingState.WRONG
+    assert report["credentials"].state is CheckState.WRONG
     assert str(file) in report["credentials"].what
 
 
 async def test_the_api_and_its_token(settings: Settings) -> None:
     async with serving(settings, service_tokens=SecretStr(json.dumps({SECRET: ["pool:default"]}))) as service:
         right = await found(service.settings, server_token=SecretStr(SECRET))
-        assert right["HTTP API"].state is FindingState.OK
+        assert right["HTTP API"].state is CheckState.OK
         without = await found(service.settings)
         assert "does not accept the token" in without["HTTP API"].what
         assert "NOETL_SERVER_TOKEN" in without["HTTP API"].remedy
@@ -322,23 +322,23 @@ async def test_the_api_and_its_token(settings: Settings) -> None:
 async def test_a_check_that_never_ends_is_given_up() -> None:
     never = threading.Event()
 
-    async def sleeping() -> Finding:
+    async def sleeping() -> CheckResult:
         await asyncio.Event().wait()
         return ok("never")
 
-    async def blocking() -> Finding:
+    async def blocking() -> CheckResult:
         return await in_background(lambda: ok(str(never.wait())))
 
     for run in (sleeping, blocking):
         finding = await Check("slow", run, "wait less", seconds=0.05).find()
-        assert finding == Finding(FindingState.WRONG, "no answer within 0.05 s", "wait less")
+        assert finding == CheckResult(CheckState.WRONG, "no answer within 0.05 s", "wait less")
     never.set()
 
 
 async def test_folders_that_are_not_there(settings: Settings, tmp_path: Path) -> None:
     report = await found(settings, playbooks_path=tmp_path / "none", secrets_path=tmp_path / "none")
-    assert report["playbooks"].state is FindingState.WRONG
-    assert report["secrets file"].state is FindingState.WRONG
+    assert report["playbooks"].state is CheckState.WRONG
+    assert report["secrets file"].state is CheckState.WRONG
 
 
 def test_a_setting_that_cannot_be_read_is_named_without_its_value(environment: dict[str, str]) -> None:
@@ -362,4 +362,4 @@ def test_a_pod_without_a_token_has_no_kubernetes(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
     (check,) = (one for one in server_checks(Settings()) if one.name == "Kubernetes")
-    assert asyncio.run(check.run()).state is FindingState.NOT_SET
+    assert asyncio.run(check.run()).state is CheckState.NOT_SET

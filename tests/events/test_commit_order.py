@@ -11,7 +11,7 @@ import pytest
 from noetl_dagster.events import commit_order
 from noetl_dagster.events.commit_order import (
     START,
-    Page,
+    CommittedPage,
     Position,
     events_in_commit_order,
     follow,
@@ -152,9 +152,9 @@ async def test_a_follower_from_an_event_on_gets_none_twice_while_an_older_transa
     execution_id = ids.next()
     types = (EventType.PLAYBOOK_INITIALIZED, EventType.STATE_SET, EventType.PLAYBOOK_COMPLETED)
     events = [event(execution_id, type_, meta={"epoch": 1}) for type_ in types]
-    pages: list[Page] = []
+    pages: list[CommittedPage] = []
 
-    async def noted(*arguments: Any) -> Page:
+    async def noted(*arguments: Any) -> CommittedPage:
         pages.append(await events_in_commit_order(*arguments))
         return pages[-1]
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from noetl_dagster.cli import app
-from noetl_dagster.cli.doctor import FindingState
+from noetl_dagster.cli.doctor import CheckState
 from noetl_dagster.cli.doctor.checks import program_checks
 from noetl_dagster.settings import Settings, get_settings, settings_with
 
@@ -171,8 +171,8 @@ def test_doctor_names_unknown_variables(name: str, found: str | None, monkeypatc
     [check] = [one for one in program_checks(Settings()) if one.name == "variables"]
     finding = asyncio.run(check.find())
     if found is None:
-        assert finding.state is FindingState.OK
+        assert finding.state is CheckState.OK
     else:
-        assert finding.state is FindingState.WARNING
+        assert finding.state is CheckState.WARNING
         assert found in finding.what
         assert "noetl-dagster settings" in finding.remedy

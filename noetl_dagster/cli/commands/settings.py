@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.console import Json, announce_start, console, print_json
-from noetl_dagster.cli.doctor import Finding, FindingState, ok, wrong
+from noetl_dagster.cli.doctor import CheckResult, CheckState, ok, wrong
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings, get_settings
@@ -37,7 +37,7 @@ async def doctor(as_json: Json = False) -> None:
         remedy = "see the logs of 'noetl-dagster services status --json'"
         found.append(("embedded services", wrong(" ".join(str(error).split()), remedy)))
     found += await examine(settings)
-    healthy = all(one.state is not FindingState.WRONG for _, one in found)
+    healthy = all(one.state is not CheckState.WRONG for _, one in found)
     if as_json:
         checks = [
             {"check": name, "state": one.state, "what": one.what, "remedy": one.remedy or None} for name, one in found
@@ -74,7 +74,7 @@ def shown(value: Any) -> str:
     return re.sub(r"(?<=://)[^/@\s]+@", "*****@", str(value))  # logins of addresses
 
 
-async def examine(settings: Settings) -> list[tuple[str, Finding]]:
+async def examine(settings: Settings) -> list[tuple[str, CheckResult]]:
     """Runs all examinations and returns their findings in a fixed order. No text contains a secret."""
     # takes long to import, and ``settings`` does not need it
     from noetl_dagster.cli.doctor.checks import program_checks, server_checks, store_checks

@@ -20,7 +20,7 @@ SECONDS = 15.0
 DAGSTER_REMEDY = "check NOETL_DAGSTER_DB_URL, or dagster.yaml in DAGSTER_HOME"
 
 
-class FindingState(StrEnum):
+class CheckState(StrEnum):
     """The state of a checked thing; only ``wrong`` makes the command fail."""
 
     OK = "ok"
@@ -30,18 +30,18 @@ class FindingState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One line of the report: what was found, and the remedy if something is wrong."""
 
-    state: FindingState
+    state: CheckState
     what: str
     remedy: str = ""
 
 
-ok = partial(Finding, FindingState.OK)
-warning = partial(Finding, FindingState.WARNING)
-wrong = partial(Finding, FindingState.WRONG)
-not_set = partial(Finding, FindingState.NOT_SET)
+ok = partial(CheckResult, CheckState.OK)
+warning = partial(CheckResult, CheckState.WARNING)
+wrong = partial(CheckResult, CheckState.WRONG)
+not_set = partial(CheckResult, CheckState.NOT_SET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Check:
     """A check of one thing, which returns a finding or raises; ``remedy`` is for what it raises."""
 
     name: str
-    run: Callable[[], Awaitable[Finding]]
+    run: Callable[[], Awaitable[CheckResult]]
     remedy: str
     seconds: float = SECONDS
 
-    async def find(self) -> Finding:
+    async def find(self) -> CheckResult:
         """Runs the check; errors and timeouts become findings."""
         try:
             async with asyncio.timeout(self.seconds) as limit:

@@ -22,7 +22,7 @@ from noetl_dagster.cli.doctor import (
     DAGSTER_REMEDY,
     SECONDS,
     Check,
-    Finding,
+    CheckResult,
     connects,
     in_background,
     not_set,
@@ -87,7 +87,7 @@ def server_checks(settings: Settings) -> Iterator[Check]:
     yield Check("Kubernetes", _kubernetes, "check KUBECONFIG, or the service account of the pod")
 
 
-async def _nats(settings: Settings) -> Finding:
+async def _nats(settings: Settings) -> CheckResult:
     if settings.nats_url is None:
         return not_set("NOETL_NATS_URL")
     impatient = settings.model_copy(update={"nats_connect_seconds": CONNECT_SECONDS})
@@ -111,7 +111,7 @@ async def _nats(settings: Settings) -> Finding:
     return ok(f"{server}, JetStream with its stream")
 
 
-async def _api(settings: Settings) -> Finding:
+async def _api(settings: Settings) -> CheckResult:
     used = settings.event_transport is not EventTransport.DIRECT
     if not used and "server_url" not in settings.model_fields_set:
         return not_set("NOETL_SERVER_URL")
@@ -130,7 +130,7 @@ async def _api(settings: Settings) -> Finding:
     return ok(f"{where} is ready")
 
 
-async def _traces(settings: Settings) -> Finding:
+async def _traces(settings: Settings) -> CheckResult:
     if settings.tracing_endpoint is None:
         return not_set("NOETL_TRACING_ENDPOINT")
     where = f"collector at {place_of(settings.tracing_endpoint)}"
@@ -148,7 +148,7 @@ async def _traces(settings: Settings) -> Finding:
     return wrong(f"{where} does not accept traces: {answer[:300]}", "check NOETL_TRACING_ENDPOINT, and that it is up")
 
 
-async def _kubernetes() -> Finding:
+async def _kubernetes() -> CheckResult:
     default = Path.home() / ".kube" / "config"
     if not ({"KUBECONFIG", "KUBERNETES_SERVICE_HOST"} & os.environ.keys() or default.is_file()):
         return not_set("KUBECONFIG")
@@ -157,7 +157,7 @@ async def _kubernetes() -> Finding:
     return await in_background(_cluster)
 
 
-def _cluster() -> Finding:
+def _cluster() -> CheckResult:
     try:
         from kubernetes import client, config
     except ImportError:
@@ -173,7 +173,7 @@ def _cluster() -> Finding:
     return ok(f"Kubernetes {found.git_version} at {place_of(configuration.host)}")
 
 
-async def _event_log(settings: Settings) -> Finding:
+async def _event_log(settings: Settings) -> CheckResult:
     if settings.db_url is None:
         return wrong("no database", "set NOETL_DB_URL, or NOETL_EMBEDDED=true")
     async with _connected(settings.db_url) as (connection, server):
@@ -200,7 +200,7 @@ async def _event_log(settings: Settings) -> Finding:
     return ok(f"{server}, schema {found.number}, up to date")
 
 
-async def _dagster(settings: Settings) -> Finding:
+async def _dagster(settings: Settings) -> CheckResult:
     if home := os.environ.get("DAGSTER_HOME"):
         return await in_background(partial(_instance, home))
     if settings.dagster_db_url is None:
@@ -210,7 +210,7 @@ async def _dagster(settings: Settings) -> Finding:
     return ok(server if made else f"{server}, empty: the first run creates its tables")
 
 
-def _instance(home: str) -> Finding:
+def _instance(home: str) -> CheckResult:
     from dagster import DagsterInstance
 
     with DagsterInstance.get() as instance:
@@ -250,7 +250,7 @@ def store_checks(settings: Settings) -> Iterator[Check]:
     yield Check("disk", partial(_disk, settings), "check NOETL_HOME")
 
 
-async def _store(tier: StoreTier, settings: Settings) -> Finding:
+async def _store(tier: StoreTier, settings: Settings) -> CheckResult:
     if tier not in configured(settings):
         if tier is settings.default_store_tier:
             return wrong("NOETL_DEFAULT_STORE_TIER, but not set up", STORES[tier])
@@ -258,7 +258,7 @@ async def _store(tier: StoreTier, settings: Settings) -> Finding:
     return ok(f"wrote, read and removed an object in {await probe(tier, settings)}")
 
 
-async def _disk(settings: Settings) -> Finding:
+async def _disk(settings: Settings) -> CheckResult:
     folder = settings.home.resolve()
     folder = next(path for path in (folder, *folder.parents) if path.is_dir())
     free = shutil.disk_usage(folder).free
@@ -286,7 +286,7 @@ def program_checks(settings: Settings) -> Iterator[Check]:
     yield Check("variables", _variables, VARIABLES_REMEDY)
 
 
-async def _variables() -> Finding:
+async def _variables() -> CheckResult:
     """Finds variables that look like settings and are none, such as misspelt ones."""
     known = [f"NOETL_{name}".upper() for name in Settings.model_fields]
     ours = sorted(name for name in os.environ if name.startswith("NOETL_"))
@@ -298,7 +298,7 @@ async def _variables() -> Finding:
     return warning(f"unknown, and ignored: {', '.join(shown[:10])}", VARIABLES_REMEDY)
 
 
-async def _spark(settings: Settings) -> Finding:
+async def _spark(settings: Settings) -> CheckResult:
     from noetl_dagster.spark.sessions import check_address
 
     try:
@@ -319,7 +319,7 @@ async def _spark(settings: Settings) -> Finding:
     return ok(f"{own}, {address}")
 
 
-async def find_java(settings: Settings) -> Finding:
+async def find_java(settings: Settings) -> CheckResult:
     """Finds the Java that Spark would use; a Java that cannot run Spark has a remedy."""
     if settings.spark_remote is not None:
         return not_set("Spark Connect needs none here")
@@ -340,7 +340,7 @@ async def find_java(settings: Settings) -> Finding:
     return ok(f"Java {found[1]} at {java}")
 
 
-async def _playbook_code(settings: Settings) -> Finding:
+async def _playbook_code(settings: Settings) -> CheckResult:
     if settings.playbook_sandbox is SandboxMode.OFF and settings.playbook_user is None:
         return not_set("NOETL_PLAYBOOK_SANDBOX")
     confined = confinement(settings, str(settings.playbooks_path))
@@ -357,7 +357,7 @@ async def _playbook_code(settings: Settings) -> Finding:
     return ok(f"playbook code runs {version}{user}")
 
 
-async def _playbooks(settings: Settings) -> Finding:
+async def _playbooks(settings: Settings) -> CheckResult:
     folder = settings.playbooks_path
     if not folder.is_dir():
         if "playbooks_path" in settings.model_fields_set:

@@ -10,7 +10,7 @@ from functools import partial
 import asyncpg
 import obstore
 
-from noetl_dagster.cli.doctor import Check, Finding, connects, not_set, ok, warning, wrong
+from noetl_dagster.cli.doctor import Check, CheckResult, connects, not_set, ok, warning, wrong
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.events.connection import connect
 from noetl_dagster.playbook.wording import listed
@@ -55,7 +55,7 @@ async def credential_checks(settings: Settings, credentials: Credentials) -> lis
     """Returns a check of each credential, and one of their sources."""
     path = settings.credentials_file
 
-    async def sources() -> Finding:
+    async def sources() -> CheckResult:
         names = await credentials.names()
         if path is None and not names:
             return not_set("NOETL_CREDENTIALS_FILE, and no credential elsewhere")
@@ -72,7 +72,7 @@ async def credential_checks(settings: Settings, credentials: Credentials) -> lis
     return checks
 
 
-async def _key(credentials: Credentials) -> Finding:
+async def _key(credentials: Credentials) -> CheckResult:
     """Decrypts what the table holds, also where a file or a variable has a credential of the same name."""
     encryption, sealed = credentials.encryption, await credentials.sealed()
     if (problem := encryption.key_problem) is not None:
@@ -95,7 +95,7 @@ async def _key(credentials: Credentials) -> Finding:
     return ok(f"decrypts the {len(sealed)} credentials of the database")
 
 
-async def _credential(name: str, settings: Settings, credentials: Credentials) -> Finding:
+async def _credential(name: str, settings: Settings, credentials: Credentials) -> CheckResult:
     try:
         found = await credentials.get(name)
     except CredentialError as error:
@@ -133,7 +133,7 @@ async def _credential(name: str, settings: Settings, credentials: Credentials) -
 def provider_checks(settings: Settings) -> Iterator[Check]:
     """Yields the checks of the folder of secrets and of the secret managers."""
 
-    async def folder() -> Finding:
+    async def folder() -> CheckResult:
         path = settings.secrets_path
         if not path.is_dir():
             if "secrets_path" in settings.model_fields_set:
@@ -149,7 +149,7 @@ def provider_checks(settings: Settings) -> Iterator[Check]:
         yield Check(f"secrets {provider}", run, "see its message", 2 * CONNECT_SECONDS)
 
 
-async def _provider(provider: str, settings: Settings) -> Finding:
+async def _provider(provider: str, settings: Settings) -> CheckResult:
     variables = PROVIDERS[provider]
     if not any(name in os.environ for name in variables):
         return not_set(" and ".join(variables[:2]))

@@ -15,7 +15,7 @@ from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.wire import message_of
-from noetl_dagster.process.pace import Pace
+from noetl_dagster.process.pace import BatchPause
 from noetl_dagster.settings import DEFAULT_POOL
 from noetl_dagster.worker.context import MOST_AT_ONCE, CommandContext, Grant
 
@@ -39,7 +39,7 @@ class ClaimRow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _ClaimRequest:
     """A worker's claim that waits for its statement."""
 
     worker_id: str
@@ -51,14 +51,14 @@ class _Request:
 class _Desk:
     """The claims of a pool that wait, the task that takes them, and those that make them."""
 
-    waiting: deque[_Request] = field(default_factory=deque)
-    pace: Pace = field(default_factory=Pace)
+    waiting: deque[_ClaimRequest] = field(default_factory=deque)
+    pace: BatchPause = field(default_factory=BatchPause)
     taking: asyncio.Task[None] | None = None
     claiming: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def take(self) -> list[_Request]:
+    def take(self) -> list[_ClaimRequest]:
         """Removes and returns the next claims for one statement: one of each worker, without an id twice."""
-        batch, later, workers, ids = [], deque[_Request](), set[str](), set[int]()
+        batch, later, workers, ids = [], deque[_ClaimRequest](), set[str](), set[int]()
         for request in self.waiting:
             full = ids and len(ids) + len(request.event_ids) > MOST_AT_ONCE
             if full or request.worker_id in workers or not ids.isdisjoint(request.event_ids):
@@ -103,7 +103,7 @@ class Claims:
         if limits or only is not None:
             return await self._claim([worker_id] * len(event_ids), event_ids, pool, limits, only)
         desk, done = self._desks[pool], asyncio.get_running_loop().create_future()
-        desk.waiting.append(_Request(worker_id, event_ids, done))
+        desk.waiting.append(_ClaimRequest(worker_id, event_ids, done))
         desk.pace.note(worker_id)
         if desk.taking is None or desk.taking.done():
             desk.taking = asyncio.create_task(self._serve(pool, desk))
@@ -120,7 +120,7 @@ class Claims:
                 desk.claiming.add(claiming)
                 claiming.add_done_callback(desk.claiming.discard)
 
-    async def _claim_together(self, pool: str, batch: Sequence[_Request]) -> None:
+    async def _claim_together(self, pool: str, batch: Sequence[_ClaimRequest]) -> None:
         """Claims for the workers of a batch; if the statement fails because of one of them, for each alone."""
         workers = [one.worker_id for one in batch for _ in one.event_ids]
         ids = [event_id for one in batch for event_id in one.event_ids]

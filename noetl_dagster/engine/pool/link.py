@@ -52,7 +52,7 @@ _FAILED = Outcome({"status": "error"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _QueuedCommand:
     """An issued command for a worker to run, with its own context, as it is queued."""
 
     call: Call
@@ -69,8 +69,8 @@ class Link:
         self._runtime = runtime
         self._client = client
         self._capacity = CapacityListener(client)
-        self._requests: asyncio.Queue[_Request] = asyncio.Queue()
-        self._queued: dict[str, _Request] = {}  # by command, until its end
+        self._requests: asyncio.Queue[_QueuedCommand] = asyncio.Queue()
+        self._queued: dict[str, _QueuedCommand] = {}  # by command, until its end
         self._tasks: list[asyncio.Task[None]] = []
         self._ingestor: Ingestor | None = None
         self._ingesting: asyncio.Task[None] | None = None
@@ -111,7 +111,7 @@ class Link:
         done = self._ends.expect(execution_id, call.command.command_id)
         done.add_done_callback(lambda _: self._queued.pop(call.command.command_id, None))
         self._pools[execution_id, step] = call.visit.program.step.worker_pool
-        self._requests.put_nowait(_Request(call, context, done))
+        self._requests.put_nowait(_QueuedCommand(call, context, done))
         try:
             outcome = await done
         except asyncio.CancelledError:
@@ -168,7 +168,7 @@ class Link:
             return 0.0
         return min(BROADCAST_SECONDS * self._capacity.registry.attending(pool), MOST_SECONDS)
 
-    async def _enqueue(self, batch: list[_Request]) -> set[str]:
+    async def _enqueue(self, batch: list[_QueuedCommand]) -> set[str]:
         """Puts requests into the queue, and announces them; returns the commands that are new there."""
         await self._runtime.buffer.flush()  # command.issued comes first
         shares: dict[tuple[int, Shared], int] = {}

@@ -35,7 +35,7 @@ PAUSE_SECONDS = (0.02, 1.0)
 """Shortest and longest pause between two looks at the claim of another execution."""
 
 
-class Place(NamedTuple):
+class WatermarkKey(NamedTuple):
     """The name of a watermark: the playbook's path, the step's or given name, and the partition or an empty text."""
 
     playbook: str
@@ -43,12 +43,12 @@ class Place(NamedTuple):
     partition: str
 
     @classmethod
-    def of(cls, kept: dict[str, Any]) -> Place:
+    def of(cls, kept: dict[str, Any]) -> WatermarkKey:
         """Returns the place of a watermark in the log."""
         return cls(*(kept[field] for field in cls._fields))
 
 
-class Claimed(NamedTuple):
+class WatermarkClaim(NamedTuple):
     """The end of a wait.
 
     Attributes:
@@ -67,7 +67,7 @@ class WatermarkClaims:
         self._runtime = runtime
         self._liveness = liveness
 
-    async def claim(self, visit: Visit, place: Place, mode: ConcurrentRuns) -> Claimed:
+    async def claim(self, visit: Visit, place: WatermarkKey, mode: ConcurrentRuns) -> WatermarkClaim:
         """Claims a watermark; while another execution has it, waits or raises.
 
         Raises:
@@ -101,7 +101,7 @@ class WatermarkClaims:
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, longest)
 
-    async def _try(self, visit: Visit, place: Place, made: list[Event]) -> tuple[Claimed | None, int]:
+    async def _try(self, visit: Visit, place: WatermarkKey, made: list[Event]) -> tuple[WatermarkClaim | None, int]:
         """Claims a watermark unless another execution has it; returns the id of the latter otherwise.
 
         Args:
@@ -111,19 +111,19 @@ class WatermarkClaims:
         async with self._runtime.pool.acquire() as connection, connection.transaction():
             await connection.execute(WATERMARK_LOCK, *place)
             if made and await self._runtime.log.present(made, connection=connection):
-                return Claimed(held=True, anew=True), own
+                return WatermarkClaim(held=True, anew=True), own
             holder = await connection.fetchval(WATERMARK_CLAIMANT, *place)
             claims = [] if holder is None else await connection.fetch(WATERMARK_CLAIMS, *place, holder)
             if holder == own:
                 if (visit.step, visit.number) in {(one["node_name"], one["visit"]) for one in claims}:
-                    return Claimed(held=True, anew=False), own
+                    return WatermarkClaim(held=True, anew=False), own
             elif holder is not None and await self._holds(holder, claims, connection):
                 if holder in await self._ancestors(visit.execution.state, connection):
-                    return Claimed(held=False, anew=False), own  # which waits for this execution
+                    return WatermarkClaim(held=False, anew=False), own  # which waits for this execution
                 return None, holder
             made.append(self._event(visit, place))
             await self._runtime.log.append(made[-1:], connection=connection)
-        return Claimed(held=True, anew=True), own
+        return WatermarkClaim(held=True, anew=True), own
 
     async def _holds(self, holder: int, claims: list[Any], connection: Any) -> bool:
         """Returns whether one of an execution's claims is still valid."""
@@ -151,7 +151,7 @@ class WatermarkClaims:
             parent = (await self._runtime.state(parent, connection)).parent_execution_id
         return found
 
-    def _event(self, visit: Visit, place: Place) -> Event:
+    def _event(self, visit: Visit, place: WatermarkKey) -> Event:
         state = visit.execution.state
         meta: dict[str, Any] = {"visit": visit.number, "epoch": state.epoch}
         event = self._runtime.event(state, EventType.STATE_CLAIMED, visit.step, "step", "RUNNING", meta)

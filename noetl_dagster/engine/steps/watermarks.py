@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.steps.watermark_claims import Place, WatermarkClaims
+from noetl_dagster.engine.steps.watermark_claims import WatermarkClaims, WatermarkKey
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog
@@ -88,7 +88,7 @@ async def entered_watermark(
     if spec is None or (known is not None and spec.concurrent is ConcurrentRuns.ALLOW):
         return known
     if known is not None:
-        claimed = await claims.claim(visit, Place.of(known), spec.concurrent)
+        claimed = await claims.claim(visit, WatermarkKey.of(known), spec.concurrent)
         # results of an earlier epoch stay, and belong to the value with which it began
         if not claimed.anew or await runtime.reads.fetchval(HAS_RESULTS, *visit.key):
             return known
@@ -99,7 +99,7 @@ async def entered_watermark(
     except TemplateError as error:
         raise TemplateError(f"step {step}: state cannot be settled: {error}") from None
     partition = "" if execution.state.partition is None else execution.state.partition["key"]
-    place = Place(execution.playbook.metadata.path, str(rendered["name"] or step), partition)
+    place = WatermarkKey(execution.playbook.metadata.path, str(rendered["name"] or step), partition)
     held = False
     if spec.concurrent is not ConcurrentRuns.ALLOW:
         held = (await claims.claim(visit, place, spec.concurrent)).held
@@ -145,7 +145,7 @@ async def lost_race(runtime: Runtime, visit: Visit, watermark: dict[str, Any]) -
     kept = visit.execution.state.watermarks.get((visit.step, visit.number))
     if kept is None:
         return None
-    row = await runtime.reads.fetchrow(WATERMARK_OF_OTHERS, *Place.of(kept), visit.execution.id)
+    row = await runtime.reads.fetchrow(WATERMARK_OF_OTHERS, *WatermarkKey.of(kept), visit.execution.id)
     if row is None or row["watermark"].get("since", "0") != kept["since"]:
         return None
     other, began = Watermark.of(row), kept["value"]

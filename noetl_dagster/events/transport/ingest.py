@@ -38,7 +38,7 @@ from noetl_dagster.events.transport.nats import (
 )
 from noetl_dagster.events.transport.wire import EventLimits, RefusedEvent, decode_message, message_of
 from noetl_dagster.events.types import Event
-from noetl_dagster.process.pace import Pace
+from noetl_dagster.process.pace import BatchPause
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 
@@ -234,7 +234,7 @@ class Ingestor:
         self._observe = observe
         self._pull = Pull(client, self._names.event_stream, self._names.ingest_consumer, ahead=2 * batch)
         self._taking = asyncio.Lock()
-        self._pace = Pace()
+        self._pace = BatchPause()
         self._is_answered = True
         self.total = IngestReport()
         self.active_at = time.monotonic()

@@ -98,7 +98,7 @@ RESULT_SUFFIX = "_result"
 
 
 @dataclass(slots=True)
-class Iteration:
+class IterationScope:
     """One iteration of a loop.
 
     Attributes:
@@ -113,7 +113,7 @@ class Iteration:
     index: int
     length: int | None = None
     values: dict[str, Any] = field(default_factory=dict)
-    parent: Iteration | None = None
+    parent: IterationScope | None = None
     outer: Mapping[str, Any] | None = None
 
     def as_iter(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Scope(Mapping[str, Any]):
         self.execution_id = execution_id
         self.workload = workload
         self.ctx = ctx
-        self.iteration: Iteration | None = None
+        self.iteration: IterationScope | None = None
         self.step_values: dict[str, Any] = {}
         self._steps = steps
         self._keychain: Mapping[str, Any] | None = None
@@ -202,7 +202,7 @@ class Scope(Mapping[str, Any]):
     ) -> Self:
         """Enters an iteration, inside the present one if there is one."""
         own = {} if values is None else values
-        turn = Iteration(iterator, item, index, length, own, self.iteration, outer)
+        turn = IterationScope(iterator, item, index, length, own, self.iteration, outer)
         return self._derive(iteration=turn)
 
     def with_locals(self, values: Mapping[str, Any]) -> Self:

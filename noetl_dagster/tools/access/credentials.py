@@ -34,7 +34,7 @@ from noetl_dagster.tools.access.credential_types import (
 from noetl_dagster.tools.access.encryption import Encryption
 from noetl_dagster.tools.access.grants import google_id_token, google_service_account, oauth2
 from noetl_dagster.tools.access.managers.asking import MANAGERS, SecretManagers
-from noetl_dagster.tools.access.tokens import HttpClients, Token, TokenRequest, Tokens
+from noetl_dagster.tools.access.tokens import HttpClients, Token, TokenCache, TokenRequest
 
 CACHE_SECONDS = 60.0
 MISSED_SECONDS = 1.0
@@ -84,7 +84,7 @@ class Credentials:
         self._settings = settings
         self._pool = pool
         self.encryption = Encryption(settings)
-        self.tokens = Tokens(self.encryption, pool, clients)
+        self.tokens = TokenCache(self.encryption, pool, clients)
         self._managers = SecretManagers(settings)
         self._cache: dict[str, tuple[float, Credential, list[str]]] = {}
         self._missed: dict[str, float] = {}

@@ -113,7 +113,7 @@ class Token:
     secrets: list[str] = field(repr=False)
 
 
-class Tokens:
+class TokenCache:
     """The tokens of a process.
 
     Args:

@@ -17,7 +17,7 @@ from noetl_dagster.tools.base import Toolbox
 from noetl_dagster.tools.rows.batches import batches_of
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.sinks.place import PartPlace, SinkKind
-from noetl_dagster.tools.sql.databases.base import Session, open_session
+from noetl_dagster.tools.sql.databases.base import DatabaseSession, open_session
 from noetl_dagster.tools.sql.databases.places import find_database
 from noetl_dagster.tools.sql.databases.writing import TableWriter, create_bookkeeping
 from noetl_dagster.tools.sql.drift import drift_of_sink
@@ -55,7 +55,7 @@ class DatabaseParts:
     async def stage(self, place: PartPlace, result: Any) -> None:
         """Inserts the rows, so that the database checks them, undoes that, and stages them as JSON."""
 
-        async def work(session: Session) -> None:
+        async def work(session: DatabaseSession) -> None:
             if await session.run(_published, session, place, [place.part]):
                 return
             writer = await session.run(TableWriter, session, place.table)
@@ -94,13 +94,13 @@ class DatabaseParts:
     async def discard(self, target: PartPlace, names: Collection[str]) -> None:
         """Deletes staged parts."""
 
-        def forget(session: Session) -> None:
+        def forget(session: DatabaseSession) -> None:
             for name in names:
                 session.fetch(FORGET, target.table, name)
 
         await self._change(target, lambda session: session.run(forget, session))
 
-    async def _change(self, place: PartPlace, work: Callable[[Session], Awaitable[T]]) -> T:
+    async def _change(self, place: PartPlace, work: Callable[[DatabaseSession], Awaitable[T]]) -> T:
         """Makes a change in one transaction; raises ``ToolError`` if nothing was changed."""
         database = await find_database(place.kind.value, self._box, auth=place.auth, path=place.path or None)
         where = f"sink: table {place.table} of {place.kind} {place.path or place.auth}"
@@ -144,7 +144,7 @@ def _delete_replaced(writer: TableWriter, place: PartPlace) -> None:
         writer.delete({name: value for name, value in place.own.items() if name in writer.columns})
 
 
-def _publish(session: Session, parts: Collection[PartPlace]) -> None:
+def _publish(session: DatabaseSession, parts: Collection[PartPlace]) -> None:
     writer: TableWriter | None = None
     note = f"{session.database.insert_new} {NOTE_PUBLISHED}"
     for place in parts:
@@ -158,7 +158,7 @@ def _publish(session: Session, parts: Collection[PartPlace]) -> None:
         session.fetch(FORGET, place.table, place.part)
 
 
-def _published(session: Session, target: PartPlace, names: Sequence[str]) -> set[str]:
+def _published(session: DatabaseSession, target: PartPlace, names: Sequence[str]) -> set[str]:
     found: set[str] = set()
     for start in range(0, len(names), NAMES_AT_ONCE):
         some = names[start : start + NAMES_AT_ONCE]

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.sql.databases.base import Database, Session, open_session
+from noetl_dagster.tools.sql.databases.base import Database, DatabaseSession, open_session
 from noetl_dagster.tools.sql.databases.binding import bind
 from noetl_dagster.tools.sql.databases.places import find_database
 from noetl_dagster.tools.sql.databases.tool import read_rows
@@ -46,7 +46,7 @@ async def database_of(end: TransferEnd, call: ToolCall, box: Toolbox) -> Databas
         raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
 
-def open_database(end: TransferEnd, database: Database, call: ToolCall) -> AbstractAsyncContextManager[Session]:
+def open_database(end: TransferEnd, database: Database, call: ToolCall) -> AbstractAsyncContextManager[DatabaseSession]:
     """Opens a connection for an end, whose instants are in UTC."""
     return open_session(database, f"transfer in step {call.step}, {end.kind}")
 
@@ -56,7 +56,7 @@ class DatabaseSource(TransferSource):
 
     seeks = False
 
-    def __init__(self, session: Session, end: TransferEnd, size: int) -> None:
+    def __init__(self, session: DatabaseSession, end: TransferEnd, size: int) -> None:
         self._session, self._end, self._size = session, end, size
 
     async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
@@ -103,7 +103,7 @@ async def write_database(transfer: Transfer) -> TransferOutcome:
 class DatabaseTable(StagedTable):
     """Copies all rows in one transaction, which also records the outcome in the table ``noetl_transfer``."""
 
-    def __init__(self, transfer: Transfer, session: Session) -> None:
+    def __init__(self, transfer: Transfer, session: DatabaseSession) -> None:
         super().__init__(transfer, lasting=False)
         self.keeps_position = self._options.mode is WriteMode.APPEND and keeps_ledger(transfer)
         self._session = session

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import Arc, Playbook, Step
 from noetl_dagster.process.redaction import SECRETS
-from noetl_dagster.service.pages.graph.layout import Layout, Pair, Point, layered
+from noetl_dagster.service.pages.graph.layout import GraphLayout, Pair, Point, layered
 from noetl_dagster.service.pages.wording import cells, compact, counted, shortened
 
 MOST_STEPS = 300
@@ -121,7 +121,7 @@ class _Drawing:
     joins: dict[int, int]
     width: int
     height: int
-    layout: Layout
+    layout: GraphLayout
 
     @classmethod
     def of(cls, playbook: Playbook) -> _Drawing | None:

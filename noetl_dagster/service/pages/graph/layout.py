@@ -25,7 +25,7 @@ SWEEPS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GraphLayout:
     """A drawing.
 
     Attributes:
@@ -57,7 +57,7 @@ class _Layers:
 
 
 @lru_cache(maxsize=64)
-def layered(count: int, edges: tuple[Pair, ...], width: int, height: int) -> Layout | None:
+def layered(count: int, edges: tuple[Pair, ...], width: int, height: int) -> GraphLayout | None:
     """Returns a drawing of so many boxes; None if it would have more than :data:`MOST_POINTS` points.
 
     Args:
@@ -79,7 +79,7 @@ def layered(count: int, edges: tuple[Pair, ...], width: int, height: int) -> Lay
         [x for points in lines.values() for x, _ in points] + [layers.x[box] + width / 2 for box in range(count)]
     )
     boxes = tuple((layers.x[box], tops[rank[box]]) for box in range(count))
-    return Layout(right + MARGIN, tops[-1] + height + MARGIN, boxes, lines)
+    return GraphLayout(right + MARGIN, tops[-1] + height + MARGIN, boxes, lines)
 
 
 def _ranks(count: int, forward: Sequence[Pair]) -> list[int]:

@@ -156,7 +156,7 @@ class Database(ABC):
 
 
 @dataclass(slots=True)
-class Session:
+class DatabaseSession:
     """An open connection, whose statements run in threads, one at a time. ``where`` begins the texts of errors."""
 
     database: Database
@@ -193,7 +193,7 @@ class Session:
 
 
 @asynccontextmanager
-async def open_session(database: Database, where: str) -> AsyncIterator[Session]:
+async def open_session(database: Database, where: str) -> AsyncIterator[DatabaseSession]:
     """Opens a connection.
 
     Args:
@@ -210,7 +210,7 @@ async def open_session(database: Database, where: str) -> AsyncIterator[Session]
         connecting.add_done_callback(partial(_close_late, database))
         raise
     try:
-        yield Session(database, connection, where)
+        yield DatabaseSession(database, connection, where)
     finally:
         with database.ignored():
             await asyncio.to_thread(database.close, connection)

@@ -12,7 +12,7 @@ from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.paths import check_path, written_in
 from noetl_dagster.tools.rows.jsonable import NotJsonableError
-from noetl_dagster.tools.sql.databases.base import Database, Session, open_session
+from noetl_dagster.tools.sql.databases.base import Database, DatabaseSession, open_session
 from noetl_dagster.tools.sql.databases.binding import bind, needs_own_transaction, only_reads
 from noetl_dagster.tools.sql.databases.places import find_database
 from noetl_dagster.tools.sql.databases.sqlite import IN_MEMORY
@@ -89,7 +89,7 @@ async def _database(call: ToolCall, box: Toolbox) -> Database:
         raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
 
-def _run(session: Session, statements: Sequence[BoundStatement], rows: FetchedRows) -> dict[str, Any]:
+def _run(session: DatabaseSession, statements: Sequence[BoundStatement], rows: FetchedRows) -> dict[str, Any]:
     database, connection = session.database, session.connection
     texts = [statement.text for statement in statements]
     if any(map(needs_own_transaction, texts)) or (database.commits_one and len(texts) == 1):
@@ -98,7 +98,7 @@ def _run(session: Session, statements: Sequence[BoundStatement], rows: FetchedRo
         return _results(session, statements, rows)
 
 
-def _results(session: Session, statements: Sequence[BoundStatement], rows: FetchedRows) -> dict[str, Any]:
+def _results(session: DatabaseSession, statements: Sequence[BoundStatement], rows: FetchedRows) -> dict[str, Any]:
     results = []
     for index, statement in enumerate(statements):
         cursor = session.database.execute(session.connection, statement.text, statement.values)
@@ -112,7 +112,9 @@ def _results(session: Session, statements: Sequence[BoundStatement], rows: Fetch
     return promoted(results)
 
 
-async def read_rows(session: Session, statement: BoundStatement, size: int) -> AsyncIterator[list[dict[str, Any]]]:
+async def read_rows(
+    session: DatabaseSession, statement: BoundStatement, size: int
+) -> AsyncIterator[list[dict[str, Any]]]:
     """Yields the rows of a statement, ``size`` at a time, with the values of the driver."""
     database, connection = session.database, session.connection
     await session.run(lambda: database.begin(connection, reads=only_reads(statement.text)))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.sql.databases.base import Session
+from noetl_dagster.tools.sql.databases.base import DatabaseSession
 
 
 class TableWriter:
@@ -17,7 +17,7 @@ class TableWriter:
         where: the table, for errors.
     """
 
-    def __init__(self, session: Session, table: str) -> None:
+    def __init__(self, session: DatabaseSession, table: str) -> None:
         database, connection = session.database, session.connection
         self._session, self._database, self._connection = session, database, connection
         self._name = database.quoted(table)
@@ -72,7 +72,7 @@ class TableWriter:
         self._session.fetch(f"DELETE FROM {self._name}" + (f" WHERE {same}" if same else ""), *identity.values())
 
 
-def create_bookkeeping(session: Session, statements: Sequence[str], purpose: str) -> None:
+def create_bookkeeping(session: DatabaseSession, statements: Sequence[str], purpose: str) -> None:
     """Creates tables of the platform that are missing; in MySQL this commits, so it comes before a transaction.
 
     Raises:
