@@ -37,8 +37,8 @@ check: lint ## what a change must pass before a commit: ruff, mypy, the architec
 test-quick: setup ## the language, the log, the control plane and the tools, without the tests that take seconds
 	$(PYTEST) $(TEST_ARGS) -m "not long and not spark and not slow and not chaos and not huge" $(QUICK)
 
-test: setup java browser ## all tests, over the embedded services; TEST_ARGS for pytest
-	.venv/bin/pytest $(TEST_ARGS)
+test: setup java browser ## all tests, over the embedded services, and the 30 slowest of them; TEST_ARGS for pytest
+	.venv/bin/pytest $(TEST_ARGS) --durations=30
 
 test-slow: setup java browser ## the long tests, one after another: races, kills, large fan-outs and files; SLOW_ARGS for pytest
 	.venv/bin/pytest -m slow $(SLOW_ARGS)
