@@ -38,7 +38,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "check:check",
         "Find mistakes in playbooks without running them; exit code 1 on errors, and for a folder without playbooks.",
     ),
-    "migrate": ("authoring:migrate", "Rewrite playbooks in the current syntax, and print what changes."),
     "register": ("authoring:register", "Register playbooks as versions, which then run without their files."),
     "schema": ("check:schema", "Print the JSON Schema of the playbook language, for editors."),
     "init": (
@@ -73,7 +72,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Executions": ("run", "resume", "status", "events", "executions", "cancel", "state"),
-    "Playbooks and projects": ("init", "new", "check", "migrate", "register", "schema", "demo"),
+    "Playbooks and projects": ("init", "new", "check", "register", "schema", "demo"),
     "Processes of a deployment": ("serve", "worker", "ingest", "daemon", "project", "reap"),
     "Upkeep": ("provision", "maintain", "verify", "dead-letters", "replay"),
     "Environment": ("settings", "doctor", "services", "records-api"),

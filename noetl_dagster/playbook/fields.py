@@ -1,8 +1,8 @@
 """Declares the fields of the canonical models: name, spellings, type and words, each in one place.
 
-The reader of blocks, the JSON Schema and the migration of older words all work from these declarations. Pydantic's
-own aliases cannot carry them: two spellings of one field in one mapping are an error or are merged, a setting may be a
-template that is rendered later, and every message names a place in the document.
+The reader of blocks and the JSON Schema both work from these declarations. Pydantic's own aliases cannot carry them:
+two spellings of one field in one mapping are an error or are merged, a setting may be a template that is rendered
+later, and every message names a place in the document.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Spelled:
 def _stored_place(place: Place | None, info: SerializationInfo) -> Any:
     if place is None or info.context is None:
         return place
-    return None if info.context.get("without_places") else [place.line, place.column]
+    return [place.line, place.column]
 
 
 def _loaded_place(value: Any, info: ValidationInfo) -> Any:

@@ -1,11 +1,8 @@
-"""``migrate``, ``register``, ``init`` and ``new``: files of playbooks are rewritten, registered and created."""
+"""``register``, ``init`` and ``new``: registers playbooks, and creates projects, playbooks and steps."""
 
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
-from difflib import unified_diff
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +16,6 @@ from noetl_dagster.code_location.scaffold import copy_example, new_playbook, new
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.events.catalog import PlaybookDraft, draft_of
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.playbook.migration.rewriting import migrate as migrated
 
 Paths = Annotated[
     list[Path], typer.Argument(help="playbook files, or folders of them", autocompletion=complete_playbooks)
@@ -27,57 +23,6 @@ Paths = Annotated[
 Name = Annotated[str, typer.Argument(help="name of the new playbook or step", metavar="NAME")]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-
-def migrate(
-    paths: Paths,
-    check: Annotated[bool, typer.Option("--check", help="write nothing; exit code 1 on changes")] = False,
-) -> None:
-    """Rewrite playbooks in the current syntax, and print what changes.
-
-    Comments, order and style are kept.
-    """
-    changed = stuck = 0
-    for path in paths:
-        for file in playbook_files(path):
-            text = _read(file)
-            migration = migrated(text, str(file))
-            for problem in migration.problems:
-                warn(str(problem))
-            stuck += any(problem.severity == "error" for problem in migration.problems)
-            if migration.text == text:
-                continue
-            changed += 1
-            before, after = text.splitlines(), migration.text.splitlines()
-            for line in unified_diff(before, after, str(file), str(file), lineterm=""):
-                typer.echo(line)
-            if not check:
-                _write(file, migration.text)
-    raise typer.Exit(1 if stuck or (check and changed) else 0)
-
-
-def _read(file: Path) -> str:
-    """Reads a file without translating the ends of its lines."""
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
-            return opened.read()
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"{file}: cannot be read: {error}")
-
-
-def _write(file: Path, text: str) -> None:
-    """Replaces a file atomically and durably, and keeps its mode."""
-    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    fresh = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as opened:
-            opened.write(text)
-            opened.flush()
-            os.fsync(opened.fileno())
-        fresh.chmod(file.stat().st_mode)
-        fresh.replace(file.resolve())
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def register(paths: Paths, lenient: Lenient = False, as_json: Json = False) -> None:
