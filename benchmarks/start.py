@@ -15,7 +15,6 @@ from pathlib import Path
 from benchmarks._processes import Cost, ended, output, until_line
 from benchmarks._two_steps import PLAYBOOK
 from noetl_dagster import embedded
-from noetl_dagster.launcher.address import stop
 from noetl_dagster.settings import Settings
 
 REPEATS = 5
@@ -34,7 +33,6 @@ def main(repeats: int) -> None:
         ended(["-m", "noetl_dagster", "run", "two.yaml"], environment, folder)  # makes tables and bytecode
         listed = output([*NOETL, "executions", "--json"], environment, folder)
         execution = re.findall(r'"execution_id": "(\d+)"', listed)[0]
-        warm = {**environment, "NOETL_WARM_COMMANDS": "true"}
         cases: dict[str, Measured] = {
             "import dagster": lambda: ended(["-c", "import dagster"], environment, folder),
             "import dagster, dagster_postgres": lambda: ended(
@@ -45,9 +43,6 @@ def main(repeats: int) -> None:
             "events": lambda: ended([*NOETL, "events", execution], environment, folder),
             "worker, until it works": lambda: until_line([*NOETL, "worker"], "slots", environment, folder),
             "code location": lambda: ended(["-c", "import noetl_dagster.definitions"], environment, folder),
-            "check, warm": lambda: ended([*NOETL, "check", "two.yaml"], warm, folder),
-            "status, warm": lambda: ended([*NOETL, "status", execution], warm, folder),
-            "run of two python steps, warm": lambda: ended([*NOETL, "run", "two.yaml"], warm, folder),
             "run of two python steps": lambda: ended([*NOETL, "run", "two.yaml"], environment, folder),
         }
         best: dict[str, Cost] = {}
@@ -55,7 +50,6 @@ def main(repeats: int) -> None:
             for case, measured in cases.items():
                 cost = measured()
                 best[case] = cost.least(best.get(case, cost))
-        stop(folder / "home" / "runs")
         embedded.down(Settings(home=folder / "home"))
     base = best["import dagster"]
     print(f"{'':46}     wall      cpu   of import dagster")

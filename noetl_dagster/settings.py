@@ -383,11 +383,6 @@ class Settings(BaseSettings):
     )
     workspace: Path = Field(Path("workspace.yaml"), description="Workspace file for run_launcher dagster")
 
-    warm_commands: bool = Field(
-        False,
-        description="Commands start in a process that has imported everything, and the run server drives their runs",
-    )
-
     playbook_env: Annotated[tuple[str, ...], NoDecode, Listed] = Field(
         (),
         description="Environment variables that Python code, shell steps and secret://env/ may read, beside basic ones "

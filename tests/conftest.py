@@ -291,7 +291,6 @@ def _own_settings(services: Settings, databases: Databases, tmp_path: Path) -> I
     with isolated(services, tmp_path, database=databases.one()) as own:
         yield own
         end_run_servers(embedded.run_server_folder(own))
-        shutil.rmtree(own.home / "commands", ignore_errors=True)  # command servers end
         if (own.home / "services.json").exists():  # the test started servers of its own
             embedded.down(own)
 

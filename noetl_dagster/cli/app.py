@@ -20,7 +20,7 @@ from noetl_dagster.cli.console import fail, notes_become_records
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.process import logs
 from noetl_dagster.process.collector import importing
-from noetl_dagster.process.hiding import hide_from_children
+from noetl_dagster.process.environment import hide_from_children
 from noetl_dagster.settings import LogFormat, get_settings
 
 COMMANDS: dict[str, tuple[str, str]] = {

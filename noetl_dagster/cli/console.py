@@ -24,20 +24,12 @@ logger = logging.getLogger(__name__)
 PIPE_WIDTH = 120
 """Columns of output that goes to a file or a pipe."""
 
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 """Results, on standard output."""
 
 notes = Console(stderr=True)
 """Progress and remarks, on standard error, so that ``--json`` stays clean."""
 
-
-def fit_terminal() -> None:
-    """Fits both consoles to the streams of this process, which a forked command gets after this module is imported."""
-    Console.__init__(console, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    Console.__init__(notes, stderr=True)
-
-
-fit_terminal()
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 

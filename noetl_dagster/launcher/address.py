@@ -8,6 +8,7 @@ is known even if the run server is gone.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import signal
 import socket
@@ -23,11 +24,11 @@ from typing import IO, Any
 
 import orjson
 
+import noetl_dagster
 from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.private_files import private_folder
 from noetl_dagster.process.environment import without_tokens
-from noetl_dagster.process.fingerprint import fingerprint
 from noetl_dagster.process.unix_sockets import connect
 
 Message = dict[str, Any]
@@ -47,6 +48,12 @@ LOG_BYTES = 20_000_000
 """A larger log is truncated."""
 
 LOCK_TRIES = 20
+
+_TERMINAL_VARIABLES = {
+    *("_", "SHLVL", "PWD", "OLDPWD", "TERM", "COLUMNS", "LINES", "COLORTERM", "PS1"),
+    *("SSH_TTY", "SSH_CLIENT", "SSH_CONNECTION", "PYTEST_CURRENT_TEST"),
+}
+_DAGSTER_PREFIX = "DAGSTER_"  # variables that Dagster sets for its child processes
 
 
 class Channel:
@@ -239,6 +246,36 @@ def stop(folder: Path) -> None:
             channel.send({"do": "end"})
             while channel.receive() is not None:  # its end closes the connection
                 pass
+
+
+def fingerprint(environment: Mapping[str, str], *facts: object) -> str:
+    """Returns 16 hexadecimal digits of an environment, this interpreter, this package's files, and other facts.
+
+    Variables of the terminal, and those that Dagster sets for its child processes, make no difference. Installing or
+    removing a package does.
+    """
+    variables = {
+        name: value
+        for name, value in sorted(environment.items())
+        if name not in _TERMINAL_VARIABLES and (name == "DAGSTER_HOME" or not name.startswith(_DAGSTER_PREFIX))
+    }
+    folders = [Path(folder) for folder in sys.path if folder.endswith("site-packages")]
+    installed = [folder.stat().st_mtime_ns for folder in folders if folder.is_dir()]
+    package = stamp_of(Path(noetl_dagster.__file__).parent, ".py")
+    return hashlib.sha256(repr((variables, sys.executable, installed, package, facts)).encode()).hexdigest()[:16]
+
+
+def stamp_of(folder: Path, *suffixes: str) -> list[tuple[str, int, int]]:
+    """Returns a value that changes with the files below a folder that have one of the suffixes."""
+    stamps = []
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(suffixes):
+                path = Path(inside, name)
+                with suppress(OSError):  # a dangling link of an editor, or a file that was just removed
+                    status = path.stat()
+                    stamps.append((str(path), status.st_mtime_ns, status.st_size))
+    return sorted(stamps)
 
 
 class RunLock:

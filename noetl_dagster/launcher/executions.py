@@ -1,38 +1,30 @@
-"""Executions that a run server drives: those of the API, which follows many, and that of a command, which waits."""
+"""Executions of the API, which a run server drives."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import select
-import signal
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.runners import Runner, check_runner
 from noetl_dagster.engine.recovery.abandoned import Abandoned
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.launcher.address import Address, Channel, Message, driver_of, execute_request, interrupt
+from noetl_dagster.launcher.address import Address, Message, execute_request
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.private_files import private_file
 from noetl_dagster.process.environment import own_environment, without_tokens
 from noetl_dagster.process.event_loop import cancel_and_wait
-from noetl_dagster.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-POLL_SECONDS = 0.2
 TAIL_BYTES = 2_000
 
 MOST_FAILURES = 1_000
@@ -267,84 +259,3 @@ def remember_failure(failures: dict[int, str], execution_id: int, error: str) ->
 async def _fail_unstarted(engine: Engine, execution_id: int, why: str) -> None:
     if await engine.lifecycle.fail_unstarted(execution_id, f"the run did not start: {why}"):
         logger.error("execution %d did not start: %s", execution_id, why)
-
-
-def drive(
-    settings: Settings,
-    playbook: Playbook,
-    execution_id: int,
-    workload: dict[str, Any],
-    *,
-    resumed: bool = False,
-) -> str | None:
-    """Lets the run server of this process's environment drive an execution, and waits for the end of its run.
-
-    SIGINT and SIGTERM interrupt the run, and this function returns its end. A second one ends the wait.
-
-    Returns:
-        The error of the run; None if it succeeded.
-
-    Raises:
-        ServiceError: there is no run server, or it is busy; nothing was started.
-    """
-    folder = embedded.run_server_folder(settings)
-    lenient = playbook.lenient
-    request = execute_request(playbook.file, execution_id, workload, lenient=lenient, resumed=resumed)
-    run_id = request["run_id"]
-    sent = False
-    with _interrupted_by_sigterm(), closing(Address.of(folder, os.environ, settings.driven_at_once).open()) as channel:
-        try:
-            status = channel.ask({"do": "status"})
-            if status is None or len(status["driven"]) + len(status["waiting"]) >= settings.driven_at_once:
-                raise ServiceError("the run server is busy")
-            sent = True
-            channel.send(request)
-            return _wait_for_end(channel, folder / "runs", run_id)
-        except OSError as error:
-            raise ServiceError(f"the run server is gone: {error}") from error
-        except KeyboardInterrupt:
-            if not sent:
-                raise
-            with suppress(OSError, ServiceError):
-                channel.send({"do": "withdraw", "id": request["id"]})
-                return _wait_for_end(channel, folder / "runs", run_id, interrupting=True)
-            raise
-
-
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Makes SIGTERM raise KeyboardInterrupt in the block, as SIGINT does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _wait_for_end(channel: Channel, locks: Path, run_id: str, *, interrupting: bool = False) -> str | None:
-    """Waits for the end of a run and returns its error. If the server is gone, waits for the driver.
-
-    Args:
-        interrupting: interrupts the run as soon as a driver has it.
-    """
-    while True:
-        if interrupting:
-            interrupting = not interrupt(locks, run_id)
-            readable, _, _ = select.select([channel], [], [], POLL_SECONDS if interrupting else None)
-            if not readable:
-                continue
-        messages = channel.arrived()
-        if messages is None:
-            break
-        for message in messages:
-            if "ended" in message:
-                error: str | None = message["error"]
-                return error
-            if "refused" in message:
-                raise ServiceError(message["error"])
-            if message.get("withdrawn"):
-                return "withdrawn before it began"
-    while driver_of(locks, run_id) is not None:
-        interrupting = interrupting and not interrupt(locks, run_id)
-        time.sleep(POLL_SECONDS)
-    return "the run server ended"

@@ -26,11 +26,10 @@ import psutil
 
 from noetl_dagster import machine
 from noetl_dagster.engine.executions.runners import Runner
-from noetl_dagster.launcher.address import Address, Channel, Message
+from noetl_dagster.launcher.address import Address, Channel, Message, stamp_of
 from noetl_dagster.process import logs
 from noetl_dagster.process.collector import share_heaps
-from noetl_dagster.process.fingerprint import stamp_of
-from noetl_dagster.process.hiding import hide_from_children
+from noetl_dagster.process.environment import hide_from_children
 from noetl_dagster.process.unix_sockets import listen
 from noetl_dagster.settings import get_settings
 

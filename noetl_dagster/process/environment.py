@@ -7,13 +7,13 @@ get :func:`playbook_environment`.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
-from noetl_dagster.process.hiding import hide_from_children
 from noetl_dagster.settings import WITHHELD, Settings, get_settings
 
 PREFIX = "NOETL_"
@@ -28,6 +28,21 @@ BASIC_VARIABLES = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
 )
 """Patterns of variables that programs need and that are no secrets."""
+
+
+_PR_SET_DUMPABLE = 4
+
+
+def hide_from_children() -> None:
+    """Makes the initial environment and the memory of this process unreadable for other processes of its user.
+
+    Linux keeps the initial environment in ``/proc/<pid>/environ``, whatever is removed from ``os.environ``. The
+    superuser can still read it. Forked processes inherit the protection, and started programs do not. Other systems
+    have no such files.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 class _Withheld:

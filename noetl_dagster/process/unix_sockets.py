@@ -1,12 +1,10 @@
-"""Unix sockets whose path may be long, for the user of this process alone.
-
-The client of warm commands imports this module, so it imports next to nothing.
-"""
+"""Unix sockets whose path may be long, for the user of this process alone."""
 
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from pathlib import Path
 
 MOST_BYTES = 100
 """A longer path is not given to the kernel, which takes 107 bytes, or 103 on macOS."""
@@ -27,8 +25,7 @@ def connect(path: str) -> socket.socket | None:
 def listen(path: str) -> socket.socket:
     """Returns a listening socket. It replaces one that another process has left behind."""
     listener = socket.socket(socket.AF_UNIX)
-    with suppress(FileNotFoundError):
-        os.unlink(path)
+    Path(path).unlink(missing_ok=True)
     before = os.umask(0o177)
     try:
         with _short(path) as short:

@@ -37,9 +37,7 @@ def test_registered_versions_run_without_their_file(cli: Cli, tmp_path: Path) ->
     assert cli("run", "tests/two.yaml").returncode == 2
 
 
-def test_a_resumption_goes_on_with_the_version_that_it_began_with(
-    cli: Cli, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_resumption_goes_on_with_the_version_that_it_began_with(cli: Cli, tmp_path: Path) -> None:
     file, mended = tmp_path / "one.yaml", tmp_path / "mended"
     code = f"import pathlib; assert pathlib.Path('{mended}').exists(); result = 1"
     file.write_text(text("one", code))
@@ -50,8 +48,6 @@ def test_a_resumption_goes_on_with_the_version_that_it_began_with(
     cli("register", str(file))
     file.unlink()
     mended.touch()
-
-    environment["NOETL_WARM_COMMANDS"] = "true"  # a warm process has the reference alone
 
     resumed = cli("resume", run["execution_id"], "--json")
 
@@ -102,7 +98,7 @@ def assert_shown(warnings: list[str]) -> None:
     assert [found.startswith(text) for found, text in zip(warnings, WARNINGS, strict=True)] == [True, True]
 
 
-def test_a_lenient_playbook_stays_lenient(cli: Cli, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_lenient_playbook_stays_lenient(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "foreign.yaml"
     file.write_text(LENIENT)
     for command in ("run", "register"):
@@ -118,7 +114,6 @@ def test_a_lenient_playbook_stays_lenient(cli: Cli, environment: dict[str, str],
     registered = json.loads(cli("register", str(file), "--lenient", "--json").stdout)
     assert_shown(registered["registered"][0]["warnings"])
     file.unlink()
-    environment["NOETL_WARM_COMMANDS"] = "true"
     (tmp_path / "mended").touch()
     again = json.loads(cli("run", "tests/foreign", "--json").stdout)
     assert (again["status"], again["version"]) == ("COMPLETED", 1)

@@ -15,10 +15,9 @@ from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import Verdict
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.launcher.address import LAUNCHER_TAG
+from noetl_dagster.launcher.address import LAUNCHER_TAG, stamp_of
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
-from noetl_dagster.process.fingerprint import stamp_of
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.sensors.recovery import build_recovery_sensor
 from noetl_dagster.settings import Settings

@@ -14,9 +14,8 @@ from pydantic import SecretStr
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.launcher.address import Address
 from noetl_dagster.playbook.loader import parse_report
-from noetl_dagster.process.environment import own_environment, settings_withheld
+from noetl_dagster.process.environment import hide_from_children, own_environment, settings_withheld
 from noetl_dagster.process.event_loop import run_sync
-from noetl_dagster.process.hiding import hide_from_children
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.credentials import Credentials

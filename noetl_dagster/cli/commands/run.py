@@ -17,9 +17,8 @@ from noetl_dagster.cli.progress import showing
 from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.engine.executions.runners import Runner, check_runner
-from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError, ServiceError
+from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.launcher.executions import drive
 from noetl_dagster.playbook.catalog import SUFFIXES
 from noetl_dagster.playbook.checks.templates import check_code
 from noetl_dagster.playbook.document import Document
@@ -113,16 +112,7 @@ def run_playbook(
     if not quiet:
         note_page(session.settings, execution_id)
     session.lead_to_dagster()
-    error, here = None, verbose or not session.settings.warm_commands
-    if not here:
-        try:
-            with showing(engine, execution_id, quiet=quiet):
-                error = drive(session.settings, playbook, execution_id, workload, resumed=resumed)
-        except ServiceError as busy:
-            warn(f"this process drives the run: {busy}")
-            here = True
-    if here:
-        error = _drive_here(session, playbook, execution_id, workload, resumed=resumed, quiet=quiet, verbose=verbose)
+    error = _drive(session, playbook, execution_id, workload, resumed=resumed, quiet=quiet, verbose=verbose)
     try:
         found = run_sync(full_overview(engine.runtime, execution_id))
     except ExecutionNotFoundError:
@@ -160,7 +150,7 @@ def _run_without_dagster(
     return run_sync(full_overview(engine.runtime, execution.id))
 
 
-def _drive_here(
+def _drive(
     session: Session,
     playbook: Playbook,
     execution_id: int,
@@ -171,7 +161,7 @@ def _drive_here(
     verbose: bool,
 ) -> str | None:
     """Runs the job in this process, and returns the error if it failed."""
-    with importing():  # takes a second, which a warm process has behind it
+    with importing():  # only here, since it takes a second
         from dagster import DagsterInstance
 
         from noetl_dagster.code_location.launch import launch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from shutil import rmtree
 
 import typer
 from rich.table import Column, Table
@@ -32,7 +31,6 @@ def down() -> None:
     """Stop all services of the state folder; their data and ports are kept."""
     settings = get_settings()
     stop(embedded.run_server_folder(settings))
-    rmtree(settings.home / "commands", ignore_errors=True)  # command servers end
     embedded.down(settings)
 
 

@@ -6,10 +6,8 @@ import asyncio
 import json
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -24,7 +22,7 @@ from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.transport.nats import NatsNames, connect
-from noetl_dagster.launcher.address import LAUNCHER_TAG
+from noetl_dagster.launcher.address import LAUNCHER_TAG, Address, execute_request
 from noetl_dagster.process import logs
 from noetl_dagster.process.tracing.spans import trace_id_of
 from noetl_dagster.resources.engines import EngineProvider
@@ -181,10 +179,12 @@ def test_a_driver_that_was_forked_sends_too(settings: Settings, collector: Colle
     """The run server forks the drivers of warm runs, which live on after their run."""
     (tmp_path / "sample.yaml").write_text(text_of("sample", FANOUT))
     home = str(embedded.dagster_home(settings))
-    own = {"NOETL_WARM_COMMANDS": "true", "DAGSTER_HOME": home, **embedded.environment(settings)}
-    command = [sys.executable, "-m", "noetl_dagster", "run", str(tmp_path / "sample.yaml"), "--json"]
-    ended = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    environment = {**os.environ, "DAGSTER_HOME": home, **embedded.environment(settings)}
+    address = Address.of(embedded.run_server_folder(settings), environment, 1)
+    with closing(address.open()) as server:
+        server.send(execute_request(str(tmp_path / "sample.yaml"), 1, {}, lenient=False))
+        assert "accepted" in (server.receive() or {})
+        assert server.receive() == {"ended": "1", "error": None}
     with DagsterInstance.from_config(home) as instance:
         [run] = instance.get_runs()
         assert LAUNCHER_TAG in run.tags
