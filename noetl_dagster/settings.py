@@ -90,14 +90,6 @@ class PythonIsolation(StrEnum):
     SUBPROCESS = "subprocess"
 
 
-class SandboxMode(StrEnum):
-    """Whether the kernel restricts the files of shell steps and of Python code in a subprocess."""
-
-    OFF = "off"
-    AUTO = "auto"
-    REQUIRED = "required"
-
-
 class RunLauncher(StrEnum):
     """Launchers for the executions that the HTTP API accepts."""
 
@@ -391,15 +383,6 @@ class Settings(BaseSettings):
 
     python_isolation: PythonIsolation = Field(
         PythonIsolation.THREAD, description="Isolation of Python code without 'isolation': thread, or subprocess"
-    )
-    playbook_sandbox: SandboxMode = Field(
-        SandboxMode.OFF,
-        description="Shell steps and Python code in a subprocess read programs, libraries and playbooks, and write "
-        "only a temporary folder: off; auto: if the kernel has Landlock; required: fail without it, and run all Python "
-        "code in a subprocess",
-    )
-    playbook_folders: Annotated[tuple[Path, ...], NoDecode, Listed] = Field(
-        (), description="Further folders that code in the sandbox may read and write, separated by commas"
     )
     playbook_user: str | None = Field(
         None, description="User, by name or number, of shell steps and Python code in a subprocess; needs root"

@@ -19,7 +19,7 @@ SECONDS = [name for name, kind in TYPES.items() if kind in (float, float | None)
 NUMBERS = [*SECONDS, *(name for name, kind in TYPES.items() if kind in (int, int | None))]
 SWITCHES = [name for name, kind in TYPES.items() if kind is bool]
 MAPPINGS = ["worker_tool_pools", "container_pod", "spark_config"]
-LISTS = ["service_proxies", "http_deny", "playbook_env", "playbook_folders", "container_allow", "file_folders"]
+LISTS = ["service_proxies", "http_deny", "playbook_env", "container_allow", "file_folders"]
 PORTS = ["health_port", "service_port", "records_api_port"]
 HTTP = [
     *("tracing_endpoint", "server_url", "pages_url", "dagster_url", "minio_endpoint", "gcs_endpoint"),
@@ -67,7 +67,6 @@ WRONG: dict[str, list[str]] = {
     "event_transport": ["x", "tcp"],
     "default_store_tier": ["x", "floppy"],
     "python_isolation": ["x"],
-    "playbook_sandbox": ["x", "true"],
     "run_launcher": ["x"],
 }
 CASES = [(name, value) for name, values in WRONG.items() for value in values]

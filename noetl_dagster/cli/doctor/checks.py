@@ -39,9 +39,8 @@ from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.nats import check_stream, connect
 from noetl_dagster.extras import needs_extra
 from noetl_dagster.playbook.catalog import find_playbooks
-from noetl_dagster.process.sandbox import landlock_version
 from noetl_dagster.process.tracing.exporter import try_collector
-from noetl_dagster.settings import EventTransport, SandboxMode, Settings, StoreTier
+from noetl_dagster.settings import EventTransport, Settings, StoreTier
 from noetl_dagster.storage.tiers import configured, probe
 from noetl_dagster.tools.commands.confinement import confinement
 from noetl_dagster.tools.commands.processes import run_process
@@ -53,7 +52,7 @@ OTHER_VARIABLES = re.compile(r"NOETL_(CREDENTIAL_|TEST_).*|NOETL_INPUT|NOETL(_.*
 
 VARIABLES_REMEDY = "correct or remove them; 'noetl-dagster settings' lists the settings"
 
-CODE_REMEDY = "check NOETL_PLAYBOOK_SANDBOX and NOETL_PLAYBOOK_USER: that user must be able to read the installation"
+CODE_REMEDY = "check NOETL_PLAYBOOK_USER: that user must be able to read the installation"
 DATABASE_SECONDS = 10.0
 
 DAGSTER_SECONDS = 60.0
@@ -341,20 +340,16 @@ async def find_java(settings: Settings) -> CheckResult:
 
 
 async def _playbook_code(settings: Settings) -> CheckResult:
-    if settings.playbook_sandbox is SandboxMode.OFF and settings.playbook_user is None:
-        return not_set("NOETL_PLAYBOOK_SANDBOX")
-    confined = confinement(settings, str(settings.playbooks_path))
+    if settings.playbook_user is None:
+        return not_set("NOETL_PLAYBOOK_USER")
+    confined = confinement(settings)
     with confined.private_folder("noetl-doctor-") as folder:
         ready = [sys.executable, "-c", "import orjson"]
-        command, env = confined.start_of(ready, {"PATH": os.defpath, **confined.variables(folder)}, folder)
+        command, env = confined.start_of(ready, {"PATH": os.defpath, **confined.variables(folder)})
         done = await run_process(command, env=env, folder=folder)
     if done.exit_code:
         return wrong(f"confined Python code cannot start: {done.stderr.strip()[-200:]}", CODE_REMEDY)
-    user = "" if confined.user is None else f", as user {confined.user[0]}"
-    if settings.playbook_sandbox is not SandboxMode.OFF and not confined.landlock:
-        return warning(f"this kernel has no Landlock: playbook code has no sandbox{user}", CODE_REMEDY)
-    version = f"in a sandbox (Landlock {landlock_version()})" if confined.landlock else "without a sandbox"
-    return ok(f"playbook code runs {version}{user}")
+    return ok(f"playbook code runs as the user {settings.playbook_user}")
 
 
 async def _playbooks(settings: Settings) -> CheckResult:

@@ -77,9 +77,9 @@ class ShellTool(Tool):
 
     async def _run(self, call: ToolCall, box: Toolbox, variables: Mapping[str, str]) -> Finished:
         config = call.config
-        confined = confinement(box.settings, call.folder)
-        if variables and confined.is_apart and config["pipes"] in (True, JobMessages.FILE):
-            raise call.error("pipes: true uses a file that confined commands cannot write; write pipes: objects")
+        confined = confinement(box.settings)
+        if variables and confined.has_own_user and config["pipes"] in (True, JobMessages.FILE):
+            raise call.error("pipes: true uses a file that NOETL_PLAYBOOK_USER cannot write; write pipes: objects")
         env = playbook_environment(box.settings)
         own = {str(name): str(value) for name, value in (config.get("env") or {}).items()} | dict(variables)
         own["NOETL_INPUT"] = orjson.dumps(to_jsonable(call.input, "input")).decode()
@@ -87,10 +87,10 @@ class ShellTool(Tool):
         script = await load_script(call, box) if "script" in config else config.get("code")
         with ExitStack() as stack:
             private = None
-            if script or confined.is_apart:
+            if script or confined.has_own_user:
                 private = stack.enter_context(confined.private_folder("noetl-script-"))
             env |= confined.variables(private) | own
-            command, env = confined.start_of(_command(call, script, private), env, private)
+            command, env = confined.start_of(_command(call, script, private), env)
             return await run_process(command, folder=folder, env=env)
 
 

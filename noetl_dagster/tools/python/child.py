@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from noetl_dagster.process.sandbox import enter
+from noetl_dagster.process.confining import enter
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.python.code import (
     FAILURES,

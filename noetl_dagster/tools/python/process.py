@@ -49,7 +49,7 @@ async def run_in_process(
     """
     ours, theirs = socket.socketpair()
     with confined.private_folder("noetl-python-") as path, ours, theirs, _ChildFolder(path) as folder:
-        content = orjson.dumps({**request, "channel": theirs.fileno(), "rules": confined.rules(path)})
+        content = orjson.dumps({**request, "channel": theirs.fileno(), "rules": confined.rules()})
         await asyncio.to_thread((path / REQUEST).write_bytes, content)
         receiving = asyncio.ensure_future(_receive(ours, folder, chunks))
         try:

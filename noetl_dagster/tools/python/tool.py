@@ -23,7 +23,7 @@ from noetl_dagster.settings import PythonIsolation
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, time_limit
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
-from noetl_dagster.tools.commands.confinement import confinement, isolation_of
+from noetl_dagster.tools.commands.confinement import confinement
 from noetl_dagster.tools.python.code import (
     FAILURES,
     NO_POSITION,
@@ -81,14 +81,15 @@ class PythonTool(Tool):
         if not isinstance(source, str) or not source.strip():
             raise ToolError(f"python in step {call.step} has no 'code'", kind="schema")
         try:
-            isolation = isolation_of(_option(call, "isolation"), box.settings)
-            most = box.settings.playbook_seconds if isolation is PythonIsolation.SUBPROCESS else None
+            isolation = _option(call, "isolation") or box.settings.python_isolation
+            in_subprocess = isolation == PythonIsolation.SUBPROCESS
+            most = box.settings.playbook_seconds if in_subprocess else None
             async with time_limit(call, most):
-                return await self._run(source, call, box, isolation)
+                return await self._run(source, call, box, in_subprocess)
         except CodeFailure as failure:
             raise _tool_error(failure, call, source) from None
 
-    async def _run(self, source: str, call: ToolCall, box: Toolbox, isolation: PythonIsolation) -> ToolResult:
+    async def _run(self, source: str, call: ToolCall, box: Toolbox, in_subprocess: bool) -> ToolResult:
         program = compile_code(source, f"{call.step}.{call.task.name}")
         rendered = await rendered_templates(program, source, call, box)
         chunks = ChunkedResult(call, box)
@@ -96,7 +97,7 @@ class PythonTool(Tool):
         if seeks and not await chunks.seek():
             return await chunks.result()
         run = _PythonRun(call, box, program, rendered, chunks, chunks.position if seeks else NO_POSITION)
-        if isolation is PythonIsolation.SUBPROCESS:
+        if in_subprocess:
             return await self._in_subprocess(source, run)
         try:
             return await self._in_thread(run)
@@ -133,7 +134,7 @@ class PythonTool(Tool):
             "seeks": run.seeks,
             "position": run.position if run.seeks else None,
         }
-        confined = confinement(run.box.settings, call.folder, None if memory is None else bytes_of(memory))
+        confined = confinement(run.box.settings, None if memory is None else bytes_of(memory))
         return await run_in_process(request, Printed(call.step), run.chunks, run.box.settings, confined)
 
 
