@@ -18,8 +18,7 @@ import uvicorn
 
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.recovery.abandoned import Abandoned
-from noetl_dagster.engine.recovery.watch import RecoveryWatch
+from noetl_dagster.engine.recovery.abandoned import Abandoned, RecoveryWatch
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.launcher.address import Address
 from noetl_dagster.launcher.executions import WarmLauncher

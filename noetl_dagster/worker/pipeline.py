@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from noetl_dagster.errors import CredentialError, NoetlError, StorageError, Temp
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope
 from noetl_dagster.playbook.models import Directive, PolicyAction
+from noetl_dagster.playbook.rules import DEFAULT, ELSE, RuleName
 from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import render_async, render_input, with_references
 from noetl_dagster.playbook.templates.scope import CompiledSet, Scope
@@ -21,7 +23,6 @@ from noetl_dagster.playbook.templates.views import DataView, ReferenceCache, Res
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command, Outcome
-from noetl_dagster.worker.decisions import Decisions
 from noetl_dagster.worker.execution import Visit
 from noetl_dagster.worker.program import CompiledRule, TaskProgram, delay_before
 from noetl_dagster.worker.results import MOST_FIELDS, ResultWriter, check_input, check_result, exposed_in
@@ -35,6 +36,9 @@ TASK_ERRORS = (ToolError, TemplateError, CredentialError, StorageError)
 
 PLATFORM_ERRORS = (NoetlError, *DATABASE_AWAY, MemoryError, BrokenExecutor)
 """Errors that are not a task's: the log cannot be reached, or the execution was cancelled, for example."""
+
+REASON_CHARACTERS = 200
+"""Length of an error's message in a decision; the command's own error has more of it."""
 
 _ENDING = ("cannot schedule new futures", "can't start new thread", "Session is closed")
 """First words of the errors of a process that is ending, or out of resources."""
@@ -345,3 +349,47 @@ def _overridden(
     if overrides.get("body") is not None:
         merged["json"] = overrides["body"]
     return merged, {**given, **(overrides.get("input") or {})}
+
+
+class Decisions:
+    """Counts the decisions of one task's policy: one entry for each rule and what it decided, in their first order.
+
+    They begin with the first decision that a task without a policy would not have made.
+
+    Args:
+        rules: of the policy.
+        earlier: calls before, which all succeeded and continued without a condition.
+    """
+
+    def __init__(self, rules: Sequence[CompiledRule], earlier: int) -> None:
+        name = ELSE if rules[-1].when is None else DEFAULT
+        self.entries: list[dict[str, Any]] = []
+        if earlier:
+            self.entries.append({"rule": name, "do": Directive.CONTINUE.value, "times": earlier})
+
+    def add(self, rule: CompiledRule, envelope: Envelope, *, exhausted: bool) -> None:
+        """Notes what a rule decided about an outcome. ``exhausted``: a retry for which no attempt is left."""
+        entry = self._entry(rule.name, _decided(rule.action, exhausted=exhausted))
+        entry["times"] += 1
+        if envelope["status"] == ERROR:
+            entry["error"] = _reason(envelope["error"])
+
+    def _entry(self, name: RuleName, decided: dict[str, Any]) -> dict[str, Any]:
+        for entry in self.entries:
+            if entry["rule"] == name and entry["do"] == decided["do"]:
+                return entry
+        self.entries.append({"rule": name, **decided, "times": 0})
+        return self.entries[-1]
+
+
+def _decided(action: PolicyAction, *, exhausted: bool) -> dict[str, Any]:
+    if exhausted:
+        return {"do": "fail", "exhausted": True}
+    decided = {"do": action.do.value}
+    return decided | {"to": action.to} if action.do is Directive.JUMP else decided
+
+
+def _reason(error: dict[str, Any]) -> dict[str, Any]:
+    """Returns the part of an error, which is redacted already, that explains a decision about it."""
+    reason = {name: error[name] for name in ("kind", "status") if error.get(name) is not None}
+    return reason | {"message": error["message"][:REASON_CHARACTERS]}

@@ -20,8 +20,7 @@ from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.engine.liveness import Liveness, connection_name
-from noetl_dagster.engine.recovery.abandoned import ONE_PROCESS, Abandoned, Verdict
-from noetl_dagster.engine.recovery.watch import RecoveryWatch
+from noetl_dagster.engine.recovery.abandoned import ONE_PROCESS, Abandoned, RecoveryWatch, Verdict
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.catalog import Catalog

@@ -15,8 +15,7 @@ import pytest
 from noetl_dagster import embedded
 from noetl_dagster.embedded.postgres import administering
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.recovery.missing import forget_missing
-from noetl_dagster.engine.recovery.verify import Report, verify
+from noetl_dagster.engine.recovery.verify import Report, forget_missing, verify
 from noetl_dagster.settings import Settings, StoreTier
 from tests.databases import superuser_url
 from tests.playbooks import playbook

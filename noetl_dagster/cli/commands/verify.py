@@ -14,8 +14,7 @@ from noetl_dagster import embedded
 from noetl_dagster.cli.completion import complete_executions
 from noetl_dagster.cli.console import Json, announce_start, console, fail, note, print_json, warn
 from noetl_dagster.engine.recovery import verify as checking
-from noetl_dagster.engine.recovery.missing import forget_missing
-from noetl_dagster.engine.recovery.verify import RULES, Report
+from noetl_dagster.engine.recovery.verify import RULES, Report, forget_missing
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.connection import DATABASE_AWAY

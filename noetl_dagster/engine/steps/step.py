@@ -15,8 +15,7 @@ from noetl_dagster.engine.loops.stream import ChunkSource
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.engine.steps.checks import evaluate, settle_sink
 from noetl_dagster.engine.steps.entry import VisitDrivers, reads_of, settings_of
-from noetl_dagster.engine.steps.watermark_claims import WatermarkClaims
-from noetl_dagster.engine.steps.watermarks import entered_watermark, lost_race, moved_watermark
+from noetl_dagster.engine.steps.watermarks import WatermarkClaims, entered_watermark, lost_race, moved_watermark
 from noetl_dagster.errors import AssetNotFoundError, NoetlError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope, to_result
 from noetl_dagster.events.state import PASSED, CheckOutcome, StepEnd, assign

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.recovery.missing import forget_missing
-from noetl_dagster.engine.recovery.verify import Report, verify
+from noetl_dagster.engine.recovery.verify import Report, forget_missing, verify
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import StoreTier

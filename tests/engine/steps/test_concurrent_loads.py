@@ -13,7 +13,6 @@ import asyncpg
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.steps import watermark_claims
 from noetl_dagster.engine.steps.watermarks import watermarks
 from noetl_dagster.events.queries import WATERMARK_LOCK
 from noetl_dagster.events.state import ExecutionState
@@ -174,7 +173,7 @@ async def test_an_execution_that_is_driven_keeps_its_claim(
     engine: Engine, run: Run, pool: asyncpg.Pool[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long nothing of it came into the log."""
-    monkeypatch.setattr(watermark_claims, "RECOVERY_SECONDS", -1e9)
+    monkeypatch.setattr("noetl_dagster.engine.steps.watermarks.RECOVERY_SECONDS", -1e9)
     text = text_of("sink", "fail")
     async with held(pool):
         first = asyncio.create_task(engine.run(playbook(text)))
@@ -321,7 +320,7 @@ async def test_a_killed_one_keeps_its_place_until_it_is_resumed(
 async def test_a_killed_one_that_is_not_resumed_loses_its_place(
     settings: Settings, engine: Engine, run: Run, pool: asyncpg.Pool[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watermark_claims, "RECOVERY_SECONDS", 0.0)
+    monkeypatch.setattr("noetl_dagster.engine.steps.watermarks.RECOVERY_SECONDS", 0.0)
     engine.runtime.settings = settings.model_copy(update={"recovery_backoff_seconds": 1e-6})
     text = text_of("sink", "wait")
     async with killed_while_it_writes(settings, pool, text) as killed:
@@ -346,7 +345,7 @@ async def test_what_was_out_of_reach_writes_nothing_when_another_one_has_its_pla
         async def holds(*_: Any) -> bool:
             return False
 
-        monkeypatch.setattr(watermark_claims.WatermarkClaims, "_holds", holds)
+        monkeypatch.setattr("noetl_dagster.engine.steps.watermarks.WatermarkClaims._holds", holds)
         second = asyncio.create_task(engine.run(playbook(text)))
         await writing(pool, 2)
     one, two = await first, await second

@@ -11,7 +11,7 @@ from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.rules import rule_places
 from noetl_dagster.process.redaction import SECRETS
-from noetl_dagster.worker.decisions import REASON_CHARACTERS
+from noetl_dagster.worker.pipeline import REASON_CHARACTERS
 from tests.engine.conftest import Run
 from tests.playbooks import playbook
 
