@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
     from dagster._core.workspace.context import WorkspaceProcessContext
     from dagster._core.workspace.load_target import WorkspaceFileTarget
-    from dagster._daemon.cli import run_command
     from dagster._grpc.types import ExecuteStepArgs
     from dagster._serdes import ConfigurableClass, ConfigurableClassData, deserialize_value, serialize_value
     from dagster._utils.error import serializable_error_info_from_exc_info
@@ -83,10 +82,6 @@ class Internal:
 
 
 _PRIVATE = {
-    (
-        "cli/commands/daemon.py: runs the daemon in a process that reports its health",
-        "the command dagster-daemon run, whose liveness-check starts a process for each probe",
-    ): {"dagster._daemon.cli": "run_command"},
     (
         "compiler/executors/noetl.py: the config of an executor that is imported when a run chooses it",
         "import dagster-k8s always, and the executor's own schema",

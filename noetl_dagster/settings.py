@@ -174,7 +174,7 @@ class Settings(BaseSettings):
         None,
         ge=0,
         le=65535,
-        description="Port of /health, /ready and /metrics of worker, ingest, project and reap; 0: any free port, "
+        description="Port of /health, /ready and /metrics of worker and ingest; 0: any free port, "
         "which is printed; empty: none",
     )
     health_host: str = Field("127.0.0.1", description="Address that /health, /ready and /metrics listen on")

@@ -1,4 +1,4 @@
-"""The processes of the soak test: the API, workers that come and go, and upkeep, each with a log of its own."""
+"""The processes of the soak test: the API and workers that come and go, each with a log of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from noetl_dagster.settings import Settings
 START_SECONDS = 60
 END_SECONDS = 60
 COMMAND_SECONDS = 600.0
-UPKEEP = ("project", "reap")
 _WARNING = re.compile(r"\b(WARNING|ERROR|CRITICAL|Traceback)\b")
 
 
@@ -104,10 +103,9 @@ class Processes:
     def roles(self) -> dict[str, set[int]]:
         """Returns the processes of each role, with the servers and the run server."""
         running = {role: {one.pid for one in found if one.poll() is None} for role, found in self._running.items()}
-        upkeep = {"upkeep": set().union(*(running.pop(role, set()) for role in UPKEEP))}
         running.pop("maintain", None)
         servers = {one.name.value: {one.pid} for one in embedded.status(self.settings) if one.pid is not None}
-        return {**running, **upkeep, **servers, "drivers": self._run_servers(), "this benchmark": {os.getpid()}}
+        return {**running, **servers, "drivers": self._run_servers(), "this benchmark": {os.getpid()}}
 
     def _run_servers(self) -> set[int]:
         home = str(self.settings.home.resolve())

@@ -18,7 +18,7 @@ import asyncpg
 
 from benchmarks.soak import playbooks
 from benchmarks.soak.executions import Load, Outcome
-from benchmarks.soak.processes import UPKEEP, Processes
+from benchmarks.soak.processes import Processes
 from benchmarks.soak.sampling import (
     LogSampler,
     ProcessSampler,
@@ -157,8 +157,6 @@ class Soak:
     async def _serving(self) -> AsyncIterator[tuple[str, asyncpg.Pool[Any]]]:
         url = await self._processes.serve()
         self._processes.settings = self.settings.model_copy(update={"server_url": url})
-        for command in UPKEEP:
-            self._processes.start(command, command)
         for _ in range(self.plan.workers):
             self._processes.start_worker()
         async with asyncpg.create_pool(self.settings.db_url, min_size=2, max_size=4) as pool:

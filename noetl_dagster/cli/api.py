@@ -56,7 +56,8 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
         launcher = partial(open_launcher, settings=settings, environment=environment)
         opened = await Plane.open(settings, launcher, choose_partition)
         warming = asyncio.create_task(opened.launcher.connect())  # ready for the first execution
-        watching = []
+        lease = settings.command_heartbeat_timeout_seconds
+        watching = [asyncio.create_task(opened.engine.reaper().run(lease))]
         if settings.recovery_grace_seconds is not None and isinstance(opened.launcher, WarmLauncher):
             watch = recovery_watch(opened.engine, opened.launcher, opened.catalog, settings.recovery_grace_seconds)
             watching.append(asyncio.create_task(watch.run()))
@@ -64,7 +65,8 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
         ready()
         gc.freeze()  # loaded modules stay: no garbage collection visits them while requests wait
         try:
-            yield opened
+            with opened.engine.projecting.running():
+                yield opened
         finally:
             await cancel_and_wait(*watching)
             await warming

@@ -49,12 +49,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("serve:serve", "Serve the HTTP API, and move worker events from NATS into the event log."),
     "worker": ("worker:worker", "Run commands of steps with ``dispatch: workers`` until interrupted."),
     "ingest": ("ingest:ingest", "Move worker events from NATS into the event log until interrupted."),
-    "daemon": ("daemon:daemon", "Run Dagster's daemon, and report its health on NOETL_HEALTH_PORT."),
-    "project": ("upkeep:project", "Keep noetl.execution up to date until interrupted."),
+    "project": ("upkeep:project", "Apply the events to noetl.execution that it does not have yet."),
     "replay": ("upkeep:replay", "Rebuild noetl.execution from the event log alone."),
-    "reap": ("upkeep:reap", "Requeue the commands of silent workers until interrupted."),
+    "reap": (
+        "upkeep:reap",
+        "Requeue the commands of silent workers, and release the rows that dead cursor loops claimed.",
+    ),
     "maintain": ("upkeep:maintain", "Create and drop partitions of the event log, and delete expired results."),
-    "dead-letters": ("dead_letters:app", "List or reprocess messages of workers that could not be ingested."),
+    "dead-letters": ("upkeep:letters_app", "List or reprocess messages of workers that could not be ingested."),
     "provision": (
         "provision:provision",
         "Create what a deployment needs: schema, streams, buckets, storage.",
@@ -73,8 +75,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 GROUPS: dict[str, tuple[str, ...]] = {
     "Executions": ("run", "resume", "status", "events", "executions", "cancel", "state"),
     "Playbooks and projects": ("init", "new", "check", "register", "schema", "demo"),
-    "Processes of a deployment": ("serve", "worker", "ingest", "daemon", "project", "reap"),
-    "Upkeep": ("provision", "maintain", "verify", "dead-letters", "replay"),
+    "Processes of a deployment": ("serve", "worker", "ingest"),
+    "Upkeep": ("provision", "maintain", "verify", "dead-letters", "project", "replay", "reap"),
     "Environment": ("settings", "doctor", "services", "records-api"),
 }
 """Headings of the overview and of the reference, with their commands."""

@@ -382,7 +382,7 @@ SUBJECTS: tuple[tuple[str, tuple[Rule, ...]], ...] = (
         Rule("queue.ended", "a command that has ended, or was never issued, is in the queue",
              "'noetl-dagster verify --repair' removes the row", "has_ended OR unissued"),
         Rule("queue.dead", "the claim of a command expired five minutes ago and no reaper has taken it back",
-             "run 'noetl-dagster reap'; 'noetl-dagster verify --repair' does it once", "is_dead AND NOT has_ended"),
+             "run 'noetl-dagster reap', or 'noetl-dagster verify --repair'", "is_dead AND NOT has_ended"),
     )),
     (_FRAME, (
         Rule("cursor.unreleased", "rows that a cursor loop claimed were not released five minutes after their lease",

@@ -11,7 +11,7 @@ from prometheus_client import Counter
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from noetl_dagster.service import catalog, commands, dead_letters, executions, health, workers
+from noetl_dagster.service import catalog, commands, executions, health, workers
 from noetl_dagster.service.hot import HotRoutes
 from noetl_dagster.service.pages.app import add_pages
 from noetl_dagster.service.plane import Plane
@@ -24,7 +24,7 @@ LOOPBACK = ["127.0.0.1", "localhost", "[::1]", "::1"]
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
 """Methods that may become labels of metrics; clients can invent others."""
 
-MODULES = (commands, catalog, executions, workers, dead_letters, health)
+MODULES = (commands, catalog, executions, workers, health)
 """Modules with routes, in order: ``/api/catalog/<number>`` of ``commands`` comes before the paths of ``catalog``."""
 
 

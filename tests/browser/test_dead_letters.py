@@ -10,7 +10,7 @@ from tests.browser.conftest import Visit
 from tests.browser.executions import HOSTILE
 from tests.browser.test_every_page import CONTRAST, OVERFLOWING, findings
 from tests.service.conftest import serving
-from tests.service.test_dead_letters import put
+from tests.service.pages.test_dead_letters import put
 
 TURN_HOSTILE = """
 UPDATE noetl.dead_letter SET payload = convert_to($1, 'UTF8'), error = $1, subject = $1 WHERE dead_letter_id = 2

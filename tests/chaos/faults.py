@@ -22,7 +22,6 @@ PIDS: dict[str, Callable[[Scene], int | None]] = {
             "worker over nats",
             "worker over http",
             "ingestor",
-            "reaper",
             "api",
             "postgres",
             "nats",
@@ -131,7 +130,7 @@ class FullDisk:
 
 
 HOUR = 3600
-CLOCKS = ("driver", "worker over nats", "worker over http", "ingestor", "reaper", "api")
+CLOCKS = ("driver", "worker over nats", "worker over http", "ingestor", "api")
 
 FAULTS: tuple[Fault, ...] = (
     *(Kill(part) for part in PIDS),

@@ -180,7 +180,7 @@ def all_chores(machine: Machine, table: str, folder: Path) -> Rows:
     return rows_of(machine, table, folder) + machine.query(f"SELECT n, state FROM {table}_chores")
 
 
-OF_THE_POOL = frozenset({"object_store", "nats", "api", "ingestor", "reaper", "worker over nats", "worker over http"})
+OF_THE_POOL = frozenset({"object_store", "nats", "api", "ingestor", "worker over nats", "worker over http"})
 
 PATIENTS = shipped_folder("playbooks") / "patient_flow.yaml"
 VALIDATION = """

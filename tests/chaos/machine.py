@@ -62,7 +62,7 @@ Process = Forked | subprocess.Popen[Any]
 
 
 class Machine:
-    """Servers, an HTTP API, an ingestor, a reaper and two workers. A thread starts again what has ended.
+    """Servers, an HTTP API, an ingestor and two workers. A thread starts again what has ended.
 
     Attributes:
         settings: lead processes to the servers, through the proxies of ``network``.
@@ -98,7 +98,6 @@ class Machine:
         self._commands = {
             "api": ["serve", "--port", str(port)],
             "ingestor": ["ingest"],
-            "reaper": ["reap", "--interval", "0.5"],
             "worker over nats": ["worker", "--id", "nats", "--slots", "4", "--transport", "nats"],
             "worker over http": ["worker", "--id", "http", "--slots", "4", "--transport", "http"],
         }

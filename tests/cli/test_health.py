@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -19,7 +18,6 @@ import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.cli import health as module
-from noetl_dagster.cli.commands import daemon
 from noetl_dagster.cli.health import Health, healthy
 from noetl_dagster.errors import VersionError
 from noetl_dagster.events.transport.nats import connect
@@ -147,7 +145,7 @@ def ready(url: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("command", ["worker", "ingest", "project", "reap"])
+@pytest.mark.parametrize("command", ["worker", "ingest"])
 def test_processes_wait_for_the_schema_and_drain(
     command: str, settings: Settings, start: StartProcess, tmp_path: Path
 ) -> None:
@@ -177,73 +175,6 @@ def test_processes_wait_for_the_schema_and_drain(
     until_now(lambda: ready(url), "the process to be ready")
     process.send_signal(signal.SIGTERM)
     assert process.wait(PROCESS_SECONDS) == 0, log.read_text()
-
-
-class Heartbeats:
-    """Of Dagster's storage."""
-
-    def __init__(self) -> None:
-        self.away = False
-        self.found: dict[str, SimpleNamespace] = {}
-
-    def get_required_daemon_types(self) -> list[str]:
-        return ["SENSOR", "SCHEDULER"]
-
-    def get_daemon_heartbeats(self) -> dict[str, SimpleNamespace]:
-        if self.away:
-            raise ConnectionError
-        return self.found
-
-
-def test_a_silent_daemon_is_stuck_and_one_without_its_storage_is_not(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(daemon.time, "time", lambda: clock.now)
-    storage = Heartbeats()
-    health = daemon.DaemonHealth(settings, storage)
-
-    def seen(seconds: float, *beating: str) -> tuple[str | None, str | None]:
-        clock.now += seconds
-        storage.found |= {name: SimpleNamespace(timestamp=clock.now) for name in beating}
-        health.read()
-        return health.stuck(), health.unready()
-
-    assert seen(10) == (None, None), "heartbeats begin"
-    assert seen(10, "SENSOR", "SCHEDULER") == (None, None)
-    storage.away = True
-    stuck, unready = seen(10 * daemon.SILENT_SECONDS)
-    assert (stuck, unready) == (None, "Dagster's storage does not answer: ConnectionError")
-    storage.away = False
-    assert seen(daemon.SILENT_SECONDS - 1, "SENSOR") == (None, None), "silence begins anew"
-    assert seen(2, "SENSOR") == ("no heartbeat for 1800 s from SCHEDULER", None)
-    assert seen(1, "SENSOR", "SCHEDULER") == (None, None)
-
-
-def test_the_daemon_reports_its_health_and_ends_when_asked(
-    settings: Settings, start: StartProcess, tmp_path: Path
-) -> None:
-    workspace, log = tmp_path / "workspace.yaml", tmp_path / "log"
-    workspace.write_text("load_from: []\n")
-    environment = {
-        **os.environ,
-        **embedded.environment(settings),
-        "DAGSTER_HOME": str(embedded.dagster_home(settings)),
-        "NOETL_HEALTH_PORT": "0",
-        "NOETL_HEALTH_HOST": "::1",
-    }
-    command = [sys.executable, "-u", "-m", "noetl_dagster", "daemon", "-w", str(workspace)]
-    with log.open("w") as output:
-        process = start(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-    until_now(lambda: "health on" in log.read_text() or process.poll() is not None, "the port")
-    url = next(word for word in log.read_text().split() if word.startswith("http://"))
-    assert url.startswith("http://[::1]:")
-    assert httpx.get(f"{url}/health", timeout=60, trust_env=False).text == "ok\n"
-    until_now(lambda: ready(url), "heartbeats to be read")
-    until_now(lambda: "daemons" in log.read_text(), "the daemon")
-    process.send_signal(signal.SIGTERM)
-    process.wait(PROCESS_SECONDS)
-    assert "Traceback" not in log.read_text()
 
 
 def test_a_port_set_to_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,14 @@ async def test_serve_takes_events_and_ends_with_a_signal(
         return await logged(pool) == expected
 
     await until(all_there, "the events that came over NATS")
+    await pool.execute(
+        "UPDATE noetl.queue SET lease_until = now() WHERE command_id = (SELECT max(command_id) FROM noetl.queue)"
+    )
+    await until(
+        lambda: pool.fetchval("SELECT count(*) FROM noetl.queue WHERE status = 'queued'"),
+        "an expired claim to be released",
+    )
+    await until(lambda: pool.fetchval("SELECT count(*) FROM noetl.execution"), "the projection")
     assert await asyncio.to_thread(service.terminate) == 0, service.said
 
 

@@ -110,7 +110,6 @@ SCENARIOS: dict[str, dict[str, Any]] = {
             "rbac": {"create": False},
             "provision": {"enabled": False},
             "ingest": {"enabled": False},
-            "projection": {"enabled": False},
             "api": {"enabled": False},
             "dagster": {"enabled": False},
             "workers": {"pools": {"default": None}},

@@ -80,7 +80,6 @@ TRIAL = {
     "code-location": {("postgresql", 5432), ("nats", 4222), ("minio", 9000)},
     "api": {("postgresql", 5432), ("nats", 4222), ("minio", 9000), ("code-location", 4000)},
     "ingest": {("postgresql", 5432), ("nats", 4222), ("minio", 9000)},
-    "projection": {("postgresql", 5432)},
     "worker-default": {("postgresql", 5432), ("nats", 4222), ("minio", 9000), ("api", 8700)},
     "run": {("postgresql", 5432), ("nats", 4222), ("minio", 9000), ("api", 8700)},
     "provision": {("postgresql", 5432), ("nats", 4222), ("minio", 9000)},
@@ -125,7 +124,6 @@ ALL = (
     "code-location",
     "daemon",
     "ingest",
-    "projection",
     "provision",
     "run",
     "test",
@@ -143,9 +141,9 @@ BY_SELECTOR = {
 CILIUM = {"networkPolicy": {"cilium": True}}
 
 REACHED: list[tuple[dict[str, Any], str, Peer | Service, int, tuple[str, ...]]] = [
-    ({}, "TCP", OUTSIDE, 5432, ("daemon", "projection", "webserver", *STORES)),
-    ({}, "TCP", OUTSIDE_6, 5432, ("daemon", "projection", "webserver", *STORES)),
-    ({}, "TCP", POSTGRESQL, 5432, ("daemon", "projection", "webserver", *STORES)),
+    ({}, "TCP", OUTSIDE, 5432, ("daemon", "webserver", *STORES)),
+    ({}, "TCP", OUTSIDE_6, 5432, ("daemon", "webserver", *STORES)),
+    ({}, "TCP", POSTGRESQL, 5432, ("daemon", "webserver", *STORES)),
     ({}, "TCP", OUTSIDE, 4222, STORES),
     ({}, "TCP", API_SERVER, 6443, ("api", "daemon", "webserver", *TOOLS)),
     ({}, "TCP", API_SERVER, 16443, ("api", "daemon", "webserver", *TOOLS)),
@@ -156,13 +154,13 @@ REACHED: list[tuple[dict[str, Any], str, Peer | Service, int, tuple[str, ...]]] 
     ({}, "TCP", METADATA_6, 80, ()),
     *(({}, protocol, dns, 53, ALL) for protocol in ("UDP", "TCP") for dns in (DNS, OPENSHIFT_DNS, NODE_DNS)),
     ({"networkPolicy": {"dnsPorts": [53]}}, "UDP", OPENSHIFT_DNS, 53, TOOLS),
-    (BY_SELECTOR, "TCP", POSTGRESQL, 5432, ("daemon", "projection", "webserver", *STORES)),
+    (BY_SELECTOR, "TCP", POSTGRESQL, 5432, ("daemon", "webserver", *STORES)),
     (BY_SELECTOR, "TCP", STRANGER, 5432, ()),
     (BY_SELECTOR, "TCP", OUTSIDE, 5432, TOOLS),
     (CILIUM, "TCP", API_SERVER, 6443, ("api", "daemon", "webserver")),
-    (CILIUM, "TCP", POSTGRESQL, 5432, ("daemon", "projection", "webserver", *STORES)),
+    (CILIUM, "TCP", POSTGRESQL, 5432, ("daemon", "webserver", *STORES)),
     (CILIUM, "TCP", STRANGER, 25, TOOLS),
-    ({"tracing": {"endpoint": "http://collector:4999"}}, "TCP", COLLECTOR, 4999, ("projection", *STORES)),
+    ({"tracing": {"endpoint": "http://collector:4999"}}, "TCP", COLLECTOR, 4999, STORES),
     (
         {"dagster": {"extraLocations": [{"host": "o", "port": 4001}]}},
         "TCP",
@@ -188,7 +186,6 @@ def test_credentials_of_pods_are_asked_for_and_those_of_nodes_are_not(scenario: 
     net = Net(manifests(SCENARIOS[scenario]))
     agents = {"gke": METADATA, "eks": Peer("169.254.170.23")}
     assert net.lets("run", agents[scenario], 80)
-    assert not net.lets("projection", agents[scenario], 80)
     assert net.lets("run", METADATA, 80) == (scenario == "gke")
 
 
@@ -211,7 +208,7 @@ ENTERED: list[tuple[dict[str, Any], Peer, set[tuple[str, int]]]] = [
     (
         {"monitoringFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]},
         PROMETHEUS,
-        {("api", 8700), *((name, 8701) for name in ("daemon", "ingest", "projection", "worker-default"))},
+        {("api", 8700), *((name, 8701) for name in ("ingest", "worker-default"))},
     ),
     ({"servicesFrom": [{"namespaceSelector": {}}]}, STRANGER, {("postgresql", 5432), ("nats", 4222), ("minio", 9000)}),
 ]
@@ -260,7 +257,7 @@ def test_only_the_login_s_pods_reach_the_webserver() -> None:
 
 
 REMOVED: list[tuple[str, str, dict[str, Any], str | Peer, str | Peer | Service, int]] = [
-    ("network.yaml", "        - {protocol: UDP, port: {{ int . }}}\n", {}, "projection", OPENSHIFT_DNS, 53),
+    ("network.yaml", "        - {protocol: UDP, port: {{ int . }}}\n", {}, "ingest", OPENSHIFT_DNS, 53),
     ("_network.tpl", '{{- with .to }}{{ $_ := set $rule "to" . }}{{ end }}\n', BY_SELECTOR, "ingest", STRANGER, 5432),
     ("_network.tpl", "    - toEntities: [kube-apiserver]\n", CILIUM, "daemon", API_SERVER, 6443),
     ("_network.tpl", "{{- if $outside.cilium }}", CILIUM, "daemon", Peer("192.0.2.9"), 6443),

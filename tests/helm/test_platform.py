@@ -290,7 +290,7 @@ def test_upkeep_does_what_dagster_s_schedules_do() -> None:
         name.rpartition("-")[2]: one["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]["args"]
         for name, one in jobs.items()
     }
-    assert commands == {"reaper": ["noetl-dagster", "reap", "--once"], "maintenance": ["noetl-dagster", "maintain"]}
+    assert commands == {"reaper": ["noetl-dagster", "reap"], "maintenance": ["noetl-dagster", "maintain"]}
     assert all(one["spec"]["concurrencyPolicy"] == "Forbid" for one in jobs.values())
 
 

@@ -293,7 +293,7 @@ def test_pods_follow_what_they_were_started_with() -> None:
     changes: dict[str, tuple[dict[str, Any], set[str]]] = {
         "settings": (
             {"settings": {"NOETL_RETENTION_DAYS": 30}},
-            {"webserver", "daemon", "code-location", "api", "ingest", "projection", "worker-default"},
+            {"webserver", "daemon", "code-location", "api", "ingest", "worker-default"},
         ),
         "dagster": ({"runs": {"maxConcurrent": 3}}, {"webserver", "daemon", "code-location", "api"}),
         "workspace": (

@@ -113,9 +113,11 @@ def test_what_runs_long_has_probes(objects: list[Manifest]) -> None:
     for pods in pods_of(objects):
         if pods.kind not in LONG_RUNNING:
             continue
-        assert {"startupProbe", "readinessProbe", "livenessProbe"} <= pods.container.keys(), pods.name
+        probes = {"startupProbe", "livenessProbe"} | ({"readinessProbe"} if pods.component != "daemon" else set())
+        assert probes <= pods.container.keys(), pods.name
         ways = {way for probe in ("startup", "liveness") for way in pods.container[f"{probe}Probe"]}
-        assert ("exec" in ways) == (pods.component == "postgresql"), f"{pods.name} starts a process for each probe"
+        starts = pods.component in ("postgresql", "daemon")
+        assert ("exec" in ways) == starts, f"{pods.name} starts a process for each probe"
 
 
 def test_who_stops_has_time_to(objects: list[Manifest]) -> None:
@@ -322,7 +324,6 @@ def test_playbooks_read_only_the_secrets_that_are_named() -> None:
 def test_each_pod_has_the_secrets_that_it_needs_and_no_other() -> None:
     objects = manifests(KIND)
     wanted = {
-        "projection": {"NOETL_DB_URL"},
         "daemon": {"NOETL_DAGSTER_DB_URL", "NOETL_MINIO_ACCESS_KEY", "NOETL_MINIO_SECRET_KEY"},
         "ingest": {"NOETL_DB_URL", "NOETL_NATS_URL", "NOETL_MINIO_ACCESS_KEY", "NOETL_MINIO_SECRET_KEY"},
     }

@@ -21,7 +21,7 @@ from tests.processes import killed_in_the_end
 from tests.waiting import PATIENCE_SECONDS, PROCESS_SECONDS, until, until_now
 from tests.whole import FAN
 
-OURS = ("api", "ingest", "projection", "worker-default", "worker-gpu")
+OURS = ("api", "ingest", "worker-default", "worker-gpu")
 DAGSTERS = ("code-location", "webserver", "daemon")
 ITEMS, HELD = 300, 3
 
@@ -54,10 +54,10 @@ async def test_our_processes_are_killed_in_the_middle(machine: Machine, settings
     workload = {"ledger": str(ledger), "items": ITEMS, "held": HELD}
     driving = asyncio.create_task(engine.run(playbook(FAN), workload))
     await until(lambda: ledger.exists() and len(lines(ledger)) > ITEMS // 10, "commands that run")
-    for name in ("worker-default", "ingest", "api", "projection"):
+    for name in ("worker-default", "ingest", "api"):
         running[name].send_signal(signal.SIGKILL)
         running[name].wait()
-    for name in ("worker-default", "ingest", "api", "projection"):
+    for name in ("worker-default", "ingest", "api"):
         running[name] = machine.start(name)
     for name in OURS:
         await asyncio.to_thread(becomes_ready, machine, name)

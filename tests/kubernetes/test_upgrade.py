@@ -24,7 +24,7 @@ from tests.whole import FAN, SMALL, Fan, small
 
 SLOTS, ITEMS = 2, 60
 WORKERS = "worker-default"
-ROLLED = ("code-location", "daemon", "webserver", "api", "ingest", "projection", WORKERS, "worker-gpu")
+ROLLED = ("code-location", "daemon", "webserver", "api", "ingest", WORKERS, "worker-gpu")
 ENDED_BY = """
 SELECT current_index, worker_id FROM noetl.event WHERE execution_id = $1 AND event_type = 'loop.shard.done'
 """
@@ -99,7 +99,7 @@ async def test_workers_are_rolled_in_the_middle_of_a_fan_out(
     assert not restarts(release), "provisioning came first: nobody waited for a schema or a stream"
     [old] = release.names(WORKERS)
     [old_process] = release.cluster.processes(old, release.namespace).values()
-    others = {name: release.names(name) for name in ("api", "ingest", "projection")}
+    others = {name: release.names(name) for name in ("api", "ingest")}
 
     engine = await Engine.open(settings)
     fan = await Fan.start(engine, tmp_path / "shared", ITEMS, held=SLOTS)

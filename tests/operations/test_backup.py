@@ -21,6 +21,7 @@ from noetl_dagster import embedded
 from noetl_dagster.embedded.isolation import _delete_streams
 from noetl_dagster.embedded.postgres import ROLE, _programs
 from noetl_dagster.events.connection import open_pool
+from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.storage.tiers.objects import minio_admin
@@ -148,14 +149,15 @@ def _noticing_soon(settings: Settings) -> Settings:
 
 @asynccontextmanager
 async def _working(settings: Settings, folder: Path, worker: str) -> AsyncIterator[dict[str, str]]:
-    """An API, a worker and a reaper until the block ends, which kills the latter; gives the environment of commands."""
+    """An API, a reaper and a worker until the block ends, which kills the worker; gives the environment of commands."""
     async with serving(settings) as service:
         environment = _environment(service.settings)
+        reaping = asyncio.create_task(service.plane.engine.reaper().run(1.0))
         with killed_in_the_end() as start:
-            for command in (["worker", "--id", worker, "--slots", "4"], ["reap", "--interval", "0.5"]):
-                with (folder / f"{worker}-{command[0]}.log").open("w") as log:
-                    start(_command(*command), env=environment, stdout=log)
+            with (folder / f"{worker}.log").open("w") as log:
+                start(_command("worker", "--id", worker, "--slots", "4"), env=environment, stdout=log)
             yield environment
+        await cancel_and_wait(reaping)
 
 
 def _command(*arguments: str) -> list[str]:

@@ -53,10 +53,10 @@ daemon:
   role: daemon
   token: true
   rights: [launch]
-  args: [noetl-dagster, daemon, -w, /opt/noetl/workspace/workspace.yaml]
-  ports: {health: 8701}
-  probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
-  env: {NOETL_HEALTH_HOST: {{ $any | quote }}, NOETL_HEALTH_PORT: "8701"}
+  args: [dagster-daemon, run, -w, /opt/noetl/workspace/workspace.yaml]
+  probes:  # each one starts a process that reads the daemon's heartbeats from Dagster's storage
+    startup: {exec: {command: [dagster-daemon, liveness-check]}, periodSeconds: 10, timeoutSeconds: 30, failureThreshold: 30}
+    liveness: {exec: {command: [dagster-daemon, liveness-check]}, periodSeconds: 60, timeoutSeconds: 30, failureThreshold: 10}
   secrets: [dagsterDbUrl, minioAccessKey, minioSecretKey]
   settings: true
   dagster: true
@@ -135,19 +135,6 @@ ingest:
   settings: true
   shared: true
   reaches: {{ concat $stores $traced | toJson }}
-{{- end }}
-{{- if $values.projection.enabled }}
-projection:
-  kind: Deployment
-  values: {{ toJson $values.projection }}
-  role: projection
-  args: [noetl-dagster, project]
-  ports: {health: 8701}
-  probes: {{- include "noetl.httpProbes" (dict "live" "/health" "ready" "/ready" "port" "health") | nindent 4 }}
-  env: {NOETL_HEALTH_HOST: {{ $any | quote }}, NOETL_HEALTH_PORT: "8701"}
-  secrets: [dbUrl]
-  settings: true
-  reaches: {{ concat (list "postgresql") $traced | toJson }}
 {{- end }}
 {{- range $pool, $own := $values.workers.pools }}
 {{- $worker := include "noetl.map" (list "noetl.overlay" (list $values.workers.defaults (default dict $own))) | fromJson }}
@@ -228,7 +215,7 @@ provision:
   reaches: {{ toJson $stores }}
 {{- end }}
 {{- if $values.upkeep.enabled }}
-{{- range $name, $command := dict "reaper" (list "reap" "--once") "maintenance" (list "maintain") }}
+{{- range $name, $command := dict "reaper" (list "reap") "maintenance" (list "maintain") }}
 {{ $name }}:
   schedule: {{ get $values.upkeep $name | quote }}
   values: {{ toJson $values.upkeep }}

@@ -1,150 +1,69 @@
-"""Upkeep without Dagster's daemon: ``project``, ``replay``, ``reap`` and ``maintain``."""
+"""Upkeep by hand: ``project``, ``replay``, ``reap``, ``maintain``, ``dead-letters``. The API and Dagster repeat it."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from enum import StrEnum
-from typing import Annotated, Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
 
 import asyncpg
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from noetl_dagster import embedded
-from noetl_dagster.cli.console import announce_start, fail, note
-from noetl_dagster.cli.health import Health, healthy
+from noetl_dagster.cli.console import Json, announce_start, console, fail, print_json
 from noetl_dagster.cli.session import open_session
-from noetl_dagster.engine.loops.frames import release_expired
-from noetl_dagster.engine.recovery.reaper import Reaper
-from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.projection import INTERVAL, Projection
+from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.schema import open_settled_pool
+from noetl_dagster.events.transport.dead_letters import DeadLetters
 from noetl_dagster.events.transport.handler import EventHandler
+from noetl_dagster.events.transport.nats import NatsNames
+from noetl_dagster.events.transport.wire import EventLimits
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings, get_settings
 
-LONGEST_REAP_SECONDS = 600.0
-"""Releasing the rows of dead drivers takes place in databases of playbooks, which may be slow."""
+letters_app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-Once = Annotated[bool, typer.Option("--once", help="do the due work once, and end")]
-
-
-async def project(
-    once: Once = False,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="project the whole log again")] = False,
-) -> None:
-    """Keep noetl.execution up to date until interrupted.
-
-    Any number of these processes may run at once.
-    """
-    async with log_pool("noetl project") as (_, pool, health):
-        projection = Projection(pool)
-        if once or rebuild:
-            taken = await (projection.rebuild() if rebuild else projection.catch_up())
-            typer.echo(f"{taken} events projected, {await projection.lag_seconds():.1f} s behind")
-            return
-        await _repeat("projecting the event log", projection.catch_up, INTERVAL, health, lambda: projection.active_at)
-
-
-async def reap(
-    once: Once = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="seconds between two passes")] = 10.0,
-) -> None:
-    """Requeue the commands of silent workers until interrupted.
-
-    Any number of these processes may run at once.
-    """
-    async with log_pool("noetl reap") as (settings, pool, health):
-        ids = Snowflake(process_node())
-        handler = EventHandler(EventLog(pool, ids), settings.command_heartbeat_timeout_seconds)
-
-        async def release() -> int:
-            runtime = await Runtime.open(settings, apply=False)
-            try:
-                return await release_expired(runtime)
-            finally:
-                await runtime.close()
-
-        reaper = Reaper(pool, handler, ids, release=release)
-        if once:
-            typer.echo(str(await reaper.reap()))
-            return
-
-        async def look() -> None:
-            reaped = await reaper.reap()
-            if reaped.requeued or reaped.failed or reaped.withdrawn or reaped.released:
-                typer.echo(str(reaped))
-
-        await _repeat("looking for claims that expire", look, interval, health, longest=LONGEST_REAP_SECONDS)
+PAGE = 500
+"""Dead letters that are read at a time."""
 
 
 @asynccontextmanager
-async def log_pool(application: str) -> AsyncIterator[tuple[Settings, asyncpg.Pool, Health]]:
-    """Opens a few connections to the event log, with its schema applied, and the health port if it is set."""
+async def log_pool(application: str) -> AsyncIterator[tuple[Settings, asyncpg.Pool]]:
+    """Opens a few connections to the event log, with its schema applied."""
     settings = embedded.ensure(get_settings(), ["postgres"], announce_start)
-    async with healthy(settings) as health:
-        pool = await health.open(lambda: open_settled_pool(settings, size=2, application=application))
-        try:
-            yield settings, pool, health
-        finally:
-            await pool.close()
+    pool = await open_settled_pool(settings, size=2, application=application)
+    try:
+        yield settings, pool
+    finally:
+        await pool.close()
 
 
-async def _repeat(
-    doing: str,
-    work: Callable[[], Awaitable[Any]],
-    interval: float,
-    health: Health,
-    progressed: Callable[[], float] = lambda: 0.0,
-    *,
-    longest: float = 60.0,
-) -> None:
-    """Repeats the work at intervals until a signal, also after an outage of the database.
-
-    Args:
-        progressed: returns when the work itself last progressed, monotonic.
-        longest: seconds that one pass may take without progress.
-    """
-    stop = health.stop_on_signals()
-    ended = time.monotonic()
-    health.active_at = lambda: max(ended, progressed()) + interval + longest
-    health.begins()
-    typer.echo(f"{doing}; end with Ctrl-C")
-    while not stop.is_set():
-        try:
-            await work()
-        except DATABASE_AWAY as error:
-            typer.echo(f"the event log is unavailable: {error}", err=True)
-        ended = time.monotonic()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), interval)
-
-
-class ReplayEngine(StrEnum):
-    """Values of ``--engine``. Both replay in this process, which was faster than Spark at every measured size."""
-
-    LOCAL = "local"
-    SPARK = "spark"
+async def project() -> None:
+    """Apply the events to noetl.execution that it does not have yet."""
+    async with log_pool("noetl project") as (_, pool):
+        projection = Projection(pool)
+        count = await projection.catch_up()
+        typer.echo(f"{count} events projected, {await projection.lag_seconds():.1f} s behind")
 
 
 async def replay(
     every: Annotated[bool, typer.Option("--all", help="confirm that every execution is rebuilt")] = False,
-    engine: Annotated[
-        ReplayEngine, typer.Option(help="'spark' replays in this process too, which is faster")
-    ] = ReplayEngine.LOCAL,
 ) -> None:
     """Rebuild noetl.execution from the event log alone."""
     if not every:
         fail("replay rebuilds the projection of every execution; confirm with --all")
-    if engine is ReplayEngine.SPARK:
-        note("replaying in this process, which is faster than on Spark")
-    async with log_pool("noetl replay") as (_, pool, _):
+    async with log_pool("noetl replay") as (_, pool):
         typer.echo(f"{await Projection(pool).rebuild()} events replayed")
+
+
+def reap() -> None:
+    """Requeue the commands of silent workers, and release the rows that dead cursor loops claimed."""
+    with open_session(quickly=True) as session:
+        typer.echo(str(run_sync(session.engine.reaper().reap())))
 
 
 def maintain() -> None:
@@ -155,3 +74,72 @@ def maintain() -> None:
     """
     with open_session() as session:
         typer.echo(str(run_sync(session.engine.maintenance().run())))
+
+
+@letters_app.command(name="list")
+def list_(
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="how many, the newest first")] = 20,
+    as_json: Json = False,
+) -> None:
+    """List dead letters, the newest first."""
+
+    async def show() -> None:
+        async with _dead_letters() as letters:
+            shown, count = await letters.newest(limit), await letters.count()
+        if as_json:
+            print_json([one._asdict() for one in shown])
+            return
+        table = Table("id", "put aside", "bytes", "reason", "content", box=None)
+        for one in shown:
+            texts = escape(one.error), escape(one.preview[:60])
+            table.add_row(str(one.id), f"{one.created_at:%Y-%m-%d %H:%M:%S}", str(one.size), *texts)
+        console.print(table if shown else "no dead letters")
+        if count > len(shown):
+            console.print(f"{count - len(shown)} older ones are not shown; see --limit")
+
+    run_sync(show())
+
+
+@letters_app.command()
+def reprocess(
+    letter_id: Annotated[int | None, typer.Argument(help="id of a dead letter", show_default=False)] = None,
+    every: Annotated[bool, typer.Option("--all", help="reprocess all of them")] = False,
+) -> None:
+    """Process dead letters again, as if their messages had just arrived; exit code 1 if one is kept."""
+    if (letter_id is None) is not every:
+        fail("give the id of a dead letter, or --all")
+
+    async def work() -> int:
+        failures = 0
+        async with _dead_letters() as letters:
+            async for one in _chosen(letters, letter_id):
+                outcome = await letters.reprocess(one)
+                if outcome is None:
+                    what = "not found; it may have been reprocessed before"
+                else:
+                    stored = f"{outcome.new} events stored, {outcome.known} known already"
+                    what = f"kept: {outcome.error}" if outcome.error else stored
+                failures += outcome is None or outcome.error is not None
+                typer.echo(f"dead letter {one}: {what}")
+        return failures
+
+    if run_sync(work()):
+        raise typer.Exit(1)
+
+
+async def _chosen(letters: DeadLetters, letter_id: int | None) -> AsyncIterator[int]:
+    if letter_id is not None:
+        yield letter_id
+        return
+    before = None
+    while page := await letters.newest(PAGE, before=before):
+        for one in page:
+            yield one.id
+        before = page[-1].id
+
+
+@asynccontextmanager
+async def _dead_letters() -> AsyncIterator[DeadLetters]:
+    async with log_pool("noetl dead-letters") as (settings, pool):
+        handler = EventHandler(EventLog(pool, Snowflake(process_node())), settings.command_heartbeat_timeout_seconds)
+        yield DeadLetters(handler, NatsNames(settings), EventLimits.of(settings))

@@ -6,6 +6,7 @@ have no lease: they resume with the execution.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 BATCH = 500
 """Leases handled in one transaction."""
+
+REAP_SECONDS = 10.0
+"""Longest time between two passes; a third of a lease if that is shorter."""
 
 _STALE = """
 SELECT execution_id, command_id FROM noetl.queue
@@ -138,6 +142,18 @@ class Reaper:
         if failed:  # their workers are gone, and no process removes their leftovers
             await remove_orphans(self.pool)
         return Reaped(tuple(requeued), tuple(failed), withdrawn, released)
+
+    async def run(self, lease: float) -> None:
+        """Handles expired leases until it is cancelled; ``lease`` is their duration in seconds."""
+        while True:
+            try:
+                reaped = await self.reap()
+            except Exception as error:  # an outage; and a defect must not end the reaper
+                logger.warning("claims that have expired cannot be released now: %r", error)
+            else:
+                if reaped != Reaped():
+                    logger.warning("%s", reaped)
+            await asyncio.sleep(min(REAP_SECONDS, lease / 3))
 
     async def _fail_exhausted(self) -> list[str]:
         """Ends commands that no worker finished; their ends remove them from the queue."""

@@ -1,4 +1,4 @@
-"""The section of dead letters on the page of workers."""
+"""Dead letters on the page of workers, and on the command line."""
 
 from __future__ import annotations
 
@@ -7,12 +7,31 @@ import re
 
 from pydantic import SecretStr
 
+from noetl_dagster.events.transport.queries import PUT_DEAD_LETTER
+from noetl_dagster.events.transport.wire import encode_event
+from noetl_dagster.events.types import Event
 from noetl_dagster.service.pages.workforce.dead_letters import SHOWN
 from noetl_dagster.settings import Settings
-from tests.service.conftest import Service, serving
-from tests.service.test_dead_letters import put
+from tests.events.transport.conftest import ended, hold, started
+from tests.service.conftest import Service, Start, serving
+from tests.waiting import until_now
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+async def put(service: Service, count: int) -> list[Event]:
+    """Puts the ends of commands aside, which w1 holds; returns them."""
+    log, names = service.plane.engine.runtime.log, service.plane.client.names
+    start = started()
+    await log.append([start])
+    await hold(log.pool, start.execution_id, count)
+    events = [ended(start.execution_id, index) for index in range(count)]
+    for event in events:
+        subject = names.event_subject("default", "w1", event.execution_id, event.event_type)
+        await log.pool.execute(
+            PUT_DEAD_LETTER, names.event_stream, subject, encode_event(event), "early", 5, f"{event.event_id}@"
+        )
+    return events
 
 
 async def page_of(service: Service, address: str = "/workers") -> str:
@@ -62,3 +81,17 @@ async def test_content_is_text_and_readers_have_no_button(settings: Settings) ->
         assert "<b>no</b>" not in page
         assert "Reprocess" not in page
         assert await reprocess(service, 1, "any") == "403"
+
+
+async def test_letters_on_the_command_line(service: Service, start: Start) -> None:
+    await put(service, 2)
+
+    def said(*arguments: str) -> tuple[int, str]:
+        process = start(service.settings, "dead-letters", *arguments)
+        return until_now(lambda: process.popen.poll() is not None and (process.popen.returncode, process.said()))
+
+    assert [one["id"] for one in json.loads(said("list", "--json")[1])] == [2, 1]
+    assert "early" in said("list")[1]
+    assert said("reprocess", "7") == (1, "dead letter 7: not found; it may have been reprocessed before\n")
+    assert said("reprocess", "--all")[1].count("1 events stored, 0 known already") == 2
+    assert "no dead letters" in said("list")[1]
