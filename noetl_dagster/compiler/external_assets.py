@@ -7,13 +7,27 @@ from typing import Any
 
 from dagster import AssetKey, AssetMaterialization, AssetRecordsFilter, DagsterInstance, OpExecutionContext
 
+from noetl_dagster.compiler.partitions import PlaybookPartitions
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import AssetNotFoundError
 from noetl_dagster.events.envelopes import OK, to_result
 from noetl_dagster.playbook.assets import Key, key_text
 from noetl_dagster.result_ref import REF_METADATA, STORED_METADATA, ResultRef
+from noetl_dagster.tools.base import RunServices
 
 DATA_VERSION = "dagster/data_version"
+
+
+def services_of(runtime: Runtime, instance: DagsterInstance, context: OpExecutionContext | None = None) -> RunServices:
+    """Returns what steps use of a Dagster instance: its other assets, and the partitions of playbooks.
+
+    Args:
+        context: of the op that drives the steps, if a run does.
+    """
+    return RunServices(
+        find_asset=ExternalAssets(runtime, instance, context).find,
+        choose_partition=lambda playbook, workload: PlaybookPartitions(playbook).choose(workload),
+    )
 
 
 class ExternalAssets:

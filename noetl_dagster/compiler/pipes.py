@@ -67,48 +67,54 @@ class PipesMessages:
             )
 
 
-_messages: dict[tuple[int, str], PipesMessages] = {}
-"""The steps that ops of this process drive now, by execution and name."""
-_lock = threading.Lock()
+class JobReports:
+    """What the jobs of one run's steps report, by step. Several ops may drive a step, as the groups of a fan-out do."""
 
+    def __init__(self) -> None:
+        self._messages: dict[tuple[int, str], PipesMessages] = {}  # by execution and step
+        self._lock = threading.Lock()
 
-@contextmanager
-def receiving(execution_id: int, context: OpExecutionContext, assets: Mapping[str, AssetKey | None]) -> Iterator[None]:
-    """Lets jobs of the given steps report to an op's run while it drives them.
+    @contextmanager
+    def receiving(
+        self, execution_id: int, context: OpExecutionContext, assets: Mapping[str, AssetKey | None]
+    ) -> Iterator[None]:
+        """Lets jobs of the given steps report to an op's run while it drives them."""
+        own: dict[tuple[int, str], PipesMessages] = {}
+        with self._lock:
+            for step, key in assets.items():
+                name = (execution_id, step)
+                messages = own[name] = self._messages.setdefault(name, PipesMessages(context, key))
+                messages.context = context
+                messages.ops += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                for name, messages in own.items():
+                    messages.ops -= 1
+                    is_wanted = messages.ops or messages.metadata or messages.events  # until an op takes them
+                    if not is_wanted and self._messages.get(name) is messages:
+                        del self._messages[name]
 
-    Several ops may drive a step, the groups of a fan-out: they share the messages of its jobs.
-    """
-    own: dict[tuple[int, str], PipesMessages] = {}
-    with _lock:
-        for step, key in assets.items():
-            name = (execution_id, step)
-            messages = own[name] = _messages.setdefault(name, PipesMessages(context, key))
-            messages.context = context
-            messages.ops += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            for name, messages in own.items():
-                messages.ops -= 1
-                kept = messages.ops or messages.metadata or messages.events  # until an op takes them
-                if not kept and _messages.get(name) is messages:
-                    del _messages[name]
+    def of(self, execution_id: int, step: str) -> PipesMessages | None:
+        """Returns the messages of a step that an op drives now."""
+        return self._messages.get((execution_id, step))
 
-
-def take_messages(execution_id: int, step: str) -> PipesMessages | None:
-    """Returns and forgets the messages of a step's jobs."""
-    with _lock:
-        return _messages.pop((execution_id, step), None)
+    def take(self, execution_id: int, step: str) -> PipesMessages | None:
+        """Returns and forgets the messages of a step's jobs."""
+        with self._lock:
+            return self._messages.pop((execution_id, step), None)
 
 
 @asynccontextmanager
-async def open_session(box: Toolbox, call: ToolCall, channel: JobMessages) -> AsyncIterator[Mapping[str, str]]:
+async def open_session(
+    box: Toolbox, reports: JobReports, call: ToolCall, channel: JobMessages
+) -> AsyncIterator[Mapping[str, str]]:
     """Opens the Pipes session of a job, and yields the variables of the job's environment.
 
-    There are none if no op of this process drives the call's step.
+    There are none if no op of the run drives the call's step, as for a step of a child playbook.
     """
-    messages = _messages.get((call.execution_id, call.step))
+    messages = reports.of(call.execution_id, call.step)
     if messages is None:
         yield {}
         return

@@ -21,9 +21,8 @@ from dagster import (
     MultiPartitionKey,
 )
 
-from noetl_dagster.compiler.external_assets import ExternalAssets
 from noetl_dagster.compiler.lineage.tables import FolderWriters
-from noetl_dagster.compiler.partitions import PlaybookPartitions, stored_partition
+from noetl_dagster.compiler.partitions import stored_partition
 from noetl_dagster.compiler.plan import PlaybookPlan, StepPlan, plan_playbook
 from noetl_dagster.compiler.result_metadata import check_facts, step_metadata
 from noetl_dagster.dagster_internals import StepMaterializationData
@@ -71,13 +70,6 @@ class _Ended:
     step: StepPlan
     end: StepEnd
     reference: ResultRef | None = None
-
-
-def connect_to_dagster(engine: Engine, instance: DagsterInstance) -> DagsterReporter:
-    """Lets executions without a run read Dagster's other assets and choose partitions; returns their reporter."""
-    engine.runtime.find_external = ExternalAssets(engine.runtime, instance).find
-    engine.runtime.partition_of = lambda playbook, values: PlaybookPartitions(playbook).choose(values)
-    return DagsterReporter(engine, instance)
 
 
 class DagsterReporter:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import time
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from noetl_dagster.compiler.names import dagster_name
 from noetl_dagster.compiler.partitions import PARTITION_TAG
+from noetl_dagster.compiler.pipes import JobReports
 from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.addresses import execution_url
@@ -42,8 +45,8 @@ PAGE_TAG = "noetl/page"
 TRACE_TAG = "noetl/trace_id"
 """Run tag that names the trace of the execution, if one is recorded."""
 
-_driven: dict[tuple[str, str], int] = {}
-"""Executions by run and playbook: the later ops of this process do not read their run again."""
+REMEMBERED_RUNS = 64
+"""Runs whose ops hand on what they have read; this process seldom drives more at the same time."""
 
 FRESH_SECONDS = 1.0
 """Seconds for which an op need not read again what the op before it has read."""
@@ -58,12 +61,55 @@ class HandedOn(NamedTuple):
     """An execution as an op read it at its end, with the time in monotonic seconds."""
 
     execution: Execution
-    run_id: str
     op: str
     at: float
 
 
-_handed_on: HandedOn | None = None
+class DrivenRun:
+    """What the ops of a run that this process drives hand on to later ops, for one playbook.
+
+    Attributes:
+        execution_id: of the run's execution; a later op does not read the run's tags again.
+        reports: of the jobs that the steps have started.
+    """
+
+    def __init__(self) -> None:
+        self.execution_id: int | None = None
+        self.reports = JobReports()
+        self._lock = threading.Lock()
+        self._handed_on: HandedOn | None = None
+
+    def hand_on(self, execution: Execution, op: str) -> None:
+        """Keeps what an op has read at its end for the next one."""
+        with self._lock:
+            self._handed_on = HandedOn(execution, op, time.monotonic())
+
+    def take(self, plan: PlaybookPlan, region: RegionPlan) -> Execution | None:
+        """Returns the execution as the op before this one has just read it, which no other op uses.
+
+        Only if that op alone leads to this one: the ends of all ops that have to end before this one are in it then.
+        """
+        with self._lock:
+            last, self._handed_on = self._handed_on, None
+        if last is None:
+            return None
+        before = {one.op for one in plan.regions for target in one.targets if target.step.name in region.names}
+        return last.execution if before == {last.op} and time.monotonic() - last.at < FRESH_SECONDS else None
+
+
+_runs: OrderedDict[tuple[str, str], DrivenRun] = OrderedDict()
+_runs_lock = threading.Lock()
+
+
+def driven_run(run: DagsterRun, plan: PlaybookPlan) -> DrivenRun:
+    """Returns what the ops of a run have handed on. Of the longest unused runs, nothing is remembered."""
+    key = (run.run_id, plan.playbook.name)
+    with _runs_lock:
+        driven = _runs.setdefault(key, DrivenRun())
+        _runs.move_to_end(key)
+        if len(_runs) > REMEMBERED_RUNS:
+            _runs.popitem(last=False)
+    return driven
 
 
 def execution_tags(execution_id: int, run_id: str, suffix: str = "", *, trace: Trace | None = None) -> dict[str, str]:
@@ -148,13 +194,13 @@ async def attach(
             of no partition of a playbook that has them.
     """
     suffix = tag_suffix(run, plan.playbook.name)
-    driven = (run.run_id, plan.playbook.name)
-    execution_id = _driven.get(driven) or execution_id_of(instance, run, suffix, starts=workload is not None)
+    driven = driven_run(run, plan)
+    execution_id = driven.execution_id or execution_id_of(instance, run, suffix, starts=workload is not None)
     execution = None
     origin: dict[str, Any] = {"dagster_run_id": run.run_id, **({ONE_PROCESS: True} if one_process else {})}
     if execution_id is not None:
         try:
-            execution = _take_handed_on(execution_id, run, plan, region) or await engine.runtime.load(execution_id)
+            execution = driven.take(plan, region) or await engine.runtime.load(execution_id)
         except ExecutionNotFoundError:
             if workload is None:
                 raise
@@ -181,30 +227,18 @@ async def attach(
         )
         _tag(engine, instance, run, execution, suffix)
     await engine.liveness.hold(execution.id)
-    _driven[driven] = execution.id
+    driven.execution_id = execution.id
     return execution
 
 
-async def finish(engine: Engine, run: DagsterRun, region: RegionPlan, execution_id: int) -> ExecutionStatus:
+async def finish(
+    engine: Engine, run: DagsterRun, plan: PlaybookPlan, region: RegionPlan, execution_id: int
+) -> ExecutionStatus:
     """Ends an execution if an op of its run was the last one; else hands on what this op has read."""
-    global _handed_on
     execution = await engine.runtime.load(execution_id)
     status = await engine.lifecycle.finish_if_over(execution)
-    _handed_on = HandedOn(execution, run.run_id, region.op, time.monotonic())
+    driven_run(run, plan).hand_on(execution, region.op)
     return status
-
-
-def _take_handed_on(execution_id: int, run: DagsterRun, plan: PlaybookPlan, region: RegionPlan) -> Execution | None:
-    """Returns an execution as the op before this one has just read it, which no other op uses.
-
-    Only if that op alone leads to this one: the ends of all ops that have to end before this one are in it then.
-    """
-    global _handed_on
-    found, _handed_on = _handed_on, None
-    if found is None or (found.execution.id, found.run_id) != (execution_id, run.run_id):
-        return None
-    before = {one.op for one in plan.regions for target in one.targets if target.step.name in region.names}
-    return found.execution if before == {found.op} and time.monotonic() - found.at < FRESH_SECONDS else None
 
 
 def _tag(engine: Engine, instance: DagsterInstance, run: DagsterRun, execution: Execution, suffix: str) -> None:

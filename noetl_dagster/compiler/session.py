@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,13 +22,12 @@ from dagster import (
 )
 
 from noetl_dagster.compiler.executors.noetl import processes_of, runs_in_one_process
-from noetl_dagster.compiler.external_assets import ExternalAssets
+from noetl_dagster.compiler.external_assets import services_of
 from noetl_dagster.compiler.names import NOETL, PYSPARK
-from noetl_dagster.compiler.partitions import PlaybookPartitions
-from noetl_dagster.compiler.pipes import open_session, receiving, take_messages
+from noetl_dagster.compiler.pipes import JobReports, open_session
 from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan, StepPlan
 from noetl_dagster.compiler.result_metadata import check_facts, place_metadata, step_metadata
-from noetl_dagster.compiler.runs import attach, finish
+from noetl_dagster.compiler.runs import attach, driven_run, finish
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.addresses import execution_url
 from noetl_dagster.engine.executions.progress import (
@@ -72,6 +71,7 @@ class OpSession:
     Attributes:
         plan: from which the op was made; the execution keeps the playbook's text with which it began.
         region: the op's steps.
+        reports: of the jobs that the run's steps have started.
     """
 
     context: OpExecutionContext
@@ -79,6 +79,7 @@ class OpSession:
     execution: Execution
     plan: PlaybookPlan
     region: RegionPlan
+    reports: JobReports
 
     @classmethod
     def open(
@@ -95,24 +96,23 @@ class OpSession:
         """
         resource: EngineProvider = getattr(context.resources, NOETL)
         engine = resource.engine()
-        engine.runtime.find_external = ExternalAssets(engine.runtime, context.instance, context).find
-        engine.runtime.partition_of = lambda playbook, values: PlaybookPartitions(playbook).choose(values)
-        engine.runtime.box.pipes = partial(open_session, engine.runtime.box)
-        pyspark = getattr(context.resources, PYSPARK, None)
-        if pyspark is not None:  # the run's own, with the configuration of this run
-            engine.runtime.box.spark = lambda: pyspark.spark_session
+        reports = driven_run(context.run, plan).reports
         with LogContext(run_id=context.run_id):
             one_process = runs_in_one_process(context)
             execution = run_sync(attach(engine, context.instance, context.run, plan, region, workload, one_process))
-        processes = processes_of(context.run.run_config)
-        if processes is not None:
-            engine.helpers.set_processes(execution.id, processes)
+        pyspark = getattr(context.resources, PYSPARK, None)
+        execution.services = replace(
+            services_of(engine.runtime, context.instance, context),
+            spark=None if pyspark is None else lambda: pyspark.spark_session,
+            open_pipes=partial(open_session, engine.runtime.box, reports),
+            processes=processes_of(context.run.run_config),
+        )
         if region.needs_spark and one_process:
             run_sync(prepare_spark(engine.runtime, execution))
         if workload is not None:  # the first op, which is one
             for warning in execution.playbook.main_warnings:
                 context.log.warning(warning)
-        return cls(context, engine, execution, plan, region)
+        return cls(context, engine, execution, plan, region, reports)
 
     @property
     def _settings(self) -> Settings:
@@ -156,7 +156,7 @@ class OpSession:
         }
         with (
             LogContext(execution_id=self.execution.id, step=step, run_id=self.context.run_id),
-            receiving(self.execution.id, self.context, reporting),
+            self.reports.receiving(self.execution.id, self.context, reporting),
         ):
             future = asyncio.run_coroutine_threadsafe(self.engine.guard(self.execution, work), background_loop())
             progress = _ProgressReporter(self, step, stream)
@@ -209,7 +209,7 @@ class OpSession:
         steps = {one.step.name: one for one in self.region.steps}
         for end in ends:
             one = steps[end.step]
-            received = take_messages(self.execution.id, end.step)
+            received = self.reports.take(self.execution.id, end.step)
             for event in received.events if received is not None else ():
                 self.context.log_event(redacted_part(event))  # type: ignore[arg-type]
             if one.spec is None:
@@ -252,7 +252,7 @@ class OpSession:
         Raises:
             Failure: a step failed and no arc handles its failure.
         """
-        status = run_sync(finish(self.engine, self.context.run, self.region, self.execution.id))
+        status = run_sync(finish(self.engine, self.context.run, self.plan, self.region, self.execution.id))
         if status != ExecutionStatus.RUNNING:
             self.context.log.info(
                 f"execution {self.execution.id} is {status}: {execution_url(self._settings, self.execution.id)}"

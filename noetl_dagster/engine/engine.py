@@ -7,6 +7,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import asyncpg
+
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.fanout.expand import Fanouts
 from noetl_dagster.engine.helpers import HelperProcesses
@@ -17,7 +19,7 @@ from noetl_dagster.engine.pool.dispatch import Dispatcher
 from noetl_dagster.engine.recovery.abandoned import Recovery
 from noetl_dagster.engine.recovery.maintenance import Maintenance
 from noetl_dagster.engine.recovery.reaper import Reaper
-from noetl_dagster.engine.runtime import Runtime
+from noetl_dagster.engine.runtime import Runtime, connect
 from noetl_dagster.engine.steps.entry import VisitDrivers
 from noetl_dagster.engine.steps.step import Steps
 from noetl_dagster.engine.walker import Children, Walker
@@ -26,6 +28,7 @@ from noetl_dagster.events.projection import BackgroundProjection, Projection
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.settings import Settings
+from noetl_dagster.tools.base import NO_RUN, RunServices, ToolCall, ToolResult
 from noetl_dagster.worker.execution import Execution
 
 if TYPE_CHECKING:
@@ -38,24 +41,37 @@ T = TypeVar("T")
 class Engine:
     """Steps, fan-outs and lifecycle over one runtime."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        assert runtime.settings.db_url is not None
-        self.runtime = runtime
-        self.liveness = Liveness(runtime.settings.db_url, runtime.pool)
+    def __init__(
+        self, settings: Settings, pool: asyncpg.Pool, node: int, spark: Callable[[], SparkSession] | None = None
+    ) -> None:
+        assert settings.db_url is not None
+        self.dispatcher = Dispatcher(lambda: self.runtime)
+        self.helpers = HelperProcesses(settings)
+        self.runtime = runtime = Runtime(
+            settings,
+            pool,
+            node,
+            spark=spark,
+            dispatcher=self.dispatcher,
+            helpers=self.helpers,
+            run_playbook=self._run_child,
+        )
+        self.liveness = Liveness(settings.db_url, pool)
         self.lifecycle = Lifecycle(runtime, self.liveness)
         self.steps = Steps(runtime, VisitDrivers(runtime, self.liveness))
         self.fanouts = Fanouts(runtime, self.steps)
         self.walker = Walker(runtime, self.steps, self.fanouts, self.lifecycle)
-        self.watch = InterruptionWatch(runtime.pool, self.liveness)
-        self.projecting = BackgroundProjection(Projection(runtime.pool))
-        self.dispatcher = runtime.dispatcher = Dispatcher(runtime)
-        self.helpers = runtime.helpers = HelperProcesses(runtime.settings)
-        runtime.box.run_playbook = Children(runtime, self.lifecycle, self.walker, self.watch).run
+        self.watch = InterruptionWatch(pool, self.liveness)
+        self.projecting = BackgroundProjection(Projection(pool))
+        self._children = Children(runtime, self.lifecycle, self.walker, self.watch)
 
     @classmethod
     async def open(cls, settings: Settings, *, spark: Callable[[], SparkSession] | None = None) -> Engine:
-        """Opens a runtime and the control plane on it; see :meth:`Runtime.open`."""
-        return cls(await Runtime.open(settings, spark=spark))
+        """Connects to the services that ``settings`` names; see :func:`noetl_dagster.engine.runtime.connect`."""
+        return await connect(settings, lambda pool, node: cls(settings, pool, node, spark))
+
+    async def _run_child(self, call: ToolCall) -> ToolResult:
+        return await self._children.run(call)
 
     async def close(self) -> None:
         """Ends helper processes and background work, and closes all connections."""
@@ -98,12 +114,16 @@ class Engine:
         retention = timedelta(days=settings.retention_days) if settings.retention_days is not None else None
         return Maintenance(self.runtime.pool, self.runtime.results, retention, width=settings.partition_width)
 
-    async def drive(self, execution: Execution, *, release: bool = True) -> ExecutionState:
+    async def drive(
+        self, execution: Execution, *, release: bool = True, services: RunServices = NO_RUN
+    ) -> ExecutionState:
         """Takes an execution to its end, in this process, without Dagster, and returns its final state.
 
         Args:
             release: other processes may then work on it; else the caller releases it.
+            services: what the steps of the execution use of Dagster.
         """
+        execution.services = services
         await self.liveness.hold(execution.id)
         try:
             await self.guard(execution, self.walker.run(execution))

@@ -55,14 +55,14 @@ CLOSE_SECONDS = 10.0
 class HelperProcesses:
     """Starts and ends the helper processes of this process. Lives on this process's event loop.
 
-    The number of processes that work on an execution, this one included, is the execution's own number, or else the
+    The number of processes that work on a loop, this one included, is that of the execution's run, or else the
     settings'. With 0 this process decides: as many as there are cores, once it has been busy for a moment.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._wanted: dict[int, int] = {}
         self._open: dict[int, SharedItems] = {}
+        self._chosen: set[int] = set()  # ranges whose run has chosen the number of processes
         self._helpers: set[Helper] = set()
         self._preloaded: _PreloadedProcess | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -76,19 +76,23 @@ class HelperProcesses:
         """Process ids of the helper processes that live."""
         return [helper.pid for helper in self._helpers if helper.pid is not None]
 
-    def set_processes(self, execution_id: int, processes: int) -> None:
-        """Sets the number of processes of one execution; 0: this process decides."""
-        self._wanted[execution_id] = processes
-
     @contextmanager
-    def share(self, loop: SharedLoop, start: int, stop: int, slots: int) -> Iterator[ItemSource]:
-        """Shares the items ``start <= index < stop`` until the block ends, ``slots`` of them at the same time."""
-        wanted = self._processes(loop.execution_id)
+    def share(
+        self, loop: SharedLoop, start: int, stop: int, slots: int, processes: int | None = None
+    ) -> Iterator[ItemSource]:
+        """Shares the items ``start <= index < stop`` until the block ends, ``slots`` of them at the same time.
+
+        Args:
+            processes: that the run has chosen; 0: this process decides; None: as configured.
+        """
+        wanted = processes or self._settings.run_processes or machine.processes()
         if slots < 2 or stop - start < 2 or wanted == 1 or self._broken:
             yield SharedItems(loop, start, stop, slots)
             return
         items = SharedItems(loop, start, stop, slots, wanted)
         self._open[items.number] = items
+        if processes:
+            self._chosen.add(items.number)
         for helper in self._helpers:
             items.add_helper(helper, wanted, at_once=True)
         if self._watching is None or self._watching.done():
@@ -97,24 +101,20 @@ class HelperProcesses:
             yield items
         finally:
             del self._open[items.number]
+            self._chosen.discard(items.number)
 
     async def close(self) -> None:
         """Ends the helper processes."""
         await cancel_and_wait(*(task for task in (self._watching, self._starting) if task is not None))
         await self._dismiss()
 
-    def _processes(self, execution_id: int) -> int:
-        wanted = self._wanted.get(execution_id) or self._settings.run_processes
-        return wanted or machine.processes()
-
     async def _watch(self) -> None:
         """Starts helper processes when there is work for them, and ends them when there is none."""
         busy, idle_since = 0, time.monotonic()
         before, cpu = time.monotonic(), _wanted_cpu()
         while self._open or self._helpers:
-            open_executions = {items.loop.execution_id for items in self._open.values()}
-            many = self._settings.run_processes > 1
-            if not self._serving and any(self._wanted.get(one) or many for one in open_executions):
+            is_configured = self._chosen or (self._open and self._settings.run_processes > 1)
+            if not self._serving and is_configured:
                 busy = BUSY_LOOKS  # the number of processes is configured
             if busy >= BUSY_LOOKS and (self._starting is None or self._starting.done()):
                 self._starting = asyncio.create_task(self._start())
@@ -133,7 +133,7 @@ class HelperProcesses:
         """Starts the helper processes that are missing."""
         if not self._open or self._broken:
             return
-        processes = max(self._processes(items.loop.execution_id) for items in self._open.values())
+        processes = max(items.processes for items in self._open.values())
         missing = processes - 1 - len(self._serving)
         if missing <= 0:
             return
@@ -174,7 +174,7 @@ class HelperProcesses:
             helper.pid = message["pid"]
             self._helpers.add(helper)
             for known in self._open.values():
-                known.add_helper(helper, self._processes(known.loop.execution_id), at_once=False)
+                known.add_helper(helper, known.processes, at_once=False)
             return
         if (items := self._open.get(message["range"])) is None:
             return

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
@@ -22,7 +22,6 @@ from noetl_dagster.events.schema import open_settled_pool
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.types import Event, EventType
-from noetl_dagster.playbook.assets import Key, Partition
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
@@ -34,7 +33,7 @@ from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.access.keychain import Keychain
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.worker.chunks import ChunkStreams
 from noetl_dagster.worker.command import CommandEvents
 from noetl_dagster.worker.execution import Execution, PlaybookProgram
@@ -48,25 +47,36 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+T = TypeVar("T")
 Source = Callable[[int], Awaitable[StoredPlaybook | None]]
+RunPlaybook = Callable[[ToolCall], Awaitable[ToolResult]]
 
 
 class Runtime:
-    """The parts of one process, on one event loop. Open it with :meth:`open`, end it with :meth:`close`."""
-
-    dispatcher: CommandExecutor | None = None
-    helpers: HelperProcesses | None = None
-    partition_of: Callable[[Playbook, dict[str, Any]], Partition | None] | None = None
-    find_external: Callable[[Key, str | None], Awaitable[dict[str, Any] | None]] | None = None
+    """The parts of one process, on one event loop. :meth:`close` ends them."""
 
     def __init__(
         self,
         settings: Settings,
         pool: asyncpg.Pool,
         node: int,
-        spark: Callable[[], SparkSession] | None,
-        writer: Callable[[EventLog], EventWriter] | None,
+        *,
+        spark: Callable[[], SparkSession] | None = None,
+        writer: Callable[[EventLog], EventWriter] | None = None,
+        dispatcher: CommandExecutor | None = None,
+        helpers: HelperProcesses | None = None,
+        run_playbook: RunPlaybook | None = None,
     ) -> None:
+        """Makes the parts.
+
+        Args:
+            settings: with every address filled.
+            spark: returns the Spark session on first use; default: one made from the settings.
+            writer: where this process's events go; default: straight into the log.
+            dispatcher: runs the commands of steps whose tools run in the pool; default: this process does.
+            helpers: the processes with which this one shares large loops.
+            run_playbook: runs child playbooks; default: the process cannot.
+        """
         self.settings = settings
         self.pool = pool
         self.reads = PatientReads(pool)
@@ -81,6 +91,11 @@ class Runtime:
         )
         self.results = ResultStore(settings, pool, ids=ids)
         self.spark = SparkSessions(settings) if spark is None else None
+        self.dispatcher, self.helpers = dispatcher, helpers
+        self.commands = commands = CommandEvents(ids)
+        self.heartbeats = heartbeats = Heartbeats(buffer, commands, settings.command_heartbeat_seconds)
+        self.streams = streams = ChunkStreams(buffer, commands, pool)
+        cleanup = ExternalCleanup(buffer, pool)
         clients = Clients(settings)
         self.box = box = Toolbox(
             settings=settings,
@@ -88,14 +103,15 @@ class Runtime:
             credentials=Credentials(settings, pool, clients),
             clients=clients,
             spark=spark or self.spark.get,  # type: ignore[union-attr]
+            run_playbook=run_playbook,
+            progress=heartbeats.tell,
+            after=cleanup.keep,
+            over=cleanup.is_over,
+            chunks=streams,
         )
         self.keychain = Keychain(box.credentials)
-        self.commands = commands = CommandEvents(ids)
-        self.heartbeats = Heartbeats(buffer, commands, settings.command_heartbeat_seconds)
         self.result_writer = ResultWriter(settings, self.results)
-        self.streams = ChunkStreams(buffer, commands, pool)
-        cleanup = ExternalCleanup(buffer, pool)
-        self.runner = CommandRunner(box, self.result_writer, buffer, commands, self.heartbeats, cleanup, self.streams)
+        self.runner = CommandRunner(box, self.result_writer, buffer, commands, heartbeats, cleanup, streams)
         self._programs: dict[tuple[int, frozenset[tuple[str, str]], bool], PlaybookProgram] = {}
 
     @classmethod
@@ -103,29 +119,16 @@ class Runtime:
         cls,
         settings: Settings,
         *,
-        spark: Callable[[], SparkSession] | None = None,
         apply: bool = True,
         writer: Callable[[EventLog], EventWriter] | None = None,
     ) -> Runtime:
-        """Connects to the services that ``settings`` names and brings the schema up to date.
+        """Connects to the services of a process that drives no executions; see :func:`connect`.
 
         Args:
-            settings: with every address filled.
-            spark: returns the Spark session on first use; default: one made from the settings.
             apply: apply ``schema/*.sql`` first; else wait until the control plane has done so.
             writer: where this process's events go; default: straight into the log.
-
-        Raises:
-            ServiceError: the event log cannot be reached.
         """
-        if settings.db_url is None:
-            raise ServiceError("the event log has no address: set NOETL_DB_URL, or NOETL_EMBEDDED=true")
-        pool = await open_settled_pool(settings, size=settings.db_pool_size, apply=apply)
-        try:
-            return cls(settings, pool, await pool.fetchval(NEXT_NODE), spark, writer)
-        except BaseException:
-            pool.terminate()
-            raise
+        return await connect(settings, lambda pool, node: cls(settings, pool, node, writer=writer), apply=apply)
 
     async def close(self) -> None:
         """Commits what is buffered and closes every connection."""
@@ -204,6 +207,27 @@ class Runtime:
             playbook = await asyncio.to_thread(parse_playbook, own.source, **given)
             return PlaybookProgram(playbook, StepGraph(playbook))
         return program
+
+
+async def connect(settings: Settings, make: Callable[[asyncpg.Pool, int], T], *, apply: bool = True) -> T:
+    """Connects to the event log that ``settings`` names, brings its schema up to date, and makes what works on it.
+
+    Args:
+        settings: with every address filled.
+        make: gets the pool of connections, and the number of this process for its ids.
+        apply: apply ``schema/*.sql`` first; else wait until the control plane has done so.
+
+    Raises:
+        ServiceError: the event log cannot be reached.
+    """
+    if settings.db_url is None:
+        raise ServiceError("the event log has no address: set NOETL_DB_URL, or NOETL_EMBEDDED=true")
+    pool = await open_settled_pool(settings, size=settings.db_pool_size, apply=apply)
+    try:
+        return make(pool, await pool.fetchval(NEXT_NODE))
+    except BaseException:
+        pool.terminate()
+        raise
 
 
 def _stored_playbook(found: StoredPlaybook, state: ExecutionState) -> Playbook:

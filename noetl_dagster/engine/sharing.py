@@ -225,7 +225,7 @@ class SharedItems:
         self.loop = loop
         self._ranges = Ranges(start, stop)
         self._slots = slots
-        self._processes = processes
+        self.processes = processes
         self._helpers: dict[Helper, _Assignment] = {}
         self._tally = Tally()
         self._spare = 0
@@ -236,7 +236,7 @@ class SharedItems:
 
     async def take(self) -> Range | None:
         """Returns the next items for the driver."""
-        return self._ranges.take(self._processes)
+        return self._ranges.take(self.processes)
 
     def must_end(self) -> bool:
         """Passes a slot of the driver to a helper process that waits for one."""
@@ -323,7 +323,7 @@ class SharedItems:
 
     def send_items(self, helper: Helper) -> None:
         """Answers a helper process that asks for items."""
-        found = self._ranges.take(self._processes) if helper in self._helpers else None
+        found = self._ranges.take(self.processes) if helper in self._helpers else None
         if found is not None:
             self._helpers[helper].taken.append(found)
         helper.send({"do": "items", "range": self.number, "items": None if found is None else asdict(found)})

@@ -108,6 +108,7 @@ class Children:
             ToolError: there is no such playbook, it is invalid, it failed, or it took too long.
         """
         execution = await self._execution(call)
+        execution.services = call.services
         timeout = call.config.get("timeout")
         details = {"playbook": {"execution_id": str(execution.id), "path": execution.playbook.metadata.path}}
         try:
@@ -145,10 +146,10 @@ class Children:
                 return execution
             return await self._lifecycle.resume(known)
         playbook = await self._playbook(call)
-        partition, find = None, self._runtime.partition_of
+        partition, choose = None, call.services.choose_partition
         try:
-            if find is not None and playbook.dagster.partitions:
-                partition = find(playbook, call.input)
+            if choose is not None and playbook.dagster.partitions:
+                partition = choose(playbook, call.input)
             exposed_in(call.input, call, f"the workload of {playbook.name}")
             start = partial(
                 self._lifecycle.create,

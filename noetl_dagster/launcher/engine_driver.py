@@ -18,7 +18,8 @@ import psutil
 from dagster import DagsterInstance
 
 from noetl_dagster.compiler.executors.storages import keep_connections
-from noetl_dagster.compiler.reporting import DagsterReporter, connect_to_dagster
+from noetl_dagster.compiler.external_assets import services_of
+from noetl_dagster.compiler.reporting import DagsterReporter
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import RECOVERY
 from noetl_dagster.errors import ExecutionStateError
@@ -28,6 +29,7 @@ from noetl_dagster.process.environment import withhold_settings
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.resources.engines import EngineProvider, close_engines
+from noetl_dagster.tools.base import NO_RUN
 from noetl_dagster.worker.execution import Execution
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class EngineDriver:
         self._channel = channel
         self._folder = address.folder / "runs"
         self._noetl = EngineProvider()
+        self._services = NO_RUN
         self._memory = psutil.Process().memory_info().rss
         self._released_at = 0.0
         self._count = 0
@@ -72,7 +75,8 @@ class EngineDriver:
             if "DAGSTER_HOME" in os.environ:
                 instance = stack.enter_context(DagsterInstance.get())
                 keep_connections(instance)
-                reports = Reports(connect_to_dagster(engine, instance))
+                reports = Reports(DagsterReporter(engine, instance))
+                self._services = services_of(engine.runtime, instance)
             withhold_settings()
             try:
                 run_sync(self._serve(engine, reports))
@@ -122,7 +126,7 @@ class EngineDriver:
                 if execution.state.visits or execution.state.epoch > 1:  # its driver was killed
                     origin = {RECOVERY: str(execution.state.epoch + 1)}
                     execution = await engine.lifecycle.resume(execution_id, origin=origin, after=execution.state.epoch)
-                state = await engine.drive(execution, release=False)
+                state = await engine.drive(execution, release=False, services=self._services)
                 if state is not execution.state:  # it was cancelled
                     execution = await engine.runtime.load(execution_id)
             if reports is not None and not execution.state.is_running:

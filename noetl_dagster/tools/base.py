@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import ValidationError
 
 from noetl_dagster.errors import ErrorKind, ToolError
-from noetl_dagster.playbook.models import Task
+from noetl_dagster.playbook.assets import Key, Partition
+from noetl_dagster.playbook.models import Playbook, Task
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings
 
@@ -22,6 +23,30 @@ if TYPE_CHECKING:
     from noetl_dagster.storage.store import ResultStore
     from noetl_dagster.tools.access.clients import Clients
     from noetl_dagster.tools.access.credentials import Credentials
+
+
+@dataclass(frozen=True, slots=True)
+class RunServices:
+    """What the run that drives an execution provides to its steps. Other runs of the process provide others.
+
+    Attributes:
+        find_asset: returns the latest value of an asset that no playbook makes, as the log stores a result.
+        choose_partition: returns the partition of a child playbook's execution by its workload.
+        spark: returns the session of the run's own Spark resource.
+        open_pipes: opens a session of Dagster Pipes for a job that a call starts, and yields the variables of its
+            environment.
+        processes: the number of processes that work on a large loop; 0: the driver decides; None: as configured.
+    """
+
+    find_asset: Callable[[Key, str | None], Awaitable[dict[str, Any] | None]] | None = None
+    choose_partition: Callable[[Playbook, dict[str, Any]], Partition | None] | None = None
+    spark: Callable[[], SparkSession] | None = None
+    open_pipes: Callable[[ToolCall, JobMessages], AbstractAsyncContextManager[Mapping[str, str]]] | None = None
+    processes: int | None = None
+
+
+NO_RUN = RunServices()
+"""Of executions that no Dagster run drives, and of commands in the pool."""
 
 
 @dataclass(slots=True)
@@ -39,6 +64,7 @@ class ToolCall:
         number: of the call among those of its task in its command, from 1; a command that begins again counts anew.
         owner: the command on whose behalf it is made if that is another one, as the partition's for an item.
         limit: the task's ``spec.timeout``, for tools that start something that has to stop when it ends.
+        services: of the run that drives the execution.
     """
 
     execution_id: int
@@ -55,6 +81,7 @@ class ToolCall:
     number: int = 1
     owner: str = ""
     limit: asyncio.Timeout | None = None
+    services: RunServices = NO_RUN
 
     def error(self, text: str, kind: ErrorKind = "schema", **fields: Any) -> ToolError:
         """Returns an error that names the tool and the step; ``fields`` are further ones of ``ToolError``."""
@@ -119,10 +146,9 @@ class Toolbox:
     """Resources that the tools of a process share. Clients are opened on first use and closed with the process.
 
     ``progress`` takes the progress of a call, from any thread and at any rate, for example ``spark stage 3 'save': 4/8
-    tasks``. ``pipes`` opens a session of Dagster Pipes for a job that a call starts, and yields the variables of its
-    environment. ``after`` registers the removal of what a call leaves for the next run of its command, until the end of
-    the command is in the log, and ``over`` returns whether it is; both are None outside of commands. ``chunks`` records
-    results that are made chunk by chunk.
+    tasks``. ``spark`` returns the session of this process; see :meth:`spark_of`. ``after`` registers the removal of
+    what a call leaves for the next run of its command, until the end of the command is in the log, and ``over`` returns
+    whether it is. ``chunks`` records results that are made chunk by chunk.
     """
 
     settings: Settings
@@ -132,10 +158,13 @@ class Toolbox:
     spark: Callable[[], SparkSession]
     run_playbook: Callable[[ToolCall], Awaitable[ToolResult]] | None = None
     progress: Callable[[ToolCall, str], None] = lambda call, message: None
-    pipes: Callable[[ToolCall, JobMessages], AbstractAsyncContextManager[Mapping[str, str]]] | None = None
     after: Callable[[ToolCall, Removal], None] | None = None
     over: Callable[[ToolCall], Awaitable[bool]] | None = None
     chunks: ChunkLog | None = None
+
+    def spark_of(self, services: RunServices) -> Callable[[], SparkSession]:
+        """Returns the source of a run's Spark session: the run's own resource, or else that of this process."""
+        return services.spark or self.spark
 
 
 class Tool(Protocol):
@@ -204,7 +233,7 @@ async def _limited(call: ToolCall, seconds: float, name: str) -> AsyncIterator[N
 async def pipes_variables(call: ToolCall, box: Toolbox, default: JobMessages) -> AsyncIterator[Mapping[str, str]]:
     """Yields the variables by which a job of the call reports to its Dagster run (Dagster Pipes), while it runs.
 
-    There are none without ``pipes``, without Dagster, and in workers.
+    There are none without the field ``pipes``, without a Dagster run, and in workers.
 
     Args:
         default: the channel of ``pipes: true``.
@@ -218,10 +247,10 @@ async def pipes_variables(call: ToolCall, box: Toolbox, default: JobMessages) ->
     except ValueError:
         known = " or ".join(JobMessages)
         raise call.error(f"pipes is true, {known}, not {asked!r}") from None
-    if channel is None or box.pipes is None:
+    if channel is None or call.services.open_pipes is None:
         yield {}
         return
-    async with box.pipes(call, channel) as variables:
+    async with call.services.open_pipes(call, channel) as variables:
         yield variables
 
 

@@ -23,6 +23,7 @@ from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import LazyMapping, ReferenceCache, ResultView
 from noetl_dagster.process.tracing.trace import Trace
 from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.tools.base import NO_RUN, RunServices
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.program import StepProgram, compile_step
 
@@ -194,6 +195,7 @@ class Execution:
     state: ExecutionState
     keychain: OpenKeychain | None = None
     trace: Trace | None = None
+    services: RunServices = NO_RUN
     _reads: dict[tuple[str, int], dict[str, Envelope | ReadPartitions]] = field(default_factory=dict)
     _own: dict[str, Any] | None = None
 

@@ -194,6 +194,7 @@ class Pipeline:
             number=self._tasks[task.name]["runs"] + 1 if task.name in self._tasks else 1,
             owner=command.owner,
             limit=limit,
+            services=self.visit.execution.services,
         )
         try:
             async with _UNLIMITED if limit is None else limit:

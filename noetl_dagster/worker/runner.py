@@ -127,11 +127,6 @@ class CommandRunner:
     cleanup: ExternalCleanup
     streams: ChunkStreams
 
-    def __post_init__(self) -> None:
-        self.box.progress = self.heartbeats.tell
-        self.box.chunks = self.streams
-        self.box.after, self.box.over = self.cleanup.keep, self.cleanup.is_over
-
     async def run(self, call: Call, *, claimed: bool = False) -> Outcome:
         """Claims an issued command, unless it is ``claimed``, runs it, and hands its end to the event buffer."""
         return await self.traced(call, lambda span: self._run(call, claimed, span))

@@ -89,7 +89,6 @@ def test_ops_that_start_at_once_open_one_epoch(
                 return await resume(*given, **named)
 
         monkeypatch.setattr(engine.lifecycle, "resume", late)
-        monkeypatch.setattr(runs, "_driven", {})
         plan = plan_playbook(definition)
         attached = (attach(engine, dagster_instance, run, plan, plan.regions[-1], None) for _ in range(ops))
         return await asyncio.gather(*attached)
@@ -126,13 +125,13 @@ def test_an_op_reads_again_unless_the_one_before_it_has_read_all(
     regions = {region.op: region for region in plan.regions}
 
     def handed_on(before: str, after: str) -> bool:
-        run_sync(runs.finish(engine, run, regions[before], execution.id))
-        return runs._take_handed_on(execution.id, run, plan, regions[after]) is not None
+        run_sync(runs.finish(engine, run, plan, regions[before], execution.id))
+        return runs.driven_run(run, plan).take(plan, regions[after]) is not None
 
     pairs = [("start", "left"), ("start", "joined"), ("left", "joined"), ("joined", "last"), ("last", "start")]
     assert [handed_on(*pair) for pair in pairs] == [True, False, False, True, False]
-    run_sync(runs.finish(engine, run, regions["start"], execution.id))
-    taken = [runs._take_handed_on(execution.id, run, plan, regions["left"]) is not None for _ in range(2)]
+    run_sync(runs.finish(engine, run, plan, regions["start"], execution.id))
+    taken = [runs.driven_run(run, plan).take(plan, regions["left"]) is not None for _ in range(2)]
     assert taken == [True, False]  # two ops would change the same state
     monkeypatch.setattr(runs, "FRESH_SECONDS", 0.0)
     assert not handed_on("start", "left")

@@ -13,8 +13,9 @@ from noetl_dagster.events.catalog import draft_of
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings
+from noetl_dagster.tools.base import RunServices
 from tests.engine.conftest import Run
-from tests.playbooks import text_of
+from tests.playbooks import playbook, text_of
 
 
 def child(result: int) -> str:
@@ -75,12 +76,13 @@ async def test_a_child_that_is_broken_is_not_one_that_is_missing(run: Run, tmp_p
         assert ("no playbook" in error["message"]) == (kind == "not_found")
 
 
-async def test_a_child_of_no_partition(engine: Engine, run: Run, tmp_path: Path) -> None:
+async def test_a_child_of_no_partition(engine: Engine, tmp_path: Path) -> None:
     partitioned = tmp_path / "partitioned.yaml"
     partitioned.write_text("dagster: {partitions: {kind: daily, start: '2026-01-01'}}\n" + child(1))
-    engine.runtime.partition_of = lambda playbook, values: PlaybookPartitions(playbook).choose(values)
+    services = RunServices(choose_partition=lambda child, values: PlaybookPartitions(child).choose(values))
 
-    state = await run(calling(f"path: '{partitioned}'"))
+    execution = await engine.lifecycle.create(playbook(calling(f"path: '{partitioned}'")))
+    state = await engine.drive(execution, services=services)
 
     assert state.status is ExecutionStatus.FAILED
     error = state.latest["call"].envelope["error"]

@@ -131,21 +131,22 @@ def _run_without_dagster(
     with importing():
         from dagster import DagsterInstance
 
+        from noetl_dagster.compiler.external_assets import services_of
         from noetl_dagster.compiler.partitions import PlaybookPartitions
-        from noetl_dagster.compiler.reporting import connect_to_dagster
+        from noetl_dagster.compiler.reporting import DagsterReporter
 
     engine, chosen = session.engine, None
     if partition is not None or playbook.dagster.partitions:
         chosen = PlaybookPartitions(playbook).choose(workload, partition)
     with DagsterInstance.get() as instance:
-        reporter = connect_to_dagster(engine, instance)
+        reporter, services = DagsterReporter(engine, instance), services_of(engine.runtime, instance)
         origin = {"runner": Runner.ENGINE.value}
         execution = run_sync(engine.lifecycle.create(playbook, workload, partition=chosen, origin=origin))
         note(f"running {playbook.name}, execution {execution.id}")
         if not quiet:
             note_page(session.settings, execution.id)
         with showing(engine, execution.id, quiet=quiet), settings_withheld():
-            run_sync(engine.drive(execution, release=False))
+            run_sync(engine.drive(execution, release=False, services=services))
         run_sync(reporter.report([run_sync(engine.runtime.load(execution.id))], fresh=True))
     return run_sync(full_overview(engine.runtime, execution.id))
 

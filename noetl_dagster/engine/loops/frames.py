@@ -189,6 +189,7 @@ async def cursor_call(
         auth=await render_async(compile_value(cursor.auth), scope, fetch),
         scope=scope,
         folder=visit.execution.folder,
+        services=visit.execution.services,
     )
 
 

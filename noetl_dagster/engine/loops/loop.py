@@ -213,7 +213,7 @@ def shared_items(loop_run: LoopRun, start: int, stop: int, slots: int) -> Abstra
     helpers = runtime.helpers
     if helpers is None or runtime.runner_of(program) is not runtime.runner or program.keeps_to_driver:
         return nullcontext(SharedItems(loop, start, stop, slots))
-    return helpers.share(loop, start, stop, slots)
+    return helpers.share(loop, start, stop, slots, loop_run.execution.services.processes)
 
 
 class SharedCommands:

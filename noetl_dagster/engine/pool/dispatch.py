@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from noetl_dagster.engine.runtime import Runtime
@@ -15,9 +16,13 @@ if TYPE_CHECKING:
 
 
 class Dispatcher:
-    """Runs commands in the pool. Connects on first use, since most executions do not need NATS; one per process."""
+    """Runs commands in the pool. Connects on first use, since most executions do not need NATS; one per process.
 
-    def __init__(self, runtime: Runtime) -> None:
+    Args:
+        runtime: returns the runtime of the process, which has this dispatcher.
+    """
+
+    def __init__(self, runtime: Callable[[], Runtime]) -> None:
         self._runtime = runtime
         self._opening = asyncio.Lock()
         self._link: Link | None = None
@@ -47,6 +52,7 @@ class Dispatcher:
         from noetl_dagster.engine.pool.link import Link
         from noetl_dagster.events.transport.nats import connect
 
-        link = Link(self._runtime, await connect(self._runtime.settings, "dispatch"))
+        runtime = self._runtime()
+        link = Link(runtime, await connect(runtime.settings, "dispatch"))
         await link.open()
         return link

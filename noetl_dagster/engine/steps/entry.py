@@ -169,7 +169,7 @@ class _AssetReader:
         else:
             row = await reads.fetchrow(PARTITION_RESULT, name, partition)
         if row is None:
-            find = self._runtime.find_external
+            find = self._visit.execution.services.find_asset
             return None if find is None else await find(asset, partition)
         ids = {key: str(row[key]) for key in ("execution_id", "event_id")}
         return {"asset": name, "partition": row["partition"], **ids, "result": row["result"]}

@@ -111,7 +111,7 @@ class SparkTool(Tool):
         if not call.config.get("collect"):
             await box.results.ready(layout.tier_for(box.settings))
         try:
-            spark = await self._threads.run(box.spark)
+            spark = await self._threads.run(box.spark_of(call.services))
         except ServiceError as error:
             raise ToolError(str(error), kind=error.kind, retryable=True) from error
         program, rendered = await _program(call, box)

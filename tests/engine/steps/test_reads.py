@@ -11,6 +11,7 @@ from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.assets import Partition, PartitionKey
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.playbook.templates.views import ReferenceCache
+from noetl_dagster.tools.base import RunServices
 from tests.playbooks import playbook
 
 MAKER = """
@@ -201,7 +202,7 @@ async def test_what_was_read_stays_the_same_for_who_resumes_the_step(made: Any, 
     assert value(resumed.state) == 1
 
 
-async def test_an_asset_of_elsewhere(made: Any, engine: Engine) -> None:
+async def test_an_asset_of_elsewhere(engine: Engine) -> None:
     async def elsewhere(key: tuple[str, ...], partition: str | None) -> dict[str, Any] | None:
         if key != ("warehouse", "patients"):
             return None
@@ -211,8 +212,8 @@ async def test_an_asset_of_elsewhere(made: Any, engine: Engine) -> None:
             "result": {"status": "ok", "data": {"value": 9}},
         }
 
-    engine.runtime.find_external = elsewhere
-    assert value(await made(READER % "")) == 9
+    execution = await engine.lifecycle.create(playbook(READER % ""))
+    assert value(await engine.drive(execution, services=RunServices(find_asset=elsewhere))) == 9
 
 
 async def test_the_names_of_the_partition(engine: Engine) -> None:
