@@ -194,17 +194,17 @@ class Runtime:
         key = (state.catalog_id, frozenset(state.renamed.items()), state.lenient)
         program = self._programs.get(key)
         if program is None:
-            found = await (source or self.log.source)(state.catalog_id)
-            if found is None:
+            stored = await (source or self.log.source)(state.catalog_id)
+            if stored is None:
                 raise ExecutionNotFoundError(
                     f"execution {state.execution_id}: its playbook text {state.catalog_id} is not in the catalog"
                 )
-            playbook = _stored_playbook(found, state)
+            playbook = _stored_playbook(stored, state)
             program = self._programs[key] = PlaybookProgram(playbook, StepGraph(playbook))
         own = program.playbook
         if own.settled:
-            given = {**_given(state), "workload": state.workload}
-            playbook = await asyncio.to_thread(parse_playbook, own.source, **given)
+            fields = {**_fields_of(state), "workload": state.workload}
+            playbook = await asyncio.to_thread(parse_playbook, own.source, **fields)
             return PlaybookProgram(playbook, StepGraph(playbook))
         return program
 
@@ -230,15 +230,15 @@ async def connect(settings: Settings, make: Callable[[asyncpg.Pool, int], T], *,
         raise
 
 
-def _stored_playbook(found: StoredPlaybook, state: ExecutionState) -> Playbook:
+def _stored_playbook(stored: StoredPlaybook, state: ExecutionState) -> Playbook:
     """Loads the stored model; reads the text only if there is no model that this version understands."""
-    given = _given(state)
-    if found.model is not None:
+    fields = _fields_of(state)
+    if stored.model is not None:
         with suppress(ValueError):
-            return Playbook.from_stored(found.model, found.content, **given)
-    return parse_playbook(found.content, **given)
+            return Playbook.from_stored(stored.model, stored.content, **fields)
+    return parse_playbook(stored.content, **fields)
 
 
-def _given(state: ExecutionState) -> dict[str, Any]:
+def _fields_of(state: ExecutionState) -> dict[str, Any]:
     """Returns what an execution's playbook has from its start, and not from its text."""
     return {"file": state.file or "<catalog>", "renamed": state.renamed, "lenient": state.lenient}

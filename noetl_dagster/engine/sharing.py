@@ -192,11 +192,11 @@ class RemoteItems:
             case "stop":
                 self._stopped = True
             case "items":
-                found = message["items"]
-                self._over = self._over or found is None
+                fields = message["items"]
+                self._over = self._over or fields is None
                 asked = self._asked.popleft()
                 if not asked.done():  # the coroutine that asked may have been cancelled meanwhile
-                    asked.set_result(None if found is None else Range(**found))
+                    asked.set_result(None if fields is None else Range(**fields))
         self._changed.set()
 
 
@@ -323,10 +323,10 @@ class SharedItems:
 
     def send_items(self, helper: Helper) -> None:
         """Answers a helper process that asks for items."""
-        found = self._ranges.take(self.processes) if helper in self._helpers else None
-        if found is not None:
-            self._helpers[helper].taken.append(found)
-        helper.send({"do": "items", "range": self.number, "items": None if found is None else asdict(found)})
+        next_range = self._ranges.take(self.processes) if helper in self._helpers else None
+        if next_range is not None:
+            self._helpers[helper].taken.append(next_range)
+        helper.send({"do": "items", "range": self.number, "items": None if next_range is None else asdict(next_range)})
 
     def helper_ended(self, helper: Helper, tally: Tally, *, well: bool) -> None:
         """Counts the work of a helper process. Unless it ended ``well``, its items are handed out again."""

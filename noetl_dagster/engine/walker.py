@@ -139,12 +139,12 @@ class Children:
         return _result(state, call, details)
 
     async def _execution(self, call: ToolCall) -> Execution:
-        known = await self._runtime.reads.fetchval(CHILD_OF_COMMAND, call.execution_id, call.command_id)
-        if known is not None:
-            execution = await self._runtime.load(known)
+        child_id = await self._runtime.reads.fetchval(CHILD_OF_COMMAND, call.execution_id, call.command_id)
+        if child_id is not None:
+            execution = await self._runtime.load(child_id)
             if execution.state.status is ExecutionStatus.COMPLETED:
                 return execution
-            return await self._lifecycle.resume(known)
+            return await self._lifecycle.resume(child_id)
         playbook = await self._playbook(call)
         partition, choose = None, call.services.choose_partition
         try:
@@ -194,10 +194,10 @@ class Children:
                 return Catalog(folder).load(path, lenient=call.lenient)
             except PlaybookError as error:
                 looked += error.problems
-        found = await self._runtime.registered.that_ran(path.strip("/"), lenient=call.lenient)
-        if found is None:
+        playbook = await self._runtime.registered.that_ran(path.strip("/"), lenient=call.lenient)
+        if playbook is None:
             raise PlaybookError(looked)
-        return found
+        return playbook
 
 
 def _above(folder: Path) -> Sequence[Path]:

@@ -201,7 +201,7 @@ class Claimer:
 
     async def _claim_batch(self) -> None:
         limits = {kind: min(self._left(kind), len(self._pending_ids)) for kind in self.limits}
-        batch = await self.control.claim(self.worker_id, self._pending_ids, limits, self.executions.known())
+        batch = await self.control.claim(self.worker_id, self._pending_ids, limits, self.executions.versions())
         granted = list(batch.grants())
         full = len(granted) == len(self._pending_ids)
         if full or (granted and limits) or any(grant.claim > 1 for *_, grant in granted):

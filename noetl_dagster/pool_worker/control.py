@@ -54,13 +54,13 @@ class DirectControl:
     register = report
 
     async def claim(
-        self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], known: Mapping[int, str]
+        self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], versions: Mapping[int, str]
     ) -> Batch:
         """Claims as many commands as there are ids, or fewer; claiming again with the same ids changes nothing.
 
         Args:
             limits: maximum of commands by tool kind, for kinds with a limit.
-            known: versions of executions whose states the worker has; here it loads the others itself.
+            versions: those of executions whose states the worker has; here it loads the others itself.
         """
         claims = Claims(self.log.pool, self.lease_seconds)
         claim = partial(claims.claim, worker_id, event_ids, limits, self.pool)
@@ -112,10 +112,10 @@ class HttpControl:
         (await self._client.request("POST", "/api/workers", content=content)).checked()
 
     async def claim(
-        self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], known: Mapping[int, str]
+        self, worker_id: str, event_ids: Sequence[int], limits: Mapping[str, int], versions: Mapping[int, str]
     ) -> Batch:
         """Claims commands; their unknown states come with the answer."""
-        content = encode_json(self._request(worker_id, event_ids) | {"limits": limits, "known": known})
+        content = encode_json(self._request(worker_id, event_ids) | {"limits": limits, "known": versions})
         response = await self._client.request("POST", "/api/commands/claim", content=content)
         return response.read(Batch)
 
@@ -148,8 +148,8 @@ class HttpControl:
         response = await self._client.request("GET", f"/api/catalog/{catalog_id}")
         if response.status == 404:
             return None
-        found = response.read(_Source)
-        return StoredPlaybook(found.source, found.path, found.model)
+        stored = response.read(_Source)
+        return StoredPlaybook(stored.source, stored.path, stored.model)
 
     async def close(self) -> None:
         """Closes the client."""
@@ -168,11 +168,11 @@ class Executions:
     def __init__(self, runtime: Runtime, control: ControlPlane) -> None:
         self._runtime = runtime
         self._control = control
-        self._known: OrderedDict[int, tuple[str, asyncio.Task[Execution]]] = OrderedDict()
+        self._loads: OrderedDict[int, tuple[str, asyncio.Task[Execution]]] = OrderedDict()
 
-    def known(self) -> dict[int, str]:
+    def versions(self) -> dict[int, str]:
         """Returns the versions of the cached executions: the answer to a claim omits their states."""
-        return {execution_id: version for execution_id, (version, _) in self._known.items()}
+        return {execution_id: version for execution_id, (version, _) in self._loads.items()}
 
     def learn(self, execution_id: int, version: str, events: Sequence[Event]) -> None:
         """Stores the state that came with a claim."""
@@ -188,23 +188,23 @@ class Executions:
         loading = self._loading(grant.execution_id, grant.state_version)
         if loading is None:
             loading = self._load(grant.execution_id, grant.state_version)
-        self._known.move_to_end(grant.execution_id)
+        self._loads.move_to_end(grant.execution_id)
         return await asyncio.shield(loading)
 
     def _loading(self, execution_id: int, version: str) -> asyncio.Task[Execution] | None:
         """Returns the task that loads or has loaded a version; None if there is none, or it has failed."""
-        known, loading = self._known.get(execution_id, ("", None))
-        if loading is None or known != version:
+        loaded_version, loading = self._loads.get(execution_id, ("", None))
+        if loading is None or loaded_version != version:
             return None
         failed = loading.done() and (loading.cancelled() or loading.exception() is not None)
         return None if failed else loading
 
     def _load(self, execution_id: int, version: str, events: Sequence[Event] | None = None) -> asyncio.Task[Execution]:
         loading = asyncio.create_task(self._assemble(execution_id, events))
-        self._known[execution_id] = (version, loading)
-        self._known.move_to_end(execution_id)
-        while len(self._known) > MOST_CACHED:
-            self._known.popitem(last=False)
+        self._loads[execution_id] = (version, loading)
+        self._loads.move_to_end(execution_id)
+        while len(self._loads) > MOST_CACHED:
+            self._loads.popitem(last=False)
         return loading
 
     async def _assemble(self, execution_id: int, events: Sequence[Event] | None) -> Execution:

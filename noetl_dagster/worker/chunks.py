@@ -230,10 +230,10 @@ class ChunkStreams:
         for chunk in chunks:
             number = running.first + chunk.index
             meta = {"chunk_index": number, "has_more": chunk.more, "row_count": chunk.ref.rows}
-            kept = {"position": chunk.position, "ended": running.ended}
-            kept |= {} if chunk.index else {"call": _call_digest(call)}
+            context = {"position": chunk.position, "ended": running.ended}
+            context |= {} if chunk.index else {"call": _call_digest(call)}
             result = {"status": OK, "ref": chunk.ref}
-            events.append(self._events.partial(running.command, result, meta, kept))
+            events.append(self._events.partial(running.command, result, meta, context))
             if not chunk.more:
                 running.ended, running.first = running.ended + 1, number + 1
         running.writing.append(self._begin(running.command, events))
@@ -285,9 +285,9 @@ class ChunkStreams:
         return [_item(row) for row in rows]
 
     def _result(self, command: Command, index: int, envelope: Envelope, *, more: bool) -> Event:
-        kept: Envelope = {key: envelope[key] for key in ("status", "data", "ref", "error") if key in envelope}
-        meta = {"chunk_index": index, "has_more": more, "row_count": row_count(kept)}
-        return self._events.partial(command, kept, meta)
+        result: Envelope = {key: envelope[key] for key in ("status", "data", "ref", "error") if key in envelope}
+        meta = {"chunk_index": index, "has_more": more, "row_count": row_count(result)}
+        return self._events.partial(command, result, meta)
 
     async def _publish(self, command: Command, events: Sequence[Event]) -> None:
         """Writes chunks to the log at once, and returns when there is room for another one."""

@@ -186,13 +186,13 @@ class CommandEvents:
         return event
 
     def partial(
-        self, command: Command, envelope: Envelope, chunk: dict[str, Any], kept: dict[str, Any] | None = None
+        self, command: Command, envelope: Envelope, chunk: dict[str, Any], context: dict[str, Any] | None = None
     ) -> Event:
-        """Makes ``call.partial``: a chunk of the result; its command resumes after it from what is ``kept``."""
+        """Makes ``call.partial``: a chunk of the result; its command resumes after it from its ``context``."""
         status = "FAILED" if envelope["status"] != OK else "COMPLETED"
         event = self._event(command, EventType.CALL_PARTIAL, status, by_worker=True)
         event.meta |= chunk
-        event.result, event.context = to_result(envelope), kept
+        event.result, event.context = to_result(envelope), context
         return event
 
     def ended(self, command: Command, outcome: Outcome, *, final: bool = True) -> Event:

@@ -88,21 +88,21 @@ class ReadPartitions:
 
     Attributes:
         count: number of partitions.
-        found: None until it is fetched; then shared by all commands of the visit in this process.
+        envelopes: None until it is fetched; then shared by all commands of the visit in this process.
     """
 
     count: int
     reference: ResultRef | None = None
-    found: dict[str, Envelope] | None = None
+    envelopes: dict[str, Envelope] | None = None
 
 
-def _opened(kept: Mapping[str, Any]) -> Envelope | ReadPartitions:
+def _opened(record: Mapping[str, Any]) -> Envelope | ReadPartitions:
     """Reads the record of an asset in ``step.enter``: one result, or several by partition."""
-    if "partitions" in kept:
-        found = {key: from_result(one) for key, one in kept["partitions"].items()}
-        return ReadPartitions(len(found), found=found)
-    envelope = from_result(kept["result"])
-    count = len(kept["keys"]) if "keys" in kept else kept.get("count")  # executions that began before have keys
+    if "partitions" in record:
+        envelopes = {key: from_result(one) for key, one in record["partitions"].items()}
+        return ReadPartitions(len(envelopes), envelopes=envelopes)
+    envelope = from_result(record["result"])
+    count = len(record["keys"]) if "keys" in record else record.get("count")  # executions that began before have keys
     return envelope if count is None else ReadPartitions(count, envelope["ref"])
 
 
@@ -113,22 +113,22 @@ class PartitionViews(LazyMapping):
     _read: ReadPartitions
     _cache: ReferenceCache
 
-    def _found(self) -> dict[str, Envelope]:
+    def _envelopes(self) -> dict[str, Envelope]:
         read = self._read
-        if read.found is None:
+        if read.envelopes is None:
             assert read.reference is not None
             fetched = self._cache.load(read.reference)
-            read.found = {name: from_result(one) for name, one in fetched.items()}
-        return read.found
+            read.envelopes = {name: from_result(one) for name, one in fetched.items()}
+        return read.envelopes
 
     def __getitem__(self, key: str) -> ResultView:
-        return ResultView(self._found()[key], self._cache)
+        return ResultView(self._envelopes()[key], self._cache)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._found()
+        return key in self._envelopes()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found())
+        return iter(self._envelopes())
 
     def __len__(self) -> int:
         return self._read.count
@@ -243,25 +243,25 @@ class Execution:
             steps=StepResults(self.playbook, state, cache, reads, step),
             own=own,
         )
-        kept = state.watermarks.get((step, visit))
-        if kept is None and entered is not None:
-            kept = (entered.context or {}).get("watermark")
-        if kept is None:
+        watermark = state.watermarks.get((step, visit))
+        if watermark is None and entered is not None:
+            watermark = (entered.context or {}).get("watermark")
+        if watermark is None:
             return scope
-        return scope.with_state({name: kept[name] for name in ("value", "initial", "first")})
+        return scope.with_state({name: watermark[name] for name in ("value", "initial", "first")})
 
     def _read(self, step: str, visit: int, entered: Event | None) -> dict[str, Envelope | ReadPartitions]:
         """Returns the assets that a visit reads, opened once for all of its commands."""
-        found = self._reads.get((step, visit))
-        if found is None:
-            kept = self.state.reads.get((step, visit))
-            logged = kept is not None  # until then those of another driver may come into the log instead
-            if kept is None and entered is not None:
-                kept = (entered.context or {}).get("reads")
-            found = {name: _opened(one) for name, one in (kept or {}).items()}
+        reads = self._reads.get((step, visit))
+        if reads is None:
+            records = self.state.reads.get((step, visit))
+            logged = records is not None  # until then those of another driver may come into the log instead
+            if records is None and entered is not None:
+                records = (entered.context or {}).get("reads")
+            reads = {name: _opened(one) for name, one in (records or {}).items()}
             if logged:
-                self._reads[(step, visit)] = found
-        return found
+                self._reads[(step, visit)] = reads
+        return reads
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,19 +172,19 @@ class Pipeline:
         earlier = (scope.previous if before is None else before) if task.names_result else None
         if earlier is not None:  # the same in all attempts
             scope = scope.with_fallbacks({"result": earlier})
-        given = {**scope.input, **await self._input(task, scope)}
-        check_input(task.task, given)
-        scope = scope.with_input(given) if given else scope
+        arguments = {**scope.input, **await self._input(task, scope)}
+        check_input(task.task, arguments)
+        scope = scope.with_input(arguments) if arguments else scope
         config = {**await render_async(task.config, scope, self.box.results.get), **task.raw}
         if command.overrides:
-            config, given = _overridden(config, given, command.overrides)
+            config, arguments = _overridden(config, arguments, command.overrides)
         limit = None if spec.timeout is None else asyncio.timeout(spec.timeout)
         call = ToolCall(
             execution_id=command.execution_id,
             step=command.step,
             task=task.task,
             config=config,
-            input=given,
+            input=arguments,
             auth=await render_async(task.auth, scope, self.box.results.get),
             scope=scope,
             folder=self.visit.execution.folder,
@@ -229,12 +229,12 @@ class Pipeline:
         """Renders the task's input; tools that read stored results get references to whole results."""
         if not task.references:
             return await render_input(task.input, scope, self.box.results.get)
-        given = {}
+        arguments = {}
         for key, compiled in task.references.items():
             value = await with_references(self.box.results.get, compiled.evaluate, scope)
             stored = value.stored if isinstance(value, (ResultView, DataView)) else None
-            given[key] = stored or await render_async(compiled, scope, self.box.results.get)
-        return given
+            arguments[key] = stored or await render_async(compiled, scope, self.box.results.get)
+        return arguments
 
     async def _finish(self, envelope: Envelope) -> Envelope:
         """Makes the envelope for the log: large values stored, results of the tasks added."""
@@ -338,7 +338,7 @@ def _exhausted(envelope: Envelope, task: TaskProgram, tries: int) -> Envelope:
 
 
 def _overridden(
-    config: dict[str, Any], given: dict[str, Any], overrides: dict[str, Any]
+    config: dict[str, Any], arguments: dict[str, Any], overrides: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Applies the overrides of a paginated request: they replace or extend the playbook's parts."""
     merged = dict(config)
@@ -349,7 +349,7 @@ def _overridden(
         merged["url"] = overrides["url"]
     if overrides.get("body") is not None:
         merged["json"] = overrides["body"]
-    return merged, {**given, **(overrides.get("input") or {})}
+    return merged, {**arguments, **(overrides.get("input") or {})}
 
 
 class Decisions:

@@ -106,13 +106,13 @@ class TaskProgram:
         does not match. After a failed call no ``when`` matches that cannot be computed, such as the length of missing
         data, so that it hides neither the error nor a later rule.
         """
-        found = _CONTINUE if self.rules or not failed else _FAIL
+        otherwise = _CONTINUE if self.rules or not failed else _FAIL
         for rule in self.rules:
             if rule.when is None:
-                found = rule
+                otherwise = rule
             elif await matches(rule.when, scope, fetch, TemplateError if failed else UndefinedNameError):
                 return rule
-        return found
+        return otherwise
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ class StepProgram:
     def shards_in_flight(self) -> int:
         """Shards of one group in flight at the same time. In the pool, slots bound how many of them run."""
         loop = self.step.loop
-        given = None if loop is None else loop.fanout.max_concurrent
-        return given or (SHARDS_IN_POOL if self.in_pool else SHARDS_HERE)
+        limit = None if loop is None else loop.fanout.max_concurrent
+        return limit or (SHARDS_IN_POOL if self.in_pool else SHARDS_HERE)
 
     @cached_property
     def keeps_to_driver(self) -> bool:
@@ -296,14 +296,14 @@ def _workbook_task(playbook: Playbook, task: Task) -> Task:
     wanted = workbook_name(task)
     named = playbook.workbook.get(wanted)
     if named is None:
-        known = ", ".join(sorted(playbook.workbook)) or "none"
+        names = ", ".join(sorted(playbook.workbook)) or "none"
         place = task.place or Place(playbook.file, 1)
-        raise PlaybookError([Problem(place, f"no workbook task {wanted!r}; known: {known}")])
-    own, given = named.input, task.input  # a template of the whole input replaces the workbook task's own
+        raise PlaybookError([Problem(place, f"no workbook task {wanted!r}; known: {names}")])
+    own, callers = named.input, task.input  # a template of the whole input replaces the workbook task's own
     return named.model_copy(
         update={
             "name": task.name,
-            "input": {**own, **given} if isinstance(own, dict) and isinstance(given, dict) else given or own,
+            "input": {**own, **callers} if isinstance(own, dict) and isinstance(callers, dict) else callers or own,
             "set": {**named.set, **task.set},
             "output": named.output if task.output is None else task.output,
             "spec": task.spec if task.spec.policy else named.spec,

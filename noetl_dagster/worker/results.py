@@ -26,12 +26,12 @@ from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.worker.command import Command
 
 
-def check_input(task: Task, given: Mapping[str, Any]) -> None:
+def check_input(task: Task, arguments: Mapping[str, Any]) -> None:
     """Raises ``ToolError`` of kind ``schema`` if a key that the task expects is missing."""
-    missing = [name for name in task.asserts.expects if name not in given]
+    missing = [name for name in task.asserts.expects if name not in arguments]
     if missing:
         raise ToolError(
-            f"task {task.name!r} expects {_named(missing)} in its input, which has {_named(given) or 'nothing'}",
+            f"task {task.name!r} expects {_named(missing)} in its input, which has {_named(arguments) or 'nothing'}",
             kind="schema",
         )
 
@@ -42,10 +42,10 @@ async def check_result(task: Task, envelopes: Iterable[Envelope], cache: Referen
     results = [await with_references(fetch, unwrapped, view) for view in views]
     missing = [name for name in task.asserts.returns if not any(holds_key(one, name) for one in results)]
     if missing:
-        last, found = results[-1], f"is a {type(results[-1]).__name__}"
+        last, shown = results[-1], f"is a {type(results[-1]).__name__}"
         if isinstance(last, Mapping):
-            found = f"has {_named(last) or 'nothing'}"
-        message = f"task {task.name!r} promises {_named(missing)} in its result, which {found}"
+            shown = f"has {_named(last) or 'nothing'}"
+        message = f"task {task.name!r} promises {_named(missing)} in its result, which {shown}"
         raise ToolError(message, kind="schema")
 
 

@@ -240,10 +240,10 @@ class CommandRunner:
                 complete = self._completion(call, outcome, claim)
                 completed = await write_sink(self.box, sink, value, names, identity=identity, complete=complete)
         except Exception as error:
-            known = error
+            task_error = error
             if not isinstance(error, TASK_ERRORS):
-                known = defect(error, f"sink {sink.tool}", command.step)
-            failed = Outcome(error_envelope(known, sink.tool), tasks=outcome.tasks, duration=outcome.duration)
+                task_error = defect(error, f"sink {sink.tool}", command.step)
+            failed = Outcome(error_envelope(task_error, sink.tool), tasks=outcome.tasks, duration=outcome.duration)
             if claim is not None:
                 await claim.written()
             await self.buffer.post([self._ended(call, failed)])
@@ -276,9 +276,9 @@ class CommandRunner:
     async def _reached(self, call: Call, value: Any, names: Scope) -> dict[str, Any]:
         """Returns the watermark part of the command's end. Results without rows leave the watermark unchanged."""
         visit, program, step = call.visit, call.visit.program, call.visit.step
-        spec, kept = program.step.state, visit.execution.state.watermarks.get((step, visit.number))
+        spec, entered = program.step.state, visit.execution.state.watermarks.get((step, visit.number))
         reached = None
-        if spec is None or kept is None:
+        if spec is None or entered is None:
             return {}
         if program.reached is None:
             reached = await greatest_of_batches(batches_of(value), spec.key, step)
@@ -286,7 +286,7 @@ class CommandRunner:
             reached = greatest([await render_async(program.reached, names, self.box.results.get)], step)
         if reached is None:
             return {}
-        watermark = moved(kept, reached, step)
+        watermark = moved(entered, reached, step)
         moves = watermark is not None and program.moves_with_command
         return {"reached": reached, "watermark": watermark} if moves else {"reached": reached}
 
@@ -297,12 +297,12 @@ class CommandRunner:
             return None
         ended = self.events.ended(command, outcome)
         completion = _Completion(log, command, ended, claim)
-        kept = call.visit.execution.state.watermarks.get((command.step, command.visit))
-        if kept is None or not kept.get("claimed"):
+        entered = call.visit.execution.state.watermarks.get((command.step, command.visit))
+        if entered is None or not entered.get("claimed"):
             return completion
 
         async def complete(connection: Any) -> None:
-            await _check_claim(connection, command, kept)
+            await _check_claim(connection, command, entered)
             await completion(connection)
 
         return complete
@@ -313,15 +313,15 @@ class CommandRunner:
         return view.plain() if ref is None else await value_or_rows(ref, box.results, box.settings.chunk_bytes)
 
 
-async def _check_claim(connection: Any, command: Command, kept: Mapping[str, Any]) -> None:
+async def _check_claim(connection: Any, command: Command, watermark: Mapping[str, Any]) -> None:
     """Raises ``ToolError`` if another execution has claimed the watermark; none can until the transaction ends."""
-    place = [kept[field] for field in ("playbook", "name", "partition")]
+    place = [watermark[field] for field in ("playbook", "name", "partition")]
     await connection.execute(WATERMARK_LOCK_SHARED, *place)
     claimant = await connection.fetchval(WATERMARK_CLAIMANT, *place)
     if claimant != command.execution_id:
         raise ToolError(
-            f"step {command.step}: execution {claimant} has claimed the watermark {kept['name']!r} while this one was "
-            "out of reach; nothing is written. Resume this execution: it waits for the other one",
+            f"step {command.step}: execution {claimant} has claimed the watermark {watermark['name']!r} while this one "
+            "was out of reach; nothing is written. Resume this execution: it waits for the other one",
             kind="claim",
             code="WATERMARK_LOST",
         )

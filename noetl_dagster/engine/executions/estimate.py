@@ -82,31 +82,31 @@ class Estimate:
         self._pace = Pace()
         self._began: dict[str, float] = {}
 
-    def remaining(self, found: Overview, now: float) -> float | None:
+    def remaining(self, overview: Overview, now: float) -> float | None:
         """Returns the seconds from ``now``, a time of any clock; None while unknown."""
-        running = [step for step in found.steps if step.status == "RUNNING"]
-        loops = [step.loop for step in found.steps if step.loop is not None]
+        running = [step for step in overview.steps if step.status == "RUNNING"]
+        loops = [step.loop for step in overview.steps if step.loop is not None]
         self._pace.see(sum(loop.done + loop.failed for loop in loops), now)
         for step in running:
             self._began.setdefault(step.step, now)
-        known = []
+        estimates = []
         for step in running:
             if step.loop is None or not step.loop.total:
                 usual = self._past.seconds(step.step)
                 left = None if usual is None else max(0.0, usual - (now - self._began[step.step]))
                 if step.loop is not None and not left:
                     return None
-                known += [] if left is None else [left]
+                estimates += [] if left is None else [left]
         if any(step.loop is not None and step.loop.total for step in running):
             left = self._pace.remaining(sum(loop.total for loop in loops))
             if left is None:
                 return None
-            known.append(left)
-        if not known and not self._past.ended:
+            estimates.append(left)
+        if not estimates and not self._past.ended:
             return None
-        return max(known, default=0.0) + self._ahead(found)
+        return max(estimates, default=0.0) + self._ahead(overview)
 
-    def _ahead(self, found: Overview) -> float:
+    def _ahead(self, overview: Overview) -> float:
         """Returns the seconds that followed, in the earlier execution, the end of all steps that have begun by now."""
-        begun = [self._past.ended[step.step] for step in found.steps if step.step in self._past.ended]
+        begun = [self._past.ended[step.step] for step in overview.steps if step.step in self._past.ended]
         return max(0.0, self._past.end - max(begun)) if begun else self._past.end

@@ -118,8 +118,8 @@ class Lifecycle:
         check_workload(effective, runtime.settings)
         if playbook.settled:
             # in a thread, since its templates may take seconds
-            given: Any = {"file": playbook.file, "lenient": playbook.lenient, "workload": effective}
-            await asyncio.to_thread(parse_playbook, playbook.source, **given)
+            options: Any = {"file": playbook.file, "lenient": playbook.lenient, "workload": effective}
+            await asyncio.to_thread(parse_playbook, playbook.source, **options)
         catalog_id = await runtime.log.put_source(
             metadata.path, metadata.version, playbook.source, model=playbook.stored, lenient=playbook.lenient
         )
@@ -253,8 +253,8 @@ class Lifecycle:
 
     async def _cancel_tree(self, execution_id: int, reason: str) -> dict[int, _Cancelled]:
         """Cancels an execution and those that it started; returns those that had not ended."""
-        found = await self._decide(execution_id, partial(self._cancel, execution_id, reason))
-        cancelled = {} if found is None else {execution_id: found}
+        own_end = await self._decide(execution_id, partial(self._cancel, execution_id, reason))
+        cancelled = {} if own_end is None else {execution_id: own_end}
         for child in await self._runtime.pool.fetch(RUNNING_CHILDREN, execution_id):
             cancelled |= await self._cancel_tree(child["execution_id"], f"its parent {execution_id}: {reason}")
         return cancelled

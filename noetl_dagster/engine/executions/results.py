@@ -30,14 +30,14 @@ async def references_of(runtime: Runtime, ends: Sequence[tuple[int, StepEnd]]) -
         if end.envelope.get("ref") is None
     ]
     made = iter(await runtime.results.put_many(new) if new else ())
-    found = []
+    references = []
     for _, end in ends:
         reference = end.envelope.get("ref")
         if reference is None:
-            found.append(next(made))
+            references.append(next(made))
         else:
-            found.append(reference if isinstance(reference, ResultRef) else ResultRef.model_validate(reference))
-    return found
+            references.append(reference if isinstance(reference, ResultRef) else ResultRef.model_validate(reference))
+    return references
 
 
 def _in_log(end: StepEnd) -> Any:
@@ -93,13 +93,13 @@ async def ended_outside(
     """
     floor = snowflake_floor(datetime.now(UTC) - timedelta(seconds=SECONDS_BACK))
     rows = await runtime.pool.fetch(ENDED, str(position.xact_id), position.event_id, floor, limit)
-    found = {}
+    executions = {}
     for row in rows:
         if not row["is_reported"]:
             execution = await runtime.load(row["execution_id"])
             if execution.state.run_id is None and not execution.state.is_running:
                 if await liveness.is_driven(execution.id):
                     break
-                found[execution.id] = execution
+                executions[execution.id] = execution
         position = EndPosition(xact_id=int(row["xact_id"]), event_id=row["event_id"])
-    return list(found.values()), position
+    return list(executions.values()), position

@@ -40,7 +40,7 @@ def spark_steps_ahead(execution: Execution) -> list[str]:
     reached, _ = outstanding(execution)
     waiting = [step for name in reached for step in graph.region(name).entries]
     seen = set(waiting)
-    found = []
+    names = []
     while waiting:
         step = execution.playbook.step(waiting.pop())
         if step.spec.admit not in (None, True):
@@ -48,12 +48,12 @@ def spark_steps_ahead(execution: Execution) -> list[str]:
         ended = state.end_of(step.name, 1) is not None
         here = _runs_as_spark_job(step) or not execution.program.step(step.name).in_pool
         if not ended and here and step.spec.pod is None and uses_spark(execution.playbook, step):
-            found.append(step.name)
+            names.append(step.name)
         for target in _sure_targets(step):
             if target in graph.reachable and target not in seen:
                 seen.add(target)
                 waiting.append(target)
-    return found
+    return names
 
 
 def _sure_targets(step: Step) -> list[str]:

@@ -140,11 +140,11 @@ _executions: dict[tuple[int, str], Execution] = {}
 async def _run_slice(task: SliceTask, part: Group) -> GroupReport:
     """Runs one slice in a Python worker of Spark."""
     runtime = await _runtime(task.settings)
-    known = (os.getpid(), task.loop_id)  # each fan-out sees the context of its beginning
-    execution = _executions.get(known)
+    cache_key = (os.getpid(), task.loop_id)  # each fan-out sees the context of its beginning
+    execution = _executions.get(cache_key)
     if execution is None:
         _executions.clear()
-        execution = _executions[known] = await runtime.load(task.execution_id)
+        execution = _executions[cache_key] = await runtime.load(task.execution_id)
     if not execution.state.loops.get((task.step, task.visit)):
         raise ToolError(f"execution {task.execution_id}: {task.step} was not expanded", kind="loop")
     loop_run = await begin_loop(runtime, execution.visit(task.step, task.visit), shard=True)
@@ -153,10 +153,10 @@ async def _run_slice(task: SliceTask, part: Group) -> GroupReport:
 
 async def _runtime(settings: Settings) -> Runtime:
     """Returns the runtime of this Python worker, which is kept for its later tasks."""
-    known = (os.getpid(), settings.db_url)
-    runtime = _runtimes.get(known)
+    cache_key = (os.getpid(), settings.db_url)
+    runtime = _runtimes.get(cache_key)
     if runtime is None:
         logs.set_up(settings)
-        runtime = _runtimes[known] = await Runtime.open(settings, apply=False)
+        runtime = _runtimes[cache_key] = await Runtime.open(settings, apply=False)
         atexit.register(lambda: run_sync(runtime.close(), timeout=5))
     return runtime

@@ -59,7 +59,7 @@ class StoredCollection(Collection):
 
     async def slice(self, start: int, stop: int) -> Sequence[Any]:
         """Returns items; reads only the parts that hold them."""
-        found: list[Any] = []
+        selected: list[Any] = []
         stop = min(stop, len(self))
         while start < stop:
             number, place = divmod(start, self._part_items)
@@ -68,9 +68,9 @@ class StoredCollection(Collection):
                 async for part in self._store.parts(self._reference, number, number + 1):
                     items = await self._store.get(part)
                 self._held = number, items
-            found.extend(items[place : place + stop - start])
+            selected.extend(items[place : place + stop - start])
             start += len(items) - place
-        return found
+        return selected
 
 
 class Partitions(Collection):
@@ -119,12 +119,12 @@ def _stored_list(value: Any) -> ResultRef | None:
     return value.stored if value.stored.kind is not RefKind.MANIFEST or joined else None
 
 
-def _as_items(given: Any, step: str) -> list[Any]:
+def _as_items(collection: Any, step: str) -> list[Any]:
     """Returns a list as it is, a mapping as ``{key, value}`` pairs, and parses the JSON text of either."""
-    value = given
-    if isinstance(given, (str, bytes)):
+    value = collection
+    if isinstance(collection, (str, bytes)):
         try:
-            value = orjson.loads(given)
+            value = orjson.loads(collection)
         except orjson.JSONDecodeError:
             value = None
         value = value if isinstance(value, (list, dict)) else None
@@ -135,8 +135,8 @@ def _as_items(given: Any, step: str) -> list[Any]:
     if isinstance(value, Iterable):
         return list(value)
     raise ToolError(
-        f"step {step}: loop.in gave {type(given).__name__} {SECRETS.redact(str(given))[:80]!r}, which is not a list; "
-        "give a list, a mapping, or the JSON text of one",
+        f"step {step}: loop.in gave {type(collection).__name__} {SECRETS.redact(str(collection))[:80]!r}, which is not "
+        "a list; give a list, a mapping, or the JSON text of one",
         kind="loop",
     )
 

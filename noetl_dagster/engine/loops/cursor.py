@@ -47,18 +47,18 @@ LATE_CLAIM_SECONDS = 10.0
 class CursorSource(IterationSource):
     """Iterations over rows that are claimed while the loop runs. The claims themselves record progress."""
 
-    def __init__(self, loop_run: LoopRun, known: int) -> None:
-        super().__init__(loop_run, known)
-        self._next_index = known
+    def __init__(self, loop_run: LoopRun, earlier_stop: int) -> None:
+        super().__init__(loop_run, earlier_stop)
+        self._next_index = earlier_stop
         self._frame = loop_run.program.loop.frame
 
     @classmethod
     async def open(cls, runtime: Runtime, visit: Visit) -> CursorSource:
         """Opens a new loop run, after the release of rows that earlier ones had claimed."""
         execution, cursor = visit.execution, visit.program.loop.cursor
-        known = execution.state.loops.get((visit.step, visit.number), [])
-        if known:
-            await release_frames(runtime, execution.id, [entry.loop_id for entry in known])
+        starts = execution.state.loops.get((visit.step, visit.number), [])
+        if starts:
+            await release_frames(runtime, execution.id, [entry.loop_id for entry in starts])
         loop_run = await begin_loop(runtime, visit, items=Collection(), resumes=False)
         first_index = await runtime.reads.fetchval(LOOP_NEXT_INDEX, execution.id, loop_run.loop_ids)
         assert cursor is not None
@@ -87,7 +87,7 @@ class CursorSource(IterationSource):
 
     def counts(self, end: IterationEnd) -> bool:
         """Excludes failures of earlier loop runs, and rows that another process released: these are claimed again."""
-        return not end.failed or (end.index >= self.known and not _is_released(end.envelope))
+        return not end.failed or (end.index >= self.earlier_stop and not _is_released(end.envelope))
 
     async def _take(self) -> list[Command]:
         """Claims rows and returns their issued commands; none when there is nothing left."""
@@ -99,9 +99,9 @@ class CursorSource(IterationSource):
         try:
             await runtime.buffer.append(events)
         except ExecutionCancelledError:  # the claim had committed, so the log records the end of its rows
-            kept = [event for event in events if event.event_type == EventType.LOOP_ITEM]
+            item_events = [event for event in events if event.event_type == EventType.LOOP_ITEM]
             ends = [runtime.commands.cancelled(command, "its row had been claimed") for command in commands]
-            await runtime.buffer.append([*kept, *ends])
+            await runtime.buffer.append([*item_events, *ends])
             raise
         return commands
 
@@ -146,8 +146,8 @@ class CursorSource(IterationSource):
 class _ReleasingSource(CursorSource):
     """A cursor that releases rows: the log's database records a claim before the claim commits."""
 
-    def __init__(self, loop_run: LoopRun, known: int) -> None:
-        super().__init__(loop_run, known)
+    def __init__(self, loop_run: LoopRun, earlier_stop: int) -> None:
+        super().__init__(loop_run, earlier_stop)
         self._frames = Frames(loop_run)
         self._lost_rows = False
 

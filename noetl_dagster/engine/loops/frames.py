@@ -165,14 +165,14 @@ async def cursor_call(
     visit: Visit,
     name: str,
     sql: str | None,
-    given: dict[str, Any],
+    parameters: dict[str, Any],
     scope: Scope,
     named: Scope,
 ) -> ToolCall:
     """Makes a call of a cursor loop's SQL in the playbook's database.
 
     Args:
-        given: the parameters of the SQL.
+        parameters: the parameters of the SQL.
         named: the names of its templates; ``scope`` has those of ``auth``.
     """
     cursor, fetch = visit.program.loop.cursor, runtime.results.get
@@ -185,7 +185,7 @@ async def cursor_call(
             "command": await render_async(compile_value(sql), named, fetch),
             "database": await render_async(compile_value(cursor.database), scope, fetch),
         },
-        input=given,
+        input=parameters,
         auth=await render_async(compile_value(cursor.auth), scope, fetch),
         scope=scope,
         folder=visit.execution.folder,
@@ -304,17 +304,17 @@ class _FrameRelease:
             terminates: whether to terminate the session of a claim that is in progress: its driver is gone or too late.
         """
         pool = self.runtime.pool
-        known = await pool.fetchrow(STILL_THERE, *self.frame.key)
-        if known is None:
+        transactions = await pool.fetchrow(STILL_THERE, *self.frame.key)
+        if transactions is None:
             return False
         await self._end_commands()
-        claimed = await self._status_of(known["claim_xid"])
+        claimed = await self._status_of(transactions["claim_xid"])
         if claimed == "in progress":
             if terminates:
-                await self._query(TERMINATE, known["claim_xid"])
+                await self._query(TERMINATE, transactions["claim_xid"])
             return None
         if claimed == "committed":
-            before = known["release_xid"]
+            before = transactions["release_xid"]
             done = "aborted" if before is None else await self._status_of(before)
             if done == "in progress":
                 return None
@@ -324,8 +324,8 @@ class _FrameRelease:
         return bool(claimed == "committed")
 
     async def _commands(self) -> list[Any]:
-        found = await self.runtime.pool.fetch(COMMANDS, *self.frame.key, len(self.frame.items))
-        return list(found)
+        records = await self.runtime.pool.fetch(COMMANDS, *self.frame.key, len(self.frame.items))
+        return list(records)
 
     async def _end_commands(self) -> None:
         """Ends the unfinished commands: a process that still runs one is too late with its end and its sink."""

@@ -88,15 +88,15 @@ class IterationSource:
     """The source of a loop's commands.
 
     Attributes:
-        known: the index after the last iteration that an earlier run may have done.
+        earlier_stop: the index after the last iteration that an earlier run may have done.
         stop_index: the index after the last iteration, unless it follows from the number of items.
     """
 
     stop_index: int | None = None
 
-    def __init__(self, loop_run: LoopRun, known: int) -> None:
+    def __init__(self, loop_run: LoopRun, earlier_stop: int) -> None:
         self.loop_run = loop_run
-        self.known = known
+        self.earlier_stop = earlier_stop
         self._runtime = loop_run.runtime
         self._stopped = False
 
@@ -126,10 +126,10 @@ async def run_loop(runtime: Runtime, open_source: OpenSource, visit: Visit) -> L
     program, loop, ctx = visit.program, visit.program.loop, visit.execution.state.ctx
     source = await open_source(runtime, visit)
     loop_run = source.loop_run
-    chunks = await IterationChunks.of(loop_run, source.known)
+    chunks = await IterationChunks.of(loop_run, source.earlier_stop)
     in_turn = loop.is_sequential and loop.cursor is None
     if in_turn and loop_run.resumed:  # the iterations before the interruption wrote to ctx
-        async for end in iteration_ends(loop_run, source.known, sequences=program.retries):
+        async for end in iteration_ends(loop_run, source.earlier_stop, sequences=program.retries):
             for path, value in end.patches:
                 assign(ctx, path, value)
     is_broken_by_failure = loop.fail_fast or (
@@ -187,7 +187,7 @@ class CollectionSource(IterationSource):
 
     async def run(self, iterate: Iterate, chunks: IterationChunks | None) -> None:
         """Runs the items. Each iteration sees the context as it was when its command was issued."""
-        loop, size = self.loop_run.program.loop, self.known
+        loop, size = self.loop_run.program.loop, self.earlier_stop
         slots = 1 if loop.mode is LoopMode.SEQUENTIAL else loop.max_in_flight
         length = (loop.chunk_size or slots) if loop.mode is LoopMode.CHUNKED else max(1, size)
         for start in range(0, size, length):
@@ -249,8 +249,8 @@ class SharedCommands:
         """Runs the commands, and returns the counts of the other processes."""
 
         async def work() -> None:
-            while (found := await self._next()) is not None:
-                await iterate(*found)
+            while (following := await self._next()) is not None:
+                await iterate(*following)
 
         try:
             return await self._items.run(work)
@@ -268,25 +268,25 @@ class SharedCommands:
             async with self._lock:
                 if self._ready:
                     break
-                found = await self._slice()
-                if found is None:
+                commands = await self._slice()
+                if commands is None:
                     return None
-                self._ready.extend(found)
+                self._ready.extend(commands)
         return self._ready.popleft()
 
     async def _slice(self) -> list[tuple[Command, bool]] | None:
         """Returns the next commands, and begins to issue those after them."""
         ahead, self._ahead = self._ahead, None
-        found = None if ahead is None else await ahead
-        if found is None:
+        commands = None if ahead is None else await ahead
+        if commands is None:
             if ahead is not None:
                 self._slices = self._issued()  # items of a process that is gone may have come meanwhile
-            found = await anext(self._slices, None)
-        if found is None:
+            commands = await anext(self._slices, None)
+        if commands is None:
             self._slices = self._issued()
             return None
         self._ahead = asyncio.create_task(self._following())
-        return found
+        return commands
 
     async def _following(self) -> list[tuple[Command, bool]] | None:
         return await anext(self._slices, None)

@@ -96,12 +96,12 @@ async def begin_loop(
         TemplateError: the collection cannot be rendered.
     """
     execution, program, state = visit.execution, visit.program, visit.execution.state
-    known = state.loops.get((visit.step, visit.number), [])
-    loop_ids = tuple(entry.loop_id for entry in known)
-    context = known[-1].context if known else {}
-    if items is None and known:
+    starts = state.loops.get((visit.step, visit.number), [])
+    loop_ids = tuple(entry.loop_id for entry in starts)
+    context = starts[-1].context if starts else {}
+    if items is None and starts:
         items = kept_collection(runtime, context)
-    if known and items is not None and resumes and (not known[-1].done or known[-1].epoch == state.epoch):
+    if starts and items is not None and resumes and (not starts[-1].done or starts[-1].epoch == state.epoch):
         return LoopRun(execution, program, visit.number, runtime, loop_ids, items, shard, resumed=True)
     loop_id = str(runtime.ids.next())
     if items is None:
@@ -109,7 +109,7 @@ async def begin_loop(
         partitions = program.partitions if shard else None
         context = await keep_collection(runtime, visit, evaluated, loop_id, partitions)
         items = kept_collection(runtime, context)
-    ids, resumed = (*loop_ids, loop_id), resumes and bool(known)
+    ids, resumed = (*loop_ids, loop_id), resumes and bool(starts)
     loop_run = LoopRun(execution, program, visit.number, runtime, ids, items, shard, resumed)
     meta: dict[str, Any] = {
         "loop_id": loop_id,
@@ -140,10 +140,10 @@ async def issue(loop_run: LoopRun, start: int, stop: int, *, urgent: bool = True
     writing: deque[tuple[asyncio.Future[set[int]], list[Command]]] = deque()
     for begin in range(start, stop, SLICE):
         end = min(begin + SLICE, stop)
-        known = await _known(loop_run, begin, end) if loop_run.resumed else {}
+        progress = await _progress_of(loop_run, begin, end) if loop_run.resumed else {}
         commands, events = [], []
         for index, item in enumerate(await loop_run.items.slice(begin, end), begin):
-            attempt, done, ended = known.get(index, (0, False, 0))
+            attempt, done, ended = progress.get(index, (0, False, 0))
             if done:
                 continue
             if attempt and loop_run.program.retries:
@@ -181,7 +181,7 @@ def _is_scalar(value: Any, length: int) -> bool:
     return isinstance(value, (int, float, bool)) or (isinstance(value, str) and len(value) <= length)
 
 
-async def _known(loop_run: LoopRun, start: int, stop: int) -> dict[int, tuple[int, bool, int]]:
+async def _progress_of(loop_run: LoopRun, start: int, stop: int) -> dict[int, tuple[int, bool, int]]:
     """Returns by index: the latest attempt, a flag that the iteration is done, the latest attempt that ended."""
     # a success of a shard, or of a sequence of attempts, may be one of several; another event ends those
     by_command = not loop_run.shard and not loop_run.program.retries

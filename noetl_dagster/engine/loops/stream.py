@@ -70,9 +70,9 @@ class ChunkSource(IterationSource):
         self._own = chunks
 
         async def work() -> None:
-            while (found := await self._next()) is not None:
-                await iterate(*found)
-                self._open.discard(found[0].index or 0)  # those before it may not be done
+            while (following := await self._next()) is not None:
+                await iterate(*following)
+                self._open.discard(following[0].index or 0)  # those before it may not be done
                 self._report_progress()
 
         issuing = asyncio.create_task(self._issue_arriving())

@@ -111,11 +111,11 @@ class Recovery:
         """
         await Projection(self._runtime.pool).catch_up()
         moment = (now or datetime.now(UTC)).timestamp()
-        found = [
+        judged = [
             await self.judge(execution_id, (requested or {}).get(execution_id), now=moment)
             for execution_id in await self._liveness.undriven()
         ]
-        return [one for one in found if one is not None]
+        return [one for one in judged if one is not None]
 
     async def judge(
         self, execution_id: int, request: ResumeRequest | None = None, *, now: float, grace: float | None = None

@@ -52,7 +52,7 @@ class Maintained:
     """The outcome of a maintenance.
 
     Attributes:
-        kept: partitions that are old enough but hold running executions.
+        still_running: partitions that are old enough but hold running executions.
         results: stored results that were deleted, all expired ones included.
         orphans: stored objects that were deleted because no result names them.
         containers: jobs of containers that were deleted because their commands had ended.
@@ -60,7 +60,7 @@ class Maintained:
 
     made: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    still_running: tuple[str, ...] = ()
     executions: int = 0
     results: int = 0
     orphans: int = 0
@@ -102,26 +102,26 @@ class Maintenance:
         orphans = await self._results.sweep_orphans(now)  # while their executions are still known
         containers = await remove_orphans(self._pool)
         dropped: list[str] = []
-        kept: list[str] = []
+        still_running: list[str] = []
         executions = 0
         async with self._pool.acquire() as connection:
             made = await make_partitions(connection, now, self._width)
             for name, ids in await self._old(connection, now):
                 forgotten = await self._drop(connection, name, ids, now)
-                (kept if forgotten is None else dropped).append(name)
+                (still_running if forgotten is None else dropped).append(name)
                 executions += forgotten or 0
         await self._pool.execute(_FORGET_TOKENS, now)
         await self._pool.execute(_FORGET_WORKERS, now - WORKERS_KEPT)
         results = await self._results.cleanup(now)
-        return Maintained(tuple(made), tuple(dropped), tuple(kept), executions, results, orphans, containers)
+        return Maintained(tuple(made), tuple(dropped), tuple(still_running), executions, results, orphans, containers)
 
     async def _old(self, connection: Any, now: datetime) -> list[tuple[str, range]]:
         """Returns the partitions that lie completely before the retention, with their execution ids."""
         if self._retention is None:
             return []
         oldest = snowflake_floor(now - self._retention)
-        found = (await partitions(connection)).items()
-        old = ((name, ids) for name, ids in found if ids is not None and ids.stop <= oldest)
+        ranges = (await partitions(connection)).items()
+        old = ((name, ids) for name, ids in ranges if ids is not None and ids.stop <= oldest)
         return sorted(old, key=lambda one: one[1].start)
 
     async def _drop(self, connection: Any, name: str, ids: range, now: datetime) -> int | None:

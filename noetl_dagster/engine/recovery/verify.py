@@ -179,14 +179,14 @@ class _Check:
     async def log(self) -> None:
         """Checks events, queue, references and projection."""
         async for ids in self._pages():
-            found, different = await self._page(ids)
-            if found.counts or different:
+            findings, different = await self._page(ids)
+            if findings.counts or different:
                 await asyncio.sleep(RECHECK_SECONDS)
                 later, still = await self._page(ids)
-                found, different = found.confirmed_by(later), sorted({*different} & {*still})
-            self._queued += [one.execution_id for one in found.examples.get("queue.ended", ()) if one.execution_id]
+                findings, different = findings.confirmed_by(later), sorted({*different} & {*still})
+            self._queued += [one.execution_id for one in findings.examples.get("queue.ended", ()) if one.execution_id]
             self._broken += different
-            self.report.findings.merge(found)
+            self.report.findings.merge(findings)
             for one in different:
                 self.report.findings.add(Finding(PROJECTION.name, one, place="noetl.execution"))
             self.report.executions += len(ids)
@@ -234,21 +234,21 @@ class _Check:
             after = rows[-1]["execution_id"]
 
     async def _page(self, execution_ids: Sequence[int]) -> tuple[Findings, list[int]]:
-        found, different = Findings(), list[int]()
+        findings, different = Findings(), list[int]()
         try:
             async with _snapshot(self._pool) as connection:
-                found = await broken_rules(connection, execution_ids)
+                findings = await broken_rules(connection, execution_ids)
                 different = await differing(connection, execution_ids)
         except (asyncpg.DataError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             if len(execution_ids) == 1:
-                found.add(Finding(UNREADABLE.name, execution_ids[0], place=f"{type(error).__name__}: {error}"))
-                return found, different
-            found = Findings()
+                findings.add(Finding(UNREADABLE.name, execution_ids[0], place=f"{type(error).__name__}: {error}"))
+                return findings, different
+            findings = Findings()
             for one in execution_ids:  # the others are checked completely
                 own, differs = await self._page([one])
-                found.merge(own)
+                findings.merge(own)
                 different += differs
-        return found, different
+        return findings, different
 
 
 @asynccontextmanager
@@ -294,16 +294,16 @@ class Forgotten:
     Attributes:
         executions: those to resume.
         results: references that were deleted.
-        kept: why other missing results are not made again, a line for each step.
+        obstacles: why other missing results are not made again, a line for each step.
     """
 
     executions: list[int] = field(default_factory=list)
     results: int = 0
-    kept: list[str] = field(default_factory=list)
+    obstacles: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         shown = ", ".join(map(str, self.executions)) or "none"
-        return "; ".join([f"{self.results} missing results forgotten; executions to resume: {shown}", *self.kept])
+        return "; ".join([f"{self.results} missing results forgotten; executions to resume: {shown}", *self.obstacles])
 
 
 async def forget_missing(runtime: Runtime, missing: Mapping[int, Sequence[int]]) -> Forgotten:
@@ -317,7 +317,7 @@ async def forget_missing(runtime: Runtime, missing: Mapping[int, Sequence[int]])
         try:
             execution = await runtime.load(execution_id)
         except NoetlError as error:
-            forgotten.kept.append(str(error))
+            forgotten.obstacles.append(str(error))
             continue
         await _forget(runtime, execution, ref_ids, forgotten)
     return forgotten
@@ -326,7 +326,7 @@ async def forget_missing(runtime: Runtime, missing: Mapping[int, Sequence[int]])
 async def _forget(runtime: Runtime, execution: Execution, ref_ids: Sequence[int], forgotten: Forgotten) -> None:
     state, lost, refs = execution.state, [], set[int]()
     if not state.is_running and state.status is not ExecutionStatus.FAILED:
-        forgotten.kept.append(f"execution {execution.id} is {state.status} and cannot be resumed")
+        forgotten.obstacles.append(f"execution {execution.id} is {state.status} and cannot be resumed")
         return
     visits = await runtime.pool.fetch(_VISITS, execution.id, ref_ids)
     needed = _needed(execution, {row["step"] for row in visits})
@@ -336,7 +336,9 @@ async def _forget(runtime: Runtime, execution: Execution, ref_ids: Sequence[int]
         if why is None and step not in needed:
             why = "no step that is still to run names its result"
         if why is not None:
-            forgotten.kept.append(f"execution {execution.id}: the missing results of {step} are not made again: {why}")
+            forgotten.obstacles.append(
+                f"execution {execution.id}: the missing results of {step} are not made again: {why}"
+            )
             continue
         lost.append([step, visit])
         refs.update(row["refs"])

@@ -30,24 +30,24 @@ async def evaluate(runtime: Runtime, visit: Visit, envelope: Envelope, scope: Sc
     Args:
         scope: the names that templates of checks see, ``output`` among them.
     """
-    checks, found = visit.program.checks, {}
+    checks, verdicts = visit.program.checks, {}
     for check, when in checks:
         if when is not None:
-            found[check.name] = await _holds(runtime, when, scope)
+            verdicts[check.name] = await _holds(runtime, when, scope)
     ready_made = [check for check, when in checks if when is None]
     if ready_made:
         measured = await _measured(runtime, ready_made, envelope, visit.step)
-        found |= {check.name: answer for check, answer in zip(ready_made, measured, strict=True)}
+        verdicts |= {check.name: answer for check, answer in zip(ready_made, measured, strict=True)}
     return [
         CheckOutcome(
             step=visit.step,
             visit=visit.number,
             name=check.name,
-            passed=found[check.name].passed,
+            passed=verdicts[check.name].passed,
             severity=check.severity.value,
             blocking=check.blocking,
-            why=found[check.name].why,
-            facts=found[check.name].facts,
+            why=verdicts[check.name].why,
+            facts=verdicts[check.name].facts,
         )
         for check, _ in checks
     ]

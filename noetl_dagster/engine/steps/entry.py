@@ -120,9 +120,9 @@ async def reads_of(runtime: Runtime, visit: Visit) -> dict[str, Kept]:
         AssetNotFoundError: an asset has no result, or none of the requested partition.
     """
     execution, step = visit.execution, visit.program.step
-    known = execution.state.reads.get((step.name, visit.number))
-    if known is not None or not step.sources:
-        return known or {}
+    logged = execution.state.reads.get((step.name, visit.number))
+    if logged is not None or not step.sources:
+        return logged or {}
     reader, playbook = _AssetReader(runtime, visit), execution.playbook
     return {
         name: await reader.read(source.model_copy(update={"asset": playbook.key_of(source.asset)}))
@@ -140,27 +140,27 @@ class _AssetReader:
     async def read(self, source: SourceSpec) -> Kept:
         match source.partition:
             case ReadPartition.ALL:
-                found = await self._all(source.asset)
+                result = await self._all(source.asset)
             case ReadPartition.LATEST:
-                found = await self._one(source.asset, None)
+                result = await self._one(source.asset, None)
             case ReadPartition.SAME:
-                found = await self._same(source.asset)
+                result = await self._same(source.asset)
             case key:
-                found = await self._one(source.asset, key)
-        if found is None:
+                result = await self._one(source.asset, key)
+        if result is None:
             raise AssetNotFoundError(await self._missing(source))
-        return found
+        return result
 
     async def _same(self, asset: Key) -> Kept | None:
         """Reads the execution's partition, or one of its dimensions; or the latest of an asset without any."""
         if self._own is None:
             return await self._one(asset, None)
         for key in dict.fromkeys((self._own.key, *(part.key for part in self._own.parts.values()))):
-            found = await self._one(asset, key)
-            if found is not None:
-                return found
-        found = await self._one(asset, None)
-        return found if found is not None and found.get("partition") is None else None
+            result = await self._one(asset, key)
+            if result is not None:
+                return result
+        result = await self._one(asset, None)
+        return result if result is not None and result.get("partition") is None else None
 
     async def _one(self, asset: Key, partition: str | None) -> Kept | None:
         reads, name = self._runtime.reads, key_text(asset)
@@ -179,14 +179,14 @@ class _AssetReader:
         rows = await self._runtime.reads.fetch(ASSET_PARTITIONS, name)
         if not rows:
             return None
-        found = {row["partition"]: row["result"] for row in rows}
-        if fits_inline(byte_length(found), self._runtime.settings):
-            return {"asset": name, "partitions": found}
+        results = {row["partition"]: row["result"] for row in rows}
+        if fits_inline(byte_length(results), self._runtime.settings):
+            return {"asset": name, "partitions": results}
         # a year of small results would make every ``step.enter`` megabytes long, and so would the keys of 100,000
         execution_id, step, _ = self._visit.key
-        reference = await self._runtime.results.put(found, execution_id=execution_id, step=step, name=f"reads_{name}")
-        kept = to_result({"status": OK, "ref": reference})
-        return {"asset": name, "count": len(found), "result": kept}
+        reference = await self._runtime.results.put(results, execution_id=execution_id, step=step, name=f"reads_{name}")
+        stored = to_result({"status": OK, "ref": reference})
+        return {"asset": name, "count": len(results), "result": stored}
 
     async def _missing(self, source: SourceSpec) -> str:
         name, wanted = key_text(source.asset), source.partition
@@ -211,9 +211,9 @@ async def settings_of(runtime: Runtime, visit: Visit, entered: Event) -> dict[st
         ToolError: one has a value that is not allowed; the message names it and the allowed values.
     """
     execution, step, templates = visit.execution, visit.step, visit.program.settings
-    known = execution.state.settings.get((step, visit.number))
-    if known is not None or not templates:
-        return known or {}
+    logged = execution.state.settings.get((step, visit.number))
+    if logged is not None or not templates:
+        return logged or {}
     scope = visit.scope(ReferenceCache(), entered)
     settings = {}
     for name, template in templates.items():

@@ -78,15 +78,15 @@ class Watermark:
     @classmethod
     def of(cls, row: Any) -> Watermark:
         """Reads a row of the watermark queries."""
-        kept = row["watermark"]
+        fields = row["watermark"]
         by_hand = row["execution_id"] == row["event_id"]
-        mover = kept.get("of") if by_hand else row["execution_id"]
+        mover = fields.get("of") if by_hand else row["execution_id"]
         return cls(
-            playbook=kept["playbook"],
-            name=kept["name"],
-            partition=kept["partition"],
-            value=kept.get("value"),
-            previous=kept.get("previous"),
+            playbook=fields["playbook"],
+            name=fields["name"],
+            partition=fields["partition"],
+            value=fields.get("value"),
+            previous=fields.get("previous"),
             execution_id=None if mover is None else int(mover),
             at=row["created_at"],
         )
@@ -105,14 +105,14 @@ async def entered_watermark(
             ``concurrent: fail``.
     """
     execution, step, spec = visit.execution, visit.step, visit.program.step.state
-    known = execution.state.watermarks.get((step, visit.number))
-    if spec is None or (known is not None and spec.concurrent is ConcurrentRuns.ALLOW):
-        return known
-    if known is not None:
-        claimed = await claims.claim(visit, WatermarkKey.of(known), spec.concurrent)
+    logged = execution.state.watermarks.get((step, visit.number))
+    if spec is None or (logged is not None and spec.concurrent is ConcurrentRuns.ALLOW):
+        return logged
+    if logged is not None:
+        claimed = await claims.claim(visit, WatermarkKey.of(logged), spec.concurrent)
         # results of an earlier epoch stay, and belong to the value with which it began
         if not claimed.anew or await runtime.reads.fetchval(HAS_RESULTS, *visit.key):
-            return known
+            return logged
     scope = visit.scope(ReferenceCache(), entered)
     fields = {"initial": spec.initial, "name": spec.name}
     try:
@@ -126,12 +126,12 @@ async def entered_watermark(
         held = (await claims.claim(visit, place, spec.concurrent)).held
     await runtime.buffer.flush()
     row = await runtime.reads.fetchrow(WATERMARK, *place, execution.id)
-    kept = {} if row is None else row["watermark"]
+    latest = {} if row is None else row["watermark"]
     initial = greatest([rendered["initial"]], step)
-    value = kept.get("value")
+    value = latest.get("value")
     return {
         **place._asdict(),
-        "since": kept.get("since", "0"),
+        "since": latest.get("since", "0"),
         "value": initial if value is None else value,
         "initial": initial,
         "first": value is None,
@@ -146,12 +146,12 @@ async def moved_watermark(runtime: Runtime, visit: Visit) -> dict[str, Any] | No
         ToolError: its commands reached values that cannot be compared.
     """
     step = visit.step
-    kept = visit.execution.state.watermarks.get((step, visit.number))
-    if kept is None:
+    entered = visit.execution.state.watermarks.get((step, visit.number))
+    if entered is None:
         return None
     await runtime.buffer.flush()
     rows = await runtime.reads.fetch(REACHED, *visit.key)
-    watermark = moved(kept, greatest((row["value"] for row in rows), step), step)
+    watermark = moved(entered, greatest((row["value"] for row in rows), step), step)
     if watermark is not None and visit.program.sink is None:  # its rows are for later steps
         watermark["pending"] = True
     return watermark
@@ -163,13 +163,13 @@ async def lost_race(runtime: Runtime, visit: Visit, watermark: dict[str, Any]) -
     Args:
         watermark: as the visit moves it.
     """
-    kept = visit.execution.state.watermarks.get((visit.step, visit.number))
-    if kept is None:
+    entered = visit.execution.state.watermarks.get((visit.step, visit.number))
+    if entered is None:
         return None
-    row = await runtime.reads.fetchrow(WATERMARK_OF_OTHERS, *WatermarkKey.of(kept), visit.execution.id)
-    if row is None or row["watermark"].get("since", "0") != kept["since"]:
+    row = await runtime.reads.fetchrow(WATERMARK_OF_OTHERS, *WatermarkKey.of(entered), visit.execution.id)
+    if row is None or row["watermark"].get("since", "0") != entered["since"]:
         return None
-    other, began = Watermark.of(row), kept["value"]
+    other, began = Watermark.of(row), entered["value"]
     if other.value is None or greatest([began, other.value], visit.step) == began:
         return None
     stands = greatest([other.value, watermark["value"]], visit.step)
@@ -201,10 +201,10 @@ async def set_watermark(
     previous = None if before is None else before.value
     if value is not None and previous is not None:
         greatest((value, previous), name)
-    kept = {"playbook": playbook, "name": name, "partition": partition, "previous": previous}
+    fields = {"playbook": playbook, "name": name, "partition": partition, "previous": previous}
     if value is not None:
-        kept |= {"value": value, **order_of(value)}
-    event = _by_hand(log.ids, kept)
+        fields |= {"value": value, **order_of(value)}
+    event = _by_hand(log.ids, fields)
     event.meta["watermark"]["since"] = str(event.event_id)
     await log.append_once(event)
     return before
@@ -217,20 +217,20 @@ async def keep_watermarks(connection: Any, pool: asyncpg.Pool[Any], start: int, 
         return
     log, events = EventLog(pool, Snowflake(await connection.fetchval(NEXT_NODE))), []
     for row in rows:
-        known = Watermark.of(row)
-        kept = {name: value for name, value in row["watermark"].items() if name != "pending"}
-        if known.execution_id is not None:
-            kept["of"] = str(known.execution_id)
-        events.append(_by_hand(log.ids, kept))
-        events[-1].created_at = known.at
+        watermark = Watermark.of(row)
+        fields = {name: value for name, value in row["watermark"].items() if name != "pending"}
+        if watermark.execution_id is not None:
+            fields["of"] = str(watermark.execution_id)
+        events.append(_by_hand(log.ids, fields))
+        events[-1].created_at = watermark.at
     await log.append(events, connection=connection)
 
 
-def _by_hand(ids: Snowflake, kept: dict[str, Any]) -> Event:
+def _by_hand(ids: Snowflake, fields: dict[str, Any]) -> Event:
     """Makes an event that belongs to no execution."""
     event_id, type_ = ids.next(), EventType.STATE_SET
-    event = Event(event_id, event_id, type_, node_name=kept["name"], status="COMPLETED")
-    event.meta["watermark"] = kept
+    event = Event(event_id, event_id, type_, node_name=fields["name"], status="COMPLETED")
+    event.meta["watermark"] = fields
     return event
 
 
@@ -242,9 +242,9 @@ class WatermarkKey(NamedTuple):
     partition: str
 
     @classmethod
-    def of(cls, kept: dict[str, Any]) -> WatermarkKey:
+    def of(cls, fields: dict[str, Any]) -> WatermarkKey:
         """Returns the place of a watermark in the log."""
-        return cls(*(kept[field] for field in cls._fields))
+        return cls(*(fields[field] for field in cls._fields))
 
 
 class WatermarkClaim(NamedTuple):
@@ -344,11 +344,11 @@ class WatermarkClaims:
         return bool(idle["seconds"] < backoff + RECOVERY_SECONDS)
 
     async def _ancestors(self, state: ExecutionState, connection: Any) -> list[int]:
-        found, parent = [], state.parent_execution_id
+        ancestors, parent = [], state.parent_execution_id
         while parent is not None:
-            found.append(parent)
+            ancestors.append(parent)
             parent = (await self._runtime.state(parent, connection)).parent_execution_id
-        return found
+        return ancestors
 
     def _event(self, visit: Visit, place: WatermarkKey) -> Event:
         state = visit.execution.state

@@ -131,7 +131,7 @@ async def test_a_month_with_a_running_execution_stays(engine: Engine) -> None:
         await start(engine, execution_of(OLD), ended=False)
         maintained = await maintain(engine)
         assert await runtime.pool.fetchval("SELECT count(*) FROM noetl.execution") == 0
-    assert maintained.kept == ("event_y2025m03",)
+    assert maintained.still_running == ("event_y2025m03",)
     assert "event_y2025m03" in await tables(engine)
 
 
@@ -142,7 +142,7 @@ async def test_a_month_with_a_resumed_execution_stays_until_it_has_ended(engine:
     await start(engine, execution_id)
     resumed = Event(execution_id, runtime.ids.next(), EventType.EXECUTION_RESUMED, meta={"epoch": 2})
     await runtime.log.append([resumed])
-    assert (await maintain(engine)).kept == ("event_y2025m03",)
+    assert (await maintain(engine)).still_running == ("event_y2025m03",)
     failed = Event(execution_id, runtime.ids.next(), EventType.PLAYBOOK_FAILED, meta={"epoch": 2})
     await runtime.log.append([failed])
     assert (await maintain(engine)).dropped == ("event_y2025m03",)
@@ -172,7 +172,7 @@ async def test_an_execution_that_is_resumed_beside_the_drop_keeps_its_events(
     maintained = await maintain(engine)
 
     assert await resuming[0] == {event.event_id}
-    assert maintained.kept == ("event_y2025m03",)
+    assert maintained.still_running == ("event_y2025m03",)
     assert len(await runtime.log.lifecycle(execution_id)) == 3
 
 
@@ -199,7 +199,7 @@ async def test_partitions_come_and_go_beside_work(engine: Engine, monkeypatch: p
         await runtime.log.append([event], connection=connection)
         maintained = await maintain(engine)
         assert "event_y2025m09" in maintained.made
-        assert maintained.kept == ("event_y2025m03",)
+        assert maintained.still_running == ("event_y2025m03",)
     assert (await maintain(engine)).dropped == ("event_y2025m03",)
 
 

@@ -100,7 +100,7 @@ async def test_missing_results_are_made_again(engine: Engine, tmp_path: Path, mo
     (tmp_path / "go").touch()
     forgotten = await forget_missing(engine.runtime, report.missing)
     assert (forgotten.executions, forgotten.results) == ([state.execution_id], 4)
-    assert "unused are not made again: no step that is still to run names its result" in forgotten.kept[0]
+    assert "unused are not made again: no step that is still to run names its result" in forgotten.obstacles[0]
     assert {*(await checked(engine)).findings.counts} >= {"reference.unrecorded", "object.missing"}
     resumed = await engine.resume(state.execution_id)
 
@@ -148,7 +148,7 @@ async def test_what_a_sink_has_written_does_not_run_again(engine: Engine, tmp_pa
     await removed(engine, "each", 2)
     forgotten = await forget_missing(engine.runtime, (await checked(engine)).missing)
     assert forgotten.executions == []
-    assert forgotten.kept == [
+    assert forgotten.obstacles == [
         f"execution {state.execution_id}: the missing results of each are not made again: its sink has written them"
     ]
 
@@ -158,5 +158,5 @@ async def test_an_execution_that_has_completed_keeps_its_references(engine: Engi
     state = await engine.run(playbook(flow("parallel")), {"folder": str(tmp_path)})
     await removed(engine, "start")
     forgotten = await forget_missing(engine.runtime, (await checked(engine)).missing)
-    assert forgotten.kept == [f"execution {state.execution_id} is COMPLETED and cannot be resumed"]
+    assert forgotten.obstacles == [f"execution {state.execution_id} is COMPLETED and cannot be resumed"]
     assert (await checked(engine)).findings.counts == {"object.missing": 1}
