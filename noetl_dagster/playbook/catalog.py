@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import fnmatch
+import os
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -42,12 +44,16 @@ def find_playbooks(folder: Path, include: Sequence[str] = (), exclude: Sequence[
 
 
 def files_below(folder: Path, pattern: str) -> list[Path]:
-    """Paths below a folder, sorted, without what is hidden or in a hidden folder.
+    """Paths below a folder, sorted, without what is hidden or in a hidden folder, which is not entered.
 
     A ConfigMap that is mounted has its files in hidden folders of its own, and links to them.
     """
-    found = ((path, path.relative_to(folder).parts) for path in folder.rglob(pattern))
-    return sorted(path for path, parts in found if not any(part[0] == "." for part in parts))
+    paths: list[Path] = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        names = fnmatch.filter([*folders, *files], pattern)
+        paths += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(paths)
 
 
 def is_playbook(path: Path) -> bool:
