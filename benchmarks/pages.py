@@ -88,7 +88,7 @@ async def served(settings: Settings) -> AsyncIterator[tuple[str, Plane]]:
     environment = embedded.environment(settings)
 
     def launcher(engine: Engine) -> WarmLauncher:
-        return WarmLauncher(engine, Address.of(settings.home / "runs", environment, 1), environment)
+        return WarmLauncher(engine, Address.of(settings.home / "runs", environment, 1))
 
     @asynccontextmanager
     async def plane() -> AsyncIterator[Plane]:

@@ -105,7 +105,7 @@ def _warm(engine: Engine, settings: Settings, environment: dict[str, str]) -> La
     inherited = {name: text for name, text in os.environ.items() if name != METRICS_FOLDER}
     folder = embedded.run_server_folder(settings)
     address = Address.of(folder, {**inherited, **environment}, settings.driven_at_once)
-    return WarmLauncher(engine, address, environment)
+    return WarmLauncher(engine, address)
 
 
 def recovery_watch(engine: Engine, launcher: WarmLauncher, catalog: Catalog, grace: float) -> RecoveryWatch:

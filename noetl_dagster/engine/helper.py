@@ -1,33 +1,24 @@
-"""A helper process, and the preloaded process that forks it.
-
-``python -m noetl_dagster.engine.helper CONTROL LIFELINE`` is the preloaded process; both are file descriptors of the
-driver's. It imports everything once, without a thread or a connection, and then forks a helper process for each socket
-that comes over CONTROL. When the driver ends, CONTROL and LIFELINE close, and all these processes end too.
-"""
+"""A helper process, and the preloaded process that forks it."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-import signal
 import socket
-import sys
-import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-
-import orjson
 
 from noetl_dagster.engine.fanout.shards import work_on_shards
 from noetl_dagster.engine.loops.loop import work_on_loop
 from noetl_dagster.engine.loops.loop_run import begin_loop
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.sharing import CANCELLED, Message, MessageSocket, RemoteItems, SharedLoop, Tally
+from noetl_dagster.engine.sharing import CANCELLED, RemoteItems, SharedLoop, Tally
 from noetl_dagster.errors import ExecutionStateError
 from noetl_dagster.process import logs
 from noetl_dagster.process.environment import withhold_settings
 from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.process.forking import AsyncChannel, Message, serve_forks
 from noetl_dagster.settings import Settings, load_settings
 from noetl_dagster.tools.registry import tool_for
 
@@ -38,7 +29,7 @@ CONNECTIONS = 4
 class HelperWork:
     """Everything that one helper process works on."""
 
-    def __init__(self, driver: MessageSocket, runtime: Runtime) -> None:
+    def __init__(self, driver: AsyncChannel, runtime: Runtime) -> None:
         self._driver = driver
         self._runtime = runtime
         self._items: dict[int, RemoteItems] = {}
@@ -47,7 +38,7 @@ class HelperWork:
     @classmethod
     async def run_until_dismissed(cls, settings: Settings, connected: socket.socket) -> None:
         """Works until the driver ends it, or is gone."""
-        driver = await MessageSocket.over(connected)
+        driver = await AsyncChannel.over(connected)
         runtime = await Runtime.open(settings, apply=False)
         work = cls(driver, runtime)
         driver.send({"do": "ready", "pid": os.getpid()})
@@ -99,54 +90,21 @@ class HelperWork:
             await runtime.buffer.flush()
 
 
-def main() -> None:
-    """Runs the preloaded process."""
-    control, lifeline = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt ends
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets helper processes that have ended
-    start = sys.stdin.buffer.read()
-    if not start:
-        return
-    options = orjson.loads(start)
+def prepare(options: Message) -> Callable[[socket.socket], None]:
+    """Imports what helper processes need, in the preloaded process; returns what each of them does."""
     settings = load_settings(options["settings"])
     withhold_settings()
     logs.set_up(settings)
     for kind in options["tool_kinds"]:
         tool_for(kind)
-    gc.collect()
-    gc.freeze()  # helper processes share these pages as long as none of them writes to them
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        if not request:
-            return
-        [descriptor] = descriptors
-        if not os.fork():
-            control.close()
-            _help(settings, descriptor, lifeline)
-        os.close(descriptor)
 
-
-def _help(settings: Settings, descriptor: int, lifeline: int) -> None:
-    """Runs a helper process from its fork to its end."""
-    status = 1
-    try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-        def end_with_driver() -> None:  # since another process may resume the execution at once
-            os.read(lifeline, 1)
-            os._exit(1)
-
-        threading.Thread(target=end_with_driver, name="noetl-lifeline", daemon=True).start()
+    def help_driver(connected: socket.socket) -> None:
         own = {"db_pool_size": min(CONNECTIONS, settings.db_pool_size), "run_processes": 1}
-        connected = socket.socket(fileno=descriptor)
         connected.setblocking(False)
         asyncio.run(HelperWork.run_until_dismissed(settings.model_copy(update=own), connected))
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(status)
+
+    return help_driver
 
 
 if __name__ == "__main__":
-    main()
+    serve_forks(prepare)

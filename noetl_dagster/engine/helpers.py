@@ -9,31 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import orjson
 
 from noetl_dagster import machine
 from noetl_dagster.engine.sharing import (
     CANCELLED,
     Helper,
     ItemSource,
-    Message,
     SharedItems,
     SharedLoop,
     Tally,
 )
 from noetl_dagster.process import log_context
-from noetl_dagster.process.environment import own_environment
 from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.process.forking import ForkServer, Message
 from noetl_dagster.settings import Settings, dump_settings
 
 logger = logging.getLogger(__name__)
@@ -64,7 +56,7 @@ class HelperProcesses:
         self._open: dict[int, SharedItems] = {}
         self._chosen: set[int] = set()  # ranges whose run has chosen the number of processes
         self._helpers: set[Helper] = set()
-        self._preloaded: _PreloadedProcess | None = None
+        self._preloaded: ForkServer | None = None
         self._starting: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._serving: set[asyncio.Task[None]] = set()
@@ -143,7 +135,9 @@ class HelperProcesses:
                 self._preloaded.close()
                 self._preloaded = None
             if self._preloaded is None:
-                self._preloaded = _PreloadedProcess(self._settings, kinds)
+                known = self._settings.model_copy(update={"service_tokens": None, "server_token": None})
+                options = {"settings": dump_settings(known), "tool_kinds": kinds}
+                self._preloaded = ForkServer(PRELOADED_MODULE, options)
             for _ in range(missing):
                 helper = await Helper.over(self._preloaded.fork())
                 task = asyncio.create_task(self._serve(helper), context=log_context.empty())
@@ -210,45 +204,3 @@ def _wanted_cpu() -> float:
         with contextlib.suppress(OSError):  # a thread that has ended
             waited += int(thread.read_text().split()[1])
     return time.process_time() + waited / 1e9
-
-
-class _PreloadedProcess:
-    """A process with one thread that has imported all that helper processes need, and forks them on request.
-
-    It and its helper processes end with this process: they read from a pipe that only this process writes to.
-    """
-
-    def __init__(self, settings: Settings, kinds: list[str]) -> None:
-        self._control, theirs = socket.socketpair()
-        reading, self._lifeline = os.pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", PRELOADED_MODULE, str(theirs.fileno()), str(reading)],
-                pass_fds=(theirs.fileno(), reading),
-                stdin=subprocess.PIPE,
-                env=own_environment(),
-            )
-        os.close(reading)
-        assert self._process.stdin is not None
-        known = settings.model_copy(update={"service_tokens": None, "server_token": None})
-        with self._process.stdin as start:
-            start.write(orjson.dumps({"settings": dump_settings(known), "tool_kinds": kinds}))
-
-    @property
-    def is_alive(self) -> bool:
-        """Reports that the process runs."""
-        return self._process.poll() is None
-
-    def fork(self) -> socket.socket:
-        """Returns the socket of a new helper process, which reports when it is ready."""
-        own, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [b"f"], [theirs.fileno()])
-        own.setblocking(False)
-        return own
-
-    def close(self) -> None:
-        """Ends the preloaded process, and with it every helper process that still lives."""
-        self._control.close()
-        os.close(self._lifeline)
-        threading.Thread(target=self._process.wait, daemon=True).start()  # so that no zombie stays

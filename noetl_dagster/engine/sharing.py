@@ -6,17 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
 from itertools import count
-from typing import Any, Self
+from typing import Any
 
-import orjson
-
-Message = dict[str, Any]
-"""A message between the driver and a helper process; ``do`` is its kind."""
+from noetl_dagster.process.forking import AsyncChannel, Message
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
@@ -32,38 +28,7 @@ CANCELLED = "cancelled"
 _numbers = count(1)
 
 
-class MessageSocket:
-    """One end of a connection that carries JSON objects, one a line. They are small and few: sending never waits."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def over(cls, connected: socket.socket) -> Self:
-        """Wraps a connected socket."""
-        return cls(*await asyncio.open_unix_connection(sock=connected))
-
-    def send(self, message: Message) -> None:
-        """Sends, or does nothing when the other end is gone: the receiver finds that out."""
-        if not self._writer.is_closing():
-            self._writer.write(orjson.dumps(message) + b"\n")
-
-    async def receive(self) -> Message | None:
-        """Returns the next message, or None when the other end is gone."""
-        try:
-            line = await self._reader.readuntil()
-        except (asyncio.IncompleteReadError, OSError):
-            return None
-        message: Message = orjson.loads(line)
-        return message
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self._writer.close()
-
-
-class Helper(MessageSocket):
+class Helper(AsyncChannel):
     """A helper process, as the driver sees it."""
 
     pid: int | None = None
@@ -144,7 +109,7 @@ class Tally:
 class RemoteItems:
     """A helper process's item source, which asks the driver for items; the methods are those of `SharedItems`."""
 
-    def __init__(self, driver: MessageSocket, number: int) -> None:
+    def __init__(self, driver: AsyncChannel, number: int) -> None:
         self._driver = driver
         self._number = number
         self._asked: deque[asyncio.Future[Range | None]] = deque()

@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,18 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import orjson
-
 import noetl_dagster
 from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.private_files import private_folder
 from noetl_dagster.process.environment import without_tokens
-from noetl_dagster.process.unix_sockets import connect
-
-Message = dict[str, Any]
-
-READ_BYTES = 1 << 16
+from noetl_dagster.process.forking import Channel, Message, connect
 
 LAUNCHER_TAG = "noetl/run_server"
 """Run tag: the key of the run server that received the run."""
@@ -54,53 +47,6 @@ _TERMINAL_VARIABLES = {
     *("SSH_TTY", "SSH_CLIENT", "SSH_CONNECTION", "PYTEST_CURRENT_TEST"),
 }
 _DAGSTER_PREFIX = "DAGSTER_"  # variables that Dagster sets for its child processes
-
-
-class Channel:
-    """One end of a connection: JSON objects, one on each line, over a Unix socket.
-
-    Reading blocks only if the socket does.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self._unread = b""
-
-    def fileno(self) -> int:
-        """Returns the descriptor of the socket, for selectors."""
-        return self.sock.fileno()
-
-    def send(self, message: Message) -> None:
-        """Sends a whole message; raises OSError if the other side has closed the connection."""
-        self.sock.sendall(orjson.dumps(message) + b"\n")
-
-    def arrived(self) -> list[Message] | None:
-        """Reads the socket once and returns the complete messages; None if the other side has closed it."""
-        try:
-            more = self.sock.recv(READ_BYTES)
-        except BlockingIOError:
-            return []
-        except OSError:
-            return None
-        if not more:
-            return None
-        *lines, self._unread = (self._unread + more).split(b"\n")
-        return [orjson.loads(line) for line in lines]
-
-    def receive(self) -> Message | None:
-        """Waits for the next message, one at a time; None if the other side has closed the connection."""
-        while (found := self.arrived()) == []:
-            pass
-        return found[0] if found else None
-
-    def ask(self, message: Message) -> Message | None:
-        """Sends a message and returns the answer; None if the other side closes the connection meanwhile."""
-        self.send(message)
-        return self.receive()
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self.sock.close()
 
 
 def priority_of(tags: Mapping[str, str]) -> int:
@@ -206,11 +152,14 @@ class Address:
         channel = self.connect()
         if channel is not None:
             return channel
-        private_folder(self.folder)
-        with (self.folder / f"{self.key}.starting").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            channel = self.connect()  # another process may just have started it
-            return channel if channel is not None else self._start()
+        try:
+            private_folder(self.folder)
+            with (self.folder / f"{self.key}.starting").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                channel = self.connect()  # another process may just have started it
+                return channel if channel is not None else self._start()
+        except OSError as error:
+            raise ServiceError(f"the run server cannot start: {error}") from error
 
     def _start(self) -> Channel:
         self.trim_log()

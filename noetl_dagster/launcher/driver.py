@@ -33,8 +33,6 @@ from noetl_dagster.launcher.address import (
     LAUNCHER_TAG,
     PRIORITY_TAG,
     Address,
-    Channel,
-    Message,
     RunLock,
     driver_of,
     priority_of,
@@ -42,6 +40,7 @@ from noetl_dagster.launcher.address import (
 from noetl_dagster.playbook.catalog import names_version
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
+from noetl_dagster.process.forking import Channel, Message
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 
 logger = logging.getLogger(__name__)

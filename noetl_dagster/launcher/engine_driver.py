@@ -11,9 +11,7 @@ import os
 import signal
 import time
 from contextlib import ExitStack
-from typing import Any
 
-import orjson
 import psutil
 from dagster import DagsterInstance
 
@@ -23,10 +21,11 @@ from noetl_dagster.compiler.reporting import DagsterReporter
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.recovery.abandoned import RECOVERY
 from noetl_dagster.errors import ExecutionStateError
-from noetl_dagster.launcher.address import Address, Channel, Message, RunLock, driver_of
+from noetl_dagster.launcher.address import Address, RunLock, driver_of
 from noetl_dagster.process.collector import release_free_memory
 from noetl_dagster.process.environment import withhold_settings
 from noetl_dagster.process.event_loop import run_sync
+from noetl_dagster.process.forking import AsyncChannel, Channel, Message
 from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.tools.base import NO_RUN
@@ -42,9 +41,6 @@ MOST_GROWTH_BYTES = 1024**3
 
 RELEASE_SECONDS = 60.0
 """Seconds between two returns of free memory, each of which takes up to 0.1 s."""
-
-LINE_BYTES = 2**30
-"""A request is a line, with the execution's workload."""
 
 REPORTED_AT_ONCE = 200
 LINGER_SECONDS = 0.2
@@ -84,14 +80,11 @@ class EngineDriver:
                 close_engines()
 
     async def _serve(self, engine: Engine, reports: Reports | None) -> None:
-        reader, writer = await asyncio.open_unix_connection(sock=self._channel.sock, limit=LINE_BYTES)
-        writer.write(_line({"ready": True}))
+        server = await AsyncChannel.over(self._channel.sock)
+        server.send({"ready": True})
         driving: dict[asyncio.Task[None], Message] = {}
-        while line := await reader.readline():
-            message = orjson.loads(line)
-            if message["do"] == "end":
-                break
-            task = asyncio.create_task(self._drive(engine, reports, message, writer))
+        while (message := await server.receive()) is not None and message["do"] != "end":
+            task = asyncio.create_task(self._drive(engine, reports, message, server))
             driving[task] = message
             task.add_done_callback(driving.pop)
         # the next server receives the requests again, and must not drive them too
@@ -101,11 +94,9 @@ class EngineDriver:
         for lock in locks:
             if lock is not None:
                 lock.release()
-        writer.close()
+        server.close()
 
-    async def _drive(
-        self, engine: Engine, reports: Reports | None, message: Message, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _drive(self, engine: Engine, reports: Reports | None, message: Message, server: AsyncChannel) -> None:
         """Drives an execution, and reports its end to the run server: another process may drive it from then on."""
         try:
             if driver_of(self._folder, message["run_id"]) is None:  # else a driver of an earlier server drives it
@@ -115,7 +106,7 @@ class EngineDriver:
             logger.exception("execution %s is left to the recovery", message["id"])
         finally:
             self._count += 1
-            writer.write(_line({"ended": message["id"], "needs_replacement": self._needs_replacement()}))
+            server.send({"ended": message["id"], "needs_replacement": self._needs_replacement()})
 
     async def _drive_to_end(self, engine: Engine, reports: Reports | None, execution_id: int) -> None:
         await engine.liveness.hold(execution_id)
@@ -183,7 +174,3 @@ class Reports:
                 logger.warning("%d executions are not reported to Dagster yet: %r", len(executions), error)
                 await asyncio.sleep(RETRY_SECONDS)
         logger.error("%d executions are left to the sensor that reports to Dagster", len(executions))
-
-
-def _line(message: dict[str, Any]) -> bytes:
-    return orjson.dumps(message) + b"\n"

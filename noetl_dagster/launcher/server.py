@@ -7,7 +7,6 @@ where the next server finds them; clients that started executions over HTTP subm
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import os
@@ -26,11 +25,11 @@ import psutil
 
 from noetl_dagster import machine
 from noetl_dagster.engine.executions.runners import Runner
-from noetl_dagster.launcher.address import Address, Channel, Message, stamp_of
+from noetl_dagster.launcher.address import Address, stamp_of
 from noetl_dagster.process import logs
 from noetl_dagster.process.collector import share_heaps
 from noetl_dagster.process.environment import hide_from_children
-from noetl_dagster.process.unix_sockets import listen
+from noetl_dagster.process.forking import Channel, Message, fork, freeze_memory, listen
 from noetl_dagster.settings import get_settings
 
 logger = logging.getLogger(__name__)
@@ -142,8 +141,7 @@ class RunServer:
         """Imports what runs need, then serves."""
         for module in IMPORTED:
             import_module(module)
-        gc.collect()
-        gc.freeze()  # no collection in a driver writes to, and so copies, memory that it shares with this process
+        freeze_memory()
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         self._add({"do": "recover", "id": "recover", "priority": FIRST})
@@ -375,35 +373,21 @@ class RunServer:
 
     def _fork(self, stamp: object, many: dict[str, QueuedRequest] | None = None) -> None:
         ours, theirs = socket.socketpair()
-        pid = os.fork()
-        if pid == 0:
-            ours.close()  # else the driver would not notice the end of this process
-            self._become_driver(theirs, many=many is not None)
-        theirs.close()
+        channels = [*self._callers, *(driver.channel for driver in self._drivers.values())]
+        become = partial(self._become_driver, theirs, many=many is not None)
+        with theirs:
+            pid = fork(become, [ours, self._listener, self._selector, *channels])
         driver = self._drivers[pid] = DriverProcess(pid, Channel(ours), stamp, many=many)
         self._selector.register(driver.channel, selectors.EVENT_READ, partial(self._handle_driver, driver))
 
     def _become_driver(self, sock: socket.socket, *, many: bool) -> None:
-        """Becomes a driver in the forked process, without the server's sockets. Never returns."""
-        code = 1
-        try:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.setsid()
-            self._listener.close()
-            self._selector.close()
-            for channel in [*self._callers, *(driver.channel for driver in self._drivers.values())]:
-                channel.close()
-            from noetl_dagster.launcher.driver import Driver
-            from noetl_dagster.launcher.engine_driver import EngineDriver
+        """Becomes a driver in the forked process."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setsid()
+        from noetl_dagster.launcher.driver import Driver
+        from noetl_dagster.launcher.engine_driver import EngineDriver
 
-            (EngineDriver if many else Driver)(Channel(sock), self._address).main()
-            code = 0
-        except BaseException:
-            logger.exception("a driver ends")
-        finally:
-            logging.shutdown()
-            os._exit(code)
+        (EngineDriver if many else Driver)(Channel(sock), self._address).main()
 
     def _retire(self) -> None:
         """Ends drivers that are not needed, and this server if it has had no work for a while."""

@@ -24,11 +24,11 @@ from noetl_dagster.errors import ServiceError
 from noetl_dagster.launcher.address import (
     LAUNCHER_TAG,
     Address,
-    Message,
     driver_of,
     interrupt,
     priority_of,
 )
+from noetl_dagster.process.forking import Message
 
 logger = logging.getLogger(__name__)
 

@@ -146,7 +146,7 @@ async def test_the_patient_flow_is_watched_while_a_worker_and_its_driver_are_kil
         async with serving(settings) as service:
             execution = await service.plane.engine.lifecycle.create(load_playbook(flow), {"facilities": 5})
             one = str(execution.id)
-            driver = start("-m", "noetl_dagster", "run", str(flow), "--execution-id", one, **own)
+            driver = start("-m", "noetl_dagster", "resume", one, **own)
             page = await (await visit(service)).go(f"/executions/{one}")
             events = await page.context.new_page()
             await events.goto(f"{service.url}/executions/{one}/events")

@@ -21,9 +21,10 @@ from noetl_dagster.cli.api import choose_partition
 from noetl_dagster.code_location.launch import job_origin, prepare
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.runners import Runner
-from noetl_dagster.launcher.address import PRIORITY_TAG, Address, Message
+from noetl_dagster.launcher.address import PRIORITY_TAG, Address
 from noetl_dagster.launcher.executions import WarmLauncher
 from noetl_dagster.playbook.loader import load_playbook
+from noetl_dagster.process.forking import Message
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings
 from tests.playbooks import text_of
@@ -235,7 +236,7 @@ def serving(settings: Settings, tmp_path: Path) -> Serving:
         }
         address = Address.of(embedded.run_server_folder(own), environment, runs_at_once)
         engine = await Engine.open(own)
-        launcher = WarmLauncher(engine, address, environment)
+        launcher = WarmLauncher(engine, address)
         try:
             yield Api(engine, launcher, tmp_path, address)
         finally:

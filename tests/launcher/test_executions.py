@@ -6,7 +6,11 @@ import os
 import signal
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
+from noetl_dagster.errors import LaunchError
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.playbook.loader import load_playbook
 from tests.launcher.conftest import Serving
 from tests.waiting import ended, until
 
@@ -54,9 +58,24 @@ async def test_one_that_cannot_begin_fails(serving: Serving) -> None:
         assert "the run did not start" in failed.error
 
 
-async def test_without_a_server_each_gets_a_process(serving: Serving) -> None:
-    async with serving() as api:
-        api.address.folder.write_text("no folder")
+async def test_without_a_server_they_are_left_to_the_recovery(serving: Serving) -> None:
+    async with serving(runs_at_once=1) as api:
+        first, second = [await api.execute(name) for name in ("first", "second")]
+        await api.begun("first")
+        folder, server = api.address.folder, (await api.status())["pid"]
+        folder.rename(folder.with_name("before"))
+        folder.write_text("no folder")
+        os.kill(server, signal.SIGKILL)
+        await until(lambda: not api.launcher.running, "the launcher to give up")
+        assert not await api.engine.liveness.is_driven(second)
+        assert await api.engine.liveness.is_driven(first), "its driver lives on"
+
+        with pytest.raises(LaunchError, match="File exists"):
+            await api.execute("third")
+
+        folder.unlink()
         (api.folder / "open").touch()
-        execution_id = await api.execute("one")
-        assert (await api.ended(execution_id)).status is ExecutionStatus.COMPLETED
+        found = await api.engine.recovery().abandoned(now=datetime.now(UTC) + timedelta(days=1))
+        [abandoned] = [one for one in found if one.execution_id == second]
+        await api.launcher.recover(load_playbook(api.folder / "gated.yaml"), abandoned)
+        assert (await api.ended(second)).status is ExecutionStatus.COMPLETED

@@ -7,6 +7,7 @@ import pytest
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.loader import parse_report
 from noetl_dagster.playbook.templates.rendering import compile_value
+from tests.forked import result_of
 from tests.malformed.generated import check, corpus
 from tests.malformed.guided import TARGETS, Fuzzer
 from tests.playbook.playbooks import HEAD
@@ -20,8 +21,13 @@ def test_a_sample_ends_with_playbooks_or_problems() -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_sample_ends_with_what_is_documented(name: str) -> None:
+    result_of(fuzz, name, 60)
+
+
+def fuzz(name: str, steps: int) -> None:
+    """Runs inputs of a target, whose coverage guides it."""
     fuzzer = Fuzzer(TARGETS[name])
-    for _ in range(60):
+    for _ in range(steps):
         fuzzer.step()
 
 

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -31,9 +30,7 @@ from noetl_dagster.cli.commands.settings import shown
 from noetl_dagster.embedded import ServiceName, object_store, postgres
 from noetl_dagster.embedded.postgres import administering
 from noetl_dagster.embedded.supervisor import read_state
-from noetl_dagster.engine.engine import Engine
 from noetl_dagster.launcher.compute_logs import RunLogs
-from noetl_dagster.launcher.executions import ProcessLauncher
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.rows.formats import RowFormat
@@ -41,7 +38,6 @@ from noetl_dagster.tools.transfer.files import ChunkFile
 from noetl_dagster.tools.transfer.options import Verify
 from tests.databases import superuser_url
 from tests.embedded.peers import s3_client
-from tests.waiting import until
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root has another user run PostgreSQL")
 
@@ -268,23 +264,13 @@ def test_only_the_user_reads_compute_logs(tmp_path: Path) -> None:
     assert _open_to_others(*paths) == {}
 
 
-async def test_only_the_user_reads_temporary_files(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_user_reads_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     chunks = ChunkFile(None, RowFormat.JSONL, Verify.NONE)
-    playbook: Any = SimpleNamespace(file=str(tmp_path / "missing.yaml"), lenient=False)
-    engine = await Engine.open(settings)
-    launcher = ProcessLauncher(engine, {})
-    await launcher.launch(playbook, 7, {"a": "secret"})
-    files = list(folder.iterdir())
-    assert {chunks.path} < set(files)
-    assert {file.suffix for file in files} >= {".json", ".log"}
-    assert _open_to_others(*files) == {}
-    await until(lambda: not launcher.running, "the process to end")
-    await engine.close()
+    assert list(folder.iterdir()) == [chunks.path]
+    assert _open_to_others(chunks.path) == {}
 
 
 def _open_to_others(*paths: Path) -> dict[str, str]:

@@ -21,10 +21,9 @@ from starlette.types import ASGIApp
 
 from noetl_dagster import embedded
 from noetl_dagster.cli.api import choose_partition
-from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.events.transport.wire import CLIENT_HEADER
-from noetl_dagster.launcher.executions import ProcessLauncher
-from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.launcher.address import Address
+from noetl_dagster.launcher.executions import WarmLauncher
 from noetl_dagster.service.app import create_app
 from noetl_dagster.service.connections import bounded_connections
 from noetl_dagster.service.plane import Plane
@@ -49,26 +48,6 @@ CLIENT = {CLIENT_HEADER: "tests", "content-type": "application/json"}
 Wrap = Callable[[ASGIApp], ASGIApp]
 
 
-class SimpleLauncher(ProcessLauncher):
-    """A process for each execution, without a run server."""
-
-    async def connect(self) -> None: ...
-    async def check(self, playbook: Playbook, runner: Runner = Runner.DAGSTER) -> None: ...
-    async def cancelled(self, playbook: str, execution_id: int) -> None: ...
-
-    async def launch(  # type: ignore[override]
-        self,
-        playbook: Playbook,
-        execution_id: int,
-        workload: dict[str, Any],
-        priority: int = 0,
-        runner: Runner = Runner.DAGSTER,
-        *,
-        resumed: bool = False,
-    ) -> None:
-        await super().launch(playbook, execution_id, workload, resumed=resumed)
-
-
 @asynccontextmanager
 async def serving(
     settings: Settings, wrap: Wrap | None = None, port: int = 0, **changes: Any
@@ -81,11 +60,12 @@ async def serving(
     """
     own = settings.model_copy(update=changes)
     opened: list[Plane] = []
-    environment = embedded.environment(own) | {"DAGSTER_HOME": str(embedded.dagster_home(own))}
+    environment = {**os.environ, **embedded.environment(own), "DAGSTER_HOME": str(embedded.dagster_home(own))}
+    address = Address.of(embedded.run_server_folder(own), environment, 2)
 
     @asynccontextmanager
     async def plane() -> AsyncIterator[Plane]:
-        opened.append(await Plane.open(own, lambda engine: SimpleLauncher(engine, environment), choose_partition))
+        opened.append(await Plane.open(own, lambda engine: WarmLauncher(engine, address), choose_partition))
         yield opened[0]
         await opened[0].close()
 

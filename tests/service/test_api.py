@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from noetl_dagster import embedded
 from noetl_dagster.events.transport.capacity import CapacityListener
 from noetl_dagster.events.transport.nats import connect
 from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import Event, EventType
-from noetl_dagster.launcher.executions import ProcessLauncher
+from noetl_dagster.launcher.executions import WarmLauncher
 from noetl_dagster.settings import Settings
 from tests.events.transport.conftest import IDS, ended, started
 from tests.playbooks import text_of
@@ -243,8 +243,8 @@ async def test_an_execution_is_cancelled_before_its_process_lives(settings: Sett
         execution = f"/api/executions/{answer.json()['execution_id']}"
         assert (await service.client.post(f"{execution}/cancel")).json()["cancelled"] is True
         launcher = service.plane.launcher
-        assert isinstance(launcher, ProcessLauncher)
-        await until(lambda: not launcher.running, "the end of the process")
+        assert isinstance(launcher, WarmLauncher)
+        await until(lambda: not launcher.running, "the end of its run")
         found = (await service.client.get(execution)).json()
         assert found["status"] == "CANCELLED"
         assert all(step["status"] == "CANCELLED" for step in found["steps"]), "if it had begun after all"
@@ -261,12 +261,10 @@ async def test_a_run_that_cannot_begin_fails_its_execution(settings: Settings, t
         assert "workload of served" in found["error"]
 
 
-async def test_an_execution_whose_process_cannot_be_made_does_not_start_later(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_execution_without_a_run_server_does_not_start_later(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "served.yaml").write_text(PLAYBOOK)
     async with serving(settings, playbooks_path=tmp_path) as service:
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+        embedded.run_server_folder(settings).write_text("no folder")
         answer = await service.client.post("/api/executions/execute", json={"path": "tests/served"})
         assert (answer.status_code, "did not start" in answer.json()["detail"]) == (503, True)
         [entry] = (await service.client.get("/api/executions")).json()["executions"]

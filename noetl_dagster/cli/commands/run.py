@@ -51,7 +51,6 @@ def run(
     lenient: Lenient = False,
     as_json: Json = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="print Dagster's own log too")] = False,
-    execution_id: Annotated[int | None, typer.Option(hidden=True, help="given by the HTTP API")] = None,
 ) -> None:
     """Run a playbook as its Dagster job; exit code 0 if it completes, else 1."""
     from_file = _of_file(Path(playbook), lenient=lenient)
@@ -63,14 +62,14 @@ def run(
         _warn_of_unknown_keys(loaded, workload)
         if runner is Runner.ENGINE:
             _finish(session, _run_without_dagster(session, loaded, workload, partition, quiet=as_json), as_json)
-        begun = None
-        if execution_id is None and (partition is not None or loaded.dagster.partitions):
-            execution_id = begun = _begin_partition(session, loaded, workload, partition)
+        execution_id = None
+        if partition is not None or loaded.dagster.partitions:
+            execution_id = _begin_partition(session, loaded, workload, partition)
         try:
             ended = run_playbook(session, loaded, workload, execution_id, quiet=as_json, verbose=verbose)
         except BaseException:
-            if begun is not None:  # no other process may start it later
-                run_sync(session.engine.lifecycle.fail_unstarted(begun, "the run did not start"))
+            if execution_id is not None:  # no other process may start it later
+                run_sync(session.engine.lifecycle.fail_unstarted(execution_id, "the run did not start"))
             raise
         _finish(session, ended, as_json)
 
