@@ -15,9 +15,9 @@ from noetl_dagster import testing
 HEAD = """# Python API
 
 The public names of the package. Import them with `from noetl_dagster import ...`. All other names may change in any
-version. Fixtures for pytest are in `noetl_dagster.testing`.
+version. Fixtures for pytest and runs with mocks are in `noetl_dagster.testing`.
 """
-FIXTURES = ("NoetlTest", "noetl", "noetl_settings", "noetl_services")
+TESTS = ("run_playbook", "PlaybookRun", "NoetlTest", "noetl", "noetl_settings", "noetl_services")
 SECTIONS = (
     ("Playbooks in a Dagster project", ("load_playbooks", "PlaybooksComponent", "PlaybookStep")),
     ("Runs from Python", ("materialize_playbook", "MaterializedPlaybook", "load_playbook", "Playbook")),
@@ -37,8 +37,8 @@ def api_page() -> str:
     for title, names in SECTIONS:
         parts.append(f"## {title}\n")
         parts += [_entry(name, getattr(noetl_dagster, name)) for name in names]
-    parts.append("## Fixtures\n")
-    parts += [_entry(name, getattr(testing, name)) for name in FIXTURES]
+    parts.append("## Tests\n")
+    parts += [_entry(name, getattr(testing, name)) for name in TESTS]
     return page(parts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class Children:
             ToolError: there is no such playbook, it is invalid, it failed, or it took too long.
         """
         execution = await self._execution(call)
-        execution.services = call.services
+        execution.services = replace(call.services, tool_of=None)
         timeout = call.config.get("timeout")
         details = {"playbook": {"execution_id": str(execution.id), "path": execution.playbook.metadata.path}}
         try:

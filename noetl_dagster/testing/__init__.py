@@ -1,4 +1,4 @@
-"""Fixtures for tests of playbooks on real servers: ``pytest_plugins = ["noetl_dagster.testing"]``.
+"""Fixtures for tests of playbooks on real servers, ``pytest_plugins = ["noetl_dagster.testing"]``, and runs with mocks.
 
 PostgreSQL, NATS and an S3 store of ``noetl-dagster[embedded]`` start with the first test that needs them, in
 ``.noetl-test`` below pytest's root folder (``NOETL_TEST_HOME``). All test sessions of that folder share the servers,
@@ -7,26 +7,22 @@ and the last session stops them. The fixture ``noetl`` gives each test its own d
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from noetl_dagster import embedded
 from noetl_dagster.code_location.materialize import MaterializedPlaybook, materialize_playbook
 from noetl_dagster.compiler.names import NOETL
 from noetl_dagster.embedded.isolation import isolated
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.private_files import private_folder
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
+from noetl_dagster.testing.runs import PlaybookRun, home_of_tests, run_playbook, servers
 
-__all__ = ["NoetlTest", "noetl", "noetl_services", "noetl_settings"]
+__all__ = ["NoetlTest", "PlaybookRun", "noetl", "noetl_services", "noetl_settings", "run_playbook"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +44,22 @@ class NoetlTest:
         resources = {**options.pop("resources", {}), NOETL: self.resource}
         return materialize_playbook(playbook, workload, resources=resources, **options)
 
+    def run_playbook(
+        self,
+        playbook: Path | str | Playbook,
+        workload: Mapping[str, Any] | None = None,
+        *,
+        mocks: Mapping[str, Any] | None = None,
+    ) -> PlaybookRun:
+        """Calls :func:`run_playbook` with this test's servers."""
+        return run_playbook(playbook, workload, mocks=mocks, resource=self.resource)
+
 
 @pytest.fixture(scope="session")
 def noetl_services(pytestconfig: pytest.Config) -> Iterator[Settings]:
     """Returns settings with the addresses of the running servers."""
-    home = Path(os.environ.get("NOETL_TEST_HOME", pytestconfig.rootpath / ".noetl-test")).resolve()
-    private_folder(home)
-    services = Settings(home=home)
-    with (home / "in-use.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        yield embedded.ensure(services)
-        with suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_UN)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            embedded.down(services)
+    with servers(home_of_tests(pytestconfig.rootpath)) as settings:
+        yield settings
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ class RunServices:
         open_pipes: opens a session of Dagster Pipes for a job that a call starts, and yields the variables of its
             environment.
         processes: the number of processes that work on a large loop; 0: the driver decides; None: as configured.
+        tool_of: returns the tool of a step's task, in tests; None: that of its kind. Child executions have their own.
     """
 
     find_asset: Callable[[Key, str | None], Awaitable[dict[str, Any] | None]] | None = None
@@ -43,6 +44,7 @@ class RunServices:
     spark: Callable[[], SparkSession] | None = None
     open_pipes: Callable[[ToolCall, JobMessages], AbstractAsyncContextManager[Mapping[str, str]]] | None = None
     processes: int | None = None
+    tool_of: Callable[[str, Task], Tool | None] | None = None
 
 
 NO_RUN = RunServices()

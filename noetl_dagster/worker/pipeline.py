@@ -167,7 +167,8 @@ class Pipeline:
         return envelope, retry_after
 
     async def _call_tool(self, task: TaskProgram, attempt: int, before: Any) -> Envelope:
-        spec, command, tool = task.task.spec, self.command, tool_for(task.task.kind)
+        spec, command, tool_of = task.task.spec, self.command, self.visit.execution.services.tool_of
+        tool = (tool_of and tool_of(command.step, task.task)) or tool_for(task.task.kind)
         scope = self.scope
         earlier = (scope.previous if before is None else before) if task.names_result else None
         if earlier is not None:  # the same in all attempts

@@ -20,7 +20,8 @@ _ALWAYS = (None, "step.done", "call.done", "step.exit", "call.partial")
 
 async def prepare_spark(runtime: Runtime, execution: Execution) -> bool:
     """Begins to start Spark's session in this process if the execution will certainly need it; returns true if so."""
-    steps = spark_steps_ahead(execution) if may_start_ahead(runtime.settings) else []
+    is_wanted = execution.services.tool_of is None and may_start_ahead(runtime.settings)
+    steps = spark_steps_ahead(execution) if is_wanted else []
     if not steps:
         return False
     python_too = any(_runs_as_spark_job(execution.playbook.step(name)) for name in steps)
