@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from noetl_dagster.io_managers.tiered import GcsIOManager, MinioIOManager, PvcIOManager
     from noetl_dagster.playbook.loader import load_playbook
     from noetl_dagster.playbook.models import Playbook
+    from noetl_dagster.playbook.tool_kinds import ToolKind
     from noetl_dagster.resources.noetl import NoetlResource
     from noetl_dagster.resources.spark import PySparkResource
     from noetl_dagster.result_ref import ResultRef
     from noetl_dagster.settings import Settings
     from noetl_dagster.spark.frames import frame_of
+    from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 
 __version__ = "0.1.0"
 
@@ -44,6 +46,10 @@ __all__ = [
     "PySparkResource",
     "ResultRef",
     "Settings",
+    "ToolCall",
+    "ToolKind",
+    "ToolResult",
+    "Toolbox",
     "WorkloadError",
     "frame_of",
     "load_playbook",
@@ -63,11 +69,13 @@ _HOMES = {
     "io_managers.tiered": ("GcsIOManager", "MinioIOManager", "PvcIOManager"),
     "playbook.loader": ("load_playbook",),
     "playbook.models": ("Playbook",),
+    "playbook.tool_kinds": ("ToolKind",),
     "resources.noetl": ("NoetlResource",),
     "resources.spark": ("PySparkResource",),
     "result_ref": ("ResultRef",),
     "settings": ("Settings",),
     "spark.frames": ("frame_of",),
+    "tools.base": ("ToolCall", "ToolResult", "Toolbox"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from noetl_dagster.playbook.tool_kinds import SUPPORTED_KINDS
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
 CHART = Path(__file__).parents[1] / "helm" / "noetl-dagster"
 HEAD = """# Values of the chart
@@ -40,7 +40,7 @@ def chart_page() -> str:
 def chart_schema() -> str:
     """``values.schema.json``, with the values that defaults require, and the kinds of tools that the code knows."""
     schema = _schema()
-    schema["$defs"]["workers"]["properties"]["toolPools"]["propertyNames"] = {"enum": sorted(SUPPORTED_KINDS)}
+    schema["$defs"]["workers"]["properties"]["toolPools"]["propertyNames"] = {"enum": sorted(TOOL_KINDS)}
     _require(yaml.safe_load((CHART / "values.yaml").read_text()), schema)
     return _laid_out(schema, 0) + "\n"
 

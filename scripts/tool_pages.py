@@ -8,7 +8,6 @@ from pathlib import Path
 
 from page_text import cell, code, table
 
-from noetl_dagster.playbook.tool_fields import FIELD_MEANINGS
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
 PROJECT = Path(__file__).parents[1]
@@ -29,7 +28,9 @@ def _page(path: Path) -> str:
 
 
 def _fields(kind: str) -> list[str]:
-    meanings = FIELD_MEANINGS[kind]
-    spellings = {names[0]: names[1:] for names in TOOL_KINDS[kind].fields}
-    rows = ((code(name), ", ".join(map(code, spellings[name])), cell(meanings[name])) for name in meanings)
+    fields = TOOL_KINDS[kind]
+    rows = (
+        (code(name), ", ".join(map(code, fields.spellings[name][1:])), cell(meaning))
+        for name, meaning in fields.meanings.items()
+    )
     return table(("field", "other spellings", "meaning"), rows)

@@ -13,7 +13,7 @@ import yaml
 
 from noetl_dagster.errors import NoetlError, Place, PlaybookError, Problem
 from noetl_dagster.extras import shipped_folder
-from noetl_dagster.playbook.tool_kinds import SUPPORTED_KINDS, TOOL_KINDS
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
 TEMPLATES = files("noetl_dagster.code_location") / "templates"
 OUTWARD_LINK = re.compile(r"\[([^\]]+)\]\(\.\./[^)]+\)")
@@ -38,8 +38,8 @@ def new_step(name: str, kind: str) -> str:
         PlaybookError: there is no such kind of tool.
     """
     if kind not in TOOL_KINDS:
-        known = ", ".join(SUPPORTED_KINDS)
-        raise PlaybookError([Problem(Place("--kind", 1), f"there is no tool {kind!r}; the kinds are {known}")])
+        kinds = ", ".join(TOOL_KINDS)
+        raise PlaybookError([Problem(Place("--kind", 1), f"there is no tool {kind!r}; the kinds are {kinds}")])
     template = f"steps/{kind}.yaml"
     if (TEMPLATES / template).is_file():
         return _filled(template, name=name)

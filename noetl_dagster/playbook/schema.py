@@ -16,7 +16,6 @@ from noetl_dagster.playbook import assets, models, tool_kinds
 from noetl_dagster.playbook.dialects.kubernetes import EFFECTS, OPERATORS, PULL_POLICIES
 from noetl_dagster.playbook.fields import Declaration, Seconds, declarations
 from noetl_dagster.playbook.pods import Pod
-from noetl_dagster.playbook.tool_fields import FIELD_MEANINGS
 from noetl_dagster.settings import StoreTier
 
 Schema = dict[str, Any]
@@ -232,15 +231,14 @@ def _task() -> Schema:
 
 def _kind(name: str, kind: tool_kinds.ToolKind) -> Schema:
     fields: Schema = {}
-    spellings = {names[0]: names for names in kind.fields}
-    for names in spellings.values():
+    for names in kind.spellings.values():
         words = kind.words.get(names[0], ())
         flags = [{"type": "boolean"}] if {"true", "false"} <= {*words} else []
         open_or_named = {"anyOf": [{"enum": [*words]}, *flags, {"type": "string", "pattern": "\\{\\{"}]}
-        about = {"description": FIELD_MEANINGS[name][names[0]]}
+        about = {"description": kind.meanings[names[0]]}
         fields |= spelled(names, (open_or_named if words else ANY) | about)
     then: Schema = {"properties": fields}
-    choices: list[Schema] = [{"required": [word]} for field in kind.needs for word in spellings[field]]
+    choices: list[Schema] = [{"required": [word]} for field in kind.needs for word in kind.spellings[field]]
     choices += [{"required": [key], "properties": {key: choice}} for key in kind.below for choice in choices]
     if kind.name_fills in kind.needs:
         choices.append({"required": ["name"]})

@@ -1,12 +1,20 @@
-"""The words of the language: spellings that several readers share, and the tool kinds with their fields."""
+"""The words of the language that several readers share, and the description of tool kinds, ours and others'."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
 from itertools import chain
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
 
+from noetl_dagster.errors import NoetlError
 from noetl_dagster.playbook.wording import did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 Spellings = tuple[str, ...]
 """The words for one field, the canonical one first."""
@@ -43,9 +51,6 @@ LITERAL_FIELDS = frozenset({"code", "function"})
 SQL_FIELD: Spellings = ("command", "query", "commands", "sql", "statement")
 URL: Spellings = ("url", "endpoint")
 AUTH: Spellings = ("auth", "credential", "credentials")
-PARAMS: Spellings = ("params", "parameters")
-QUERY_PARAMS: Spellings = ("params", "query", "query_params")
-COMMAND_LINES: Spellings = ("cmds", "cmd", "command", "commands")
 HTTP_BODY: Spellings = ("json", "payload", "body", "data", "content", "body_raw")
 """One field for every body: after rendering, mappings and lists are sent as JSON, text as it is."""
 TIMEOUT: Spellings = ("timeout", "timeout_seconds", "timeout_s")
@@ -68,19 +73,18 @@ def secret_provider(text: str) -> str | None:
     return next((names[0] for names in SECRET_PROVIDERS if text.lower() in names), None)
 
 
-def _fields(names: str, *more: Spellings) -> tuple[Spellings, ...]:
-    """Fields with one word each, and fields with several."""
-    return (*more, *((name,) for name in names.split()))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToolKind:
-    """The fields of a tool kind, beside the keys that every task has.
+    """Describes a kind of tool: its fields, beside the keys that every task has, and the class that runs it.
 
     Attributes:
-        fields: its own fields.
+        name: the word after ``kind:``.
+        tool: module and name of its class, ``package.module:Class``. The class loads when a task of the kind runs, so
+            that ``check`` needs none of the libraries of a tool.
+        fields: a field, or its spellings with the canonical one first -> its meaning.
         needs: canonical names of fields of which one must be there; all of them with ``needs_all``.
         name_fills: the field that the task's ``name`` fills too, where that may name what the task works on.
+        check: reports what is wrong with a task; takes its ``Block``, and its fields under canonical names, unrendered.
         keeps_to_driver: it runs in the process that drives the execution, never in a helper beside it: it holds
             what one process can have only, or drives something itself.
         words: of fields that take a few words only, those words; a template may stand for any of them.
@@ -93,10 +97,13 @@ class ToolKind:
             and running the task fails.
     """
 
-    fields: tuple[Spellings, ...]
+    name: str
+    tool: str
+    fields: Mapping[str | Spellings, str]
     needs: tuple[str, ...] = ()
     needs_all: bool = False
     name_fills: str | None = None
+    check: Callable[[Any, dict[str, Any]], None] | None = None
     takes_references: bool = False
     keeps_to_driver: bool = False
     words: Mapping[str, Spellings] = field(default_factory=dict)
@@ -106,12 +113,23 @@ class ToolKind:
     commands: tuple[str, ...] = ()
     extra: str = ""
 
-    @property
+    @cached_property
+    def spellings(self) -> Mapping[str, Spellings]:
+        """The spellings of each field, by its canonical name, which is the first of them."""
+        every = ((key,) if isinstance(key, str) else key for key in self.fields)
+        return {names[0]: names for names in every}
+
+    @cached_property
+    def meanings(self) -> Mapping[str, str]:
+        """The meaning of each field, by its canonical name."""
+        return dict(zip(self.spellings, self.fields.values(), strict=True))
+
+    @cached_property
     def all_fields(self) -> set[str]:
         """Every spelling of its fields, and those without effect."""
-        return {*chain.from_iterable(self.fields), *self.without_effect}
+        return {*chain.from_iterable(self.spellings.values()), *self.without_effect}
 
-    @property
+    @cached_property
     def liftable(self) -> dict[str, set[str]]:
         """The words of a task that may stand below another key, by that key."""
         fields = self.all_fields
@@ -120,252 +138,75 @@ class ToolKind:
         words = {"spec": (fields | common) - SPEC_WORDS, "runtime": fields}
         return {key: words[key] for key in self.below} if fields else {}
 
-    @property
+    @cached_property
     def beside_step(self) -> set[str]:
         """Its fields in the oldest shape, where ``tool: http`` and the fields stand in the step itself."""
         own = {*self.all_fields, *AUTH} - {"step"}
         return own | {"name"} if self.name_fills is not None else own
 
 
+SCRIPT = "File or URL with the code: a path, or {uri, source: {type}}"
+"""The meaning of ``script``."""
 CHUNK_SIZE = ("chunk_size", "batch_size", "fetch_size")
 DATABASE_FILE = ("database", "db", "db_path", "database_path")
 CURSOR_KINDS = ("postgres", "mysql", "sqlite")
 """The kinds from which a cursor loop claims rows."""
 
-AS_WORDS = ("rows", "table", "arrow", "parquet")
-"""The forms in which SQL tools return rows."""
-
 TEXT_FORMATS = ("jsonl", "ndjson", "csv", "json")
 ROW_FORMATS = ("parquet", *TEXT_FORMATS)
-
-WAREHOUSES = ("snowflake", "bigquery")
-"""Kinds that are sources of transfers only."""
 
 ON_NEW_COLUMN = ("add", "ignore", "fail", "error")
 """What becomes of a column that a table lacks; ``error`` means ``fail``."""
 
-PLACE_KINDS: Mapping[str, str] = {
-    **{kind: kind for kind in ("postgres", "mysql", "sqlite", "duckdb", "object", "http", "result", *WAREHOUSES)},
-    "mariadb": "mysql",
-    **dict.fromkeys(("s3", "minio", "gcs", "gs", "file"), "object"),
-    "ref": "result",
-}
-"""Words for the kind of a transfer's source or target, and what they mean."""
-
-REQUEST_FIELDS = ("url", "method", "headers", "params", "timeout", "verify_ssl")
-PAGING_FIELDS = ("next", "param", "start", "step")
-PLACE_FIELDS = (
-    *("kind", "type", "auth", "credential", "query", "command", "sql", "table", "params", "database", "path"),
-    *("format", "request", "rows", "paging", "order_by", "ref", "mode", "key"),
-)
-"""Fields of a transfer's source and target; of http those of the request beside them, of files ``uri`` or ``url``."""
+TOOLS = "noetl_dagster.tools"
+"""The package with our tools, and the group of entry points by which other packages add theirs."""
 
 
-def likely_place(fields: Mapping[str, object]) -> str:
-    """Guesses the kind of a source or target that has none."""
-    if "ref" in fields:
-        return "result"
-    if "path" in fields or "uri" in fields:
-        return "object"
-    return "http" if "url" in fields else "postgres"
+class _ToolKinds(Mapping[str, ToolKind]):
+    """Finds the kinds of tools by name, and lists them in the order in which messages do.
+
+    The modules and sub-packages of ``noetl_dagster.tools`` list theirs as ``KINDS``. Other packages register entry
+    points of that group, named as the kind. Only these take time to find; they are not read for a kind of ours.
+    """
+
+    @cached_property
+    def _own(self) -> Mapping[str, ToolKind]:
+        names = [module.name for module in iter_modules(import_module(TOOLS).__path__)]
+        modules = [import_module(f"{TOOLS}.{name}") for name in names]
+        kinds = chain.from_iterable(getattr(module, "KINDS", ()) for module in modules)
+        return {kind.name: kind for kind in sorted(kinds, key=lambda kind: kind.name)}
+
+    @cached_property
+    def _others(self) -> EntryPoints:
+        from importlib.metadata import entry_points
+
+        return entry_points(group=TOOLS)
+
+    def __getitem__(self, name: str) -> ToolKind:
+        if name in self._own:
+            return self._own[name]
+        points = self._others.select(name=name)
+        if not points:
+            raise KeyError(name)
+        places = ", ".join(point.value for point in points)
+        if len(points) > 1:
+            raise NoetlError(f"tool kind {name!r} is ambiguous: {places}; uninstall one of the packages")
+        try:
+            kind = points[name].load()
+        except Exception as error:
+            raise NoetlError(f"tool kind {name!r}: {places} cannot be imported: {error}") from error
+        if not isinstance(kind, ToolKind) or kind.name != name:
+            raise NoetlError(f"tool kind {name!r}: {places} is not its ToolKind")
+        return kind
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self._own, sorted(self._others.names - self._own.keys()))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
-_ARTIFACT = ToolKind(
-    _fields(
-        "action uri step store compress content_type ttl scope format",
-        ("ref", "result_ref", "reference"),
-        ("value", "data", "payload", "content"),
-    ),
-    name_fills="name",
-    without_effect=("select", "as", "encoding"),
-    takes_references=True,
-    keeps_to_driver=True,  # what is stored in memory is in this process
-)
-_SHELL = ToolKind(
-    _fields("script code args interpreter env shell pipes", COMMAND_LINES, FOLDER, TIMEOUT),
-    needs=("cmds", "script", "code"),
-    commands=("cmds", "args", "env"),
-    without_effect=("capture_output", "stream_output", "check", "job", "namespace"),
-)
-_BUCKET = ToolKind(
-    _fields(
-        "bucket content_type metadata prefix format encoding",
-        ("operation", "action"),
-        ("uri", "url"),
-        ("key", "object", "keys", "blob", "object_name", "object_key"),
-        ("source", "src"),
-        ("destination", "dest", "target"),
-        ("file", "path", "local_path", "file_path", "filename"),
-        ("content", "data", "body", "value", "payload", "text"),
-        ("limit", "max_keys", "max_results"),
-    ),
-    words={
-        "operation": ("upload", "download", "list", "delete", "put", "get"),
-        "format": (*ROW_FORMATS, "text", "bytes", "base64"),
-        "encoding": ("base64", "utf-8", "text"),
-    },
-)
-
-
-def _sql_server(extra: str) -> ToolKind:
-    return ToolKind(
-        _fields("script as", CHUNK_SIZE, SQL_FIELD, PARAMS, TIMEOUT),
-        needs=("command", "script"),
-        words={"as": AS_WORDS},
-        without_effect=("pool", "db_schema", "fetch", "autocommit", "transaction"),
-        extra=extra,
-    )
-
-
-TOOL_KINDS: Mapping[str, ToolKind] = {
-    "artifact": _ARTIFACT,
-    "bigquery": _sql_server("bigquery"),
-    "container": ToolKind(
-        _fields(
-            "image command args env namespace script resources pipes volumes tolerations labels annotations",
-            ("volume_mounts", "volumeMounts"),
-            ("node_selector", "nodeSelector"),
-            ("env_from", "envFrom"),
-            ("working_dir", "workingDir", "workdir", "working_directory"),
-            ("image_pull_policy", "imagePullPolicy"),
-            ("image_pull_secrets", "imagePullSecrets"),
-            ("security_context", "securityContext"),
-            ("timeout", "timeoutSeconds", "activeDeadlineSeconds", *TIMEOUT[1:], "active_deadline_seconds"),
-            ("service_account", "serviceAccountName", "service_account_name", "serviceAccount"),
-        ),
-        needs=("image",),
-        name_fills="name",
-        below=("spec", "runtime"),
-        commands=("command", "args", "env"),
-        extra="k8s",
-        without_effect=(
-            *("provider", "cleanup", "backoffLimit", "backoff_limit", "files", "ttlSecondsAfterFinished"),
-            *("ttl_seconds", "ttl_seconds_after_finished", "remote"),
-        ),
-    ),
-    "duckdb": ToolKind(
-        _fields(
-            "script as",
-            CHUNK_SIZE,
-            SQL_FIELD,
-            DATABASE_FILE,
-            PARAMS,
-        ),
-        needs=("command", "script"),
-        words={"as": AS_WORDS},
-        without_effect=("read_only", "extensions"),
-        takes_references=True,
-        keeps_to_driver=True,
-    ),
-    "ducklake": ToolKind(
-        _fields(
-            "script as data_path catalog_name metadata_schema",
-            CHUNK_SIZE,
-            SQL_FIELD,
-            ("catalog", "catalog_connection"),
-            PARAMS,
-        ),
-        needs=("command", "script"),
-        words={"as": AS_WORDS},
-        without_effect=("create_catalog", "use_catalog"),
-        takes_references=True,
-        keeps_to_driver=True,
-        extra="ducklake",
-    ),
-    "gcs": replace(_BUCKET, extra="gcs"),
-    "http": ToolKind(
-        _fields(
-            "method headers format",
-            URL,
-            QUERY_PARAMS,
-            HTTP_BODY,
-            ("form", "form_data"),
-            ("verify_ssl", "verify", "ssl_verify"),
-            ("follow_redirects", "allow_redirects"),
-            TIMEOUT,
-        ),
-        needs=("url",),
-        words={"format": TEXT_FORMATS},
-        without_effect=("as", "stream", "response_type", "response_format"),
-    ),
-    "mysql": _sql_server("mysql"),
-    "nats": ToolKind(
-        _fields(
-            "operation bucket key subject headers prefix ack ttl stream start durable max_messages",
-            ("value", "data", "payload", "message"),
-            TIMEOUT,
-        ),
-        needs=("operation",),
-        name_fills="name",
-    ),
-    "noop": ToolKind(_fields("result"), takes_anything=True),
-    "playbook": ToolKind(
-        _fields("return_step version", ("path", "playbook", "playbook_path", "task"), TIMEOUT),
-        needs=("path",),
-        name_fills="path",
-        without_effect=("wait",),
-        keeps_to_driver=True,
-    ),
-    "postgres": ToolKind(
-        _fields("script as key", CHUNK_SIZE, SQL_FIELD, PARAMS, TIMEOUT),
-        needs=("command", "script"),
-        words={"as": AS_WORDS},
-        without_effect=("pool", "db_schema", "fetch", "autocommit", "transaction"),
-    ),
-    "python": ToolKind(
-        _fields("code script libs isolation memory", TIMEOUT), needs=("code", "script"), without_effect=("env",)
-    ),
-    "resolve": _ARTIFACT,
-    "result": _ARTIFACT,
-    "s3": _BUCKET,
-    "script": _SHELL,
-    "secrets": ToolKind(
-        _fields("provider key path", ("secret", "secret_name", "secret_id")),
-        name_fills="name",
-        words={"provider": tuple(chain.from_iterable(SECRET_PROVIDERS))},
-    ),
-    "shell": _SHELL,
-    "snowflake": _sql_server("snowflake"),
-    "spark": ToolKind(
-        _fields(
-            "code function script libs from format options params partition_by schemas collect max_rows tier",
-            ("command", "sql", "query"),
-        ),
-        without_effect=("source", "target", "conf", "path", "output_as", "mode"),
-        takes_references=True,
-        keeps_to_driver=True,
-    ),
-    "sqlite": ToolKind(
-        _fields("script as", CHUNK_SIZE, SQL_FIELD, DATABASE_FILE, PARAMS, TIMEOUT),
-        needs=("command", "script"),
-        words={"as": AS_WORDS},
-        without_effect=("read_only",),
-        keeps_to_driver=True,
-    ),
-    "transfer": ToolKind(
-        _fields(
-            "source target mode verify resumable",
-            ("on_drift", "on_new_column"),
-            ("chunk_size", "batch_size"),
-            ("key", "keys", "key_columns"),
-        ),
-        needs=("source", "target"),
-        needs_all=True,
-        without_effect=("schemas",),
-        words={
-            "mode": ("append", "replace", "upsert"),
-            "verify": ("rows", "checksum", "none"),
-            "on_drift": ON_NEW_COLUMN,
-            "resumable": ("true", "false", "auto"),
-        },
-        takes_references=True,
-        keeps_to_driver=True,
-    ),
-    "workbook": ToolKind(_fields("task"), needs=("task",), name_fills="task"),
-}
-"""By name, in the order in which messages list them. Which class runs a kind stands in ``tools/registry.py``."""
-
-SUPPORTED_KINDS = tuple(TOOL_KINDS)
+TOOL_KINDS: Mapping[str, ToolKind] = _ToolKinds()
 
 _OTHER_KINDS: Mapping[str, str] = {
     "agent": "an agent decides by itself what it calls, which no log can repeat; call the model's API with kind http, "
@@ -380,6 +221,6 @@ def unsupported_kind(kind: str) -> str:
     """Returns why a tool kind is not supported, and what to write instead."""
     if kind in _OTHER_KINDS:
         return f"tool kind {kind!r} is not supported: {_OTHER_KINDS[kind]}"
-    message = f"tool kind {kind!r} is not supported; supported: {', '.join(SUPPORTED_KINDS)}"
-    hint = did_you_mean(kind, SUPPORTED_KINDS)
+    message = f"tool kind {kind!r} is not supported; supported: {', '.join(TOOL_KINDS)}"
+    hint = did_you_mean(kind, tuple(TOOL_KINDS))
     return f"{message}; {hint}" if hint else message

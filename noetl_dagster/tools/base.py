@@ -170,9 +170,7 @@ class Toolbox:
 
 
 class Tool(Protocol):
-    """One tool kind."""
-
-    kind: str
+    """Runs the calls of a kind."""
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Runs the call.

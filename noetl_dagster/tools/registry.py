@@ -1,7 +1,4 @@
-"""The tool classes by kind, and tools that run nothing themselves: ``noop`` and ``playbook``.
-
-Modules load on first use, so a playbook loads only the tools that it names.
-"""
+"""Loads the tool of a kind on first use; the kinds that run nothing themselves: ``noop``, ``playbook`` and so on."""
 
 from __future__ import annotations
 
@@ -10,40 +7,34 @@ from importlib import import_module
 
 from noetl_dagster.errors import NoetlError, ToolError
 from noetl_dagster.extras import has_extra, needs_extra
-from noetl_dagster.playbook.tool_kinds import TOOL_KINDS, unsupported_kind
+from noetl_dagster.playbook.tool_kinds import TIMEOUT, TOOL_KINDS, ToolKind, unsupported_kind
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
-
-_TOOLS = {
-    "bigquery": ("sql.databases.tool", "DatabaseTool"),
-    "artifact": ("artifact", "ArtifactTool"),
-    "container": ("commands.container", "ContainerTool"),
-    "duckdb": ("sql.duckdb", "DuckdbTool"),
-    "ducklake": ("sql.duckdb", "DuckdbTool"),
-    "gcs": ("buckets.tool", "GcsTool"),
-    "http": ("http.tool", "HttpTool"),
-    "mysql": ("sql.databases.tool", "DatabaseTool"),
-    "nats": ("nats", "NatsTool"),
-    "noop": ("registry", "NoopTool"),
-    "playbook": ("registry", "PlaybookTool"),
-    "postgres": ("sql.postgres", "PostgresTool"),
-    "python": ("python.tool", "PythonTool"),
-    "resolve": ("artifact", "ArtifactTool"),
-    "result": ("artifact", "ArtifactTool"),
-    "s3": ("buckets.tool", "S3Tool"),
-    "script": ("commands.shell", "ShellTool"),
-    "secrets": ("secrets", "SecretsTool"),
-    "shell": ("commands.shell", "ShellTool"),
-    "snowflake": ("sql.databases.tool", "DatabaseTool"),
-    "spark": ("spark.tool", "SparkTool"),
-    "sqlite": ("sql.databases.tool", "DatabaseTool"),
-    "transfer": ("transfer.tool", "TransferTool"),
-}
 
 WORKBOOK = "workbook"
 """No tool of its own: the pipeline runs the named task of the playbook's ``workbook``."""
 
-KINDS = frozenset(_TOOLS) | {WORKBOOK}
-"""Every kind that a playbook may name."""
+KINDS = (
+    ToolKind(
+        "noop", "noetl_dagster.tools.registry:NoopTool", {"result": "The result of the task"}, takes_anything=True
+    ),
+    ToolKind(
+        "playbook",
+        "noetl_dagster.tools.registry:PlaybookTool",
+        {
+            ("path", "playbook", "playbook_path", "task"): (
+                "File, catalog path, or registered playbook (path@2, path@latest)"
+            ),
+            "version": "Registered version of the playbook",
+            "return_step": "Step of the child whose result is returned; default: its last result",
+            TIMEOUT: "Seconds after which the child is cancelled and the task fails",
+        },
+        needs=("path",),
+        name_fills="path",
+        without_effect=("wait",),
+        keeps_to_driver=True,
+    ),
+    ToolKind(WORKBOOK, "", {"task": "Name of the task in the playbook's workbook"}, needs=("task",), name_fills="task"),
+)
 
 
 @cache
@@ -57,15 +48,15 @@ def tool_for(kind: str) -> Tool:
     """
     if kind == WORKBOOK:
         raise NoetlError("tool kind 'workbook' stands for a task of the playbook's workbook; run that task")
-    try:
-        module_name, class_name = _TOOLS[kind]
-    except KeyError:
-        raise ToolError(unsupported_kind(kind), kind="schema") from None
-    extra = TOOL_KINDS[kind].extra
+    description = TOOL_KINDS.get(kind)
+    if description is None:
+        raise ToolError(unsupported_kind(kind), kind="schema")
+    extra = description.extra
     if extra and not has_extra(extra):
         raise ToolError(needs_extra(f"kind {kind}", extra), kind="policy")
+    module_name, _, class_name = description.tool.partition(":")
     try:
-        module = import_module(f"noetl_dagster.tools.{module_name}")
+        module = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != "pyspark":
             raise
@@ -84,8 +75,6 @@ class NoopTool(Tool):
     Output: the field ``result``, or an empty mapping.
     """
 
-    kind = "noop"
-
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Returns the field ``result``."""
         return ToolResult(data=call.config.get("result", {}))
@@ -96,8 +85,6 @@ class PlaybookTool(Tool):
 
     Input: ``path``, ``input`` (the child's workload), ``return_step``, ``timeout``. Output: its result.
     """
-
-    kind = "playbook"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Passes the call to the engine, which runs the child execution."""

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from noetl_dagster.errors import CredentialError, ToolError
-from noetl_dagster.playbook.tool_kinds import secret_provider
-from noetl_dagster.tools.access.credentials import HANDLE_PREFIX
-from noetl_dagster.tools.access.managers.asking import KEY, MANAGERS
+from noetl_dagster.playbook.tool_kinds import SECRET_PROVIDERS, ToolKind, secret_provider
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 
+KINDS = (
+    ToolKind(
+        "secrets",
+        "noetl_dagster.tools.secrets:SecretsTool",
+        {
+            "provider": "Store of the secret; default: env",
+            ("secret", "secret_name", "secret_id"): "Name of the secret",
+            "path": "Name of the secret, as a path",
+            "key": "Field of the secret",
+        },
+        name_fills="name",
+        words={"provider": tuple(chain.from_iterable(SECRET_PROVIDERS))},
+    ),
+)
 _NAMES = ("secret", "path", "name")
 
 
@@ -33,10 +47,11 @@ class SecretsTool(Tool):
     such as ``{type: header, header: X-API-Key, value: "{{ token.handle }}"}``. It is resolved for the call only.
     """
 
-    kind = "secrets"
-
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Resolves the secret, and returns its handle."""
+        from noetl_dagster.tools.access.credentials import HANDLE_PREFIX
+        from noetl_dagster.tools.access.managers.asking import KEY, MANAGERS
+
         asked = str(call.config.get("provider") or "env")
         provider = secret_provider(asked) or asked
         name = next((call.config[field] for field in _NAMES if call.config.get(field)), None)

@@ -10,9 +10,9 @@ import yaml
 from noetl_dagster.code_location.scaffold import new_playbook, new_step, with_step
 from noetl_dagster.errors import PlaybookError, ProblemKind
 from noetl_dagster.playbook.loader import parse_report
-from noetl_dagster.playbook.tool_kinds import SUPPORTED_KINDS
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
-TOOLS = [kind for kind in SUPPORTED_KINDS if kind != "workbook"]  # whose task a start cannot know
+TOOLS = [kind for kind in TOOL_KINDS if kind != "workbook"]  # whose task a start cannot know
 
 
 def test_a_playbook_has_no_mistakes() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
+import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import ToolCall
-from tests.pages.console import Reader
+from tests import forked
+from tests.pages.console import Reader, Shown, shown
 
 GUIDES = Path(__file__).parents[2] / "docs" / "how-to"
 
@@ -36,15 +34,20 @@ def test_a_guide_prints_what_it_shows(name: str, commands: int, reader: Reader) 
     assert reader.follow(GUIDES / f"{name}.md") == commands
 
 
-async def test_the_tool_of_the_guide() -> None:
-    [code] = re.findall(r"```python\n(.*?)```", (GUIDES / "write-a-tool.md").read_text(encoding="utf-8"), re.DOTALL)
-    names: dict[str, type] = {}
-    exec(code, names)  # the guide's own code
+def test_the_tool_of_the_guide(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = GUIDES / "write-a-tool.md"
+    [project] = (
+        tomllib.loads(part.text)
+        for part in shown(page.read_text("utf-8"))
+        if isinstance(part, Shown) and part.name == "pyproject.toml"
+    )
+    [(group, entries)] = project["project"]["entry-points"].items()
+    points = [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    installed = reader.folder / "acme_tools-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-tools\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("\n".join(points))
+    reader.environment["PYTHONPATH"] = str(reader.folder)
+    monkeypatch.setattr(forked, "MAINS", {})  # a forked program has the packages of the tests only
 
-    def call(**config: object) -> ToolCall:
-        return ToolCall(1, "start", SimpleNamespace(kind="greet"), config, {})  # type: ignore[arg-type]
-
-    tool = names["GreetTool"]()
-    assert (await tool.run(call(name="Ada", times=2), None)).data == ["Hello Ada", "Hello Ada"]
-    with pytest.raises(ToolError, match="greet in step start: 'name' is missing"):
-        await tool.run(call(), None)
+    assert reader.follow(page) == 2

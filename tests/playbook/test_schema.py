@@ -17,7 +17,6 @@ from noetl_dagster.playbook.dialects import loop, playbook, routing, step
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_playbook, parse_report
 from noetl_dagster.playbook.schema import language_schema
-from noetl_dagster.playbook.tool_fields import FIELD_MEANINGS
 from noetl_dagster.playbook.tool_kinds import API_VERSION, KIND, TOOL_KINDS
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
@@ -81,9 +80,3 @@ def test_what_a_tool_needs_may_stand_where_the_loader_takes_it(tool: dict[str, A
     assert jsonschema.Draft202012Validator(SCHEMA).is_valid(document) is is_complete
     problems = parse_report(json.dumps(document))[1]
     assert any(problem.kind is ProblemKind.MISSING_FIELD for problem in problems) is not is_complete
-
-
-def test_every_field_of_a_tool_is_described() -> None:
-    for name, kind in TOOL_KINDS.items():
-        assert sorted(FIELD_MEANINGS[name]) == sorted(names[0] for names in kind.fields)
-    assert FIELD_MEANINGS.keys() == TOOL_KINDS.keys()

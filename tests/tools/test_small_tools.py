@@ -14,22 +14,18 @@ from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.commands.jobs import job_manifest
-from noetl_dagster.tools.registry import KINDS, WORKBOOK, tool_for
+from noetl_dagster.tools.registry import WORKBOOK, tool_for
 from tests.conftest import PROJECT
 
 NOT_IN_TESTS = frozenset({"ducklake", "snowflake", "bigquery"})
 """Extras that need another version of DuckDB, or are large; see their own tests."""
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS - {WORKBOOK}))
+@pytest.mark.parametrize("kind", sorted(TOOL_KINDS.keys() - {WORKBOOK}))
 def test_every_kind_has_a_tool(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for extra in NOT_IN_TESTS:
         monkeypatch.setitem(extras.EXTRAS, extra, "duckdb")
     assert tool_for(kind) is tool_for(kind)
-
-
-def test_the_language_knows_the_same_kinds() -> None:
-    assert set(TOOL_KINDS) == KINDS
 
 
 def test_unknown_kinds_list_those_that_are() -> None:

@@ -63,7 +63,7 @@ async def _holds(runtime: Runtime, when: Compiled, scope: Scope) -> CheckVerdict
 
 
 async def _measured(runtime: Runtime, checks: Sequence[CheckSpec], envelope: Envelope, step: str) -> list[CheckVerdict]:
-    from noetl_dagster.tools.quality import answers
+    from noetl_dagster.tools.sql.quality import answers
 
     try:
         with tempfile.TemporaryDirectory(prefix="noetl-rows-") as folder:

@@ -200,7 +200,7 @@ def _check_comparisons(place: Place, key: str, text: str) -> Iterator[Problem]:
     """Finds ``error.kind`` compared with a tool, and ``event.name`` with an event that no arc ever sees."""
     for word in _compared(_KIND_TEST, text):
         # it holds, but a kind of error is what the next reader expects
-        if word in TOOL_KINDS and word not in ERROR_KINDS:
+        if word not in ERROR_KINDS and word in TOOL_KINDS:
             meaning = f"error.kind says what went wrong ({', '.join(ERROR_KINDS[:4])}, ...)"
             message = f"{key}: {meaning}, and {word!r} is a tool; write error.source == {word!r}"
             yield Problem(place, message, "warning", ProblemKind.TOOL_AS_ERROR_KIND)

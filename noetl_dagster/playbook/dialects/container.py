@@ -108,7 +108,7 @@ def check_container(block: Block) -> None:
     """Reports what is wrong with the fields of a container; what is a template is left to the cluster."""
     present = {
         names[0]: key
-        for names in TOOL_KINDS["container"].fields
+        for names in TOOL_KINDS["container"].spellings.values()
         for key in names
         if key in block and not is_open(block[key])
     }

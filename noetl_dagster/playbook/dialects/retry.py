@@ -9,7 +9,7 @@ from noetl_dagster.playbook.dialects.block import Block
 from noetl_dagster.playbook.fields import declarations
 from noetl_dagster.playbook.models import Backoff, Collect, RetryRule, Sink
 from noetl_dagster.playbook.templates.rendering import compile_value
-from noetl_dagster.playbook.tool_kinds import AUTH, ON_NEW_COLUMN, SUPPORTED_KINDS
+from noetl_dagster.playbook.tool_kinds import AUTH, ON_NEW_COLUMN, TOOL_KINDS
 from noetl_dagster.playbook.wording import described, is_template, suggestion
 
 _ON_ERROR = "error is defined"
@@ -94,7 +94,6 @@ def _flat_rule(block: Block) -> RetryRule | None:
 
 def _reasons(block: Block) -> list[str]:
     """Reads ``retry_on`` (statuses and kinds of errors, including names of tools) and ``retry_on_status``."""
-    known = (*ERROR_KINDS, *SUPPORTED_KINDS)
     kinds: list[str] = []
     numbers: list[Any] = []
     for entry in block.items("retry_on"):
@@ -103,8 +102,8 @@ def _reasons(block: Block) -> list[str]:
             continue
         word = str(entry).strip().lower()
         kinds.append(_ERROR_WORDS.get(word, word))
-        if kinds[-1] not in known:
-            hint = suggestion(kinds[-1], known, "kinds of errors")
+        if kinds[-1] not in ERROR_KINDS and kinds[-1] not in TOOL_KINDS:
+            hint = suggestion(kinds[-1], (*ERROR_KINDS, *TOOL_KINDS), "kinds of errors")
             block.error(f"retry_on: no error is of kind {kinds[-1]!r}; {hint}", "retry_on")
     statuses = []
     for status in (*numbers, *block.items("retry_on_status")):

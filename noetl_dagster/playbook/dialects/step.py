@@ -37,11 +37,6 @@ _REMEDIES = {
     "name": "a step is named by 'step'",
     "type": "the kind of a tool is written as tool: {kind: ...}",
 }
-_FIELDS_OF_TOOLS = {
-    "auth",
-    "kind",
-    *chain.from_iterable(chain(*(kind.fields for kind in TOOL_KINDS.values()))),
-} - {"metadata"}  # of an object; on a step a word for readers
 _COLUMN = re.compile(r"\w[\w-]*(\.\w[\w-]*)*")
 _EXAMPLE = 'state: {key: updated_at, initial: "1970-01-01T00:00:00Z"}'
 
@@ -159,7 +154,12 @@ def _with_settings_of_step(
 
 def _close(block: Block) -> None:
     """Reports what is left: most often fields of a tool that stand beside it."""
-    beside = [key for key in block.rest() if key in _FIELDS_OF_TOOLS]
+    rest = block.rest()
+    if not rest:
+        return
+    spellings = chain.from_iterable(kind.spellings.values() for kind in TOOL_KINDS.values())
+    fields = {"auth", "kind", *chain.from_iterable(spellings)} - {"metadata"}  # of an object; on a step for readers
+    beside = [key for key in rest if key in fields]
     where = "beside 'tool' instead of inside it" if "tool" in block else "in the step instead of in a tool"
     for key in beside:
         message = f"{key!r} stands {where}; indent it under 'tool', next to 'kind'"

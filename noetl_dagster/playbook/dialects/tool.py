@@ -8,29 +8,25 @@ from typing import Any
 
 from noetl_dagster.errors import Place, ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.dialects.literals import check_task
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
 from noetl_dagster.playbook.dialects.routing import read_set
 from noetl_dagster.playbook.dialects.spec import read_keeping, read_task_spec, read_timeout
 from noetl_dagster.playbook.models import Assertion, Input, Task
 from noetl_dagster.playbook.tool_kinds import (
     AUTH,
+    CHUNK_SIZE,
     DOCUMENTARY,
     INPUT,
-    SUPPORTED_KINDS,
     TIMEOUT,
     TOOL_KINDS,
     ToolKind,
     unsupported_kind,
 )
-from noetl_dagster.playbook.wording import described, suggestion
+from noetl_dagster.playbook.wording import described, is_open, suggestion
 
 Specs = tuple[dict[str, Any], ...]
 PREVIOUS = "previous"
-UNKNOWN = ToolKind(fields=())
-
-_CODE_KINDS = frozenset({"python", "script", "shell", "spark"})
-"""Tools whose scripts are code; those of others are commands."""
+UNKNOWN = ToolKind("", "", {})
 
 _KEYS = (
     *("name", "kind", "input", "set", "spec", "output", "output_select", "auth", "retry", "sink", "assert"),
@@ -51,9 +47,6 @@ _DATABASE_FIELDS = {
 
 _ENCODED_FIELDS = {"command_b64": "command", "commands_b64": "command", "code_b64": "code"}
 """Fields that hold another one in base64."""
-
-_HTTP_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE")
-_FORM = "application/x-www-form-urlencoded"
 
 
 def read_tasks(step: Block, outer: Specs) -> tuple[Task, ...]:
@@ -117,11 +110,11 @@ def read_task(block: Block, outer: Specs, *, name: str | None = None, default_na
         "asserts": block.nested(Assertion, "assert"),
     }
     block.drop(*DOCUMENTARY)
-    if not any(names[0] == TIMEOUT[0] for names in known.fields):
+    if TIMEOUT[0] not in known.spellings:
         timeout = read_timeout(block)
         spec = spec.model_copy(update={"timeout": timeout}) if spec.timeout is None else spec
     config = _config(block, kind, known)
-    _unfold_script(block, config, kind)
+    _unfold_script(block, config, known)
     for field in known.commands:
         block.document.add_commands(config.get(field))
     if own_name is not None and known.name_fills is not None:
@@ -131,9 +124,11 @@ def read_task(block: Block, outer: Specs, *, name: str | None = None, default_na
         wanted = " or ".join(map(repr, missing if known.needs_all else known.needs))
         block.missing(f"{kind} needs {wanted}")
     for field, words in known.words.items():
-        spellings = next(names for names in known.fields if names[0] == field)
-        block.check_word(block.present(*spellings) or field, words)
-    check_task(block, kind)
+        block.check_word(block.present(*known.spellings[field]) or field, words)
+    if CHUNK_SIZE[0] in known.spellings:
+        _check_size(block, known.spellings[CHUNK_SIZE[0]])
+    if known.check is not None:
+        known.check(block, config)
     return block.build(
         Task,
         name=named or default_name,
@@ -176,8 +171,8 @@ def _without(block: Block, key: str, movable: Set[str]) -> Block:
 def _kind(block: Block) -> str | None:
     kind = block.text("kind")
     if kind is None:
-        block.missing(f"a tool needs 'kind', one of {', '.join(SUPPORTED_KINDS)}")
-    elif kind not in SUPPORTED_KINDS:
+        block.missing(f"a tool needs 'kind', one of {', '.join(TOOL_KINDS)}")
+    elif kind not in TOOL_KINDS:
         message = f"{block.what}: {unsupported_kind(kind)}"
         block.document.report(block.place_of("kind"), message, kind=ProblemKind.UNSUPPORTED_KIND)
     return kind
@@ -206,7 +201,7 @@ def _config(block: Block, kind: str, known: ToolKind) -> dict[str, Any]:
     if known is UNKNOWN:
         return block.take_rest()
     config: dict[str, Any] = {}
-    for names in known.fields:
+    for names in known.spellings.values():
         if names[0] == "args" and not isinstance(block.values.get("args"), list):
             continue  # a mapping is the input
         value = block.take(*names)
@@ -217,21 +212,13 @@ def _config(block: Block, kind: str, known: ToolKind) -> dict[str, Any]:
         config[names[0]] = value
     _decode(block, known, config)
     _check_rest(block, kind, known)
-    if kind == "http":
-        method, headers = config.get("method"), config.get("headers")
-        if isinstance(method, str) and "{{" not in method and method.upper() not in _HTTP_METHODS:
-            block.error(f"method {method!r} is unknown; use one of {', '.join(_HTTP_METHODS)}", "method")
-        named = headers if isinstance(headers, dict) else {}
-        content = {name.lower(): str(value) for name, value in named.items()}.get("content-type", "")
-        if content.startswith(_FORM) and isinstance(config.get("json"), dict):
-            config["form"] = config.pop("json")
     return config
 
 
 def _decode(block: Block, known: ToolKind, config: dict[str, Any]) -> None:
     """Decodes code and SQL written as base64."""
     for word, name in _ENCODED_FIELDS.items():
-        text = block.text(word) if any(names[0] == name for names in known.fields) else None
+        text = block.text(word) if name in known.spellings else None
         if text is None:
             continue
         if name in config:
@@ -244,7 +231,7 @@ def _decode(block: Block, known: ToolKind, config: dict[str, Any]) -> None:
 
 
 def _check_rest(block: Block, kind: str, known: ToolKind) -> None:
-    names = (*(names[0] for names in known.fields), *_KEYS)
+    names = (*known.spellings, *_KEYS)
     for key in block.rest():
         if key in known.without_effect or known.takes_anything:
             message = f"{key!r} has no effect on a task of kind {kind}"
@@ -254,7 +241,7 @@ def _check_rest(block: Block, kind: str, known: ToolKind) -> None:
         block.report_key(key, f"{kind} has no field {key!r}; {remedy}", ProblemKind.UNKNOWN_FIELD)
 
 
-def _unfold_script(block: Block, config: dict[str, Any], kind: str) -> None:
+def _unfold_script(block: Block, config: dict[str, Any], known: ToolKind) -> None:
     """Replaces ``script: {source: {type: inline}, code}`` by the code or SQL itself."""
     script = config.get("script")
     source = script.get("source") if isinstance(script, dict) else None
@@ -266,7 +253,19 @@ def _unfold_script(block: Block, config: dict[str, Any], kind: str) -> None:
     if code is None:
         block.error("script of source type 'inline' needs 'code'", "script", kind=ProblemKind.MISSING_FIELD)
     else:
-        config.setdefault("code" if kind in _CODE_KINDS else "command", code)
+        config.setdefault("code" if "code" in known.spellings else "command", code)
+
+
+def _check_size(block: Block, names: tuple[str, ...]) -> None:
+    key = next((name for name in names if block.values.get(name) is not None), None)
+    if key is None or is_open(block[key]):
+        return
+    try:
+        if isinstance(block[key], bool) or int(block[key]) < 0:
+            raise ValueError
+    except (TypeError, ValueError):
+        message = f"{key} must be a number of rows, 1 or more, found {described(block[key])}"
+        block.error(f"{message}; leave it out for the usual size", key)
 
 
 def _check_names(step: Block, tasks: list[Task]) -> None:

@@ -23,7 +23,7 @@ from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult, as_result_re
 from noetl_dagster.tools.chunks.files import file_rows, value_of
 from noetl_dagster.tools.chunks.gather import Gathering
 from noetl_dagster.tools.chunks.writer import ChunkedResult, ChunkWriter
-from noetl_dagster.tools.paths import check_path
+from noetl_dagster.tools.files import check_path
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of, value_or_rows
 from noetl_dagster.tools.rows.files import row_writer
 from noetl_dagster.tools.rows.formats import FORMAT_BY_ENDING, RowFormat

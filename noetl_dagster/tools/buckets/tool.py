@@ -13,7 +13,7 @@ from noetl_dagster.tools.access.clients import bucket_name, google_account, goog
 from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
 from noetl_dagster.tools.buckets.operations import OpenBucket, Places, first_line
-from noetl_dagster.tools.paths import check_path
+from noetl_dagster.tools.files import check_path
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SCHEMES = {"s3": "s3", "minio": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -51,6 +51,7 @@ class BucketTool(Tool):
     Raises ``ToolError``. An object appears as a whole or not at all, and so does a local file.
     """
 
+    kind: ClassVar[str]
     scheme: ClassVar[str]
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:

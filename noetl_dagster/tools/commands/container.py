@@ -24,7 +24,7 @@ from noetl_dagster.tools.base import (
 from noetl_dagster.tools.commands import jobs
 from noetl_dagster.tools.commands.cluster import EXCERPT, ask_cluster, connect, delete_job, own_namespace
 from noetl_dagster.tools.commands.starting import StartWatch
-from noetl_dagster.tools.scripts import load_script
+from noetl_dagster.tools.files import load_script
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,6 @@ class ContainerTool(Tool):
     Raises ``ToolError``: without a configured Kubernetes client, for a job that cannot be made or does not start, and
     for an exit code other than 0.
     """
-
-    kind = "container"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Runs the job and returns its outcome."""

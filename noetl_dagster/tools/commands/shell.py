@@ -24,9 +24,8 @@ from noetl_dagster.tools.base import (
 )
 from noetl_dagster.tools.commands.confinement import confinement
 from noetl_dagster.tools.commands.processes import Finished, run_process
-from noetl_dagster.tools.paths import working_folder
+from noetl_dagster.tools.files import load_script, working_folder
 from noetl_dagster.tools.rows.jsonable import to_jsonable
-from noetl_dagster.tools.scripts import load_script
 
 SHELL = "/bin/sh"
 EXCERPT = 500
@@ -50,8 +49,6 @@ class ShellTool(Tool):
     Raises ``ToolError`` for an exit code other than 0 (``error.code``), and of kind ``timeout`` after the time
     limit, when the whole process group is killed.
     """
-
-    kind = "shell"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Runs the commands and returns their outcome."""

@@ -61,8 +61,6 @@ class HttpTool(Tool):
     are 408, 425, 429, 5xx, connection errors and time-outs; ``retry_after`` is the delay that the server requests.
     """
 
-    kind = "http"
-
     def __init__(self) -> None:
         self._latest = _CredentialFields()  # most calls use the credential of the call before
 
@@ -92,7 +90,7 @@ class HttpTool(Tool):
     async def _respond(self, call: ToolCall, box: Toolbox, access: _CredentialFields) -> ToolResult:
         config = call.config
         url = _absolute_url(config.get("url"), access, call)
-        takes_rows = call.task.kind == self.kind  # a transfer reads rows in its own way
+        takes_rows = call.task.kind == "http"  # a transfer reads rows in its own way
         started = time.perf_counter()
         try:
             format = _row_format(call) if takes_rows else None

@@ -24,6 +24,7 @@ from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, time_l
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.commands.confinement import confinement
+from noetl_dagster.tools.files import load_script
 from noetl_dagster.tools.python.code import (
     FAILURES,
     NO_POSITION,
@@ -42,7 +43,6 @@ from noetl_dagster.tools.python.code import (
 from noetl_dagster.tools.python.context import LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
-from noetl_dagster.tools.scripts import load_script
 
 _ENDS_IN_TOJSON = re.compile(r"\|\s*tojson\s*(\([^()]*\))?\s*-?\}\}\Z")
 
@@ -68,8 +68,6 @@ class PythonTool(Tool):
 
     Raises ``ToolError`` of kind ``python`` with ``py.exception_type`` and the line in the playbook.
     """
-
-    kind = "python"
 
     def __init__(self) -> None:
         self._threads = CodeThreads()

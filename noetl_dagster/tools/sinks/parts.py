@@ -10,7 +10,7 @@ from noetl_dagster.errors import CredentialError, ToolError, kind_of
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.tools.base import Toolbox
-from noetl_dagster.tools.paths import check_path
+from noetl_dagster.tools.files import check_path
 from noetl_dagster.tools.rows.batches import has_rows
 from noetl_dagster.tools.sinks.place import PartPlace, PartTarget, SinkKind, place_of
 

@@ -23,7 +23,7 @@ from noetl_dagster.spark.metrics import InputBytes
 from noetl_dagster.spark.sources.results import VALUE
 from noetl_dagster.spark.staging import Staging
 from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.paths import check_path, written_in
+from noetl_dagster.tools.files import check_path, written_in
 
 
 async def stored_inputs(call: ToolCall, box: Toolbox) -> dict[str, InputRows]:

@@ -41,6 +41,7 @@ from noetl_dagster.spark.metrics import (
 from noetl_dagster.spark.staging import Staging, staging_for
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.tools.base import Chunk, Tool, Toolbox, ToolCall, ToolResult, count_of
+from noetl_dagster.tools.files import load_script, script_file
 from noetl_dagster.tools.python.code import (
     CodeFailure,
     Printed,
@@ -53,7 +54,6 @@ from noetl_dagster.tools.python.context import LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
 from noetl_dagster.tools.python.tool import rendered_templates
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, is_table, to_jsonable
-from noetl_dagster.tools.scripts import load_script, script_file
 from noetl_dagster.tools.spark.inputs import inputs_of, split_spark_statements, stored_inputs
 
 MOST_COLLECTED_ROWS = 10_000
@@ -89,8 +89,6 @@ class SparkTool(Tool):
 
     Raises ``ToolError``, retryable when an executor, the JVM or the connection was lost.
     """
-
-    kind = "spark"
 
     def __init__(self) -> None:
         self._threads = CodeThreads(THREADS)

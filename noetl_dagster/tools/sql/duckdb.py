@@ -17,7 +17,7 @@ from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_of
 from noetl_dagster.tools.chunks.writer import ChunkWriter
-from noetl_dagster.tools.paths import check_path
+from noetl_dagster.tools.files import check_path
 from noetl_dagster.tools.rows.jsonable import NotJsonableError
 from noetl_dagster.tools.sql.ducklake import lake_of
 from noetl_dagster.tools.sql.fetching import FetchedRows, interruptible, result_of_cursor
@@ -53,8 +53,6 @@ class DuckdbTool(Tool):
 
     Raises ``ToolError``, retryable when another process holds the database file.
     """
-
-    kind = "duckdb"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Runs the call's statements."""

@@ -21,7 +21,7 @@ from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.tools.access.clients import postgres_arguments
 from noetl_dagster.tools.access.credential_types import Credential, CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.paths import check_path, written_in
+from noetl_dagster.tools.files import check_path, written_in
 from noetl_dagster.tools.sql.tables import quoted
 
 DEFAULT_NAME = "lake"

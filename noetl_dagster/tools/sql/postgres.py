@@ -75,8 +75,6 @@ class PostgresTool(Tool):
     CALL, ...) or controls transactions itself. Errors carry ``pg.sqlstate``.
     """
 
-    kind = "postgres"
-
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Runs the call's statements."""
         statements = await prepare_statements(call, box)

@@ -13,8 +13,8 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.codec import JsonLines
 from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.files import load_script
 from noetl_dagster.tools.rows.values import column_converter, parameter
-from noetl_dagster.tools.scripts import load_script
 from noetl_dagster.tools.sql.statements import (
     BoundStatement,
     bind,

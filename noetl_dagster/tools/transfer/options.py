@@ -17,17 +17,17 @@ from pydantic_core import ErrorDetails
 
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
-from noetl_dagster.playbook.tool_kinds import PLACE_KINDS, REQUEST_FIELDS, likely_place
 from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import open_bucket
 from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Toolbox, ToolCall, count_of
-from noetl_dagster.tools.paths import check_path, written_in
+from noetl_dagster.tools.files import check_path, written_in
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.sql.drift import OnDrift
 from noetl_dagster.tools.sql.statements import BoundStatement, bind, without_percent
 from noetl_dagster.tools.sql.tables import WriteMode, write_mode
+from noetl_dagster.tools.transfer import PLACE_KINDS, REQUEST_FIELDS, likely_place
 
 DEFAULT_CHUNK = 10_000
 DEFAULT_PART = 500_000

@@ -45,8 +45,6 @@ class TransferTool(Tool):
     Raises ``ToolError``; a table is then unchanged.
     """
 
-    kind = "transfer"
-
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Copies the rows."""
         source = read_end(call.config.get("source"), "source", call, box.settings)

@@ -10,7 +10,7 @@ from typing import Any, cast
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_of, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
-from noetl_dagster.tools.paths import check_path, written_in
+from noetl_dagster.tools.files import check_path, written_in
 from noetl_dagster.tools.rows.jsonable import NotJsonableError
 from noetl_dagster.tools.sql.databases.base import Database, DatabaseSession, open_session
 from noetl_dagster.tools.sql.databases.binding import bind, needs_own_transaction, only_reads
@@ -33,8 +33,6 @@ class DatabaseTool(Tool):
     All statements run in one transaction, unless one controls transactions itself, or cannot run in one. In
     BigQuery each statement is committed by itself.
     """
-
-    kind = "database"
 
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Runs the call's statements."""

@@ -50,8 +50,6 @@ class ArtifactTool(Tool):
     Raises ``ToolError``, with code ``REFERENCE_NOT_AVAILABLE`` when there is no such value.
     """
 
-    kind = "artifact"
-
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Stores or finds the value."""
         default = ArtifactAction.PUT if "value" in call.config else ArtifactAction.GET

@@ -72,8 +72,6 @@ class NatsTool(Tool):
     Raises ``ToolError`` of kind ``nats``, retryable for connections and time-outs.
     """
 
-    kind = "nats"
-
     async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
         """Runs the operation."""
         given = call.config.get("operation")

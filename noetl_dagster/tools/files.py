@@ -1,21 +1,25 @@
-"""``script: {uri, source: {type}}``: code outside of the playbook, for python, SQL and shell tasks."""
+"""The files that playbooks name: paths stay in the folders that they may use, and scripts are read from anywhere.
+
+Data never leads out of the folder that its playbook wrote. A script is ``script: {uri, source: {type}}``: code outside
+of the playbook, for python, SQL and shell tasks.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
-from pathlib import Path
+from os.path import realpath
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-import obstore
-
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of, kind_of_status
-from noetl_dagster.tools.access.clients import open_bucket
-from noetl_dagster.tools.access.credential_types import CredentialType
+from noetl_dagster.settings import Settings
 from noetl_dagster.tools.base import Toolbox, ToolCall
-from noetl_dagster.tools.paths import is_permitted, own_folders
 
+_TEMPLATE = re.compile(r"\{\{|\{%|\{#")
+_SETTING = "NOETL_FILE_FOLDERS"
 HTTP_SECONDS = 30.0
 _SCHEMES = {
     "": "file",
@@ -28,6 +32,77 @@ _SCHEMES = {
 }
 
 
+def own_folders(folder: str, settings: Settings) -> tuple[Path, ...]:
+    """Returns the folders in which relative scripts are looked for: the playbook's, that of playbooks, the working one.
+
+    ``folder`` is the playbook's. That of a registered playbook may not exist on this machine.
+    """
+    return tuple(dict.fromkeys(one.resolve() for one in (Path(folder), settings.playbooks_path, Path.cwd())))
+
+
+def working_folder(folder: str, settings: Settings) -> Path:
+    """Returns the first of a playbook's own folders that exists, in which its commands run."""
+    return next(one for one in (Path(folder), settings.playbooks_path, Path.cwd()) if one.is_dir())
+
+
+def is_permitted(path: Path, settings: Settings) -> bool:
+    """Returns whether a path without links is below a folder of ``NOETL_FILE_FOLDERS``."""
+    return any(path.is_relative_to(one.resolve()) for one in settings.file_folders)
+
+
+def check_path(rendered: Any, written: Any, folder: str, settings: Settings, what: str, *, key: bool = False) -> None:
+    """Refuses a path that a template leads out of its folder, by ``..``, a link, or an absolute path.
+
+    The folder is what the playbook writes before the first template: ``/data/out`` of ``/data/out/{{ name }}.csv``,
+    else the playbook's. A path that begins with a template may be absolute below ``NOETL_FILE_FOLDERS``. A path without
+    templates is the author's own, and is not checked.
+
+    Args:
+        rendered: the path or URI with its templates rendered.
+        written: the same in the playbook; None if it is unknown, since a larger template made it.
+        folder: of the playbook.
+        what: the field, for errors.
+        key: a path without a scheme is the key of an object.
+
+    Raises:
+        ToolError: of kind ``schema``, with the path, its folder and the remedy.
+    """
+    if not isinstance(rendered, str) or rendered == written or not rendered:
+        return
+    text, parts = str(written or ""), urlsplit(rendered)
+    found = _TEMPLATE.search(text)
+    before = text[: found.start()] if found else ""
+    if not rendered.startswith(before):  # another value than that of the template
+        before = ""
+    if parts.scheme not in ("", "file") or (key and not parts.scheme):
+        if ".." in PurePosixPath(parts.path).parts:
+            raise _leaves(what, rendered, "its key has '..'")
+        return
+    path, start = realpath(Path(folder, parts.path)), before.removeprefix("file://").rpartition("/")[0]
+    if not start and parts.path.startswith("/"):
+        if not is_permitted(Path(path), settings):
+            raise ToolError(
+                f"{what}: {rendered!r} is an absolute path that a template made; write its folder before the template, "
+                f"or add the folder to {_SETTING}",
+                kind="schema",
+            )
+        return
+    root = realpath(Path(folder, start))
+    if path != root and not path.startswith(root.rstrip("/") + "/"):
+        raise _leaves(what, rendered, f"it is not below {root}")
+
+
+def _leaves(what: str, path: str, why: str) -> ToolError:
+    remedy = "write {{ value | path_part }} to use a value as one name"
+    return ToolError(f"{what}: {path!r} leaves its folder: {why}; {remedy}", kind="schema")
+
+
+def written_in(fields: Any, *names: str) -> Any:
+    """Returns a field as the playbook writes it, in one of its spellings; None if it is not written as such."""
+    found = (fields[name] for name in names if fields.get(name)) if isinstance(fields, Mapping) else ()
+    return next(iter(found), None)
+
+
 async def load_script(call: ToolCall, box: Toolbox) -> str | None:
     """Returns the text of the call's ``script``, a mapping ``{uri, source: {type: file|http|gcs|s3, auth}}`` or a URI.
 
@@ -36,6 +111,11 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
     script = call.config.get("script")
     if script is None:
         return None
+    import obstore
+
+    from noetl_dagster.tools.access.clients import open_bucket
+    from noetl_dagster.tools.access.credential_types import CredentialType
+
     uri, source = _address(script)
     kind = str(source.get("type") or _SCHEMES.get(urlsplit(uri).scheme, ""))
     where, most = f"script {uri!r} of step {call.step}", box.settings.http_body_bytes
