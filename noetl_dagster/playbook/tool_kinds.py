@@ -82,7 +82,7 @@ class ToolKind:
         tool: module and name of its class, ``package.module:Class``. The class loads when a task of the kind runs, so
             that ``check`` needs none of the libraries of a tool.
         fields: a field, or its spellings with the canonical one first -> its meaning.
-        needs: canonical names of fields of which one must be there; all of them with ``needs_all``.
+        needs: canonical names of required fields; one of them is enough, except with ``needs_all``.
         name_fills: the field that the task's ``name`` fills too, where that may name what the task works on.
         check: reports what is wrong with a task; takes its ``Block``, and its fields under canonical names, unrendered.
         keeps_to_driver: it runs in the process that drives the execution, never in a helper beside it: it holds
