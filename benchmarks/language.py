@@ -18,7 +18,7 @@ from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 
-SIZES = (250, 1000, 4000)
+SIZES = (250, 1000, 2500)
 TEMPLATES = (
     "{{ user.id }}",
     "{{ fetch.data.paging.page }}",

@@ -143,10 +143,6 @@ class Settings(BaseSettings):
     check_bytes: int = Field(
         1024**3, ge=128 * 1024**2, description="Maximum memory of a process that checks playbooks for the HTTP API"
     )
-    template_bytes: int = Field(
-        128 * 1024**2, ge=1024**2, description="Maximum size of the values that one template builds"
-    )
-    template_seconds: float = Field(10.0, gt=0, description="Maximum time for rendering one template")
     log_level: Annotated[str, LogLevel] = Field("WARNING", description="Level of the noetl_dagster loggers")
     log_format: LogFormat = Field(LogFormat.TEXT, description="text, or json: one JSON object per line")
 

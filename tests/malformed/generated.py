@@ -105,8 +105,7 @@ def template(dice: random.Random) -> str:
             return f"{{% for x in {value} %}}{{{{ {expression(dice)} }}}}{{% endfor %}}"
         case 1:
             return (
-                f"{{% set a = {value} %}}"
-                + f"{{% set a = {dice.choice(('[a, a]', 'a + a', 'a ~ a', 'a * 3'))} %}}" * 30
+                f"{{% set a = {value} %}}" + f"{{% set a = {dice.choice(('[a, a]', 'a + a', 'a ~ a', 'a * 3'))} %}}" * 3
             )
         case 2:
             return f"{{% macro m(a) %}}{{{{ m({value}) }}}}{{% endmacro %}}{{{{ m(1) }}}}"

@@ -7,24 +7,21 @@ import datetime as dt
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from decimal import Decimal
 from functools import wraps
-from types import BuiltinMethodType
 from typing import Any
 from uuid import UUID
 
 import orjson
-from jinja2 import TemplateSyntaxError, Undefined, nodes, pass_context, pass_environment
+from jinja2 import TemplateSyntaxError, Undefined, nodes, pass_environment
 from jinja2.filters import do_first, make_attrgetter, sync_do_sum
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import _PassArg, missing
+from jinja2.utils import missing
 
 from noetl_dagster.errors import TemplateError
-from noetl_dagster.playbook.templates import bounds
-from noetl_dagster.playbook.templates.compiling import BoundedCodeGenerator, BoundedParser, TooComplexError
 from noetl_dagster.playbook.templates.views import DataView, View, plain, unwrapped
 from noetl_dagster.playbook.wording import described, did_you_mean, listed
 
@@ -187,7 +184,7 @@ class UnknownName(Undefined):
         return f"{message}; {near}" if near else message
 
 
-class ScopeContext(bounds.Budget, Context):
+class ScopeContext(Context):
     """Resolves names straight from a scope, so that no scope is ever copied to render a template."""
 
     def __init__(self, environment: PlaybookEnvironment, scope: Mapping[str, Any]) -> None:
@@ -210,26 +207,61 @@ class ScopeContext(bounds.Budget, Context):
             return self.environment.globals.get(key, missing)
 
 
+class TooComplexError(TemplateSyntaxError):
+    """A template exceeds a limit; it may be well-formed."""
+
+
+DEEPEST_TREE = 100
+"""Levels of a tree, to which each operator and attribute of a chain adds one. Jinja's compiler recurses."""
+
+MOST_BITS = 14_000
+"""The largest integers; Python refuses to write those above 4,300 digits."""
+
+MOST_REPEATED = 10_000_000
+"""The longest text or list that ``*`` or the width of a format may give."""
+
+_WIDE = re.compile(r"%(?:\([^)]*\))?[^%a-zA-Z]*(?:\d{6}|\*)")
+
+
 class PlaybookEnvironment(ImmutableSandboxedEnvironment):
     """Keys win over methods (``row.items`` is the column ``items``), and only harmless methods remain.
 
-    Nothing is computed while a template is compiled: Jinja's optimizer would do so without bounds.
+    A few characters of ``*``, ``**`` and ``%`` can make values that exceed all memory: these operators have limits.
     """
 
-    code_generator_class = BoundedCodeGenerator
-    plus, joined, times = staticmethod(bounds.plus), staticmethod(bounds.joined), staticmethod(bounds.times)
-    remainder, power = staticmethod(bounds.remainder), staticmethod(bounds.power)
+    intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(undefined=UnknownName, extensions=["jinja2.ext.do"], optimized=False)
         del self.globals["lipsum"]
         self.evaluation = EvalContext(self)
-        tests: Mapping[str, Any] = self.tests
         filters: Mapping[str, Any] = {**self.filters, **FILTERS}
+        tests: Mapping[str, Any] = self.tests
         self.filters |= {
-            name: function if name in _LAZY_FILTERS else _bounded(name, function) for name, function in filters.items()
+            name: function if name in _LAZY_FILTERS else _of_values(function) for name, function in filters.items()
         }
         self.tests |= {name: _of_values(tests[name]) for name in _TESTS_OF_TYPES}
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Computes ``*``, ``**`` or ``%``; raises TemplateError for what would give too large a value."""
+        left, right = unwrapped(left), unwrapped(right)
+        match operator, left, right:
+            case "%", int() | float(), _:
+                pass
+            case "%", str() | bytes(), _:
+                if _WIDE.search(left if isinstance(left, str) else left.decode("latin-1")):
+                    raise TemplateError("'%' with a width from another value, or above 99,999; pad in a python step")
+            case _, int(), int():
+                bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+                if bits > MOST_BITS:
+                    raise TemplateError(
+                        f"'{operator}' gives an integer of more than {MOST_BITS:,} bits; compute with floats"
+                    )
+            case ("*", Sized(), int()) | ("*", int(), Sized()):
+                items, times = (left, right) if isinstance(right, int) else (right, left)
+                if len(items) * times > MOST_REPEATED:
+                    raise TemplateError(f"'*' gives more than {MOST_REPEATED:,} items; compute this in a python step")
+        return super().call_binop(context, operator, left, right)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Looks up a key, which wins over a method of the same name."""
@@ -245,33 +277,11 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
             return self._from_mapping(obj, argument)
         return super().getitem(obj, argument)
 
-    def call(self, context: ScopeContext, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Finds a method of the text or list behind a result when it is called: uncalled, its name is a key."""
         if isinstance(obj, UnknownName) and isinstance(obj._undefined_obj, View):
             obj = super().getattr(unwrapped(obj._undefined_obj), str(obj._undefined_name))
-        if obj.__class__ is BuiltinMethodType and obj.__name__ in bounds.METHOD_SIZES:
-            bounds.check_method(context, obj, args, kwargs)
-        elif getattr(obj, "__name__", "") == "fromkeys":
-            context.share()
-        result = super().call(context, obj, *args, **kwargs)
-        kind = result.__class__
-        if kind is int or (kind is str and len(result) <= bounds.SMALL):
-            return result
-        return context.paid(result)
-
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Returns a bounded ``format`` for that of a text."""
-        formatted = super().wrap_str_format(value)
-        if formatted is None:
-            return None
-
-        @pass_context
-        def bounded(context: ScopeContext, /, *args: Any, **kwargs: Any) -> str:
-            named = args[0] if value.__name__ == "format_map" and args else kwargs
-            bounds.check_format(context, value.__self__, args, named if isinstance(named, Mapping) else {})
-            return formatted(*args, **kwargs)
-
-        return bounded
+        return super().call(context, obj, *args, **kwargs)
 
     def _from_mapping(self, obj: Any, key: Any) -> Any:
         try:
@@ -283,11 +293,17 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         try:
-            return BoundedParser(self, source, name, filename).parse()
+            tree = super()._parse(source, name, filename)
         except RecursionError:
             raise TooComplexError("nested too deep; compute parts in steps of their own", 1) from None
         except (ValueError, OverflowError) as error:  # a number of thousands of digits
             raise TooComplexError(str(error), 1) from None
+        level: list[nodes.Node] = [tree]
+        for _ in range(DEEPEST_TREE):
+            level = [child for node in level for child in node.iter_child_nodes()]
+        if level:
+            raise TooComplexError(f"nested deeper than {DEEPEST_TREE} levels; compute parts in steps of their own", 1)
+        return tree
 
     def function(self, template: nodes.Template) -> Callable[[ScopeContext], Any]:
         """Compiles a parsed template to the generator function behind it."""
@@ -298,45 +314,8 @@ class PlaybookEnvironment(ImmutableSandboxedEnvironment):
         return self.template_class.from_code(self, code, self.globals).root_render_func
 
 
-def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a filter: it gets the values behind views, and is charged for what it reads and builds."""
-    passed = _PassArg.from_obj(function)
-    estimate = bounds.FILTER_SIZES.get(name)
-    may_share = name in bounds.SHARING
-
-    @pass_context
-    @wraps(function)
-    def bounded(context: ScopeContext, value: Any, /, *arguments: Any, **named: Any) -> Any:
-        if isinstance(value, View):
-            value = value._value()
-        if arguments:
-            arguments = tuple(map(unwrapped, arguments))
-        if may_share and bounds.shares(arguments, named):
-            context.share()
-        context.read(value)
-        kind = value.__class__
-        if kind is not str and kind is not int and kind is not float:
-            size = len(value) if kind in bounds.CONTAINERS else bounds.length(value)
-            if size > bounds.FEW:
-                context.charge(8 * size)
-        if estimate is not None:
-            bounds.check(context, estimate, (value, *arguments), named)
-        if passed is None:
-            result = function(value, *arguments, **named)
-        elif passed is _PassArg.environment:
-            result = function(context.environment, value, *arguments, **named)
-        elif passed is _PassArg.eval_context:
-            result = function(context.eval_ctx, value, *arguments, **named)
-        else:
-            result = function(context, value, *arguments, **named)
-        kind = result.__class__
-        return result if kind is int or (kind is str and len(result) <= bounds.SMALL) else context.paid(result)
-
-    return bounded
-
-
 def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a test of Jinja that checks types: it gets the values behind views."""
+    """Wraps a filter or test of Jinja: it gets the values behind views."""
 
     @wraps(function)
     def of_values(*arguments: Any, **named: Any) -> Any:
@@ -345,17 +324,11 @@ def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
     return of_values
 
 
-@pass_context
-def to_json(context: ScopeContext, value: Any, indent: int | None = None) -> str:
+def to_json(value: Any, indent: int | None = None) -> str:
     """Formats plain JSON; it is not escaped for HTML, since no playbook writes pages with it."""
     if indent is not None and not -1 < indent <= 100:
         raise TemplateError(f"tojson: indent must be from 0 to 100, found {indent!r:.20}")
-    if value.__class__ is str:
-        context.reserve(len(value))
-    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_to_json_value)
-    if len(text) > bounds.SMALL:
-        context.charge(len(text))
-    return text
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=_to_json_value)
 
 
 def _to_json_value(value: Any) -> Any:
@@ -375,17 +348,16 @@ def first(environment: PlaybookEnvironment, value: Any) -> Any:
     return do_first(environment, unwrapped(value))
 
 
-@pass_context
-def summed(context: ScopeContext, value: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
+@pass_environment
+def summed(environment: PlaybookEnvironment, value: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
     """Adds numbers, or joins lists in linear time."""
     if not isinstance(start, list | tuple):
-        return sync_do_sum(context.environment, value, attribute, start)
+        return sync_do_sum(environment, value, attribute, start)
     joined = list(start)
-    for item in value if attribute is None else map(make_attrgetter(context.environment, attribute), value):
+    for item in value if attribute is None else map(make_attrgetter(environment, attribute), value):
         part = unwrapped(item)
         if part.__class__ is not start.__class__:
             return start + part  # Python's own error
-        context.charge(8 * len(part))
         joined += part
     return start.__class__(joined)
 

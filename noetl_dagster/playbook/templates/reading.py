@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from jinja2 import TemplateSyntaxError, nodes
 
-from noetl_dagster.playbook.templates.compiling import TooComplexError
-from noetl_dagster.playbook.templates.environment import PlaybookEnvironment
+from noetl_dagster.playbook.templates.environment import PlaybookEnvironment, TooComplexError
 
 ENVIRONMENT = PlaybookEnvironment()
 

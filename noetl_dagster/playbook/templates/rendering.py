@@ -8,16 +8,15 @@ iterations of a loop pay once.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, nodes
+from jinja2.meta import find_undeclared_variables
 
 from noetl_dagster.errors import NoetlError, TemplateError, UndefinedNameError
-from noetl_dagster.playbook.templates.compiling import TooComplexError, undeclared_names
-from noetl_dagster.playbook.templates.direct import Evaluate, direct, path
-from noetl_dagster.playbook.templates.environment import ScopeContext, UnknownName
+from noetl_dagster.playbook.templates.environment import ScopeContext, TooComplexError, UnknownName
 from noetl_dagster.playbook.templates.reading import ENVIRONMENT, Foreign, read, whole_expression
 from noetl_dagster.playbook.templates.views import (
     LEAVES,
@@ -33,6 +32,7 @@ from noetl_dagster.playbook.wording import did_you_mean, listed
 if TYPE_CHECKING:
     from noetl_dagster.result_ref import ResultRef
 
+Evaluate = Callable[[Mapping[str, Any]], Any]
 Fetch = Callable[["ResultRef"], Awaitable[Any]]
 T = TypeVar("T")
 
@@ -42,8 +42,6 @@ _PATH = re.compile(r"\s*\{\{\s*([A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)*\s*\}\}\s*\Z", r
 _WORDS = frozenset({"true", "false", "none", "not", "and", "or", "in", "is", "if", "else"})
 _RESULT = "__result__"
 _SHOWN_NAMES = 30
-_FEW = 64
-"""Parts of a text that need no bound together."""
 _NO_NAMES: frozenset[str] = frozenset()
 BRACES_REMEDY = "write {% raw %} and {% endraw %} around what another program reads"
 
@@ -166,8 +164,6 @@ class _Expression(_Template):
     def _of_tree(self, tree: nodes.Template) -> Evaluate:
         expression = whole_expression(tree)
         assert expression is not None
-        if (function := direct(expression)) is not None:
-            return function
         # {% set __result__ = expression %}: the value is read from the context, never made text
         assign = nodes.Template([nodes.Assign(nodes.Name(_RESULT, "store"), expression, lineno=1)], lineno=1)
         assign.set_environment(ENVIRONMENT)
@@ -224,13 +220,7 @@ class _Text(_Template):
     def _of_tree(self, tree: nodes.Template) -> Evaluate:
         generated = ENVIRONMENT.function(tree)
 
-        def evaluate(scope: Mapping[str, Any]) -> str:
-            parts = list(generated(context := ScopeContext(ENVIRONMENT, scope)))
-            if len(parts) > _FEW:
-                context.charge(sum(map(len, parts)))
-            return "".join(parts)
-
-        return evaluate
+        return lambda scope: "".join(generated(ScopeContext(ENVIRONMENT, scope)))
 
 
 class _List(Compiled):
@@ -295,7 +285,7 @@ def _compile_text(source: str, command: bool) -> Compiled:
     if found_path is not None and found_path[1].lower() not in _WORDS:  # most templates: nothing to parse before use
         names = frozenset((found_path[1],)) - ENVIRONMENT.globals.keys()
         root, *keys = source.strip().strip("{}").strip().split(".")
-        return _Expression(source, names, source, may_build=False, function=path(root, keys))
+        return _Expression(source, names, source, may_build=False, function=_path(root, keys))
     try:
         found, tree = read(source, command=command)
         names = _names(tree) - ENVIRONMENT.globals.keys()
@@ -307,6 +297,22 @@ def _compile_text(source: str, command: bool) -> Compiled:
     if expression is None:
         return _Text(source, names, found.text, found.foreign)
     return _Expression(source, names, found.text, may_build=not _is_path(expression))
+
+
+def _path(root: str, keys: Sequence[str]) -> Evaluate:
+    """Returns the function that evaluates ``root.key.key`` without generated code: most templates are such paths."""
+    globals_, undefined, attribute = ENVIRONMENT.globals, ENVIRONMENT.undefined, ENVIRONMENT.getattr
+
+    def evaluate(scope: Mapping[str, Any]) -> Any:
+        try:
+            value = scope[root]
+        except KeyError:
+            value = globals_[root] if root in globals_ else undefined(name=root)
+        for key in keys:
+            value = value[key] if value.__class__ is dict and key in value else attribute(value, key)
+        return value
+
+    return evaluate
 
 
 def _names(tree: nodes.Template) -> frozenset[str]:
@@ -331,7 +337,7 @@ def _names(tree: nodes.Template) -> frozenset[str]:
             elif isinstance(value, list):
                 waiting.extend(item for item in value if isinstance(item, nodes.Node))
     # names bound inside need Jinja's own, slower analysis of what is visible where
-    return frozenset(undeclared_names(tree) if binds else names)
+    return frozenset(find_undeclared_variables(tree) if binds else names)
 
 
 def _holds_views(value: Any) -> bool:

@@ -110,8 +110,8 @@ def test_a_wrong_template_in_a_command_is_an_error(text: str, reason: str) -> No
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{{ json . }}{{ " + "(" * 40 + "1" + ")" * 40 + " }}", "nested deeper than 32 levels"),
-        ("{{ json . }}{{ a" + ".b" * 200 + " }}", "a chain of more than 100"),
+        ("{{ json . }}{{ " + "[" * 101 + "]" * 101 + " }}", "nested too deep"),
+        ("{{ json . }}{{ a" + ".b" * 200 + " }}", "nested deeper than 100 levels"),
         ("{{ json . }}\n" * 201, "line 201 of the text: more than 200 parts are no templates"),
     ],
 )
