@@ -39,7 +39,6 @@ from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.nats import check_stream, connect
 from noetl_dagster.extras import needs_extra
 from noetl_dagster.playbook.catalog import find_playbooks
-from noetl_dagster.process.tracing.exporter import try_collector
 from noetl_dagster.settings import EventTransport, Settings, StoreTier
 from noetl_dagster.storage.tiers import configured, probe
 from noetl_dagster.tools.commands.confinement import confinement
@@ -134,6 +133,8 @@ async def _traces(settings: Settings) -> CheckResult:
         return not_set("NOETL_TRACING_ENDPOINT")
     where = f"collector at {place_of(settings.tracing_endpoint)}"
     try:
+        from noetl_dagster.process.tracing.otlp import try_collector
+
         answer = await in_background(partial(try_collector, settings.tracing_endpoint, CONNECT_SECONDS))
     except ImportError:
         return wrong("OpenTelemetry is missing", needs_extra("tracing", "tracing"))

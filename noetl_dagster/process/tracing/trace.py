@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from noetl_dagster.extras import needs_extra
 from noetl_dagster.process import log_context
-from noetl_dagster.process.tracing.exporter import Exporter, exporter_of
 from noetl_dagster.process.tracing.spans import (
     TRACEPARENT,
     Span,
@@ -17,6 +22,15 @@ from noetl_dagster.process.tracing.spans import (
     span_id_of,
     trace_id_of,
 )
+from noetl_dagster.setting_types import without_login
+
+if TYPE_CHECKING:
+    from noetl_dagster.process.tracing.otlp import Collector
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 3.0
+"""Time that a process waits for a collector before it ends."""
 
 ORIGIN = "trace"
 """Part of ``playbook.initialized``'s meta: ``{"parent": traceparent}`` of a child, ``{"link": traceparent}``."""
@@ -35,7 +49,7 @@ class Trace:
 
     execution_id: int
     trace_id: int
-    exporter: Exporter
+    collector: Collector
     parent: int | None = None
     link: SpanRef | None = None
     playbook: str = ""
@@ -62,7 +76,7 @@ class Trace:
         for span in spans:
             span.attributes["noetl.execution_id"] = str(self.execution_id)
             span.service = self.service
-        self.exporter.add(spans)
+        self.collector.add(spans)
 
 
 _live: WeakValueDictionary[int, Trace] = WeakValueDictionary()
@@ -90,7 +104,7 @@ def open_trace(
         origin: the value stored under :data:`ORIGIN`.
 
     Returns:
-        None if the execution is not sampled. A child execution belongs to the trace of its parent.
+        None if the execution is not sampled, or OpenTelemetry is not installed. A child execution belongs to the trace of its parent.
     """
     link = SpanRef.parse(str(origin.get("link", "")))
     if is_child:
@@ -102,8 +116,10 @@ def open_trace(
         trace_id, parent = trace_id_of(execution_id), None
         if not is_sampled(trace_id, sampling):
             return None
-    exporter = exporter_of(endpoint, trusted=trusted)
-    return Trace(execution_id, trace_id, exporter, parent, link, playbook, path, service)
+    collector = collector_of(endpoint, trusted=trusted)
+    if collector is None:
+        return None
+    return Trace(execution_id, trace_id, collector, parent, link, playbook, path, service)
 
 
 def log_fields(span: SpanRef) -> dict[str, str]:
@@ -144,3 +160,48 @@ def origin_of_request(header: str | None) -> dict[str, Any]:
     """Returns the origin of an execution that a request starts: a link, since the execution outlives the request."""
     request = SpanRef.parse(header or "")
     return {} if request is None else {ORIGIN: {"link": request.traceparent}}
+
+
+_collectors: dict[tuple[str, bool], Collector | None] = {}
+_opening = threading.Lock()
+"""Also prevents a fork during the import of OpenTelemetry, which would leave the child with half a module."""
+
+os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release)
+
+
+def collector_of(endpoint: str, *, trusted: bool) -> Collector | None:
+    """Returns this process's connection to a collector; None if there can be none, which is logged once."""
+    with _opening:
+        key = endpoint, trusted
+        if key not in _collectors:
+            _collectors[key] = _open_collector(endpoint, trusted)
+        return _collectors[key]
+
+
+def _open_collector(endpoint: str, trusted: bool) -> Collector | None:
+    try:
+        from noetl_dagster.process.tracing.otlp import Collector
+
+        return Collector(endpoint, trusted=trusted)
+    except ImportError as error:
+        why = f"{error.name} is not installed; {needs_extra('tracing', 'tracing')}"
+    except Exception as error:  # an invalid OTEL_EXPORTER_OTLP_* variable; the interpreter is shutting down
+        why = f"{error!r}; look at OTEL_EXPORTER_OTLP_*"
+    logger.warning("no traces are sent to %s: %s", without_login(endpoint), why)
+    return None
+
+
+def is_used() -> bool:
+    """Returns True if this process has opened a trace."""
+    return bool(_collectors)
+
+
+def flush() -> None:
+    """Sends the spans of this process, for about :data:`FLUSH_SECONDS` at most."""
+    deadline = time.monotonic() + FLUSH_SECONDS
+    for collector in list(_collectors.values()):
+        if collector is not None:
+            collector.flush(deadline)
+
+
+atexit.register(flush)

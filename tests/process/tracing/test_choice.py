@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -13,13 +14,13 @@ from pydantic import ValidationError
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.process.tracing import exporter
+from noetl_dagster.process.tracing import trace
 from noetl_dagster.process.tracing.spans import SpanRef, is_sampled, trace_id_of
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.spans import trace_of
 from tests.playbooks import playbook, text_of
 from tests.process.tracing.collector import Collector, collecting
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.waiting import PATIENCE_SECONDS
 
 BODY = """
 workflow:
@@ -88,8 +89,7 @@ async def test_a_collector_that_is_away_is_said_once_and_waited_for_in_vain(
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert (await engine.run(playbook(BODY))).status is ExecutionStatus.COMPLETED
-            sender = exporter.exporter_of(url, trusted=True)
-            await until(lambda before=sender.dropped, sender=sender: sender.dropped > before)
+            await asyncio.to_thread(trace.flush)
     begun = time.monotonic()
     await engine.close()
     assert time.monotonic() - begun < PATIENCE_SECONDS
@@ -97,15 +97,6 @@ async def test_a_collector_that_is_away_is_said_once_and_waited_for_in_vain(
     assert len(said) == 1
     assert url in said[0]
     assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
-
-
-def test_what_a_collector_does_not_take_is_dropped(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    monkeypatch.setattr(exporter, "MAX_WAITING", 3)
-    monkeypatch.setattr(exporter.Exporter, "_start", lambda self: None)  # nobody takes anything
-    sender = exporter.Exporter("http://127.0.0.1:9", trusted=True)
-    for _ in range(10):
-        sender.add([None])  # type: ignore[list-item]
-    assert sender.dropped == 7
 
 
 WITHOUT = """
@@ -121,7 +112,7 @@ async def main():
     print(state.status)
     await engine.close()
     print([name for name in sys.modules if name.startswith("opentelemetry") and sys.modules[name]])
-    print([thread.name for thread in threading.enumerate() if "traces" in thread.name])
+    print([thread.name for thread in threading.enumerate() if "Otel" in thread.name])
 
 asyncio.run(main())
 """
@@ -180,28 +171,26 @@ def test_a_forked_process_sends_what_is_its_own(settings: Settings, collector: C
 
 
 FORKED = """
-import os, sys, time
-from noetl_dagster.process.tracing import exporter
-from noetl_dagster.process.tracing.spans import SpanRef
-from noetl_dagster.process.tracing.spans import Span
+import os, sys, threading, time
+from noetl_dagster.process.tracing.spans import Span, SpanRef
+from noetl_dagster.process.tracing.trace import collector_of, flush
 
-def flush():
-    while sender._done < sender._added:
-        exporter.flush()
+def record(name, number):
+    collector_of(sys.argv[1], trusted=True).add([Span(SpanRef(1, number), None, name, 1, 2, {})])
 
-sender = exporter.exporter_of(sys.argv[1], trusted=True)
-sender.add([Span(SpanRef(1, 2), None, "before", 1, 2, {})])
 if len(sys.argv) < 3:
+    record("before", 2)
     flush()
 else:
+    importing = threading.Thread(target=record, args=("before", 2))
+    importing.start()
     while "noetl_dagster.process.tracing.otlp" not in sys.modules:
         time.sleep(0.0001)
-sender.add([Span(SpanRef(1, 3), 2, "parent", 1, 2, {})])
 child = os.fork()
-if not child:
-    sender.add([Span(SpanRef(1, 4), 2, "child", 1, 2, {})])
-    flush()
-    os._exit(0)
-os.waitpid(child, 0)
+record(*(("parent", 3) if child else ("child", 4)))
+if child:
+    os.waitpid(child, 0)
+    len(sys.argv) < 3 or importing.join()
 flush()
+child or os._exit(0)
 """
