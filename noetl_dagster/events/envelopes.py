@@ -105,7 +105,7 @@ def event_context(
 def sanitised(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns values without internal keys, with masked secrets, each of bounded size."""
     return {
-        str(key): SECRETS.redacted(truncated(_masked(str(key), value)))
+        str(key): truncated(SECRETS.redacted(_masked(str(key), value)))
         for key, value in values.items()
         if not str(key).startswith("_")
     }

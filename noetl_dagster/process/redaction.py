@@ -1,7 +1,8 @@
 """Hides secret values in texts: errors, events, log lines, and metadata for Dagster.
 
 A process remembers the secrets that it has read. :data:`SECRETS` replaces them by ``***``, in the forms in which they
-usually appear: as they are, escaped, encoded, or cut off.
+usually appear: as they are, quoted, and encoded for JSON, for an address, or in base64. A part of a secret is not
+recognised, so redact a text before you shorten it; :meth:`Redactor.beginning` does both.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 import orjson
@@ -36,6 +37,9 @@ SHORTEST_NUMBER = 6
 
 MOST = 500
 """Values that a process remembers at most; a new one replaces the one that was used least recently."""
+
+LONGEST = 8 * 1024
+"""Characters of a secret that the end of a shortened text may divide, at most."""
 
 LOOKED_AT = 64 * 1024
 """Bytes of a result in which secrets are looked for."""
@@ -66,19 +70,10 @@ PUBLIC = re.compile(
 """Fields of credentials and tokens whose values are no secrets. Passwords in addresses are, in any field."""
 
 _LINE = 8  # characters of a line of a secret with several lines, at least
-_ANCHOR = 16  # characters by which a value that is cut off is recognised
-_ENCODED = 6  # characters of an encoded form, at least
-_STRUCTURED = re.compile(r"^/|://|[{}\[\];\n]|=.*\s|\s.*=")
+_SETTING = 16  # characters of a secret in the JSON of a setting, at least
 _SECRET_NAME = r"pass(?:word|wd|phrase)?|pwd|secret|token|key|sig(?:nature)?|credential"
 _ASSIGNED = re.compile(rf"[\w-]*(?:{_SECRET_NAME})\s*=\s*'?([^;&\s']+)", re.IGNORECASE)
 _SCHEME = re.compile(r"(?:bearer|basic|token|apikey|key)\s+(\S+)$", re.IGNORECASE)
-
-
-class _Form(NamedTuple):
-    """A form of a secret, and the part of it that is searched for: ``whole``, ``start`` or ``end``."""
-
-    text: str
-    part: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +81,20 @@ class _Hidden:
     """A value that is hidden.
 
     Attributes:
-        needles: texts by which it is found, each with the form that it belongs to.
+        forms: the texts that are masked.
         looked_for: the texts that are looked for in results.
     """
 
-    needles: tuple[tuple[str, _Form], ...]
+    forms: tuple[str, ...]
     looked_for: tuple[str, ...]
 
     @classmethod
     def of(cls, value: str) -> _Hidden:
         parts = dict.fromkeys(parts_of(value))
-        needles = tuple(needle for part in parts for needle in _needles_of(part))
-        return cls(needles, tuple({*parts, *(orjson.dumps(part).decode()[1:-1] for part in parts)}))
+        return cls(
+            tuple({form for part in parts for form in _forms_of(part)}),
+            tuple({*parts, *(orjson.dumps(part).decode()[1:-1] for part in parts)}),
+        )
 
 
 class Redactor:
@@ -155,11 +152,15 @@ class Redactor:
         """Returns the text with every known secret replaced by ``***``."""
         spans: list[tuple[int, int]] | None = None
         for hidden in self._all:
-            for needle, form in hidden.needles:
-                if needle in text:
+            for form in hidden.forms:
+                if form in text:
                     spans = [] if spans is None else spans
-                    spans += _spans(text, needle, form)
+                    spans += _spans(text, form)
         return text if spans is None else _masked(text, spans)
+
+    def beginning(self, text: str, limit: int) -> str:
+        """Returns at most ``limit`` characters of a text; a secret that this divides is masked as a whole."""
+        return self.redact(text[: limit + LONGEST])[:limit]
 
     def redact_bytes(self, content: bytes) -> bytes:
         """Returns :meth:`redact` of encoded text."""
@@ -244,9 +245,14 @@ def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
 
 
 def named_secrets(fields: Mapping[str, Any]) -> list[str]:
-    """Returns the secret values of fields at any depth: all but those of :data:`PUBLIC` names, and trivial ones."""
-    users = {str(fields.get(name)) for name in ("user", "username", "login")}
-    return [value for value in _named_values(fields) if value not in users]
+    """Returns the secret values of fields at any depth: all but those of :data:`PUBLIC` names, and trivial ones.
+
+    A user and a password are also a secret together, which the header of HTTP's basic authentication encodes.
+    """
+    users = {str(fields[name]) for name in ("user", "username", "login", "client_id") if name in fields}
+    passwords = [str(fields[name]) for name in ("password", "client_secret") if fields.get(name)]
+    pairs = [f"{user}:{password}" for user in users for password in passwords]
+    return [*(value for value in _named_values(fields) if value not in users), *pairs]
 
 
 def _named_values(fields: Mapping[str, Any]) -> Iterator[str]:
@@ -276,7 +282,7 @@ def _secrets_of_setting(value: str) -> set[str]:
                 waiting += [*fields, *fields.values()]
             case list() as entries:
                 waiting += entries
-            case str() as text if len(text) >= _ANCHOR:
+            case str() as text if len(text) >= _SETTING:
                 found.add(text)
             case int() | float():
                 found.add(value)
@@ -343,51 +349,21 @@ _FORMS: tuple[Callable[[str], Iterable[str]], ...] = (
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
 
 
-def _needles_of(value: str) -> Iterator[tuple[str, _Form]]:
-    """Yields the texts by which the forms of a secret are found, each with its form."""
+def _forms_of(value: str) -> Iterator[str]:
+    """Yields the texts that are masked for a secret."""
     forms = {value, *(form for forms in _FORMS for form in forms(value))}
-    forms |= {_PERCENT.sub(lambda match: match[0].lower(), form) for form in forms if "%" in form}
-    forms |= {form for form in _encoded(value.encode()) if len(form) >= _ENCODED}
-    for form in forms:
-        if len(form) >= _ANCHOR + _LINE and not _STRUCTURED.search(value):
-            yield form[:_ANCHOR], _Form(form, "start")
-            yield form[-_ANCHOR:], _Form(form, "end")
-        else:
-            yield form, _Form(form, "whole")
+    yield from forms
+    yield from (_PERCENT.sub(lambda match: match[0].lower(), form) for form in forms if "%" in form)
+    encoded = base64.b64encode(value.encode()).decode().rstrip("=")
+    yield from (encoded, encoded.replace("+", "-").replace("/", "_"))
 
 
-def _encoded(value: bytes) -> Iterator[str]:
-    """Yields a value in hexadecimal, and what its base64 contains wherever it begins in a longer value."""
-    yield value.hex()
-    for before in range(3):
-        # characters that also depend on the bytes before and after the value are left out
-        encoded = base64.b64encode(b"\0" * before + value).decode()
-        first, last = (0, 2, 3)[before], 4 * (before + len(value)) // 3
-        yield encoded[first:last]
-        yield encoded[first:last].replace("+", "-").replace("/", "_")
-
-
-def _spans(text: str, needle: str, found: _Form) -> Iterator[tuple[int, int]]:
-    """Yields where a form of a secret is in a text, also where its end or its beginning is missing."""
-    form, part = found
-    at = text.find(needle)
+def _spans(text: str, form: str) -> Iterator[tuple[int, int]]:
+    """Yields where a form of a secret is in a text."""
+    at = text.find(form)
     while at >= 0:
-        end = at + len(needle)
-        if part == "start":
-            end = at + _shared(text[at : at + len(form)], form)
-            yield at, end
-        elif part == "end":
-            before = text[max(0, end - len(form)) : end]
-            yield end - _shared(before[::-1], form[::-1]), end
-        else:
-            yield at, end
-        at = text.find(needle, max(end, at + 1))
-
-
-def _shared(one: str, other: str) -> int:
-    """Returns the length of the common beginning of two texts."""
-    differing = (at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
-    return next(differing, min(len(one), len(other)))
+        yield at, at + len(form)
+        at = text.find(form, at + 1)
 
 
 def _masked(text: str, spans: list[tuple[int, int]]) -> str:

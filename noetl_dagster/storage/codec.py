@@ -18,6 +18,7 @@ import orjson
 from pydantic import BaseModel
 
 from noetl_dagster.errors import StorageError
+from noetl_dagster.process.redaction import LONGEST, SECRETS
 from noetl_dagster.storage.compression import Compression, compress, decompress, one_format
 from noetl_dagster.storage.tiers.base import Bytes
 
@@ -290,8 +291,12 @@ def _table_preview(table: pa.Table, limit: int) -> str:
 
 
 def clip(data: Bytes | bytearray, limit: int) -> str:
-    """Returns at most ``limit`` bytes of the beginning, without half characters and NULs, which PostgreSQL refuses."""
-    return bytes(data[:limit]).decode("utf-8", errors="ignore").replace("\x00", "")
+    """Returns at most ``limit`` bytes of the beginning, without secrets, half characters and NULs.
+
+    PostgreSQL refuses NULs.
+    """
+    head = SECRETS.redact_bytes(bytes(data[: limit + LONGEST]))
+    return head[:limit].decode("utf-8", errors="ignore").replace("\x00", "")
 
 
 def select_fields(value: Any, paths: Sequence[str], limit: int) -> dict[str, Any]:

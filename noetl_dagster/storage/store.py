@@ -17,7 +17,7 @@ import asyncpg
 
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.playbook.models import ResultSpec
-from noetl_dagster.process.redaction import SECRETS
+from noetl_dagster.process.redaction import LONGEST
 from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope, RowsAround, logical_ref
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations
@@ -163,7 +163,7 @@ class ResultStore(ResultReader):
             async for chunk in compress_stream(chunks, compression):
                 await self._stored.add(execution_id, len(chunk), f"a part of result {where[2]!r} of step {step!r}")
                 size += len(chunk)
-                head += bytes(chunk[: most - len(head)])
+                head += bytes(chunk[: most + LONGEST - len(head)])
                 await digest.add(chunk)
                 yield chunk
 
@@ -434,8 +434,6 @@ class ResultStore(ResultReader):
         execution_id, step, name = where
         scope = ResultScope(spec.scope)
         expires = spec.ttl is not None and scope is not ResultScope.PERMANENT
-        if fields.get("preview"):
-            fields["preview"] = SECRETS.redact(fields["preview"])
         if placed.instead_of is not None:
             fields["extra"] = {**fields.get("extra", {}), "fallback_from": placed.instead_of.value}
         return ResultRef(

@@ -104,7 +104,8 @@ def open_trace(
         origin: the value stored under :data:`ORIGIN`.
 
     Returns:
-        None if the execution is not sampled, or OpenTelemetry is not installed. A child execution belongs to the trace of its parent.
+        None if the execution is not sampled, or OpenTelemetry is not installed. A child execution belongs to the trace
+        of its parent.
     """
     link = SpanRef.parse(str(origin.get("link", "")))
     if is_child:

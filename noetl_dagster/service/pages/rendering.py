@@ -40,7 +40,7 @@ def _finalize(value: Any) -> Any:
         return ""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    text = visible(SECRETS.redact(value[:LONGEST_TEXT]))
+    text = visible(SECRETS.beginning(value, LONGEST_TEXT))
     return text if len(value) <= LONGEST_TEXT else f"{text}… ({len(value) - LONGEST_TEXT:,} more characters)"
 
 

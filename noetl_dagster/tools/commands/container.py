@@ -90,7 +90,6 @@ class ContainerTool(Tool):
         except ToolError:
             await asyncio.shield(job.stop())
             raise
-        log = None if log is None else SECRETS.redact(log)
         if condition.type == "Complete":
             ended = {"pod": pod, "exit_code": exit_code or 0, "stdout": log}
             return ToolResult(data={"job": job.name, "namespace": job.namespace, **ended})
@@ -218,7 +217,7 @@ class _ContainerJob:
             if error.status not in (400, 404):  # the container never started, or was deleted
                 raise
             return name, code, None
-        return name, code, answer.data[-LOG_BYTES:].decode(errors="replace")
+        return name, code, SECRETS.redact_bytes(answer.data)[-LOG_BYTES:].decode(errors="replace")
 
     async def stop(self) -> None:
         """Stops the job but keeps it, so that a resumed call does not run it again."""

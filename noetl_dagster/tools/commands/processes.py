@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from noetl_dagster.process.redaction import LONGEST, SECRETS
+
 OUTPUT_BYTES = 1_048_576
 GRACE_SECONDS = 2.0
 _CHUNK = 65_536
@@ -91,12 +93,14 @@ class _Tail:
 
     def _cut(self) -> None:
         if len(self._kept) > OUTPUT_BYTES:
-            del self._kept[:-OUTPUT_BYTES]
+            del self._kept[: -OUTPUT_BYTES - LONGEST]
             self.truncated = True
 
     def text(self) -> str:
         self._cut()
-        return self._kept.decode(errors="replace")
+        if not self.truncated:
+            return self._kept.decode(errors="replace")
+        return SECRETS.redact_bytes(bytes(self._kept))[-OUTPUT_BYTES:].decode(errors="replace")
 
 
 async def _end_group(process: asyncio.subprocess.Process) -> None:

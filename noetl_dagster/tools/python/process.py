@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.process.environment import playbook_environment
+from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.base import ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered
@@ -146,7 +147,7 @@ def _answer(folder: _ChildFolder, finished: Finished) -> Any:
         if "failure" in answer:
             raise CodeFailure(**answer["failure"])
         return answer.get("value", STREAMED)
-    stderr, code = finished.stderr.strip()[-500:], finished.exit_code
+    stderr, code = SECRETS.redact(finished.stderr.strip())[-500:], finished.exit_code
     if "MemoryError" in stderr or "bad_alloc" in stderr:
         raise CodeFailure("MemoryError", "the code needs more memory than its limit", None)
     if code < 0:

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.process.redaction import SECRETS
 
 
 class RowFormat(StrEnum):
@@ -110,7 +111,7 @@ def csv_rows(
                     _check_empty(values, unnamed, origin, reader.line_num)
             elif values:
                 what = f"a CSV row has {len(values)} values for {len(names or ())} columns"
-                raise origin.error(f"{what}: {values!r:.{_EXCERPT}}", reader.line_num)
+                raise origin.error(f"{what}: {SECRETS.beginning(repr(values), _EXCERPT)}", reader.line_num)
     except (csv.Error, UnicodeDecodeError) as error:
         raise origin.error(f"no CSV: {error}") from None
     return names, rows
@@ -132,7 +133,8 @@ def _check_empty(values: Sequence[str], unnamed: Sequence[int], origin: BlockOri
     """Raises ``ToolError`` if an unnamed column has a value."""
     for n in unnamed:
         if values[n]:
-            what = f"{values[n]!r:.{_EXCERPT}} stands in column {n + 1}, which the header does not name"
+            excerpt = SECRETS.beginning(repr(values[n]), _EXCERPT)
+            what = f"{excerpt} stands in column {n + 1}, which the header does not name"
             raise origin.error(f"{what}; name it, or leave it empty", line)
 
 
@@ -154,4 +156,4 @@ def json_rows(lines: Sequence[bytes], origin: BlockOrigin) -> list[Any]:
 
 
 def _excerpt(data: bytes) -> str:
-    return data[:_EXCERPT].decode(errors="replace")
+    return SECRETS.beginning(data.decode(errors="replace"), _EXCERPT)

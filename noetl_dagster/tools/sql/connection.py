@@ -40,6 +40,9 @@ LOST = "the connection to the server was lost"
 _CONNECTION = re.compile("connection|pool is clos", re.IGNORECASE)
 _CLOSED = re.compile("connection (is|was|has been) closed|connection_lost|pool is clos")
 
+_CUT_VALUE = re.compile(r"(query argument \$\d+): .*\.\.\. \(", re.DOTALL)
+"""The beginning of a bound value, to which asyncpg shortens it: a secret in it would not be recognised."""
+
 CLOSE_SECONDS = 10.0
 
 NEVER_IDLE = "SET LOCAL idle_in_transaction_session_timeout = 0"
@@ -127,7 +130,7 @@ def postgres_error(where: str, error: Exception) -> ToolError:
 
 def _connection_error(error: Exception) -> tuple[str, ErrorKind]:
     """Returns in plain words what happened to a connection, and the kind of error; ``db`` for a wrong use of it."""
-    text = f"{type(error).__name__}: {error}"
+    text = _CUT_VALUE.sub(r"\1: a long value (", f"{type(error).__name__}: {error}")
     if isinstance(error, TimeoutError):
         return "the server did not answer in time", "db_timeout"
     if isinstance(error, asyncpg.InterfaceError) and not _CONNECTION.search(text):

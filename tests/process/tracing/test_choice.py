@@ -171,7 +171,7 @@ def test_a_forked_process_sends_what_is_its_own(settings: Settings, collector: C
 
 
 FORKED = """
-import os, sys, threading, time
+import concurrent.futures.thread, os, sys, threading, time
 from noetl_dagster.process.tracing.spans import Span, SpanRef
 from noetl_dagster.process.tracing.trace import collector_of, flush
 
