@@ -11,6 +11,24 @@ from typing import Any, NamedTuple
 
 from dagster import DagsterEventType, DagsterInstance, DagsterInvalidConfigError, DagsterRun, Definitions, JobDefinition
 
+# private: a job made from a playbook, not from a module
+from dagster._core.definitions.job_base import InMemoryJob
+
+# private: executes a run with the plan that it was created with; the public execute_run plans it again
+from dagster._core.execution.api import ExecuteRunWithPlanIterable, create_execution_plan, job_execution_iterator
+
+# private: the context of a run's executor
+from dagster._core.execution.context_creation_job import (
+    PlanOrchestrationContextManager,
+    orchestration_context_event_generator,
+)
+
+# private: names the job of a run, so that the UI can launch it again
+from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+
+# private: names the job of a run, so that the UI can launch it again
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+
 from noetl_dagster.code_location.playbooks import definitions_of_jobs
 from noetl_dagster.code_location.python_assets import checks_in_python
 from noetl_dagster.compiler.automation import set_limits
@@ -20,18 +38,6 @@ from noetl_dagster.compiler.names import LOCATION
 from noetl_dagster.compiler.partitions import partition_tags, stored_partition
 from noetl_dagster.compiler.plan import PlaybookPlan
 from noetl_dagster.compiler.runs import PAGE_TAG, RESUME_TAG, execution_tags, latest_run, report_lost_run
-from noetl_dagster.dagster_internals import (
-    ExecuteRunWithPlanIterable,
-    InMemoryJob,
-    LoadableTargetOrigin,
-    ManagedGrpcPythonEnvCodeLocationOrigin,
-    PlanOrchestrationContextManager,
-    RemoteJobOrigin,
-    RemoteRepositoryOrigin,
-    create_execution_plan,
-    job_execution_iterator,
-    orchestration_context_event_generator,
-)
 from noetl_dagster.engine.executions.addresses import execution_url
 from noetl_dagster.engine.executions.lifecycle import check_workload
 from noetl_dagster.errors import ExecutionNotFoundError, WorkloadError

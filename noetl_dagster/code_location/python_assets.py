@@ -23,7 +23,9 @@ from dagster import (
     load_assets_from_modules,
 )
 
-from noetl_dagster.dagster_internals import UnresolvedAssetJobDefinition
+# private: the type of what define_asset_job returns
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
 from noetl_dagster.playbook.catalog import files_below
 
 logger = logging.getLogger(__name__)

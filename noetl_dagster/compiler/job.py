@@ -34,13 +34,18 @@ from dagster import (
     define_asset_job,
 )
 
+# private: collect() of dynamic outputs, in a graph that is made of definitions
+from dagster._core.definitions.dependency import DynamicCollectDependencyDefinition
+
+# private: the type of what define_asset_job returns
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
 from noetl_dagster.compiler.executors.noetl import noetl_executor
 from noetl_dagster.compiler.lineage.tables import Writers
 from noetl_dagster.compiler.ops import EXPANDED, GROUPS, TOKENS_IN, WORKLOAD, ops_of
 from noetl_dagster.compiler.partitions import PartitionsByAsset
 from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan, plan_playbook
 from noetl_dagster.compiler.specs import run_tags
-from noetl_dagster.dagster_internals import DynamicCollectDependencyDefinition, UnresolvedAssetJobDefinition
 from noetl_dagster.playbook.assets import ScheduleSpec, ScheduleStatus
 from noetl_dagster.playbook.models import Playbook
 

@@ -21,11 +21,13 @@ from dagster import (
     MultiPartitionKey,
 )
 
+# private: events that are stored in batches; DagsterInstance.report_runless_asset_event stores one at a time
+from dagster._core.events import StepMaterializationData
+
 from noetl_dagster.compiler.lineage.tables import FolderWriters
 from noetl_dagster.compiler.partitions import stored_partition
 from noetl_dagster.compiler.plan import PlaybookPlan, StepPlan, plan_playbook
 from noetl_dagster.compiler.result_metadata import check_facts, step_metadata
-from noetl_dagster.dagster_internals import StepMaterializationData
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.results import references_of
 from noetl_dagster.events.ids import snowflake_milliseconds

@@ -20,7 +20,6 @@ from dagster import InputContext, MetadataValue, OutputContext, UPathIOManager
 from pydantic import BaseModel, ConfigDict
 from upath import UPath
 
-from noetl_dagster.dagster_internals import escape_dotdot_segments, escape_leading_slash
 from noetl_dagster.errors import IntegrityError, StorageError
 from noetl_dagster.io_managers import conversion
 from noetl_dagster.io_managers.metadata import is_partitioned, storage_metadata
@@ -31,7 +30,9 @@ from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.tiers import open_tier
 from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier
 
-_ROOT = UPath("/")
+_ROOT = UPath("memory:///")
+"""Of Dagster's paths, which serve as keys: no file is at any of them, since nothing is stored there."""
+
 _POINTER = ".ref.json"
 
 
@@ -131,12 +132,10 @@ class AssetIOManager(UPathIOManager):
     def make_directory(self, path: UPath) -> None:
         """Does nothing: keys need no folders."""
 
-    def _handle_transition_to_partitioned_asset(self, context: OutputContext, path: UPath) -> None:
-        """Does nothing: a value and partitions of the same asset have different keys."""
-
     def make_safe_partition_path(self, base_path: UPath, partition: str) -> UPath:
         """Returns the path of a partition, escaped so that it stays below the asset's."""
-        return base_path / escape_dotdot_segments(escape_leading_slash(partition))
+        name = "%2F" + partition[1:] if partition.startswith("/") else partition  # as UPathIOManager does
+        return base_path / "/".join("%2E%2E" if segment == ".." else segment for segment in name.split("/"))
 
     # -- storing -------------------------------------------------------------------------------------
 
@@ -265,7 +264,7 @@ class AssetIOManager(UPathIOManager):
         return codec.decode(data, stored.content_type)
 
     def _key(self, path: UPath) -> str:
-        relative = str(path).lstrip("/")
+        relative = path.path.lstrip("/")
         return f"{self._prefix}/{relative}" if self._prefix else relative
 
     def _guarded(self, context: InputContext | OutputContext, action: Any) -> Any:

@@ -10,14 +10,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from noetl_dagster.dagster_internals import (
-    CapturedLogContext,
-    CapturedLogSubscription,
-    ComputeIOType,
-    ConfigurableClassData,
-    LocalComputeLogManager,
-    redirect_to_file,
-)
+# private: compute logs without processes that copy them; else os.dup2
+from dagster._core.execution.compute_logs import redirect_to_file
+
+# private: the interface of compute log managers
+from dagster._core.storage.compute_log_manager import CapturedLogContext, CapturedLogSubscription, ComputeIOType
+
+# private: compute logs without processes that copy them
+from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
+
 from noetl_dagster.private_files import private_folder
 
 mirrored = True
@@ -30,7 +31,7 @@ class RunLogs(LocalComputeLogManager):
     """``LocalComputeLogManager`` with a thread instead of processes that copy the output, or without copies."""
 
     @classmethod
-    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> RunLogs:
+    def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> RunLogs:
         """Makes the manager from its configuration."""
         return cls(inst_data=inst_data, **config_value)
 

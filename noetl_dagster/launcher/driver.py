@@ -18,15 +18,21 @@ from types import FrameType
 import psutil
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
+# private: executes a launched run, as the command 'dagster api execute_run' does
+from dagster._cli.api import _execute_run_command_body
+
+# private: the instance of a launched run, as its launcher wrote it
+from dagster._core.instance.ref import InstanceRef
+
+# private: the instance of a launched run, as its launcher wrote it
+from dagster._serdes import deserialize_value
+
+# private: a run that is interrupted reports it
+from dagster._utils.interrupts import capture_interrupts
+
 from noetl_dagster.code_location.launch import PreparedJob, launch, prepare
 from noetl_dagster.compiler.executors.storages import keep_connections
 from noetl_dagster.compiler.runs import RESUME_EPOCH_TAG, reason_against_resuming
-from noetl_dagster.dagster_internals import (
-    InstanceRef,
-    _execute_run_command_body,
-    capture_interrupts,
-    deserialize_value,
-)
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.launcher import compute_logs
 from noetl_dagster.launcher.address import (

@@ -19,16 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import Field, Noneable, StringSource
 
-from noetl_dagster import embedded
-from noetl_dagster.dagster_internals import (
-    CapturedLogContext,
-    CapturedLogSubscription,
+# private: compute logs in the object store
+from dagster._core.storage.cloud_storage_compute_log_manager import (
     CloudStorageComputeLogManager,
-    ComputeIOType,
-    ConfigurableClass,
-    ConfigurableClassData,
     PollingComputeLogSubscriptionManager,
 )
+
+# private: the interface of compute log managers
+from dagster._core.storage.compute_log_manager import CapturedLogContext, CapturedLogSubscription, ComputeIOType
+
+# private: a section of dagster.yaml
+from dagster._serdes import ConfigurableClass
+
+from noetl_dagster import embedded
 from noetl_dagster.errors import StorageError
 from noetl_dagster.launcher.compute_logs import EXTENSIONS, RunLogs
 from noetl_dagster.private_files import private_file, private_folder
@@ -81,7 +84,7 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
         endpoint_url: str | None = None,
         home: str | None = None,
         upload_interval: int | None = None,
-        inst_data: ConfigurableClassData | None = None,
+        inst_data: Any = None,
     ) -> None:
         if tier not in BUCKETS:
             raise StorageError(f"compute_logs: tier is {tier!r}; use one of {', '.join(BUCKETS)}")
@@ -116,14 +119,12 @@ class StoredRunLogs(CloudStorageComputeLogManager[Any], ConfigurableClass):
         }
 
     @classmethod
-    def from_config_value(
-        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
-    ) -> StoredRunLogs:
+    def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> StoredRunLogs:
         """Makes the manager from its configuration."""
         return cls(inst_data=inst_data, **config_value)
 
     @property
-    def inst_data(self) -> ConfigurableClassData | None:
+    def inst_data(self) -> Any:
         """Returns the configuration that Dagster made this object from."""
         return self._inst_data
 

@@ -12,14 +12,13 @@ from typing import Any
 
 from dagster import DagsterRun, DagsterRunStatus, DefaultRunLauncher, Field, IntSource, StringSource
 
+# private: the interface of launchers
+from dagster._core.launcher.base import CheckRunHealthResult, LaunchRunContext, WorkerStatus
+
+# private: the instance of a launched run, for its driver
+from dagster._serdes import serialize_value
+
 from noetl_dagster.compiler.names import LOCATION
-from noetl_dagster.dagster_internals import (
-    CheckRunHealthResult,
-    ConfigurableClassData,
-    LaunchRunContext,
-    WorkerStatus,
-    serialize_value,
-)
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.launcher.address import (
     LAUNCHER_TAG,
@@ -52,7 +51,7 @@ class WarmRunLauncher(DefaultRunLauncher):
           config: {folder: /srv/noetl/runs, runs_at_once: 8}
     """
 
-    def __init__(self, folder: str, runs_at_once: int, inst_data: ConfigurableClassData | None = None) -> None:
+    def __init__(self, folder: str, runs_at_once: int, inst_data: Any = None) -> None:
         super().__init__(inst_data)
         self._folder = Path(folder)
         self._at_once = runs_at_once
@@ -68,7 +67,7 @@ class WarmRunLauncher(DefaultRunLauncher):
         }
 
     @classmethod
-    def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]) -> WarmRunLauncher:
+    def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> WarmRunLauncher:
         """Makes the launcher that ``dagster.yaml`` configures."""
         return cls(inst_data=inst_data, **config_value)
 

@@ -16,11 +16,16 @@ from typing import Any
 
 from dagster import DagsterInstance, DagsterRunStatus
 
+# private: the jobs of a workspace; else launchRun of the webserver's GraphQL API
+from dagster._core.workspace.context import WorkspaceProcessContext
+
+# private: the jobs of a workspace; else launchRun of the webserver's GraphQL API
+from dagster._core.workspace.load_target import WorkspaceFileTarget
+
 from noetl_dagster.compiler.automation import set_limits
 from noetl_dagster.compiler.partitions import partition_tags, stored_partition
 from noetl_dagster.compiler.plan import PLAYBOOK_TAG, PlaybookPlan, plan_playbook
 from noetl_dagster.compiler.runs import RESUME_TAG, execution_tags, latest_run
-from noetl_dagster.dagster_internals import WorkspaceFileTarget, WorkspaceProcessContext
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.errors import LaunchError, NoetlError, NotDeployedError

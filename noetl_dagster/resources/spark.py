@@ -12,6 +12,8 @@ from noetl_dagster.spark.sessions import SparkSessions
 
 if TYPE_CHECKING:
     from dagster import InitResourceContext
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 
 class PySparkResource(LazyPySparkResource):
@@ -40,11 +42,17 @@ class PySparkResource(LazyPySparkResource):
         """Starts no session, since many runs that have the resource never use Spark."""
         self._sessions = SparkSessions(self._settings())
 
-    def _init_session(self) -> None:
-        # get the session each time: it is replaced if its JVM has died
+    @property
+    def spark_session(self) -> SparkSession:
+        """The session. Get it each time: it is replaced if its JVM has died."""
         if self._sessions is None:
             self._sessions = SparkSessions(self._settings())
-        self._spark_session = self._sessions.get()
+        return self._sessions.get()
+
+    @property
+    def spark_context(self) -> SparkContext:
+        """The context of the session."""
+        return self.spark_session.sparkContext
 
     def _settings(self) -> Settings:
         settings = get_settings()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.architecture.imports import cycle_of, imports_of, modules, packages
 
 LAYERS = (
-    {"errors", "extras", "setting_types", "settings", "result_ref", "machine", "private_files", "dagster_internals"},
+    {"errors", "extras", "setting_types", "settings", "result_ref", "machine", "private_files"},
     {"process"},
     {"playbook", "embedded"},
     {"events"},
@@ -28,7 +28,6 @@ BOTTOM = LAYERS[0]
 """Single modules that every layer may use. They may import each other."""
 
 IMPORT_DAGSTER = {
-    "dagster_internals",
     "resources",
     "io_managers",
     "compiler",
@@ -42,7 +41,6 @@ IMPORT_DAGSTER = {
 IMPORT_DAGSTER_TOO = {"noetl_dagster.tools.access.managers.aws"}
 """Single modules of other packages: the AWS clients come from dagster-aws, which is imported on first use."""
 
-PRIVATE = ("dagster._", "dagster_pyspark._", "dagster_postgres._", "dagster_k8s._", "dagster_aws._")
 
 MOST_MODULES = 16
 """Modules directly in one package."""
@@ -100,20 +98,6 @@ def test_no_package_is_crowded() -> None:
     assert not found, (
         f"more than {MOST_MODULES} modules: {', '.join(found)}. Put modules that change together into a "
         "sub-package, whose __init__ says what lives there"
-    )
-
-
-def test_one_module_imports_dagsters_private_modules() -> None:
-    found = [
-        one.place
-        for name in modules()
-        if part_of(name) != "dagster_internals"
-        for one in imports_of(name)
-        if one.module.startswith(PRIVATE)
-    ]
-    assert not found, (
-        "\n".join(found) + "\nDagster may move its private modules in any release. Look for a public way first; "
-        "else add the name to noetl_dagster/dagster_internals.py with its use and what replaces it"
     )
 
 

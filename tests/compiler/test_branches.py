@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from dagster import DagsterInstance
+from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run
 
 from noetl_dagster.code_location.launch import launch
 from noetl_dagster.compiler.runs import EXECUTION_TAG
-from noetl_dagster.dagster_internals import InMemoryJob
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
 from tests.definitions import definitions_of

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 from dagster import DagsterInstance, DagsterInvalidConfigError, JobDefinition
+from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run
 from dagster_k8s.job import get_user_defined_k8s_config
 
 from noetl_dagster.code_location.launch import launch
-from noetl_dagster.compiler.executors.pods import POD_TAG
+from noetl_dagster.compiler.names import POD_TAG
 from noetl_dagster.compiler.specs import CONFIG_TAG, config_of
-from noetl_dagster.dagster_internals import InMemoryJob
 from noetl_dagster.engine.executions.spark_ahead import spark_steps_ahead
 from noetl_dagster.playbook.pods import Amount, Pod
 from noetl_dagster.process.event_loop import run_sync
@@ -115,9 +115,6 @@ def test_without_a_cluster_the_steps_run_in_the_runs_process(
     assert done.success
     state = run_sync(noetl.engine().runtime.load(execution_id)).state
     assert state.latest["end"].envelope["data"] == 6
-    said = [entry.user_message for entry in dagster_instance.all_logs(done.run_id)]
-    [line] = [line for line in said if "asked for pods" in line]
-    assert "sample_playbook.end: asked for pods of their own and run here: runs are launched by" in line
 
 
 def test_who_asks_for_no_pod_imports_nothing_of_kubernetes() -> None:

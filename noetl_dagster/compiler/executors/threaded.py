@@ -5,11 +5,9 @@ runs them one after another, and its multiprocess executor starts a process, wit
 step costs as much as in process, and up to ``max_concurrent`` steps wait at the same time.
 
 Everything else is as in process: one set of resources, one file of compute logs, retries, hooks, dynamic outputs,
-pools and tag concurrency limits, asset checks, re-execution. Three differences:
+pools and tag concurrency limits, asset checks, re-execution. Two differences:
 
 - IO managers, resources and hooks are shared by steps that run at the same time, and must be thread-safe.
-- A step with the tag ``noetl/pod`` runs in a pod of its own if the instance launches runs on Kubernetes. Its
-  thread waits for the pod, and its hooks run there.
 - Python cannot end a thread. Termination raises ``DagsterExecutionInterruptedError`` inside each step, again every
   second, and never while a lock is being taken. A step that is inside a call of C code ends when that returns, or is
   left behind after ``GRACE_SECONDS``.
@@ -20,10 +18,10 @@ from __future__ import annotations
 import contextvars
 import os
 import queue
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,23 +36,19 @@ from dagster import (
     Int,
     Noneable,
     executor,
+    in_process_executor,
     multiprocess_executor,
 )
 
-from noetl_dagster.compiler.executors.pods import StepPods, pods_of, wants_pod
-from noetl_dagster.dagster_internals import (
-    EngineEventData,
-    ExecuteRunWithPlanIterable,
-    InstanceConcurrencyContext,
-    PlanExecutionContextManager,
-    RetryMode,
-    StepDependencyConfig,
-    _handle_compute_log_setup_error,
-    _handle_compute_log_teardown_error,
+# private: what InProcessExecutor.execute and inner_plan_execution_iterator use, whose loop runs on threads here
+from dagster._core.execution.api import ExecuteRunWithPlanIterable  # private: events of a run's beginning and end
+from dagster._core.execution.context_creation_job import PlanExecutionContextManager  # private: a run's resources
+from dagster._core.execution.plan.execute_plan import (  # private: the body and the hooks of a step
     _trigger_hook,
-    create_compute_log_file_key,
     dagster_event_sequence_for_step,
 )
+from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext  # private: pools
+
 from noetl_dagster.process.interrupts import interrupt, let_arrive
 from noetl_dagster.settings import MOST_PROCESSES
 
@@ -106,10 +100,9 @@ def threaded_executor(context: InitExecutorContext) -> Executor:
     config: dict[str, Any] = dict(context.executor_config)
     check_numbers("threaded", config)
     return ThreadedExecutor(
+        in_process=in_process_executor.executor_creation_fn(context),  # type: ignore[misc,arg-type]
         max_concurrent=config.get("max_concurrent") or MAX_CONCURRENT,
         tag_concurrency_limits=config.get("tag_concurrency_limits") or [],
-        retries=RetryMode.from_config(config["retries"]) or RetryMode.ENABLED,
-        step_dependency_config=StepDependencyConfig.from_config(config.get("step_dependency_config")),
     )
 
 
@@ -129,31 +122,28 @@ def check_numbers(executor: str, config: Mapping[str, Any]) -> None:
 
 
 class ThreadedExecutor(Executor):
-    """See :func:`threaded_executor`. ``beside`` is called repeatedly with the context of a step that runs in a pod."""
+    """See :func:`threaded_executor`.
+
+    Args:
+        in_process: Dagster's in-process executor of the same config, which reads the retries and dependencies.
+    """
 
     def __init__(
-        self,
-        *,
-        max_concurrent: int,
-        tag_concurrency_limits: list[dict[str, Any]],
-        retries: RetryMode,
-        step_dependency_config: StepDependencyConfig,
+        self, *, in_process: Executor, max_concurrent: int, tag_concurrency_limits: list[dict[str, Any]]
     ) -> None:
+        self._in_process = in_process
         self._max_concurrent = max_concurrent
         self._tag_concurrency_limits = tag_concurrency_limits
-        self._retries = retries
-        self._step_dependency_config = step_dependency_config
-        self.beside: Callable[[Any], bool] | None = None
 
     @property
-    def retries(self) -> RetryMode:
+    def retries(self) -> Any:
         """The retry mode of the run."""
-        return self._retries
+        return self._in_process.retries
 
     @property
-    def step_dependency_config(self) -> StepDependencyConfig:
+    def step_dependency_config(self) -> Any:
         """The outputs that a step waits for."""
-        return self._step_dependency_config
+        return self._in_process.step_dependency_config
 
     def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
         """Runs the steps of a run.
@@ -161,18 +151,12 @@ class ThreadedExecutor(Executor):
         Raises:
             DagsterInvariantViolationError: the run's process was lost, and Dagster asks to resume it.
         """
-        if plan_context.resume_from_failure:  # the steps that had begun are no longer known, nor their pods
+        if plan_context.resume_from_failure:  # the steps that had begun are no longer known
             raise DagsterInvariantViolationError(
                 "the threaded executor cannot go on with a run whose process was lost; set max_resume_run_attempts "
                 "of run_monitoring in dagster.yaml to 0: recovery starts another run, which goes on"
             )
-        keys = execution_plan.step_keys_to_execute
-        yield DagsterEvent.engine_event(
-            plan_context,
-            f"Executing steps on {self._max_concurrent} threads of one process (pid: {os.getpid()})",
-            event_specific_data=EngineEventData.in_process(os.getpid(), keys),
-        )
-        began = time.monotonic()
+        plan_context.log.info(f"Executing steps on {self._max_concurrent} threads of one process (pid: {os.getpid()})")
         yield from ExecuteRunWithPlanIterable(
             execution_plan=plan_context.execution_plan,
             iterator=self._steps,
@@ -185,13 +169,8 @@ class ThreadedExecutor(Executor):
                 instance=plan_context.instance,
                 raise_on_error=plan_context.raise_on_error,
                 output_capture=plan_context.output_capture,
-                step_dependency_config=self._step_dependency_config,
+                step_dependency_config=self.step_dependency_config,
             ),
-        )
-        yield DagsterEvent.engine_event(
-            plan_context,
-            f"Finished steps in process (pid: {os.getpid()}) in {time.monotonic() - began:.2f}s",
-            event_specific_data=EngineEventData.in_process(os.getpid(), keys),
         )
 
     def _steps(self, job_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
@@ -202,40 +181,25 @@ class ThreadedExecutor(Executor):
                 max_concurrent=self._max_concurrent,
                 tag_concurrency_limits=self._tag_concurrency_limits,
                 instance_concurrency_context=pools,
-                step_dependency_config=self._step_dependency_config,
+                step_dependency_config=self.step_dependency_config,
             ) as active,
         ):
             keys = [step.key for step in execution_plan.get_steps_to_execute_in_topo_order()]
             manager = job_context.instance.compute_log_manager
-            log_key = manager.build_log_key_for_run(job_context.run_id, create_compute_log_file_key())
+            log_key = manager.build_log_key_for_run(job_context.run_id, uuid.uuid4().hex[:8])
             capture = ExitStack()  # of all steps in one file; if it fails, they run without it
-            failed = None
             try:
                 try:
                     captured = capture.enter_context(manager.capture_logs(log_key))
                     yield DagsterEvent.capture_logs(job_context, keys, log_key, captured)
                 except Exception:
-                    yield from _handle_compute_log_setup_error(job_context, sys.exc_info())
-                yield from _Threads(job_context, active, self._pods(job_context, execution_plan)).run()
+                    job_context.log.warning("the output of the steps is not captured", exc_info=True)
+                yield from _Threads(job_context, active).run()
             finally:
                 try:
                     capture.close()  # without an error: the output of an interrupted run is complete too
                 except Exception:
-                    failed = sys.exc_info()
-            if failed is not None:
-                yield from _handle_compute_log_teardown_error(job_context, failed)
-
-    def _pods(self, job_context: Any, execution_plan: Any) -> StepPods | None:
-        """Returns the maker of the pods that steps ask for; logs a line if there is no cluster."""
-        steps = map(execution_plan.get_step, execution_plan.step_handles_to_execute)
-        asking = [step.key for step in steps if wants_pod(step)]
-        if not asking:
-            return None
-        pods = pods_of(job_context, self._retries, self.beside)
-        if isinstance(pods, str):
-            job_context.log.info(f"{', '.join(asking)}: asked for pods of their own and run here: {pods}")
-            return None
-        return pods
+                    job_context.log.warning("the captured output of the steps is not complete", exc_info=True)
 
 
 @dataclass(slots=True)
@@ -243,15 +207,11 @@ class _Step:
     """A step that runs.
 
     Attributes:
-        pods: makes the pod that its thread waits for, until ``stop`` is set; None if it runs on its thread.
         thread: while the step may be interrupted.
         error: of the whole run, known when the thread has ended.
     """
 
     context: Any
-    known_state: Any
-    pods: StepPods | None
-    stop: threading.Event = field(default_factory=threading.Event)
     events: list[DagsterEvent] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     thread: int | None = None
@@ -262,10 +222,9 @@ class _Step:
 class _Threads:
     """The steps of one run: starts those that are ready, and takes their events one by one."""
 
-    def __init__(self, job_context: Any, active: Any, pods: StepPods | None) -> None:
+    def __init__(self, job_context: Any, active: Any) -> None:
         self._job_context = job_context
         self._active = active
-        self._pods = pods
         self._running: dict[str, _Step] = {}
         # None: the thread has ended
         self._events: queue.SimpleQueue[tuple[_Step, DagsterEvent | None]] = queue.SimpleQueue()
@@ -280,11 +239,8 @@ class _Threads:
                     self._error = DagsterExecutionInterruptedError()
                     active.mark_interrupted()
                     self._stopping_since = time.monotonic()
-                    yield DagsterEvent.engine_event(
-                        self._job_context,
-                        "Threaded executor: received termination signal - interrupting the steps that run",
-                        EngineEventData.interrupted(list(self._running)),
-                    )
+                    names = ", ".join(self._running) or "no step"
+                    self._job_context.log.info(f"received a termination signal, which interrupts {names}")
                 if self._stopping_since is None:
                     self._start_ready()
                     yield from active.concurrency_event_iterator(self._job_context)
@@ -304,9 +260,7 @@ class _Threads:
 
     def _start_ready(self) -> None:
         for step in self._active.get_steps_to_execute():
-            known_state = self._active.get_known_state()
-            pods = self._pods if wants_pod(step) else None
-            started = _Step(self._job_context.for_step(step, known_state), known_state, pods)
+            started = _Step(self._job_context.for_step(step, self._active.get_known_state()))
             self._running[step.key] = started
             body = contextvars.copy_context().run
             threading.Thread(target=body, args=(self._work, started), name=f"step {step.key}", daemon=True).start()
@@ -316,11 +270,7 @@ class _Threads:
         try:
             try:
                 step.thread = threading.get_ident()
-                if step.pods is not None:
-                    events = step.pods.events(step.context, step.known_state, step.stop)
-                else:
-                    events = dagster_event_sequence_for_step(step.context)
-                for event in events:
+                for event in dagster_event_sequence_for_step(step.context):
                     self._events.put((step, event))
             except BaseException as raised:
                 step.error = raised
@@ -356,7 +306,7 @@ class _Threads:
             self._error = self._error or step.error
             if self._stopping_since is None:
                 self._stopping_since = time.monotonic()
-        elif step.pods is None:  # the process of a pod has run the hooks
+        else:
             yield from _trigger_hook(step.context, step.events)
 
     def _wait_on(self) -> bool:
@@ -366,9 +316,6 @@ class _Threads:
         if stopping > GRACE_SECONDS:
             return False
         for step in self._running.values():
-            if step.pods is not None:
-                step.stop.set()
-                continue
             with step.lock:
                 if step.thread is not None and now >= step.interrupted_at + INTERRUPT_SECONDS:
                     sent = interrupt(

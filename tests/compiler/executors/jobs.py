@@ -28,7 +28,6 @@ from dagster import (
 )
 
 from noetl_dagster.compiler.executors import threaded_executor
-from noetl_dagster.compiler.executors.pods import POD_TAG
 from tests.waiting import PATIENCE_SECONDS
 
 
@@ -264,12 +263,3 @@ assets = Definitions(
     asset_checks=[is_three],
     jobs=[define_asset_job("asset_job", executor_def=threaded_executor)],
 )
-
-
-@op(tags={POD_TAG: "apart"})
-def alone() -> None: ...
-
-
-@job(executor_def=threaded_executor)
-def apart() -> None:
-    alone()

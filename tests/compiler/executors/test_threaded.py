@@ -21,6 +21,8 @@ from dagster import (
     execute_job,
     reconstructable,
 )
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run, execute_run_iterator
 
 from tests.compiler.executors import jobs
 from tests.compiler.executors.jobs import SEEN
@@ -152,9 +154,6 @@ def test_output_of_all_steps_is_in_one_file(execute: Execute, dagster_instance: 
 def test_checks_of_assets_run(dagster_instance: DagsterInstance) -> None:
     job = jobs.assets.resolve_job_def("asset_job")
     result = job.execute_in_process(instance=dagster_instance)  # with Dagster's own executor, for comparison
-    from dagster._core.execution.api import execute_run
-
-    from noetl_dagster.dagster_internals import InMemoryJob
 
     run = dagster_instance.create_run_for_job(job)
     own = execute_run(InMemoryJob(job), run, dagster_instance)
@@ -167,6 +166,15 @@ def test_checks_of_assets_run(dagster_instance: DagsterInstance) -> None:
     }
     assert kinds["ours"] == kinds["theirs"]
     assert any(kind == "ASSET_CHECK_EVALUATION" for _, kind in kinds["ours"])
+
+
+def test_a_run_whose_process_was_lost_is_not_begun_again(dagster_instance: DagsterInstance) -> None:
+    job = reconstructable(jobs.many)
+    run = dagster_instance.create_run_for_job(job.get_definition(), status=DagsterRunStatus.STARTED)
+    list(execute_run_iterator(job, run, dagster_instance, resume_from_failure=True))
+    assert dagster_instance.get_run_by_id(run.run_id).status is DagsterRunStatus.FAILURE  # type: ignore[union-attr]
+    messages = [str(entry.dagster_event) for entry in dagster_instance.all_logs(run.run_id)]
+    assert any("set max_resume_run_attempts of run_monitoring in dagster.yaml to 0" in line for line in messages)
 
 
 @contextmanager
