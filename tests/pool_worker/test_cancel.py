@@ -51,7 +51,7 @@ async def counts(engine: Engine, execution_id: int) -> Counter[str]:
     return Counter(dict(await engine.runtime.pool.fetch(query, execution_id)))
 
 
-@pytest.mark.parametrize("transport", list(EventTransport))
+@pytest.mark.parametrize("transport", [EventTransport.NATS, EventTransport.DIRECT])
 async def test_a_worker_stops_what_it_runs_and_is_free_again(
     settings: Settings, spawn: Spawn, tmp_path: Path, transport: EventTransport
 ) -> None:

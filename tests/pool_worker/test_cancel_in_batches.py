@@ -16,13 +16,12 @@ from tests.waiting import until
 from tests.whole import ENDS, EVENTS, Fan, held_rows, nothing_left, warm
 
 
-@pytest.mark.parametrize("transport", [EventTransport.NATS, EventTransport.DIRECT])
 async def test_half_of_what_a_worker_holds_is_cancelled(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: EventTransport
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("noetl_dagster.pool_worker.claimer.KEPT_SECONDS", 1000.0)
     monkeypatch.setattr("noetl_dagster.pool_worker.claimer.AHEAD_SECONDS", 1.0)  # short on a busy machine too
-    async with control_plane(settings, transport) as own:
+    async with control_plane(settings, EventTransport.NATS) as own:
         engine = await Engine.open(own)
         pool = engine.runtime.pool
         async with working(own, "w", worker_slots=4):

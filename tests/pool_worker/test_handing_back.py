@@ -43,11 +43,8 @@ async def others_have(fan: Fan, count: int) -> None:
         await until(lambda: len(fan.begun) == count, "others to run what was given back")
 
 
-@pytest.mark.parametrize("transport", [EventTransport.NATS, EventTransport.DIRECT])
-async def test_a_worker_that_stops_hands_over_at_once(
-    settings: Settings, tmp_path: Path, transport: EventTransport
-) -> None:
-    async with control_plane(settings, transport) as own:
+async def test_a_worker_that_stops_hands_over_at_once(settings: Settings, tmp_path: Path) -> None:
+    async with control_plane(settings, EventTransport.DIRECT) as own:
         engine = await Engine.open(own)
         async with working(own, "first", worker_slots=2) as first:
             fan = await claims_ahead(engine, "first", tmp_path)
@@ -62,11 +59,10 @@ async def test_a_worker_that_stops_hands_over_at_once(
         await engine.close()
 
 
-@pytest.mark.parametrize("transport", [EventTransport.HTTP])
 async def test_a_worker_whose_slots_are_blocked_gives_back_what_it_claimed_ahead(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: EventTransport
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with control_plane(settings, transport) as own:
+    async with control_plane(settings, EventTransport.HTTP) as own:
         engine = await Engine.open(own)
         async with working(own, "first", worker_slots=2):
             fan = await claims_ahead(engine, "first", tmp_path)

@@ -67,7 +67,7 @@ async def test_others_do_what_a_killed_worker_had_claimed(
         await engine.close()
 
 
-@pytest.mark.parametrize("processes", [3, 1])
+@pytest.mark.parametrize("processes", [3])
 @pytest.mark.parametrize(("items", "kills"), [(300, 1), pytest.param(6_000, 12, marks=LONG)])
 async def test_claims_go_on_when_api_processes_are_killed(
     settings: Settings, start: Start, tmp_path: Path, processes: int, items: int, kills: int

@@ -178,30 +178,16 @@ async def test_large_items_and_results_go_by_reference(engine: Engine, settings:
     assert state.latest["end"].envelope["data"] == [100_000, 100_000]
 
 
-async def test_a_fan_out_runs_in_the_pool(engine: Engine, settings: Settings) -> None:
-    text = """
-    workflow:
-      - step: start
-        spec: {loop_mode: fanout, fanout: {engine: workers, max_concurrent: 10}}
-        loop: {in: "{{ range(30) | list }}", iterator: n}
-        tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n + 1"}
-        next: [end]
-      - step: end
-        tool: {kind: python, input: {r: "{{ start.results }}"}, code: "result = sum(r)"}
-    """
-    async with working(settings, "w1"), working(settings, "w2"):
-        state = await engine.run(playbook(text))
-    assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert state.latest["end"].envelope["data"] == sum(range(1, 31))
-
-
 async def test_a_hundred_shards_are_a_hundred_commands(engine: Engine, settings: Settings) -> None:
     text = """
     workflow:
       - step: start
         spec: {loop_mode: fanout, fanout: {engine: workers, max_concurrent: 100}}
         loop: {in: "{{ range(100) }}", iterator: n}
-        tool: {kind: noop}
+        tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n + 1"}
+        next: [end]
+      - step: end
+        tool: {kind: python, input: {r: "{{ start.results }}"}, code: "result = sum(r)"}
     """
     running = asyncio.create_task(engine.run(playbook(text)))
 
@@ -211,9 +197,10 @@ async def test_a_hundred_shards_are_a_hundred_commands(engine: Engine, settings:
     await until(queued, "a row in the queue for each command")
     issued = "SELECT count(DISTINCT meta ->> 'shard_id') FROM noetl.event WHERE event_type = 'command.issued'"
     assert await engine.runtime.pool.fetchval(issued) == 100
-    async with working(settings, "w1"):
+    async with working(settings, "w1"), working(settings, "w2"):
         state = await running
     assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert state.latest["end"].envelope["data"] == sum(range(1, 101))
 
 
 async def test_an_op_that_stops_waiting_takes_its_commands_back(engine: Engine) -> None:
@@ -232,8 +219,7 @@ async def test_an_op_that_stops_waiting_takes_its_commands_back(engine: Engine) 
     assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
 
 
-@pytest.mark.parametrize("transport", [EventTransport.DIRECT, EventTransport.HTTP])
-async def test_watermarks_of_workers(transport: EventTransport, settings: Settings, pool: asyncpg.Pool[Any]) -> None:
+async def test_watermarks_of_workers(settings: Settings, pool: asyncpg.Pool[Any]) -> None:
     """They see where the step goes on from, and what they load counts with their ends."""
     text = """
     workload: {new: [1, 2]}
@@ -255,7 +241,7 @@ async def test_watermarks_of_workers(transport: EventTransport, settings: Settin
     """
     await pool.execute("CREATE TABLE numbers (n int)")
     own = settings.model_copy(update={"default_postgres_credential": "embedded"})
-    async with control_plane(own, transport) as plane, working(plane, "w1"):
+    async with control_plane(own, EventTransport.HTTP) as plane, working(plane, "w1"):
         engine = await Engine.open(plane)
         for new in ([1, 2], [2, 3]):
             state = await engine.run(playbook(text), {"new": new})

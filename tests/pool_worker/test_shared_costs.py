@@ -82,7 +82,7 @@ async def test_heartbeats_of_a_worker_travel_together(settings: Settings, tmp_pa
         await engine.close()
 
 
-@pytest.mark.parametrize("transport", list(EventTransport))
+@pytest.mark.parametrize("transport", [EventTransport.NATS, EventTransport.DIRECT])
 async def test_ends_wait_for_company_only_while_commands_wait_for_a_slot(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: EventTransport
 ) -> None:
@@ -100,7 +100,7 @@ async def test_ends_wait_for_company_only_while_commands_wait_for_a_slot(
         await engine.close()
 
 
-@pytest.mark.parametrize("transport", list(EventTransport))
+@pytest.mark.parametrize("transport", [EventTransport.NATS, EventTransport.HTTP])
 async def test_a_log_that_takes_nothing_holds_up_the_driver(
     settings: Settings, pool: asyncpg.Pool, tmp_path: Path, transport: EventTransport
 ) -> None:

@@ -89,21 +89,6 @@ async def test_two_of_fifty_shards_fail_and_the_partial_arc_is_taken(run: Run) -
     assert fan["results"][32]["data"] == 32
 
 
-async def test_a_partial_fan_in_is_a_failure_that_an_arc_may_take(run: Run) -> None:
-    state = await run(
-        """
-        workflow:
-          - step: fan
-            loop: {in: [1, 2, 3], iterator: n}
-            spec: {loop_mode: fanout, fanout: {max_shard_retries: 0}}
-            tool: {kind: python, input: {n: "{{ n }}"}, code: "result = 6 / (n - 2)"}
-        """.rstrip()
-        + ROUTED
-    )
-    assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert state.latest["part"].envelope["data"] == 1
-
-
 async def test_shards_that_fail_once_complete_under_the_same_name(run: Run, engine: Engine) -> None:
     state = await run(
         """
@@ -360,6 +345,38 @@ async def test_executor_spec_asks_for_fan_out_too(engine: Engine) -> None:
     state = await engine.run(parsed)
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert len(await events(engine, state, "loop.shard.done")) == 2
+
+
+async def test_failed_shards_of_an_ended_fan_in_run_again_on_resume(engine: Engine, tmp_path: Path) -> None:
+    proof = tmp_path / "proof"
+    parsed = playbook(
+        """
+        workload: {proof: ""}
+        workflow:
+          - step: fan
+            loop: {in: "{{ range(20) | list }}", iterator: n}
+            spec: {loop_mode: fanout, fanout: {max_groups: 2, max_shard_retries: 0}}
+            tool:
+              kind: python
+              input: {n: "{{ n }}", proof: "{{ proof }}"}
+              code: |
+                import os
+                if n in (4, 15) and not os.path.exists(proof):
+                    raise ValueError("not yet")
+                result = n
+        """
+    )
+    failed = await engine.run(parsed, {"proof": str(proof)})
+    assert "2 of 20" in (failed.error or "")
+    proof.touch()
+
+    resumed = await engine.resume(failed.execution_id)
+
+    assert resumed.error is None
+    assert resumed.latest["fan"].envelope["done"] == 20
+    claimed = Counter(row["current_index"] for row in await events(engine, resumed, "command.claimed"))
+    assert {index for index, count in claimed.items() if count == 2} == {4, 15}
+    assert sum(claimed.values()) == 22
 
 
 def test_a_group_is_read_from_its_key() -> None:

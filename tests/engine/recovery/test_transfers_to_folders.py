@@ -68,14 +68,12 @@ def settings(settings: Settings) -> Settings:
     ("kind", "mode", "method", "times", "seen"),
     [
         pytest.param("postgres", "replace", "_store", 4, 1, id="while parts are staged"),
-        pytest.param("jsonl", "append", "_store", 4, 1, id="while parts of a file are staged"),
         pytest.param("postgres", "replace", "_record", 4, 1, id="between a part and its position"),
         pytest.param("jsonl", "append", "_take_back", 1, 1, id="after the last part of a file"),
         pytest.param("postgres", "append", "copy_async", 3, None, id="while parts are published"),
         pytest.param("postgres", "replace", "copy_async", 3, None, id="while parts take the place of others"),
         pytest.param("postgres", "append", "run", 1, None, id="after the end"),
         pytest.param("query", "append", "copy_async", 3, None, id="while parts that begin again are published"),
-        pytest.param("query", "append", "run", 1, None, id="after the end of what begins again"),
     ],
 )
 async def test_goes_on_where_a_killed_process_was(
@@ -150,8 +148,9 @@ def broken(monkeypatch: pytest.MonkeyPatch, *, away: bool) -> None:
     monkeypatch.setattr(obstore, "delete_async", deleting)
 
 
-@pytest.mark.parametrize("kind", ["postgres", "query"])
-@pytest.mark.parametrize("how", ["policy", "resume", "resume when the store is back"])
+@pytest.mark.parametrize(
+    ("kind", "how"), [("query", "policy"), ("postgres", "resume"), ("query", "resume when the store is back")]
+)
 async def test_what_failed_when_it_was_published_is_there_once(
     engine: Engine,
     numbers: asyncpg.Pool,
@@ -178,9 +177,8 @@ async def test_what_failed_when_it_was_published_is_there_once(
     assert [path.name for path in lake.iterdir() if path.name[0] == "_"] == ["_SUCCESS"]
 
 
-@pytest.mark.parametrize("kind", ["postgres", "query"])
-async def test_calls_that_succeed_append_each(engine: Engine, numbers: asyncpg.Pool, tmp_path: Path, kind: str) -> None:
-    text = MOVE.format(source=SOURCES[kind], folder=tmp_path, mode="append", resumable="auto")
+async def test_calls_that_succeed_append_each(engine: Engine, numbers: asyncpg.Pool, tmp_path: Path) -> None:
+    text = MOVE.format(source=SOURCES["postgres"], folder=tmp_path, mode="append", resumable="auto")
 
     state = await engine.run(playbook(text + AGAIN))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sqlite3
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,6 @@ from noetl_dagster.tools.sinks import duckdb as duckdb_parts
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import PartPlace, SinkKind
 from noetl_dagster.tools.sql import duckdb_files
-from noetl_dagster.tools.sql.tables import WriteMode
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.runner import Call
 from tests.playbooks import playbook
@@ -123,68 +123,44 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, settings: Settings, mo
 
 
 async def test_each_iteration_is_written_once(engine: Engine, place: Place) -> None:
+    """A worker that comes late writes nothing: its part has the name of a published one, and the log refuses its end."""
     state = await engine.run(place.playbook)
     assert str(state.status) == "COMPLETED", state.error
-    assert await place.seen() == [0, 1, 2, 3, 4]
     assert not [name for name in await place.names() if "_staged" in name]
+    execution = await engine.runtime.load(state.execution_id)
+    command = Command(execution.id, "each", index=1, item=1, loop_id=execution.state.loops[("each", 1)][0].loop_id)
+    await engine.runtime.runner.run(Call(execution.visit("each"), command), claimed=True)
+    assert await place.seen() == [0, 1, 2, 3, 4]
 
 
-MOMENTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}
-
-
-def moment(kill: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
-    MOMENTS[kill.__name__] = kill
-    return kill
-
-
-@moment
-def between_stage_and_completion(patch: pytest.MonkeyPatch) -> None:
-    stage, calls = PartSinks.stage, iter(range(100))
+def die_at(patch: pytest.MonkeyPatch, method: str, *, before: bool = False, call: int = 1) -> None:
+    """Ends the process before or after a call of a method of the sinks; ``call`` counts from 0."""
+    real, calls = getattr(PartSinks, method), iter(range(100))
 
     async def dying(*args: Any, **kwargs: Any) -> Any:
-        found = await stage(*args, **kwargs)
-        if next(calls) == 2:
+        dies = next(calls) == call
+        if dies and before:
             raise Died
-        return found
-
-    patch.setattr(PartSinks, "stage", dying)
-
-
-@moment
-def between_completion_and_publication(patch: pytest.MonkeyPatch) -> None:
-    publish, calls = PartSinks.publish, iter(range(100))
-
-    async def dying(*args: Any, **kwargs: Any) -> None:
-        if next(calls) == 2:
+        result = await real(*args, **kwargs)
+        if dies:
             raise Died
-        await publish(*args, **kwargs)
+        return result
 
-    patch.setattr(PartSinks, "publish", dying)
-
-
-@moment
-def after_the_publication(patch: pytest.MonkeyPatch) -> None:
-    publish, calls = PartSinks.publish, iter(range(100))
-
-    async def dying(*args: Any, **kwargs: Any) -> None:
-        await publish(*args, **kwargs)
-        if next(calls) == 2:
-            raise Died
-
-    patch.setattr(PartSinks, "publish", dying)
+    patch.setattr(PartSinks, method, dying)
 
 
-@pytest.mark.parametrize("when", MOMENTS)
-async def test_nothing_is_lost_nor_written_twice(
-    engine: Engine, place: Place, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_lost_nor_written_twice(engine: Engine, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One execution dies between stage and completion, between completion and publication, and after the latter."""
     execution = await engine.lifecycle.create(place.playbook)
-    with monkeypatch.context() as patch:
-        MOMENTS[when](patch)
-        with pytest.raises(Died):
-            await engine.guard(execution, engine.walker.run(execution))
-    assert await place.seen() == ([0, 1, 2] if when == "after_the_publication" else [0, 1])
-    state = await engine.resume(execution.id)
+    work: Coroutine[Any, Any, Any] = engine.guard(execution, engine.walker.run(execution))
+    for method, before, seen in (("stage", False, [0]), ("publish", True, [0, 1]), ("publish", False, [0, 1, 2, 3, 4])):
+        with monkeypatch.context() as patch:
+            die_at(patch, method, before=before)
+            with pytest.raises(Died):
+                await work
+        assert await place.seen() == seen
+        work = engine.resume(execution.id)
+    state = await work
     assert str(state.status) == "COMPLETED", state.error
     assert await place.seen() == [0, 1, 2, 3, 4]
     assert not [name for name in await place.names() if "_staged" in name]
@@ -209,6 +185,7 @@ def texts(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.glob("*.jsonl")}
 
 
+@pytest.mark.parametrize("place", ["duckdb"], indirect=True)
 async def test_an_iteration_that_ends_with_the_execution_is_not_seen(
     engine: Engine, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,28 +206,17 @@ async def test_an_iteration_that_ends_with_the_execution_is_not_seen(
     assert await place.seen() == [0, 1]
 
 
+@pytest.mark.parametrize("place", ["file"], indirect=True)
 async def test_a_cancellation_publishes_what_is_complete(
     engine: Engine, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execution = await engine.lifecycle.create(place.playbook)
     with monkeypatch.context() as patch:
-        between_completion_and_publication(patch)
+        die_at(patch, "publish", before=True, call=2)
         with pytest.raises(Died):
             await engine.guard(execution, engine.walker.run(execution))
     assert await engine.lifecycle.cancel(execution.id)
     assert await place.seen() == [0, 1, 2]
-
-
-async def test_a_worker_that_comes_late_writes_nothing(engine: Engine, place: Place) -> None:
-    """Its part has the name of the one that another worker has published; its end is refused by the log."""
-    state = await engine.run(place.playbook)
-    again = await engine.lifecycle.create(place.playbook)
-    assert again.id != state.execution_id
-    runner = engine.runtime.runner
-    execution = await engine.runtime.load(state.execution_id)
-    command = Command(execution.id, "each", index=1, item=1, loop_id=execution.state.loops[("each", 1)][0].loop_id)
-    await runner.run(Call(execution.visit("each"), command), claimed=True)
-    assert await place.seen() == [0, 1, 2, 3, 4]
 
 
 async def test_a_part_that_cannot_be_written_fails_its_iteration(engine: Engine, tmp_path: Path) -> None:
@@ -329,7 +295,7 @@ async def test_replace_and_upsert_in_duckdb(engine: Engine, tmp_path: Path) -> N
     assert rows == [(state.execution_id, n, n) for n in range(3)]
 
 
-@pytest.mark.parametrize("name", ["parts", "one.jsonl", "rows.duckdb"])
+@pytest.mark.parametrize("name", ["parts", "rows.duckdb"])
 async def test_parts_on_another_machine_fail_the_step(
     engine: Engine, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,14 +321,10 @@ async def test_parts_on_another_machine_fail_the_step(
     assert f"as this process sees {here}" in (state.error or "")
 
 
-@pytest.mark.parametrize("name", ["parts", "one.jsonl", "rows.duckdb"])
-async def test_parts_may_be_settled_again(
-    engine: Engine, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+async def test_the_part_of_one_file_may_be_settled_again(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the process dies between the publication and the end of the step."""
-    sink = f"{{tool: file, path: {tmp_path}/{name}, format: jsonl}}"
-    if name == "rows.duckdb":
-        sink = f"{{tool: duckdb, database: {tmp_path}/{name}, table: numbers}}"
     settle = PartSinks.settle
 
     async def twice(*args: Any, **kwargs: Any) -> None:
@@ -370,9 +332,9 @@ async def test_parts_may_be_settled_again(
         await settle(*args, **kwargs)
 
     monkeypatch.setattr(PartSinks, "settle", twice)
-    for _ in range(2):
-        state = await engine.run(playbook(LOOP.replace("SINK", sink)))
-        assert str(state.status) == "COMPLETED", state.error
+    state = await engine.run(playbook(LOOP.replace("SINK", f"{{tool: file, path: {tmp_path}/one.jsonl}}")))
+    assert str(state.status) == "COMPLETED", state.error
+    assert texts(tmp_path) == {"one.jsonl": '{"n":4}\n'}
 
 
 async def test_a_part_that_a_killed_process_was_writing_is_removed(
@@ -413,7 +375,7 @@ async def test_a_part_of_an_earlier_run_does_not_replace_newer_ones(
         sink = f"{{tool: file, path: {tmp_path}/one.jsonl}}"
     execution = await engine.lifecycle.create(playbook(LOOP.replace("SINK", sink)))
     with monkeypatch.context() as patch:
-        between_completion_and_publication(patch)
+        die_at(patch, "publish", before=True, call=2)
         with pytest.raises(Died):
             await engine.guard(execution, engine.walker.run(execution))
     state = await engine.resume(execution.id)
@@ -423,44 +385,6 @@ async def test_a_part_of_an_earlier_run_does_not_replace_newer_ones(
         return
     with duckdb.connect(str(file)) as connection:
         assert connection.execute("SELECT n FROM latest").fetchall() == [(4,)]
-
-
-@pytest.mark.parametrize(
-    ("first", "later", "column"),
-    [
-        ("1", "2.5", "v is BIGINT and would change DOUBLE '2.5'"),
-        ("1", "'2.5'", "v is BIGINT and would change VARCHAR '2.5'"),
-        ("1.5", "2**53 + 1", "v is DOUBLE and would change BIGINT '9007199254740993'"),
-        ("{'x': 1}", "{'x': 2.5}", "v is STRUCT(x BIGINT) and would change STRUCT(x DOUBLE)"),
-        ("[1]", "[2.5]", "v is BIGINT[] and would change DOUBLE[]"),
-    ],
-)
-async def test_a_value_that_a_column_would_change_is_refused(
-    engine: Engine, tmp_path: Path, first: str, later: str, column: str
-) -> None:
-    sink = f"{{tool: duckdb, database: {tmp_path}/rows.duckdb, table: numbers}}"
-    code = f"result = {{'v': {first} if n == 0 else {later}}}"
-    text = LOOP.replace("SINK", sink).replace("result = {'n': n}", code)
-    state = await engine.run(playbook(text))
-    assert str(state.status) == "FAILED"
-    assert "4 of 5 iterations failed" in (state.error or "")
-    assert column in (state.error or "")
-
-
-async def test_values_that_columns_hold_unchanged_are_written(engine: Engine, tmp_path: Path) -> None:
-    file = tmp_path / "rows.duckdb"
-    columns = "n INT, f FLOAT, c DECIMAL(9, 2), d DATE, t TIMESTAMP, j JSON, x VARCHAR, e INT"
-    with duckdb.connect(str(file)) as connection:
-        connection.execute(f"CREATE TABLE numbers ({columns})")
-    row = "{'n': 2.0, 'f': 0.1, 'c': 0.1, 'd': '2024-01-02', 't': '2024-01-02T03:04:05', 'j': {'a': [1]}, 'x': 5, 'e': None}"
-    sink = f"{{tool: duckdb, database: {file}, table: numbers}}"
-    text = LOOP.replace("SINK", sink).replace("{'n': n}", row)
-    state = await engine.run(playbook(text))
-    assert str(state.status) == "COMPLETED", state.error
-    with duckdb.connect(str(file)) as connection:
-        assert connection.execute("SELECT DISTINCT n, c::VARCHAR, d::VARCHAR, j, x, e FROM numbers").fetchall() == [
-            (2, "0.10", "2024-01-02", '{"a":[1]}', "5", None)
-        ]
 
 
 def duckdb_place(folder: Path, **fields: Any) -> PartPlace:
@@ -498,24 +422,36 @@ async def test_a_column_that_differs_in_case_from_one_that_names_the_iteration_i
         assert found == [(1, "mine", 7), (2, None, None)]
 
 
-async def test_columns_that_name_the_iteration_are_found_in_any_case(tmp_path: Path) -> None:
-    with duckdb.connect(str(tmp_path / "rows.duckdb")) as connection:
-        connection.execute("CREATE TABLE t (n INT, EXECUTION_ID BIGINT)")
-    for execution_id in (5, 6):
-        place = duckdb_place(
-            tmp_path,
-            part=f"{execution_id}.each.1.0.1",
-            own={"execution_id": execution_id},
-            mode=WriteMode.REPLACE,
-        )
-        await staged_and_published(place, [{"n": execution_id}])
-    with duckdb.connect(place.path) as connection:
-        assert connection.execute("SELECT * FROM t ORDER BY n").fetchall() == [(5, 5), (6, 6)]
-
-
 def rows_of(place: PartPlace, columns: str = "*") -> list[tuple[Any, ...]]:
     with duckdb.connect(place.path) as connection:
         return connection.execute(f"SELECT {columns} FROM t ORDER BY 1").fetchall()
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "column"),
+    [
+        (1, 2.5, "v is BIGINT and would change DOUBLE '2.5'"),
+        (1, "2.5", "v is BIGINT and would change VARCHAR '2.5'"),
+        (1.5, 2**53 + 1, "v is DOUBLE and would change BIGINT '9007199254740993'"),
+        ({"x": 1}, {"x": 2.5}, "v is STRUCT(x BIGINT) and would change STRUCT(x DOUBLE)"),
+        ([1], [2.5], "v is BIGINT[] and would change DOUBLE[]"),
+    ],
+)
+async def test_a_value_that_a_column_would_change_is_refused(
+    tmp_path: Path, first: Any, later: Any, column: str
+) -> None:
+    await staged_and_published(duckdb_place(tmp_path), {"v": first})
+    with pytest.raises(ToolError, match=re.escape(column)):
+        await duckdb_parts.DuckdbParts().stage(duckdb_place(tmp_path, part="1.each.1.1.1"), {"v": later})
+
+
+async def test_values_that_columns_hold_unchanged_are_written(tmp_path: Path) -> None:
+    columns = "n INT, f FLOAT, c DECIMAL(9, 2), d DATE, t TIMESTAMP, j JSON, x VARCHAR, e INT"
+    place, times = duckdb_place(tmp_path), {"d": "2024-01-02", "t": "2024-01-02T03:04:05"}
+    with duckdb.connect(place.path) as connection:
+        connection.execute(f"CREATE TABLE t ({columns})")
+    await staged_and_published(place, {"n": 2.0, "f": 0.1, "c": 0.1, **times, "j": {"a": [1]}, "x": 5, "e": None})
+    assert rows_of(place, "n, c::VARCHAR, d::VARCHAR, j, x, e") == [(2, "0.10", "2024-01-02", '{"a":[1]}', "5", None)]
 
 
 async def test_new_columns_in_duckdb(tmp_path: Path) -> None:
@@ -632,17 +568,17 @@ async def _ended(engine: Engine, sink: str, text: str = CHANGING) -> ExecutionSt
     return state
 
 
-@pytest.mark.parametrize("mode", ["append", "upsert, key: [n]"])
-async def test_rows_of_parts_fill_columns_of_a_table_as_rows_at_once(parted: Engine, mode: str) -> None:
+async def test_rows_of_parts_fill_columns_of_a_table_as_rows_at_once(parted: Engine) -> None:
     pool = parted.runtime.pool
     await pool.execute(
         "CREATE TABLE sunk (n int UNIQUE, x float8, late text DEFAULT 'none', z jsonb, execution_id bigint)"
     )
-    state = await _ended(parted, f"{{tool: postgres, auth: pg, table: sunk, mode: {mode}}}")
+    state = await _ended(parted, "{tool: postgres, auth: pg, table: sunk, mode: upsert, key: [n]}")
     found = await pool.fetch("SELECT * FROM sunk ORDER BY n")
     assert [dict(row) for row in found] == [row | {"execution_id": state.execution_id} for row in ROWS]
 
 
+@pytest.mark.parametrize("parted", [1024], indirect=True)
 async def test_a_row_that_fails_late_leaves_nothing_in_a_table(parted: Engine) -> None:
     pool = parted.runtime.pool
     await pool.execute("CREATE TABLE sunk (n int CHECK (n < 1900), x float8, late text, z jsonb)")
@@ -683,6 +619,7 @@ async def test_rows_of_parts_are_in_files_as_rows_at_once(parted: Engine, tmp_pa
     assert [{"late": None, **json.loads(line)} for line in lines] == ROWS
 
 
+@pytest.mark.parametrize("parted", [1024], indirect=True)
 async def test_a_large_result_never_stands_in_memory_for_its_sink(
     parted: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

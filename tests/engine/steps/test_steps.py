@@ -10,22 +10,6 @@ from noetl_dagster.events.state import ExecutionStatus
 from tests.engine.conftest import Run
 
 
-async def test_results_flow_along_the_arcs(run: Run) -> None:
-    state = await run(
-        """
-        workload: {who: Ada}
-        workflow:
-          - step: start
-            tool: {kind: python, input: {name: "{{ who }}"}, code: "result = {'greeting': f'hello {name}'}"}
-            next: [{step: end}]
-          - step: end
-            tool: {kind: python, input: {text: "{{ start.greeting }}"}, code: "result = text.upper()"}
-        """
-    )
-    assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert state.latest["end"].envelope["data"] == "HELLO ADA"
-
-
 async def test_exclusive_arcs_fire_once_and_inclusive_ones_join(run: Run) -> None:
     state = await run(
         """
@@ -103,27 +87,6 @@ async def test_an_unhandled_failure_fails_the_execution(run: Run) -> None:
     assert "end" not in state.latest
 
 
-async def test_an_arc_may_take_a_failure(run: Run) -> None:
-    state = await run(
-        """
-        workflow:
-          - step: start
-            tool: {kind: python, code: "raise ValueError('no luck')"}
-            next:
-              arcs:
-                - {step: end}
-                - {step: repair, when: "{{ event.name == 'step.failed' and error.kind == 'python' }}"}
-          - step: repair
-            tool: {kind: noop}
-            next: [end]
-          - step: end
-            tool: {kind: noop}
-        """
-    )
-    assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert list(state.latest) == ["start", "repair", "end"]
-
-
 async def test_an_undecidable_arc_is_an_error_not_an_end(run: Run) -> None:
     state = await run(
         """
@@ -178,38 +141,6 @@ async def test_policies_retry_jump_and_break(run: Run) -> None:
     assert state.latest["start"].envelope["results"]["flaky"]["data"] == {"attempt": 3}
 
 
-async def test_a_parallel_loop_keeps_item_order(run: Run) -> None:
-    state = await run(
-        """
-        workflow:
-          - step: start
-            loop: {in: "{{ range(25) | list }}", iterator: n, spec: {mode: parallel, max_in_flight: 8}}
-            tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n * n"}
-            next: [total]
-          - step: total
-            tool: {kind: python, input: {squares: "{{ start.results }}"}, code: "result = squares"}
-        """
-    )
-    assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert state.latest["total"].envelope["data"] == [n * n for n in range(25)]
-
-
-async def test_a_failed_iteration_fails_the_step_but_not_the_others(run: Run, engine: Engine) -> None:
-    text = """
-        workflow:
-          - step: start
-            loop: {in: [1, 0, 2], iterator: n, spec: {mode: sequential}}
-            tool: {kind: python, input: {n: "{{ n }}"}, code: "result = 10 / n"}
-            next:
-              arcs: [{step: partial, when: "{{ loop.failed > 0 }}"}]
-          - step: partial
-            tool: {kind: python, input: {done: "{{ start.done }}"}, code: "result = done"}
-        """
-    state = await run(text)
-    assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert state.latest["partial"].envelope["data"] == 2
-
-
 async def test_a_large_result_is_stored_and_read_on_first_use(run: Run) -> None:
     state = await run(
         """
@@ -224,37 +155,6 @@ async def test_a_large_result_is_stored_and_read_on_first_use(run: Run) -> None:
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert state.latest["start"].envelope["ref"].bytes_size > 8192
     assert state.latest["end"].envelope["data"] == 5000
-
-
-async def test_a_fan_out_fans_in_once(run: Run, engine: Engine) -> None:
-    state = await run(
-        """
-        workflow:
-          - step: start
-            loop: {in: "{{ range(100) | list }}", iterator: n}
-            spec: {loop_mode: fanout, fanout: {max_groups: 4, max_concurrent: 10}}
-            tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n"}
-            next:
-              arcs:
-                - {step: complete, when: "{{ fanin.status == 'complete' }}"}
-                - {step: partial}
-          - step: complete
-            tool: {kind: python, input: {items: "{{ start.results }}"}, code: "result = sum(items)"}
-          - step: partial
-            tool: {kind: noop}
-        """
-    )
-    assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert state.latest["complete"].envelope["data"] == 4950
-    counts = dict(
-        await engine.runtime.pool.fetch(
-            "SELECT event_type, count(*) FROM noetl.event WHERE node_name = 'start' GROUP BY 1"
-        )
-    )
-    assert counts["command.issued"] == 100
-    assert counts["loop.shard.enqueued"] == 100
-    assert counts["loop.shard.done"] == 100
-    assert counts["loop.fanin.completed"] == 1
 
 
 async def test_a_setting_that_the_workload_makes_impossible_starts_nothing(run: Run, engine: Engine) -> None:
