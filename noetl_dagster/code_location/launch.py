@@ -9,19 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dagster import DagsterEventType, DagsterInstance, DagsterInvalidConfigError, DagsterRun, Definitions, JobDefinition
+from dagster import DagsterInstance, DagsterInvalidConfigError, Definitions, JobDefinition
 
 # private: a job made from a playbook, not from a module
 from dagster._core.definitions.job_base import InMemoryJob
 
-# private: executes a run with the plan that it was created with; the public execute_run plans it again
-from dagster._core.execution.api import ExecuteRunWithPlanIterable, create_execution_plan, job_execution_iterator
-
-# private: the context of a run's executor
-from dagster._core.execution.context_creation_job import (
-    PlanOrchestrationContextManager,
-    orchestration_context_event_generator,
-)
+# private: executes a run with an id and tags; JobDefinition.execute_in_process ignores the executor of the job
+from dagster._core.execution.api import execute_run
 
 # private: names the job of a run, so that the UI can launch it again
 from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
@@ -131,12 +125,9 @@ def launch(
         **partition_tags(partition),
         **({RESUME_TAG: run_id} if resumed else {}),
     }
-    reference = instance.get_ref() if instance.is_persistent else None
     try:
-        steps = create_execution_plan(job, run_config, instance_ref=reference, tags=tags)
         run = instance.create_run_for_job(
             job_def=job,
-            execution_plan=steps,
             run_id=run_id,
             run_config=run_config,
             tags=tags,
@@ -147,28 +138,9 @@ def launch(
     except DagsterInvalidConfigError as error:
         reasons = "; ".join(one.message for one in error.errors)
         raise WorkloadError(f"workload of {plan.playbook.name}: {reasons}") from error
-    return _execute(InMemoryJob(job), steps, run, instance)
-
-
-def _execute(job: InMemoryJob, steps: Any, run: DagsterRun, instance: DagsterInstance) -> FinishedRun:
-    """Executes a run with the plan that it was created with; ``execute_run`` would read and make it again."""
-    success, error = False, None
-    for event in ExecuteRunWithPlanIterable(
-        execution_plan=steps,
-        iterator=job_execution_iterator,
-        execution_context_manager=PlanOrchestrationContextManager(
-            context_event_generator=orchestration_context_event_generator,
-            job=job,
-            execution_plan=steps,
-            run_config=run.run_config,
-            dagster_run=run,
-            instance=instance,
-        ),
-    ):
-        success = success or event.event_type is DagsterEventType.RUN_SUCCESS
-        if event.is_run_failure and error is None:
-            error = event.message
-    return FinishedRun(run.run_id, success, error)
+    result = execute_run(InMemoryJob(job), run, instance)
+    failures = [event.message for event in result.all_events if event.is_run_failure]
+    return FinishedRun(run.run_id, result.success, next(iter(failures), None))
 
 
 def job_origin(plan: PlaybookPlan, settings: Settings) -> RemoteJobOrigin | None:

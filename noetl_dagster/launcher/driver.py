@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
@@ -22,11 +23,7 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from dagster._cli.api import _execute_run_command_body
 
 # private: the instance of a launched run, as its launcher wrote it
-from dagster._core.instance.ref import InstanceRef
-
 # private: the instance of a launched run, as its launcher wrote it
-from dagster._serdes import deserialize_value
-
 # private: a run that is interrupted reports it
 from dagster._utils.interrupts import capture_interrupts
 
@@ -73,7 +70,6 @@ class Driver:
         self._folder = address.folder / "runs"
         self._noetl = EngineProvider()
         self._stack = ExitStack()
-        self._instances: dict[str, DagsterInstance] = {}
         self._prepared: dict[tuple[str, bool], PreparedJob] = {}
         self._lock: RunLock | None = None
         self._environment = dict(os.environ)
@@ -91,7 +87,7 @@ class Driver:
         try:
             self._noetl.engine()
             if "DAGSTER_HOME" in os.environ:
-                self._instance("").get_run_by_id("none")
+                self._instance.get_run_by_id("none")
             self._channel.send({"ready": True})  # with the connections that a run needs
             self._serve()
         except KeyboardInterrupt:
@@ -154,9 +150,8 @@ class Driver:
 
     def _execute_run(self, message: Message) -> Message:
         """Drives a run that Dagster has launched, as ``dagster api execute_run`` does."""
-        instance = self._instance(message["instance"])
         with capture_interrupts():  # the events are in Dagster's log already
-            _execute_run_command_body(message["id"], instance, lambda event: None, set_exit_code_on_failure=False)
+            _execute_run_command_body(message["id"], self._instance, lambda event: None, set_exit_code_on_failure=False)
         return {}
 
     def _launch(self, message: Message) -> Message:
@@ -175,7 +170,7 @@ class Driver:
                 launched = launch(
                     prepared,
                     self._noetl,
-                    self._instance(""),
+                    self._instance,
                     execution_id=int(message["id"]),
                     workload=message["workload"],
                     resumed=message["resumed"],
@@ -189,11 +184,11 @@ class Driver:
     def _reason_against_resuming(self, execution_id: int, prepared: PreparedJob) -> str | None:
         """Returns why recovery leaves an execution to its latest run, if it does."""
         name = prepared.plan.playbook.name
-        return run_sync(reason_against_resuming(self._noetl.engine(), self._instance(""), execution_id, name))
+        return run_sync(reason_against_resuming(self._noetl.engine(), self._instance, execution_id, name))
 
     def _report_lost(self, message: Message) -> Message:
         """Reports a run whose process ended without a report as failed or canceled."""
-        instance = self._instance(message["instance"])
+        instance = self._instance
         run = instance.get_run_by_id(message["id"])
         if run is None or run.is_finished or driver_of(self._folder, run.run_id) is not None:
             return {}
@@ -207,23 +202,16 @@ class Driver:
         """Returns the runs that an earlier server with this key received and that no process has started."""
         if "DAGSTER_HOME" not in os.environ:
             return {"runs": []}
-        instance = self._instance("")
         wanted = RunsFilter(statuses=[DagsterRunStatus.STARTING], tags={LAUNCHER_TAG: self._address.key})
-        runs = instance.get_runs(wanted, ascending=True)
+        runs = self._instance.get_runs(wanted, ascending=True)
         free = [run for run in runs if driver_of(self._folder, run.run_id) is None]
         return {"runs": [[run.run_id, priority_of(run.tags)] for run in free]}
 
-    def _instance(self, reference: str) -> DagsterInstance:
-        """Returns Dagster's instance with pooled connections; that of ``DAGSTER_HOME`` for an empty reference."""
-        instance = self._instances.get(reference)
-        if instance is None:
-            opened = (
-                DagsterInstance.from_ref(deserialize_value(reference, InstanceRef))
-                if reference
-                else DagsterInstance.get()
-            )
-            instance = self._instances[reference] = self._stack.enter_context(opened)
-            keep_connections(instance)
+    @cached_property
+    def _instance(self) -> DagsterInstance:
+        """The instance of ``DAGSTER_HOME``, with pooled connections."""
+        instance = self._stack.enter_context(DagsterInstance.get())
+        keep_connections(instance)
         return instance
 
     def _prepare(self, file: str, *, lenient: bool) -> PreparedJob:
@@ -254,8 +242,8 @@ class Driver:
             return True
         try:
             run_sync(self._noetl.engine().runtime.pool.fetchval("SELECT 1"), timeout=STALE_SECONDS)
-            for instance in self._instances.values():
-                instance.get_run_by_id("none")
+            if "_instance" in vars(self):
+                self._instance.get_run_by_id("none")
         except Exception as error:
             logger.info("a driver with broken connections ends: %r", error)
             return False

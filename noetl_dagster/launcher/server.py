@@ -226,7 +226,7 @@ class RunServer:
                 driver.ending = driver.ending or message["needs_replacement"]
                 for run_id, priority in message["answer"].get("runs", ()):  # of an earlier server
                     if run_id not in self._known():
-                        self._add({"do": "run", "id": run_id, "instance": "", "priority": priority})
+                        self._add({"do": "run", "id": run_id, "priority": priority})
                 if item is not None and item.caller is not None:
                     self._send(item.caller, {"ended": item.id, "error": message["answer"].get("error")})
 
@@ -257,7 +257,6 @@ class RunServer:
             report = {
                 "do": "report_lost",
                 "id": item.message.get("run_id", item.id),
-                "instance": item.message.get("instance", ""),
                 "why": why,
                 "priority": FIRST,
             }

@@ -15,9 +15,6 @@ from dagster import DagsterRun, DagsterRunStatus, DefaultRunLauncher, Field, Int
 # private: the interface of launchers
 from dagster._core.launcher.base import CheckRunHealthResult, LaunchRunContext, WorkerStatus
 
-# private: the instance of a launched run, for its driver
-from dagster._serdes import serialize_value
-
 from noetl_dagster.compiler.names import LOCATION
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.launcher.address import (
@@ -39,7 +36,7 @@ class WarmRunLauncher(DefaultRunLauncher):
     """Hands the runs of playbooks to a run server of this machine, which drives a bounded number at once.
 
     Runs of other code locations, and all runs while no server starts, take Dagster's default way: from the code
-    location's own server.
+    location's own server. So do runs of an instance without ``DAGSTER_HOME``, which a driver could not open.
 
     ``dagster.yaml``:
 
@@ -74,7 +71,7 @@ class WarmRunLauncher(DefaultRunLauncher):
     def launch_run(self, context: LaunchRunContext) -> None:
         """Hands a run to the run server, or launches it the default way."""
         run = context.dagster_run
-        if not _is_of_playbook(run):
+        if not _is_of_playbook(run) or "DAGSTER_HOME" not in os.environ:
             super().launch_run(context)
             return
         address = Address.of(self._folder, os.environ, self._at_once)
@@ -83,7 +80,6 @@ class WarmRunLauncher(DefaultRunLauncher):
         request = {
             "do": "run",
             "id": run.run_id,
-            "instance": serialize_value(self._instance.get_ref()),
             "priority": priority_of(run.tags),
         }
         try:
