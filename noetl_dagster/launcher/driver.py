@@ -22,8 +22,6 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 # private: executes a launched run, as the command 'dagster api execute_run' does
 from dagster._cli.api import _execute_run_command_body
 
-# private: the instance of a launched run, as its launcher wrote it
-# private: the instance of a launched run, as its launcher wrote it
 # private: a run that is interrupted reports it
 from dagster._utils.interrupts import capture_interrupts
 
