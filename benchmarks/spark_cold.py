@@ -5,8 +5,8 @@
 Each line is a process of its own, with a JVM of its own, that normalises the pages and counts the patients.
 Plain PySpark reads a local copy. The tool reads the same pages from the minio tier and writes to the shared
 volume: ``source`` through the Python data source, as where executors are elsewhere; ``staged`` through files on
-local disk; ``kept`` also with the class-data archive; ``ahead`` besides with the session started and rehearsed
-before, as while a fetch runs, which is not counted. Prints seconds, in turns, best of ``--repeats``.
+local disk; ``ahead`` besides with the session started and rehearsed before, as while a fetch runs, which is not
+counted. Prints seconds, in turns, best of ``--repeats``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from noetl_dagster.playbook.models import Task
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings, dump_settings, load_settings
 from noetl_dagster.spark.ahead import start_ahead
-from noetl_dagster.spark.archiving import make_archive
 from noetl_dagster.spark.functions import load_function
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
@@ -42,9 +41,8 @@ from noetl_dagster.tools.spark.tool import SparkTool
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "source": {"spark_staging": False, "spark_class_archive": False},
-    "staged": {"spark_class_archive": False},
-    "kept": {},
+    "source": {"spark_staging": False},
+    "staged": {},
     "ahead": {},
 }
 
@@ -127,7 +125,6 @@ def measure(patients: int, repeats: int, ways: list[str], folder: Path) -> dict[
     """Seconds of session, normalise and count, and of the processor, of the repeat that took least, by way."""
     settings = embedded.ensure(Settings(), only=["object_store"]).model_copy(update={"home": folder / "home"})
     asyncio.run(put_pages(folder, settings, patients))
-    make_archive(settings)
     best: dict[str, list[float]] = {}
     for _ in range(repeats):
         for way in ways:

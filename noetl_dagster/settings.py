@@ -453,11 +453,6 @@ class Settings(BaseSettings):
         description="Local masters read and write objects as files in the state folder; false: through Python data "
         "sources, as clusters do",
     )
-    spark_class_archive: bool = Field(
-        True,
-        description="Keep an archive (200 MB) of the classes that Spark has loaded, so that the next driver starts "
-        "faster",
-    )
     spark_driver_memory: str = Field(
         "", description="Memory of a local Spark driver; empty: half of the container's limit, or 2g"
     )

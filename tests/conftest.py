@@ -112,8 +112,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # the processes that capture output would then ignore their end for a minute
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # every test has a state folder of its own, in which each would make an archive
-    os.environ["NOETL_SPARK_CLASS_ARCHIVE"] = "false"
     os.environ["NOETL_CONTAINER_ALLOW"] = "hostPath, serviceAccount, secret"
     os.environ["NOETL_FILE_FOLDERS"] = tempfile.gettempdir()
     # Helm is written in Go, and otherwise spends 40 % of its time on garbage

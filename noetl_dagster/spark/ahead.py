@@ -88,7 +88,7 @@ def _start(spark: Callable[[], SparkSession], settings: Settings, python_too: bo
         shared.sparkContext.setJobGroup(GROUP, "before the first step", True)
         session = shared.newSession()
         with TemporaryDirectory(prefix="noetl-rehearsal-", ignore_cleanup_errors=True) as folder:
-            rehearse(session, Path(folder), python_too=python_too, goes_on=lambda: not _step_runs.is_set())
+            _rehearse(session, Path(folder), python_too=python_too, goes_on=lambda: not _step_runs.is_set())
     except Exception as error:
         logger.info("Spark was not started ahead: %s", str(error).partition("\n")[0])
 
@@ -100,13 +100,7 @@ LINES = [
 PAGE = "data ARRAY<STRUCT<site: STRING, id: STRING, on: STRING, size: STRING>>"
 
 
-def rehearse(
-    session: SparkSession,
-    folder: Path,
-    *,
-    python_too: bool = False,
-    goes_on: Callable[[], bool] = lambda: True,
-) -> None:
+def _rehearse(session: SparkSession, folder: Path, *, python_too: bool, goes_on: Callable[[], bool]) -> None:
     """Runs the job: writes, reads, infers and calls; blocks for some seconds on a cold JVM.
 
     Args:

@@ -7,21 +7,17 @@ import os
 import pwd
 import re
 import shlex
+import shutil
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import orjson
-
 from noetl_dagster import machine
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.private_files import private_folder
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.ahead import expects_short_steps, step_begins
 
@@ -51,10 +47,13 @@ HOT_ONLY = (
 
 So a short job is compiled quickly, and a long one well. ``benchmarks/README.md`` has the costs of each."""
 
+SHARES_CLASSES = 19  # the Java since which a JVM makes, checks and renews its own archive (JDK-8261455)
+SHARE_CLASSES = "-XX:+AutoCreateSharedArchive -Xlog:cds=off -Xlog:cds+dynamic=off"
+"""JVM options: the first JVM that ends keeps its loaded classes in a file, with which later ones start."""
+
 NAMELESS = "noetl"
 """The user's name for Spark and Hadoop if the system knows none for its number, as on OpenShift."""
 
-_archiving: list[subprocess.Popen[bytes]] = []
 _connected: dict[str, SparkSession] = {}
 """Connect sessions of running calls, by group: only an operation's own session can interrupt it."""
 
@@ -77,6 +76,8 @@ def session_config(settings: Settings, *, short: bool = False) -> dict[str, str]
     folder = settings.home.absolute() / "spark"
     java_options = [f"-Dlog4j2.configurationFile={shlex.quote(LOGGING.as_uri())}"]
     java_options.append(FIRST_ONLY if short else HOT_ONLY)
+    if java_version() >= SHARES_CLASSES:
+        java_options.append(f"{SHARE_CLASSES} -XX:SharedArchiveFile={shlex.quote(str(folder / 'classes.jsa'))}")
     if not has_passwd_entry():
         java_options.append(f"-Duser.name={NAMELESS} -Duser.home={shlex.quote(str(settings.home.absolute()))}")
     config |= {
@@ -105,6 +106,17 @@ def session_config(settings: Settings, *, short: bool = False) -> dict[str, str]
         if NAMESPACE.is_file():
             config["spark.kubernetes.namespace"] = NAMESPACE.read_text().strip()
     return config | settings.spark_config
+
+
+def java_version() -> int:
+    """Returns the major version of the Java that ``spark-class`` starts; 0 if its ``release`` file names none."""
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    with suppress(OSError):
+        release = Path(java).resolve().parents[1].joinpath("release").read_text() if java else ""
+        if version := re.search(r'^JAVA_VERSION="(\d+)', release, re.MULTILINE):
+            return int(version[1])
+    return 0
 
 
 def has_passwd_entry() -> bool:
@@ -200,7 +212,7 @@ class SparkSessions:
         if not has_passwd_entry():
             os.environ.setdefault("SPARK_USER", NAMELESS)
         try:
-            session = self._built()
+            session = _build(settings)
         except Exception as error:
             raise ServiceError(
                 f"Spark at {settings.spark_address} does not start: {str(error).partition(chr(10))[0]}; "
@@ -209,29 +221,6 @@ class SparkSessions:
         register_sources(session, settings)
         # PySpark also prints what it raises
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-        return session
-
-    def _built(self) -> SparkSession:
-        """Builds a session with the class-data archive if there is one; without it if the JVM fails with it."""
-        # this module is imported by processes that must start without importing Spark
-        from noetl_dagster.spark.class_archive import archive_for, has_memory
-        from noetl_dagster.spark.staging import sweep
-
-        settings = self._settings
-        sweep(settings)
-        config = session_config(settings, short=expects_short_steps())
-        archive = archive_for(settings, config)
-        options = archive.java_options() if archive is not None else ""
-        try:
-            session = _build(settings, config, options)
-        except Exception as error:
-            if archive is None or not options or jvm_answers():
-                raise
-            forget_jvm()
-            session = _build(settings, config)
-            archive.discard(f"Java did not start with it: {str(error).partition(chr(10))[0]}")
-        if archive is not None and archive.is_wanted and has_memory():
-            begin_archiving(settings)
         return session
 
     def _abandon(self) -> None:
@@ -250,16 +239,18 @@ class SparkSessions:
                 session.stop()
 
 
-def _build(settings: Settings, config: Mapping[str, str], java_options: str = "") -> SparkSession:
+def _build(settings: Settings) -> SparkSession:
+    # this module is imported by processes that must start without importing Spark
     from pyspark.sql import SparkSession
 
+    from noetl_dagster.spark.staging import sweep
+
+    sweep(settings)
     builder = SparkSession.builder
-    for name, value in config.items():
+    for name, value in session_config(settings, short=expects_short_steps()).items():
         builder = builder.config(name, value)
     if settings.spark_remote is not None:
         return builder.remote(settings.spark_remote).getOrCreate()
-    if java_options:
-        builder = builder.config(JAVA_OPTIONS, f"{config[JAVA_OPTIONS]} {java_options}")
     session = builder.master(settings.spark_master).getOrCreate()
     if not has_passwd_entry():
         _log_in(session)
@@ -270,29 +261,6 @@ def _log_in(session: SparkSession) -> None:
     """Tells Hadoop the user, whom it would ask the system for: reading and writing files would fail."""
     users = session._jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]
     users.setLoginUser(users.createRemoteUser(os.environ["SPARK_USER"]))
-
-
-def begin_archiving(settings: Settings) -> subprocess.Popen[bytes]:
-    """Starts the process that makes the class-data archive; it outlives this one, and none waits for it."""
-    own = {
-        "NOETL_HOME": str(settings.home.absolute()),
-        "NOETL_SPARK_CLASS_ARCHIVE": "true",
-        "NOETL_SPARK_CONFIG": orjson.dumps(settings.spark_config).decode(),
-        "NOETL_SPARK_DRIVER_JAVA_OPTIONS": settings.spark_driver_java_options,
-    }
-    log = settings.home.absolute() / "spark" / "classes" / "archiving.log"
-    private_folder(log.parent)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "noetl_dagster.spark.archiving"],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **own},
-            start_new_session=True,
-        )
-    _archiving.append(process)  # Python warns of a child that is forgotten while it lives
-    return process
 
 
 def own_session(shared: SparkSession, settings: Settings, group: str, description: str) -> SparkSession:

@@ -229,7 +229,6 @@ FLOWS = (
             "NOETL_SPARK_MASTER": "local[2]",
             "NOETL_SPARK_DRIVER_MEMORY": "512m",
             "NOETL_SPARK_DRIVER_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            "NOETL_SPARK_CLASS_ARCHIVE": "false",
         },
         per_item=False,
         parts=frozenset({"object_store", "nats", "jvm"}),

@@ -38,7 +38,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
 
 home = Path(sys.argv[1])
-session = SparkSessions(Settings(home=home / "home", spark_class_archive=False)).get()
+session = SparkSessions(Settings(home=home / "home")).get()
 session.range(10).write.parquet(str(home / "out"))
 print(session.sparkContext.sparkUser(), session.read.parquet(str(home / "out")).count())
 """
@@ -155,3 +155,13 @@ def test_a_spark_that_does_not_start_says_where_and_why(tmp_path: object) -> Non
     )  # fmt: skip
     assert "Spark at local[*] does not start" in done.stdout, done.stderr
     assert "Java 17" in done.stdout
+
+
+@pytest.mark.parametrize(("version", "shares"), [("17.0.19", False), ("19", True), ("25.0.1", True)])
+def test_a_java_that_can_keeps_its_classes(
+    version: str, shares: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "release").write_text(f'IMPLEMENTOR="any"\nJAVA_VERSION="{version}"\n')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    options = session_config(Settings(home=tmp_path / "a folder"))["spark.driver.extraJavaOptions"]
+    assert (f"-XX:SharedArchiveFile='{tmp_path}/a folder/spark/classes.jsa'" in options) is shares
