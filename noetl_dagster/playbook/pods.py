@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from noetl_dagster.playbook.fields import Model, Spelled
 
-_QUANTITY = re.compile(r"^(\d+(?:\.\d*)?|\.\d+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,3})?$", re.ASCII)
-_FACTORS = {
-    **{suffix: Decimal(10) ** exponent for suffix, exponent in zip("num", (-9, -6, -3), strict=True)},
-    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)},
-    **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)},
-}
-
 GPU = "nvidia.com/gpu"
 """The resource that ``gpu: 1`` asks for."""
 
 
-def amount_of(quantity: str) -> Decimal | None:
-    """Parses a quantity of Kubernetes: ``500m`` is 0.5, ``1Gi`` 1073741824; any other text is None."""
-    found = _QUANTITY.match(quantity)
-    if found is None:
-        return None
-    number, suffix = found.groups()
-    if suffix in _FACTORS:
-        return Decimal(number) * _FACTORS[suffix]
-    return Decimal(number + (suffix or ""))  # an exponent
+PULL_POLICIES = ("Always", "IfNotPresent", "Never")
+OPERATORS = ("Exists", "Equal")
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 class Amount(Model):

@@ -13,9 +13,8 @@ from typing import Any, get_origin
 from pydantic import BaseModel
 
 from noetl_dagster.playbook import assets, models, tool_kinds
-from noetl_dagster.playbook.dialects.kubernetes import EFFECTS, OPERATORS, PULL_POLICIES
 from noetl_dagster.playbook.fields import Declaration, Seconds, declarations
-from noetl_dagster.playbook.pods import Pod
+from noetl_dagster.playbook.pods import EFFECTS, OPERATORS, PULL_POLICIES, Pod
 from noetl_dagster.settings import StoreTier
 
 Schema = dict[str, Any]

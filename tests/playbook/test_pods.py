@@ -1,12 +1,10 @@
-"""What playbooks ask of pods: in Kubernetes' words, the step before the run, and nothing that a cluster refuses."""
+"""What playbooks ask of pods: in Kubernetes' words, the step before the run."""
 
 from __future__ import annotations
 
-from decimal import Decimal
-
 import pytest
 
-from noetl_dagster.playbook.pods import Amount, Pod, amount_of
+from noetl_dagster.playbook.pods import Amount, Pod
 from noetl_dagster.playbook.schema import language_schema
 from tests.playbook.playbooks import errors_of, load, step_of, warnings_of
 
@@ -91,36 +89,24 @@ def test_a_step_asks_by_itself_and_is_like_the_run_where_it_says_nothing() -> No
 @pytest.mark.parametrize(
     ("kubernetes", "said"),
     [
-        ("{memory: 4GB}", "memory is no quantity: the text '4GB'; write 512Mi, 4Gi or {request: 2Gi"),
-        ("{memory: 512m}", "memory 512m is 0.512 bytes; write a unit, such as 512Mi or 4Gi"),
-        ("{memory: 4}", "memory 4 is 4 bytes; write a unit"),
-        ("{cpu: -1}", "cpu is no quantity: -1; write 500m, 2"),
-        ("{cpu: 0}", "cpu is no quantity: 0"),
-        ("{cpu: [1]}", "cpu is no quantity: a list"),
-        ("{cpu: true}", "cpu is no quantity: the boolean true"),
-        ("{cpu: {request: 4, limit: 2}}", "request 4 is more than limit 2; raise the limit"),
+        ("{cpu: [1]}", "cpu must be text, found a list"),
         ("{cpu: {request: 1, most: 2}}", "unknown key 'most'"),
         ("{gpu: 0.5}", "gpu: 'nvidia.com/gpu' is 0.5; write a whole number"),
         ("{gpu: many}", "write a whole number, or {nvidia.com/gpu: 1}"),
         ("{memori: 4Gi}", "unknown key 'memori'; did you mean 'memory'?"),
         ("{image: '{{ image }}'}", "image is no template: pods are described when the playbook is loaded"),
         ("{memory: '{{ memory }}'}", "memory is no template"),
-        ("{env: {A: '{{ a }}'}}", "env: 'A' is no template"),
-        ("{env: {'a b': c}}", "env: 'a b' cannot be the name of an environment variable"),
-        ("{labels: {team: 'a b'}}", "labels: 'a b' cannot be the value of a label"),
-        ("{service_account: 'My Account'}", "service_account 'My Account' is no name of Kubernetes"),
-        ("{env_from: {secret: [Keys]}}", "'Keys' is no name of Kubernetes"),
+        ("{env: {A: '{{ a }}'}}", "env: A is no template"),
+        ("{labels: {team: [a]}}", "labels: team must be text, found a list"),
         ("{env_from: {secretz: [keys]}}", "unknown key 'secretz'; did you mean 'secrets'?"),
-        ("{tolerations: {key: a}}", "tolerations must be a list of {key, operator, value, effect}"),
+        ("{tolerations: [a]}", "tolerations 1: expected a mapping"),
         ("{tolerations: [{key: a, effect: NoScheduel}]}", "did you mean 'NoSchedule'?"),
-        ("{tolerations: [{value: a}]}", "a toleration needs 'key', or operator: Exists"),
-        ("{tolerations: [{key: a, operator: Exists, value: b}]}", "operator Exists takes no value"),
         ("{image_pull_policy: always}", "did you mean 'Always'?"),
         ("[gpu]", "expected a mapping (key: value), found a list"),
         ("{serviceAccount: a, service_account: b}", "mean the same; keep"),
     ],
 )
-def test_what_a_cluster_would_refuse_is_refused_here(kubernetes: str, said: str) -> None:
+def test_what_cannot_be_read_is_refused_here(kubernetes: str, said: str) -> None:
     [error] = errors_of(asking(kubernetes))
     assert said in error
     assert error.startswith("sample.yaml:7:")
@@ -128,9 +114,9 @@ def test_what_a_cluster_would_refuse_is_refused_here(kubernetes: str, said: str)
 
 
 def test_the_run_is_checked_too() -> None:
-    root = "executor:\n  spec:\n    kubernetes: {memory: lots}\n"
+    root = "executor:\n  spec:\n    kubernetes: {memory: [lots]}\n"
     [error] = errors_of(f"- step: start\n{TOOL}", root=root)
-    assert "executor, spec, kubernetes: memory is no quantity" in error
+    assert "executor, spec, kubernetes: memory must be text" in error
 
 
 def test_a_cycle_has_one_pod() -> None:
@@ -152,32 +138,6 @@ def test_a_cycle_has_one_pod() -> None:
 def test_pods_that_would_do_nothing_are_pointed_out() -> None:
     [warning] = warnings_of(f"- step: start\n{TOOL}  spec: {{dispatch: workers, kubernetes: {{gpu: 1}}}}\n")
     assert "workers of the pool run it, and its pod would only wait" in warning
-
-
-@pytest.mark.parametrize(
-    ("quantity", "amount"),
-    [
-        ("500m", "0.5"),
-        ("2", "2"),
-        (".5", "0.5"),
-        ("1.5Gi", "1610612736"),
-        ("3M", "3000000"),
-        ("1E", "1000000000000000000"),
-        ("1e3", "1000"),
-        ("2E2", "200"),
-        ("100Ki", "102400"),
-        ("5n", "0.000000005"),
-    ],
-)
-def test_quantities(quantity: str, amount: str) -> None:
-    assert amount_of(quantity) == Decimal(amount)
-
-
-@pytest.mark.parametrize(
-    "quantity", ["", "4GB", "1 Gi", "1gi", "+", "Gi", "1e", "0x10", "nan", "1e9999999999999999999"]
-)
-def test_what_is_no_quantity(quantity: str) -> None:
-    assert amount_of(quantity) is None
 
 
 def test_editors_know_every_field() -> None:
