@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from noetl_dagster.code_location.materialize import MaterializedPlaybook, materialize_playbook
     from noetl_dagster.compiler.executors.threaded import threaded_executor
     from noetl_dagster.errors import ExecutionFailedError, NoetlError, PlaybookError, WorkloadError
+    from noetl_dagster.io_managers.gcs import GcsIOManager
+    from noetl_dagster.io_managers.minio import MinioIOManager
+    from noetl_dagster.io_managers.pvc import PvcIOManager
     from noetl_dagster.io_managers.results import NoetlResultIOManager
-    from noetl_dagster.io_managers.tiered import GcsIOManager, MinioIOManager, PvcIOManager
     from noetl_dagster.playbook.loader import load_playbook
     from noetl_dagster.playbook.models import Playbook
     from noetl_dagster.playbook.tool_kinds import ToolKind
@@ -66,7 +68,9 @@ _HOMES = {
     "errors": ("ExecutionFailedError", "NoetlError", "PlaybookError", "WorkloadError"),
     "compiler.executors.threaded": ("threaded_executor",),
     "io_managers.results": ("NoetlResultIOManager",),
-    "io_managers.tiered": ("GcsIOManager", "MinioIOManager", "PvcIOManager"),
+    "io_managers.gcs": ("GcsIOManager",),
+    "io_managers.minio": ("MinioIOManager",),
+    "io_managers.pvc": ("PvcIOManager",),
     "playbook.loader": ("load_playbook",),
     "playbook.models": ("Playbook",),
     "playbook.tool_kinds": ("ToolKind",),

@@ -26,8 +26,11 @@ from noetl_dagster.playbook.catalog import files_below
 from noetl_dagster.process.collector import collector_paused
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.resources.noetl import NoetlResource
+from noetl_dagster.sensors.maintenance import build_maintenance
+from noetl_dagster.sensors.nats_events import build_event_sensor
+from noetl_dagster.sensors.projection import build_projection_sensor
+from noetl_dagster.sensors.reaper import build_reaper
 from noetl_dagster.sensors.recovery import build_recovery_sensor
-from noetl_dagster.sensors.upkeep import build_event_sensor, build_projection_sensor, build_upkeep
 from noetl_dagster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -145,10 +148,10 @@ def control_of(playbooks: Sequence[PlaybookJob], noetl: EngineProvider, among: s
     acting = Definitions(sensors=[one for one in sensors if one is not None])
     if among is not None:
         return acting
-    jobs, schedules = build_upkeep(noetl)
+    pairs = (build_reaper(noetl), build_maintenance(noetl))
     upkeep = Definitions(
-        jobs=list(jobs),
-        schedules=list(schedules),
+        jobs=[job for job, _ in pairs],
+        schedules=[schedule for _, schedule in pairs],
         sensors=[build_event_sensor(noetl), build_projection_sensor(noetl)],
     )
     return Definitions.merge(upkeep, acting)

@@ -7,15 +7,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from noetl_dagster.io_managers.gcs import GcsIOManager
+    from noetl_dagster.io_managers.minio import MinioIOManager
+    from noetl_dagster.io_managers.pvc import PvcIOManager
     from noetl_dagster.io_managers.results import NoetlResultIOManager
-    from noetl_dagster.io_managers.tiered import GcsIOManager, MinioIOManager, PvcIOManager
 
 __all__ = ["GcsIOManager", "MinioIOManager", "NoetlResultIOManager", "PvcIOManager"]
+
+_MODULES = {
+    "GcsIOManager": "gcs",
+    "MinioIOManager": "minio",
+    "NoetlResultIOManager": "results",
+    "PvcIOManager": "pvc",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Imports an IO manager on first use: a playbook's run needs only one of them."""
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "results" if name == "NoetlResultIOManager" else "tiered"
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

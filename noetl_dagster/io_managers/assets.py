@@ -10,14 +10,15 @@ import asyncio
 import hashlib
 import tempfile
 import threading
+from abc import abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
-from dagster import InputContext, MetadataValue, OutputContext, UPathIOManager
-from pydantic import BaseModel, ConfigDict
+from dagster import ConfigurableIOManager, InputContext, MetadataValue, OutputContext, UPathIOManager
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from upath import UPath
 
 from noetl_dagster.errors import IntegrityError, StorageError
@@ -296,3 +297,32 @@ def _dataset(uri: str, folder: Path, columns: dict[str, str] | None) -> StoredAs
         columns=columns,
         files=tuple(names),
     )
+
+
+class TieredIOManager(ConfigurableIOManager):
+    """The common base; ``NOETL_*`` settings provide everything that is not configured."""
+
+    tier: ClassVar[StoreTier]
+    """The tier that stores the assets."""
+
+    prefix: str = Field("assets", description="Folder below the bucket or mount")
+    _inner: AssetIOManager | None = PrivateAttr(None)
+
+    @abstractmethod
+    def store_settings(self) -> Settings:
+        """Returns the settings from this manager's configuration and the environment."""
+
+    @property
+    def inner(self) -> AssetIOManager:
+        """Returns the IO manager that does the work, made on first use."""
+        if self._inner is None:
+            self._inner = AssetIOManager(self.store_settings(), self.tier, self.prefix)
+        return self._inner
+
+    def handle_output(self, context: OutputContext, obj: Any) -> None:
+        """Stores an output."""
+        self.inner.handle_output(context, obj)
+
+    def load_input(self, context: InputContext) -> Any:
+        """Loads an input."""
+        return self.inner.load_input(context)

@@ -18,8 +18,8 @@ from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.resources.engines import EngineProvider
+from noetl_dagster.sensors.nats_events import build_event_sensor
 from noetl_dagster.sensors.recovery import build_recovery_sensor
-from noetl_dagster.sensors.upkeep import build_event_sensor
 from tests.events.test_projection import ALL, CHECKPOINTS, end, opening, settle
 from tests.playbooks import playbook
 

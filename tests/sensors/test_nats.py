@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +16,7 @@ from noetl_dagster.events.transport.nats import connect
 from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
-from noetl_dagster.sensors.upkeep import build_event_sensor
+from noetl_dagster.sensors.nats_events import build_event_sensor
 from noetl_dagster.settings import Settings
 from tests.events.transport.conftest import ended, hold, started
 from tests.playbooks import playbook
@@ -164,3 +165,16 @@ def test_sensor_and_ingestor_at_once_take_nothing_twice(
         list(threads.map(lambda _: ticks_until(2_000, noetl, dagster_instance, taken), range(3)))
     assert sum(map(events_in, taken)) == 2_000, taken
     assert run_sync(noetl.engine().runtime.pool.fetchval("SELECT count(*) FROM noetl.event")) == 2_001
+
+
+def test_a_tick_without_nats(settings: Settings, dagster_instance: DagsterInstance) -> None:
+    with socket.socket() as unanswered:  # bound, and never listening
+        unanswered.bind(("127.0.0.1", 0))
+        url = f"nats://127.0.0.1:{unanswered.getsockname()[1]}"
+        noetl = EngineProvider(settings.model_copy(update={"nats_url": url, "nats_connect_seconds": 1}))
+        run_sync(noetl.engine().run(playbook(TEXT)))
+        result = reporting_tick(noetl, dagster_instance)
+        close_engines()
+    message = result.skip_reason.skip_message or ""
+    assert "no events taken: NATS at" in message
+    assert "2 assets of 1 executions reported" in message

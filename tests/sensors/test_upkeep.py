@@ -1,4 +1,4 @@
-"""The upkeep's jobs and schedules do real work, and only when there is some."""
+"""The reaper, the maintenance and the projection do real work, and only when there is some."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dagster import DagsterInstance, RunRequest, SkipReason, build_schedule_cont
 
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines
-from noetl_dagster.sensors.upkeep import build_projection_sensor, build_upkeep
+from noetl_dagster.sensors.maintenance import build_maintenance
+from noetl_dagster.sensors.projection import build_projection_sensor
+from noetl_dagster.sensors.reaper import build_reaper
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.context import own_context
@@ -31,7 +33,7 @@ def noetl(settings: Settings) -> Iterator[EngineProvider]:
 def test_the_reaper_runs_only_when_a_claim_has_expired(
     noetl: EngineProvider, dagster_instance: DagsterInstance
 ) -> None:
-    [reaper, _], [schedule, _] = build_upkeep(noetl)
+    reaper, schedule = build_reaper(noetl)
     evaluate: Any = schedule
     context = build_schedule_context(instance=dagster_instance)
     assert isinstance(evaluate(context), SkipReason)
@@ -44,7 +46,7 @@ def test_the_reaper_runs_only_when_a_claim_has_expired(
 
 
 def test_maintenance_and_projection_run(noetl: EngineProvider, dagster_instance: DagsterInstance) -> None:
-    [_, maintenance], _ = build_upkeep(noetl)
+    maintenance, _ = build_maintenance(noetl)
     assert maintenance.execute_in_process(instance=dagster_instance).success
     tick: Any = build_projection_sensor(noetl)
     reason = tick(build_sensor_context(instance=dagster_instance))

@@ -1,46 +1,15 @@
-"""IO managers for any Dagster project: assets in MinIO, on a shared volume, in GCS."""
+"""Assets in MinIO, S3 or any other store with the S3 protocol."""
 
 # no annotations from __future__: Dagster looks for ResourceDependency among types, not among texts
-from abc import abstractmethod
-from pathlib import Path
 from typing import Any, ClassVar
 
-from dagster import ConfigurableIOManager, InputContext, OutputContext, ResourceDependency
-from pydantic import Field, PrivateAttr, SecretStr
+from dagster import ResourceDependency
+from pydantic import Field, SecretStr
 
 from noetl_dagster.errors import StorageError
-from noetl_dagster.io_managers.assets import AssetIOManager
+from noetl_dagster.io_managers.assets import TieredIOManager
 from noetl_dagster.settings import Settings, StoreTier, settings_with
 from noetl_dagster.storage.tiers.objects import aws_endpoint
-
-
-class TieredIOManager(ConfigurableIOManager):
-    """The common base; ``NOETL_*`` settings provide everything that is not configured."""
-
-    tier: ClassVar[StoreTier]
-    """The tier that stores the assets."""
-
-    prefix: str = Field("assets", description="Folder below the bucket or mount")
-    _inner: AssetIOManager | None = PrivateAttr(None)
-
-    @abstractmethod
-    def store_settings(self) -> Settings:
-        """Returns the settings from this manager's configuration and the environment."""
-
-    @property
-    def inner(self) -> AssetIOManager:
-        """Returns the IO manager that does the work, made on first use."""
-        if self._inner is None:
-            self._inner = AssetIOManager(self.store_settings(), self.tier, self.prefix)
-        return self._inner
-
-    def handle_output(self, context: OutputContext, obj: Any) -> None:
-        """Stores an output."""
-        self.inner.handle_output(context, obj)
-
-    def load_input(self, context: InputContext) -> Any:
-        """Loads an input."""
-        return self.inner.load_input(context)
 
 
 class MinioIOManager(TieredIOManager):
@@ -78,32 +47,6 @@ class MinioIOManager(TieredIOManager):
             minio_bucket=self.bucket,
             minio_region=self.region,
         )
-
-
-class PvcIOManager(TieredIOManager):
-    """Assets as files below a volume that all workers mount; large Parquet is read in place."""
-
-    tier: ClassVar[StoreTier] = StoreTier.PVC
-
-    mount_path: str | None = Field(None, description="Mount of the volume; default: NOETL_PVC_MOUNT_PATH")
-
-    def store_settings(self) -> Settings:
-        """Returns the settings of the mount."""
-        mount = None if self.mount_path is None else Path(self.mount_path)
-        return settings_with(pvc_mount_path=mount)
-
-
-class GcsIOManager(TieredIOManager):
-    """Assets in a bucket of Google Cloud Storage, with the credentials of the Google environment."""
-
-    tier: ClassVar[StoreTier] = StoreTier.GCS
-
-    bucket: str | None = Field(None, description="Bucket; default: NOETL_GCS_BUCKET")
-    endpoint: str | None = Field(None, description="Endpoint of an emulator; default: Google's own")
-
-    def store_settings(self) -> Settings:
-        """Returns the settings of the bucket."""
-        return settings_with(gcs_bucket=self.bucket, gcs_endpoint=self.endpoint)
 
 
 _ANYWHERE = "us-east-1"
