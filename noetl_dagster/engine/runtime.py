@@ -18,7 +18,7 @@ from noetl_dagster.events.connection import PATIENCE, PatientReads
 from noetl_dagster.events.ids import Snowflake
 from noetl_dagster.events.log import EventLog, StoredPlaybook
 from noetl_dagster.events.queries import NEXT_NODE
-from noetl_dagster.events.schema import open_settled_pool
+from noetl_dagster.events.schema import open_pool_with_schema
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.types import Event, EventType
@@ -222,7 +222,7 @@ async def connect(settings: Settings, make: Callable[[asyncpg.Pool, int], T], *,
     """
     if settings.db_url is None:
         raise ServiceError("the event log has no address: set NOETL_DB_URL, or NOETL_EMBEDDED=true")
-    pool = await open_settled_pool(settings, size=settings.db_pool_size, apply=apply)
+    pool = await open_pool_with_schema(settings, size=settings.db_pool_size, apply=apply)
     try:
         return make(pool, await pool.fetchval(NEXT_NODE))
     except BaseException:

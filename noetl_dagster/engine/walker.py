@@ -54,7 +54,7 @@ class Walker:
     async def run(self, execution: Execution) -> ExecutionStatus:
         """Runs every step that arcs reach and ends the execution."""
         graph = execution.program.graph
-        settled = {region.name: asyncio.Event() for region in graph.regions}
+        ended = {region.name: asyncio.Event() for region in graph.regions}
         blocked: set[str] = set()
         sources: dict[str, set[str]] = {region.name: set() for region in graph.regions}
         for region in graph.regions:
@@ -63,13 +63,13 @@ class Walker:
 
         async def drive(region: Region) -> None:
             for source in sources[region.name]:
-                await settled[source].wait()
+                await ended[source].wait()
             fails = bool(blocked & sources[region.name])
             if not fails and execution.state.is_running and incoming(execution, region):
                 fails = await self._run_region(execution, region)
             if fails:
                 blocked.add(region.name)
-            settled[region.name].set()
+            ended[region.name].set()
 
         try:
             async with asyncio.TaskGroup() as group:

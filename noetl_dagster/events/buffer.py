@@ -138,7 +138,7 @@ class EventBuffer:
             try:
                 await self._commit(batch)
             except asyncio.CancelledError as error:
-                self._settle_failed([*batch, *self._entries], error)
+                self._fail([*batch, *self._entries], error)
                 raise
 
     async def _commit(self, batch: list[_BufferedEvents]) -> None:
@@ -148,7 +148,7 @@ class EventBuffer:
             inserted = await self._append(events) if events else set()
         except Exception as error:
             if len(batch) == 1 or isinstance(error, DATABASE_AWAY):
-                self._settle_failed(batch, error)
+                self._fail(batch, error)
             else:
                 for entry in batch:
                     await self._commit([entry])
@@ -171,7 +171,7 @@ class EventBuffer:
             self._urgent.set()
         return batch
 
-    def _settle_failed(self, batch: list[_BufferedEvents], error: BaseException) -> None:
+    def _fail(self, batch: list[_BufferedEvents], error: BaseException) -> None:
         for entry in batch:
             if entry.done is None:
                 self._failure = error

@@ -250,7 +250,7 @@ def schema_digest() -> str:
     return hashlib.sha256("\n".join(_texts()).encode()).hexdigest()
 
 
-async def settle_schema(settings: Settings, pool: asyncpg.Pool, *, apply: bool = True) -> None:
+async def ensure_schema(settings: Settings, pool: asyncpg.Pool, *, apply: bool = True) -> None:
     """Applies the schema to a new database, or waits until a process that may has applied it.
 
     Args:
@@ -281,14 +281,14 @@ async def settle_schema(settings: Settings, pool: asyncpg.Pool, *, apply: bool =
         await asyncio.sleep(0.25)
 
 
-async def open_settled_pool(
+async def open_pool_with_schema(
     settings: Settings, *, size: int, application: str = "noetl", apply: bool = True
 ) -> asyncpg.Pool:
     """Opens the pool of a process once the schema is applied; leaves no connection behind if it fails."""
     assert settings.db_url is not None
     pool = await open_pool(settings.db_url, size=size, application=application)
     try:
-        await settle_schema(settings, pool, apply=apply)
+        await ensure_schema(settings, pool, apply=apply)
     except BaseException:
         pool.terminate()
         raise

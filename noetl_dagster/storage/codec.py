@@ -361,7 +361,7 @@ class RunningDigest:
 
     async def add(self, chunk: Bytes) -> None:
         """Adds a chunk; waits only for the one before it."""
-        await self._settle()
+        await self._hash_pending()
         if len(chunk) < THREAD_ABOVE:
             self._digest.update(chunk)
         else:
@@ -370,10 +370,10 @@ class RunningDigest:
 
     async def hexdigest(self) -> str:
         """Returns the digest of all chunks."""
-        await self._settle()
+        await self._hash_pending()
         return self._digest.hexdigest()
 
-    async def _settle(self) -> None:
+    async def _hash_pending(self) -> None:
         running, self._running = self._running, None
         if running is not None:
             await running

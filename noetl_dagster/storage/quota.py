@@ -69,7 +69,7 @@ class StoredBytes:
         count.pending += size
         count.since += size
 
-    def settle(self, execution_id: int, size: int) -> None:
+    def recorded(self, execution_id: int, size: int) -> None:
         """Notes that added bytes are recorded, or were not stored."""
         if (count := self._counts.get(execution_id)) is not None:
             count.pending -= size

@@ -130,7 +130,7 @@ class ResultStore(ResultReader):
             await self._catalog.record(refs)
         finally:
             for ref in placed:
-                self._stored.settle(ref.execution_id, ref.bytes_size)
+                self._stored.recorded(ref.execution_id, ref.bytes_size)
         return refs
 
     async def digest(self, value: Any, spec: ResultSpec) -> str:
@@ -173,7 +173,7 @@ class ResultStore(ResultReader):
         try:
             placed = await self._placement.put_stream(chosen, key, metered())
         except BaseException:
-            self._stored.settle(execution_id, size)
+            self._stored.recorded(execution_id, size)
             raise
         readable = compression is Compression.NONE and codec.is_readable(content_type)
         ref = self._ref(
@@ -388,7 +388,7 @@ class ResultStore(ResultReader):
                     asyncio.to_thread(digest_of, data), self._placement.put(tier, key, data)
                 )
         except BaseException:
-            self._stored.settle(item.execution_id, len(data))
+            self._stored.recorded(item.execution_id, len(data))
             raise
         return self._ref(
             ref_id,
@@ -411,7 +411,7 @@ class ResultStore(ResultReader):
         try:
             await self._catalog.record([ref])
         finally:
-            self._stored.settle(ref.execution_id, ref.bytes_size)
+            self._stored.recorded(ref.execution_id, ref.bytes_size)
         return ref
 
     async def _encode(self, value: Any, spec: ResultSpec) -> Encoded:

@@ -129,15 +129,15 @@ class ExternalCleanup:
         """Removes a command's leftovers once its end is in the log, whichever process wrote it."""
         if removals := self._kept.pop(command.command_id, None):
             await self._buffer.flush()
-            await asyncio.shield(self._settle(command, removals, ARRIVAL_SECONDS))
+            await asyncio.shield(self._remove_if_ended(command, removals, ARRIVAL_SECONDS))
 
     async def interrupted(self, command: Command, error: BaseException) -> None:
         """Does as :meth:`ended`, unless the log has no end of the command: then another process continues it."""
         removals = self._kept.pop(command.command_id, None)
         if removals and isinstance(error, asyncio.CancelledError):
-            await asyncio.shield(self._settle(command, removals, 0.0))
+            await asyncio.shield(self._remove_if_ended(command, removals, 0.0))
 
-    async def _settle(self, command: Command, removals: Sequence[Removal], seconds: float) -> None:
+    async def _remove_if_ended(self, command: Command, removals: Sequence[Removal], seconds: float) -> None:
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
         while not await self._has_ended(command.execution_id, command.command_id):

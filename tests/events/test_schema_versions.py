@@ -92,8 +92,8 @@ async def test_who_may_not_apply_waits(settings: Settings, pool: asyncpg.Pool[An
     assert settings.db_url is not None
     own = settings.model_copy(update={"schema_apply": False})
     await pool.execute("UPDATE noetl.schema_version SET number = 1")
-    waiting = asyncio.create_task(schema.settle_schema(own, pool))
-    worker = asyncio.create_task(schema.settle_schema(own, pool, apply=False))
+    waiting = asyncio.create_task(schema.ensure_schema(own, pool))
+    worker = asyncio.create_task(schema.ensure_schema(own, pool, apply=False))
     await worker  # of a control plane that is not updated yet
     assert not waiting.done()
     await schema.apply_schema(settings.db_url)
@@ -104,7 +104,7 @@ async def test_a_start_that_is_refused_leaves_no_connection(settings: Settings) 
     async with connections(settings, 1) as [connection]:
         await connection.execute("UPDATE noetl.schema_version SET number = 99, works_from = 98")
         with pytest.raises(VersionError):
-            await schema.open_settled_pool(settings, size=2, application="refused")
+            await schema.open_pool_with_schema(settings, size=2, application="refused")
         left = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'refused'"
 
         async def gone() -> bool:

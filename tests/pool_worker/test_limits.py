@@ -92,7 +92,7 @@ async def test_a_place_that_is_free_again_is_asked_for_at_once(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kind that had fewer places than there were commands is looked for when a place is free: nobody else wakes."""
-    monkeypatch.setattr("noetl_dagster.engine.pool.link.SWEEP_SECONDS", 1000.0)
+    monkeypatch.setattr("noetl_dagster.engine.pool.connection.SWEEP_SECONDS", 1000.0)
     patient = settings.model_copy(update={"worker_heartbeat_seconds": 1000.0})
     engine = await Engine.open(patient)
     async with working(patient, "w", worker_slots=8, worker_tool_pools={"python": 1}):

@@ -16,7 +16,7 @@ from noetl_dagster import embedded
 from noetl_dagster.embedded import ServiceName
 from noetl_dagster.embedded.supervisor import read_state
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.pool import link
+from noetl_dagster.engine.pool import connection
 from noetl_dagster.events.schema import apply_schema
 from noetl_dagster.events.transport.capacity import announce_commands
 from noetl_dagster.events.transport.nats import NatsClient, NatsNames, connect
@@ -132,7 +132,7 @@ async def test_a_lost_announcement_is_repeated_by_the_next_sweep(
         if not targets:  # as the sweep does
             await announce_commands(client, commands, pool)
 
-    monkeypatch.setattr(link, "announce_commands", announce)
+    monkeypatch.setattr(connection, "announce_commands", announce)
     engine = await Engine.open(settings.model_copy(update={"worker_heartbeat_seconds": 1.0}))
     async with working(settings.model_copy(update={"worker_heartbeat_seconds": 1000.0}), "w", worker_slots=4):
         await asyncio.sleep(0.2)

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.pool import link
+from noetl_dagster.engine.pool import connection
 from noetl_dagster.engine.steps.watermarks import watermarks
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
@@ -81,7 +81,7 @@ async def test_chunks_are_taken_by_workers_in_order_and_with_what_was_set(engine
 
 async def test_ends_and_commands_wake_who_waits(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking around at intervals is for what got lost: nobody waits for it in ordinary work."""
-    monkeypatch.setattr(link, "SWEEP_SECONDS", 1000.0)
+    monkeypatch.setattr(connection, "SWEEP_SECONDS", 1000.0)
     changes = {"worker_heartbeat_seconds": 1000.0, "worker_tool_pools": {"python": 1}}
     patient = settings.model_copy(update=changes)
     text = """

@@ -14,7 +14,7 @@ from noetl_dagster.cli.health import healthy
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
-from noetl_dagster.events.schema import open_settled_pool
+from noetl_dagster.events.schema import open_pool_with_schema
 from noetl_dagster.events.transport.capacity import CapacityListener
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.ingest import BATCH, Ingestor
@@ -33,7 +33,7 @@ async def ingest(
     settings = embedded.ensure(get_settings(), ["postgres", "nats"], announce_start)
     async with healthy(settings) as health, AsyncExitStack() as opened:
         await warn_of_stores(settings)
-        pool = await health.open(lambda: open_settled_pool(settings, size=4, application="noetl ingest"))
+        pool = await health.open(lambda: open_pool_with_schema(settings, size=4, application="noetl ingest"))
         opened.push_async_callback(pool.close)
         health.client = client = await health.open(lambda: connect(settings, "ingest"))
         opened.push_async_callback(client.close)

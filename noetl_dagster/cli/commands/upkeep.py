@@ -17,7 +17,7 @@ from noetl_dagster.cli.session import open_session
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection import Projection
-from noetl_dagster.events.schema import open_settled_pool
+from noetl_dagster.events.schema import open_pool_with_schema
 from noetl_dagster.events.transport.dead_letters import DeadLetters
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.nats import NatsNames
@@ -35,7 +35,7 @@ PAGE = 500
 async def log_pool(application: str) -> AsyncIterator[tuple[Settings, asyncpg.Pool]]:
     """Opens a few connections to the event log, with its schema applied."""
     settings = embedded.ensure(get_settings(), ["postgres"], announce_start)
-    pool = await open_settled_pool(settings, size=2, application=application)
+    pool = await open_pool_with_schema(settings, size=2, application=application)
     try:
         yield settings, pool
     finally:

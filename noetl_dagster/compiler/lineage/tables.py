@@ -105,7 +105,7 @@ def place_of(playbook: Playbook, task: Task, names: Mapping[str, Any]) -> str | 
         case "spark":
             return ""
         case "duckdb":
-            database = settled_text(task.config.get("database") or IN_MEMORY, names)
+            database = rendered_text(task.config.get("database") or IN_MEMORY, names)
             if database is None or MARK in database or database == IN_MEMORY:
                 return None
             return str((Path(playbook.file).parent / database).absolute())
@@ -122,7 +122,7 @@ def sql_of(task: Task, names: Mapping[str, Any]) -> str | None:
     if task.kind not in SQL_KINDS or task.config.get("script") is not None:
         return None
     command = task.config.get("command")
-    texts = [settled_text(text, names) for text in (command if isinstance(command, list | tuple) else [command])]
+    texts = [rendered_text(text, names) for text in (command if isinstance(command, list | tuple) else [command])]
     return None if None in texts else ";\n".join(text for text in texts if text is not None)
 
 
@@ -134,15 +134,15 @@ def _of_task(playbook: Playbook, task: Task, names: Mapping[str, Any]) -> Iterat
     for sink in (task.sink, *(rule.sink for rule in task.retry)):
         if sink is not None and sink.tool == "postgres":
             where = _credential(sink.auth, names)
-            table = settled_text(sink.table, names)
+            table = rendered_text(sink.table, names)
             if table:
                 yield WrittenTable("postgres", where, table)  # quoted as it is: a sink keeps the case
-            command = settled_text(sink.command, names)
+            command = rendered_text(sink.command, names)
             for name in _targets(command, "postgres") if command is not None else ():
                 yield WrittenTable("postgres", where, name)
     target = task.config.get("target") if task.kind == "transfer" else None
     if isinstance(target, Mapping) and (target.get("kind") or target.get("type")) == "postgres":
-        table = settled_text(target.get("table"), names)
+        table = rendered_text(target.get("table"), names)
         if table:
             auth = target.get("auth", target.get("credential"))
             yield WrittenTable("postgres", _credential(auth, names), table)
@@ -151,7 +151,7 @@ def _of_task(playbook: Playbook, task: Task, names: Mapping[str, Any]) -> Iterat
 def _credential(auth: Any, names: Mapping[str, Any]) -> str | None:
     if auth is None:
         return ""
-    text = settled_text(auth, names)
+    text = rendered_text(auth, names)
     return None if text is None or MARK in text else text
 
 
@@ -236,7 +236,7 @@ def _made(playbook: Playbook) -> Iterator[tuple[WrittenTable, Key]]:
             yield WrittenTable("postgres", where, folded(source.table, "postgres")), source.asset
 
 
-def settled_text(text: Any, known: Mapping[str, Any]) -> str | None:
+def rendered_text(text: Any, known: Mapping[str, Any]) -> str | None:
     """Fills templates of known identifiers into a text, and :data:`MARK` into all others.
 
     Returns None for values that are no text, and for text with template blocks.

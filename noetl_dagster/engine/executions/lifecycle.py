@@ -12,7 +12,7 @@ from noetl_dagster.engine.interruptions import CHANNEL, NOTIFY
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.loops.frames import EXPIRE, release_expired
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.steps.checks import settle_sink
+from noetl_dagster.engine.steps.checks import publish_parts
 from noetl_dagster.engine.steps.regions import TokenQueue, streams_are_over
 from noetl_dagster.engine.steps.watermarks import lost_race
 from noetl_dagster.errors import ExecutionStateError, LostEventsError, NoetlError, WorkloadError
@@ -312,7 +312,7 @@ class Lifecycle:
         for step, visit in execution.state.visits.items():
             if execution.state.end_of(step, visit) is None:
                 try:
-                    await settle_sink(self._runtime, execution.visit(step, visit))
+                    await publish_parts(self._runtime, execution.visit(step, visit))
                 except (NoetlError, *DATABASE_ERRORS) as error:
                     logger.warning("execution %s: step %s: %s", execution_id, step, error)
 

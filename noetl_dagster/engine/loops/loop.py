@@ -78,7 +78,7 @@ class IterationChunks:
             self._writing.popleft().result()
         await self._streams.room(self._key)
 
-    async def settle(self) -> None:
+    async def written(self) -> None:
         """Waits until all chunks are in the log."""
         while self._writing:
             await self._writing.popleft()
@@ -151,7 +151,7 @@ async def run_loop(runtime: Runtime, open_source: OpenSource, visit: Visit) -> L
         await source.run(iterate, chunks)
     finally:
         if chunks is not None:
-            await chunks.settle()
+            await chunks.written()
     await runtime.buffer.flush()
     stop, sequences = source.stop_index, program.retries
     return await gather(loop_run, stop=stop, sequences=sequences, counts=source.counts)

@@ -48,7 +48,7 @@ class _ClaimRequest:
 
 
 @dataclass(slots=True)
-class _Desk:
+class _ClaimQueue:
     """The claims of a pool that wait, the task that takes them, and those that make them."""
 
     waiting: deque[_ClaimRequest] = field(default_factory=deque)
@@ -81,7 +81,7 @@ class Claims:
         self._pool = pool
         self._lease_seconds = lease_seconds
         self._observe = observe
-        self._desks: defaultdict[str, _Desk] = defaultdict(_Desk)
+        self._queues: defaultdict[str, _ClaimQueue] = defaultdict(_ClaimQueue)
 
     async def claim(
         self,
@@ -102,23 +102,23 @@ class Claims:
         """
         if limits or only is not None:
             return await self._claim([worker_id] * len(event_ids), event_ids, pool, limits, only)
-        desk, done = self._desks[pool], asyncio.get_running_loop().create_future()
-        desk.waiting.append(_ClaimRequest(worker_id, event_ids, done))
-        desk.pace.note(worker_id)
-        if desk.taking is None or desk.taking.done():
-            desk.taking = asyncio.create_task(self._serve(pool, desk))
+        queue, done = self._queues[pool], asyncio.get_running_loop().create_future()
+        queue.waiting.append(_ClaimRequest(worker_id, event_ids, done))
+        queue.pace.note(worker_id)
+        if queue.taking is None or queue.taking.done():
+            queue.taking = asyncio.create_task(self._serve(pool, queue))
         claimed: list[ClaimRow] = await done
         return claimed
 
-    async def _serve(self, pool: str, desk: _Desk) -> None:
+    async def _serve(self, pool: str, queue: _ClaimQueue) -> None:
         """Begins the claims that wait, those of many workers in one statement, until none waits."""
-        while desk.waiting:
-            await asyncio.sleep(desk.pace.pause)
-            desk.pace.begin()
-            if batch := desk.take():
+        while queue.waiting:
+            await asyncio.sleep(queue.pace.pause)
+            queue.pace.begin()
+            if batch := queue.take():
                 claiming = asyncio.create_task(self._claim_together(pool, batch))
-                desk.claiming.add(claiming)
-                claiming.add_done_callback(desk.claiming.discard)
+                queue.claiming.add(claiming)
+                claiming.add_done_callback(queue.claiming.discard)
 
     async def _claim_together(self, pool: str, batch: Sequence[_ClaimRequest]) -> None:
         """Claims for the workers of a batch; if the statement fails because of one of them, for each alone."""

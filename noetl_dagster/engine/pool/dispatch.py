@@ -12,7 +12,7 @@ from noetl_dagster.worker.command import Outcome
 from noetl_dagster.worker.runner import Call
 
 if TYPE_CHECKING:
-    from noetl_dagster.engine.pool.link import Link
+    from noetl_dagster.engine.pool.connection import PoolConnection
 
 
 class Dispatcher:
@@ -25,7 +25,7 @@ class Dispatcher:
     def __init__(self, runtime: Callable[[], Runtime]) -> None:
         self._runtime = runtime
         self._opening = asyncio.Lock()
-        self._link: Link | None = None
+        self._connection: PoolConnection | None = None
 
     async def run(self, call: Call) -> Outcome:
         """Queues an issued command for a worker and waits for its end.
@@ -33,26 +33,26 @@ class Dispatcher:
         If the wait is cancelled, the command leaves the queue again, unless a worker has claimed it.
         """
         async with self._opening:
-            if self._link is None:
+            if self._connection is None:
                 opening = self._open()
-                self._link = await asyncio.create_task(opening, context=log_context.empty())
-        return await self._link.run(call)
+                self._connection = await asyncio.create_task(opening, context=log_context.empty())
+        return await self._connection.run(call)
 
     def unattended(self, execution_id: int, step: str) -> str | None:
         """Returns a message if commands of a step wait for a pool without workers, else None."""
-        return None if self._link is None else self._link.unattended(execution_id, step)
+        return None if self._connection is None else self._connection.unattended(execution_id, step)
 
     async def close(self) -> None:
         """Closes the connections, if it has opened any."""
-        if self._link is not None:
-            await self._link.close()
-            self._link = None
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
 
-    async def _open(self) -> Link:
-        from noetl_dagster.engine.pool.link import Link
+    async def _open(self) -> PoolConnection:
+        from noetl_dagster.engine.pool.connection import PoolConnection
         from noetl_dagster.events.transport.nats import connect
 
         runtime = self._runtime()
-        link = Link(runtime, await connect(runtime.settings, "dispatch"))
-        await link.open()
-        return link
+        connection = PoolConnection(runtime, await connect(runtime.settings, "dispatch"))
+        await connection.open()
+        return connection

@@ -29,7 +29,7 @@ PAUSE_SECONDS = 1.0
 
 
 class CommandEnds:
-    """Futures of commands, settled as soon as the log has their ends.
+    """Futures of commands, done as soon as the log has their ends.
 
     One connection listens. Notifications are lost while it is broken, so after each (re)connection it looks up every
     awaited command in the log; it never polls otherwise. If the log refuses the look for another reason than an
@@ -52,7 +52,7 @@ class CommandEnds:
 
     async def open(self) -> None:
         """Starts to listen, and returns when it does."""
-        self._tasks = [asyncio.create_task(self._keep(work)) for work in (self._listen, self._settle)]
+        self._tasks = [asyncio.create_task(self._keep(work)) for work in (self._listen, self._deliver)]
         await self._listening.wait()
 
     async def close(self) -> None:
@@ -105,7 +105,7 @@ class CommandEnds:
     def _notified(self, connection: Any, pid: int, channel: str, payload: Any) -> None:
         self.check(orjson.loads(payload))
 
-    async def _settle(self) -> None:
+    async def _deliver(self) -> None:
         while True:
             await self._to_check.wait()
             self._to_check.clear()

@@ -106,7 +106,7 @@ def _is_failure(item: Any) -> bool:
     return isinstance(item, dict) and item.get("status") == ERROR and "error" in item
 
 
-async def settle_sink(runtime: Runtime, visit: Visit, *, is_over: bool = True) -> None:
+async def publish_parts(runtime: Runtime, visit: Visit, *, is_over: bool = True) -> None:
     """Publishes parts that a process that died, or a worker of the pool, left staged.
 
     Args:
@@ -121,4 +121,4 @@ async def settle_sink(runtime: Runtime, visit: Visit, *, is_over: bool = True) -
     await runtime.buffer.flush()
     records = await runtime.reads.fetch(SINK_PARTS, *visit.key)
     places = [PartPlace.model_validate(record["place"]) for record in records]
-    await PartSinks(runtime.box).settle(places, part_prefix(*visit.key), is_over=is_over)
+    await PartSinks(runtime.box).publish_staged(places, part_prefix(*visit.key), is_over=is_over)

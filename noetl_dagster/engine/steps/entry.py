@@ -79,7 +79,7 @@ class VisitDrivers:
                 entered.context = row["context"]
             entered.event_id = self._runtime.ids.next()
 
-    async def settle(self, visit: Visit) -> bool:
+    async def apply_end(self, visit: Visit) -> bool:
         """Applies the end of a visit in the log to the state; returns true if there is one in this epoch."""
         reads, state = self._runtime.reads, visit.execution.state
         record = await reads.fetchrow(STEP_EXIT, *_place(visit))
@@ -93,9 +93,9 @@ class VisitDrivers:
     async def _follow(self, visit: Visit) -> bool:
         """Waits for the driver of a visit; returns true if it ended the visit, false if it is gone."""
         pause, longest = POLL_SECONDS
-        while not await self.settle(visit):
+        while not await self.apply_end(visit):
             if not await self._driver_lives(visit):
-                return await self.settle(visit)  # it may have ended the visit just before it died
+                return await self.apply_end(visit)  # it may have ended the visit just before it died
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, longest)
         return True
@@ -220,7 +220,7 @@ async def settings_of(runtime: Runtime, visit: Visit, entered: Event) -> dict[st
         try:
             settings[name] = await render_async(compile_value(template), scope, runtime.results.get)
         except TemplateError as error:
-            raise TemplateError(f"step {step}: {name} cannot be settled: {error}") from None
+            raise TemplateError(f"step {step}: {name} cannot be rendered: {error}") from None
     try:
         execution.program.step_with(step, settings, execution.state.workload)
     except PlaybookError as error:

@@ -113,7 +113,7 @@ async def run_streams(steps: Steps, execution: Execution, region: Region) -> tup
     """
     state, program = execution.state, execution.program
     try:
-        await _run_with_takers(steps, execution, region.order[0])
+        await _run_with_consumers(steps, execution, region.order[0])
     except BaseExceptionGroup as errors:
         first: BaseException = errors
         while isinstance(first, BaseExceptionGroup):
@@ -138,12 +138,12 @@ def streams_are_over(execution: Execution, region: Region) -> bool:
     return all(source is not None and not _is_taken(state, source) for source in sources)
 
 
-async def _run_with_takers(steps: Steps, execution: Execution, name: str) -> None:
+async def _run_with_consumers(steps: Steps, execution: Execution, name: str) -> None:
     """Runs a step and, at the same time, those that consume its chunks.
 
     The process that drives the source of a stream drives all of it. Consumers begin with it.
     """
-    takers, streams = execution.program.graph.streams_to(name), steps.runtime.streams
+    consumers, streams = execution.program.graph.streams_to(name), steps.runtime.streams
 
     async def run(entered: Callable[[], None] | None = None) -> StepEnd | None:
         try:
@@ -151,26 +151,26 @@ async def _run_with_takers(steps: Steps, execution: Execution, name: str) -> Non
         except StreamBrokenError:  # its source failed, so its own end is not known
             return None
 
-    if not takers:
+    if not consumers:
         await run()
         return
     ahead = steps.runtime.settings.chunks_ahead
-    loops = ((taker, execution.program.step(taker).step.loop) for taker in takers)
-    rooms = {taker: ahead + (1 if loop is None else loop.max_in_flight) for taker, loop in loops}
+    loops = ((consumer, execution.program.step(consumer).step.loop) for consumer in consumers)
+    rooms = {consumer: ahead + (1 if loop is None else loop.max_in_flight) for consumer, loop in loops}
     with streams.open((execution.id, name, VISIT), rooms) as stream:
         async with asyncio.TaskGroup() as group:
 
-            async def take(taker: str) -> None:
+            async def consume(consumer: str) -> None:
                 await streams.refresh(stream)
                 try:
-                    await _run_with_takers(steps, execution, taker)
+                    await _run_with_consumers(steps, execution, consumer)
                 finally:
-                    stream.leave(taker)
+                    stream.leave(consumer)
 
             def begin() -> None:
                 stream.has_consumers = True
-                for taker in takers:
-                    group.create_task(take(taker))
+                for consumer in consumers:
+                    group.create_task(consume(consumer))
 
             end = await run(begin)
             await streams.refresh(stream)

@@ -13,7 +13,7 @@ from noetl_dagster.engine.loops.gather import LoopResult, merge_patches
 from noetl_dagster.engine.loops.loop import CollectionSource, OpenSource, run_loop
 from noetl_dagster.engine.loops.stream import ChunkSource
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.engine.steps.checks import evaluate, settle_sink
+from noetl_dagster.engine.steps.checks import evaluate, publish_parts
 from noetl_dagster.engine.steps.entry import VisitDrivers, reads_of, settings_of
 from noetl_dagster.engine.steps.watermarks import WatermarkClaims, entered_watermark, lost_race, moved_watermark
 from noetl_dagster.errors import AssetNotFoundError, NoetlError, TemplateError, ToolError
@@ -107,10 +107,10 @@ class _Routed:
 class Steps:
     """The step function: it executes the playbook language for every driver, Dagster ops or the walker."""
 
-    def __init__(self, runtime: Runtime, turns: VisitDrivers) -> None:
+    def __init__(self, runtime: Runtime, drivers: VisitDrivers) -> None:
         self.runtime = runtime
-        self._turns = turns
-        self._claims = WatermarkClaims(runtime, turns.liveness)
+        self._drivers = drivers
+        self._claims = WatermarkClaims(runtime, drivers.liveness)
 
     async def run(
         self, execution: Execution, step: str, visit: int = 1, *, entered: Callable[[], None] | None = None
@@ -146,7 +146,7 @@ class Steps:
             event = self._event(visit, EventType.STEP_ENTER, "RUNNING")
             event.meta["resumed"] = state.visits.get(step, 0) >= number
             missing = await self._determine(visit, event)
-            async with self._turns.turn(visit, event) as turn:
+            async with self._drivers.turn(visit, event) as turn:
                 if turn is None:
                     yield VisitEntry(end=state.ends[(step, number)])
                     return
@@ -181,7 +181,7 @@ class Steps:
                 if not await with_references(self.runtime.results.get, admit.holds, scope):
                     return await self.skip(visit)
             if resumed:  # parts that an earlier run left are published before newer parts
-                await settle_sink(self.runtime, visit, is_over=False)
+                await publish_parts(self.runtime, visit, is_over=False)
         except (AssetNotFoundError, *TASK_ERRORS) as error:
             return await self.fail(visit, error)
         return None
@@ -191,7 +191,7 @@ class Steps:
         skipped = self._event(visit, EventType.STEP_SKIPPED, "SKIPPED")
         event = self._event(visit, EventType.STEP_EXIT, "SKIPPED")
         event.result = {"status": "skipped"}
-        return await self._settle(visit, [skipped, event])
+        return await self._append_end(visit, [skipped, event])
 
     async def end_loop(self, visit: Visit, result: LoopResult) -> StepEnd:
         """Ends a fan-out whose shards have all ended."""
@@ -258,7 +258,7 @@ class Steps:
         visit, step, execution = ending.visit, ending.visit.program.step, ending.visit.execution
         watermark: dict[str, Any] | None = None
         try:
-            await settle_sink(self.runtime, visit)
+            await publish_parts(self.runtime, visit)
             watermark = await self._moved(ending)
         except TASK_ERRORS as error:
             ending.fail(error)
@@ -301,7 +301,7 @@ class Steps:
         event.context = {"patches": patches} if patches else None
         event.result = to_result(ending.envelope)
         event.error = ending.envelope["error"]["message"] if ending.failed else None
-        return await self._settle(visit, [*checks, event])
+        return await self._append_end(visit, [*checks, event])
 
     async def _moved(self, ending: _Ending) -> dict[str, Any] | None:
         """Returns the step's new watermark. It stays unchanged if anything was not loaded."""
@@ -369,7 +369,7 @@ class Steps:
             with suppress(*TASK_ERRORS):
                 await self.runtime.box.credentials.know(await render_async(task.auth, scope, fetch))
 
-    async def _settle(self, visit: Visit, events: Sequence[Event]) -> StepEnd:
+    async def _append_end(self, visit: Visit, events: Sequence[Event]) -> StepEnd:
         """Appends ``step.exit``, the last of ``events``. The first end in the log counts."""
         execution = visit.execution
         if events[-1].event_id in await self.runtime.buffer.append(events):
@@ -378,7 +378,7 @@ class Steps:
             for event in events:
                 execution.state.apply(event)
         else:
-            await self._turns.settle(visit)
+            await self._drivers.apply_end(visit)
         return execution.state.ends[(visit.step, visit.number)]
 
     async def _shape(self, ending: _Ending, scope: Scope) -> None:

@@ -118,7 +118,7 @@ async def entered_watermark(
     try:
         rendered = await render_async(compile_value(fields), scope, runtime.results.get)
     except TemplateError as error:
-        raise TemplateError(f"step {step}: state cannot be settled: {error}") from None
+        raise TemplateError(f"step {step}: state cannot be rendered: {error}") from None
     partition = "" if execution.state.partition is None else execution.state.partition["key"]
     place = WatermarkKey(execution.playbook.metadata.path, str(rendered["name"] or step), partition)
     held = False

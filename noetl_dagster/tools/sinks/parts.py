@@ -62,7 +62,7 @@ class PartSinks:
             with _errors(target):
                 await self._parts(target).publish(target, parts)
 
-    async def settle(self, places: Iterable[PartPlace], prefix: str, *, is_over: bool = True) -> None:
+    async def publish_staged(self, places: Iterable[PartPlace], prefix: str, *, is_over: bool = True) -> None:
         """Publishes the parts that are still staged, in the given order.
 
         Args:

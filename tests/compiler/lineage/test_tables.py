@@ -10,7 +10,7 @@ from noetl_dagster.compiler.lineage.tables import (
     FolderWriters,
     PlaybookWriters,
     WrittenTable,
-    settled_text,
+    rendered_text,
     tables_written,
 )
 from tests.playbooks import playbook, text_of
@@ -63,8 +63,8 @@ def test_tables_are_of_a_database() -> None:
 def test_templates_of_identifiers_are_filled_in_and_others_marked() -> None:
     known = {"schema": "shop", "day": "2026-01-01", "name": 'a"b'}
     sql = "SELECT '{{ day }}' {# a note #} FROM {{ schema }}.t, {{ schema | sql_identifier }}.u WHERE x = {{ ctx.y }}"
-    assert settled_text(sql, known) == ("SELECT 'noetl_value'  FROM shop.t, \"shop\".u WHERE x = noetl_value")
-    assert settled_text("{% for x in y %}a{% endfor %}", known) is None
+    assert rendered_text(sql, known) == ("SELECT 'noetl_value'  FROM shop.t, \"shop\".u WHERE x = noetl_value")
+    assert rendered_text("{% for x in y %}a{% endfor %}", known) is None
 
 
 WRITER = """

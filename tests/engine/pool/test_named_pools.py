@@ -77,7 +77,7 @@ async def test_steps_run_on_the_workers_of_their_pools(engine: Engine, settings:
 async def test_a_pool_without_workers_is_told(
     engine: Engine, settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("noetl_dagster.engine.pool.link.SWEEP_SECONDS", 0.2)
+    monkeypatch.setattr("noetl_dagster.engine.pool.connection.SWEEP_SECONDS", 0.2)
     execution = await engine.lifecycle.create(playbook(TWO_POOLS))
 
     async def warned() -> bool:

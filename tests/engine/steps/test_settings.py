@@ -102,4 +102,4 @@ async def test_a_setting_that_cannot_be_rendered_fails_its_step(run: Run) -> Non
         """
     )
     assert str(state.status) == "FAILED"
-    assert "step each: loop.spec.max_in_flight cannot be settled" in (state.error or "")
+    assert "step each: loop.spec.max_in_flight cannot be rendered" in (state.error or "")

@@ -304,7 +304,7 @@ async def test_parts_on_another_machine_fail_the_step(
     sink = f"{{tool: file, path: {here}/{name}, format: jsonl}}"
     if name == "rows.duckdb":
         sink = f"{{tool: duckdb, database: {here}/{name}, table: numbers}}"
-    settle = PartSinks.settle
+    settle = PartSinks.publish_staged
 
     async def later(*_: Any) -> None:
         """Leaves a part staged."""
@@ -314,24 +314,24 @@ async def test_parts_on_another_machine_fail_the_step(
         await settle(*args, **kwargs)
 
     monkeypatch.setattr(PartSinks, "publish", later)
-    monkeypatch.setattr(PartSinks, "settle", elsewhere)
+    monkeypatch.setattr(PartSinks, "publish_staged", elsewhere)
     state = await engine.run(playbook(LOOP.replace("SINK", sink)))
     assert str(state.status) == "FAILED"
     assert "sink: 5 parts of complete iterations, the first" in (state.error or "")
     assert f"as this process sees {here}" in (state.error or "")
 
 
-async def test_the_part_of_one_file_may_be_settled_again(
+async def test_the_part_of_one_file_may_be_published_again(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the process dies between the publication and the end of the step."""
-    settle = PartSinks.settle
+    settle = PartSinks.publish_staged
 
     async def twice(*args: Any, **kwargs: Any) -> None:
         await settle(*args, **kwargs)
         await settle(*args, **kwargs)
 
-    monkeypatch.setattr(PartSinks, "settle", twice)
+    monkeypatch.setattr(PartSinks, "publish_staged", twice)
     state = await engine.run(playbook(LOOP.replace("SINK", f"{{tool: file, path: {tmp_path}/one.jsonl}}")))
     assert str(state.status) == "COMPLETED", state.error
     assert texts(tmp_path) == {"one.jsonl": '{"n":4}\n'}
@@ -342,7 +342,7 @@ async def test_a_part_that_a_killed_process_was_writing_is_removed(
 ) -> None:
     drafts = tmp_path / "numbers" / "_staged"
     of_another = "1.each.1.9.1.jsonl#1"  # execution 1 may be writing it
-    settle = PartSinks.settle
+    settle = PartSinks.publish_staged
 
     async def after_a_kill(sinks: PartSinks, places: Any, prefix: str, **named: Any) -> None:
         drafts.mkdir(exist_ok=True)
@@ -350,7 +350,7 @@ async def test_a_part_that_a_killed_process_was_writing_is_removed(
             (drafts / name).touch()
         await settle(sinks, places, prefix, **named)
 
-    monkeypatch.setattr(PartSinks, "settle", after_a_kill)
+    monkeypatch.setattr(PartSinks, "publish_staged", after_a_kill)
     sink = f"{{tool: file, path: {tmp_path}/numbers, format: jsonl}}"
     state = await engine.run(playbook(LOOP.replace("SINK", sink)))
     assert str(state.status) == "COMPLETED", state.error

@@ -362,7 +362,7 @@ async def test_a_staged_sink_counts_when_it_is_published(
 
     with monkeypatch.context() as patched:
         patched.setattr(PartSinks, "publish", refused)
-        patched.setattr(PartSinks, "settle", refused)
+        patched.setattr(PartSinks, "publish_staged", refused)
         failed = await run(text)
     assert failed.status == "FAILED"
     assert await pool.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'command.completed'") == 1

@@ -60,7 +60,7 @@ class _QueuedCommand:
     done: asyncio.Future[Outcome]
 
 
-class Link:
+class PoolConnection:
     """NATS, the listening connection, and the tasks that queue commands and requeue those of lost workers."""
 
     def __init__(self, runtime: Runtime, client: NatsClient) -> None:
