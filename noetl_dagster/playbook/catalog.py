@@ -66,10 +66,10 @@ def is_playbook(path: Path) -> bool:
 
 def split_version(reference: str) -> tuple[str, int | None]:
     """Splits ``path@2`` into path and version; the version of ``path@latest`` and of a path alone is None."""
-    found = _VERSION.fullmatch(reference.strip("/"))
-    if found is None:
+    version = _VERSION.fullmatch(reference.strip("/"))
+    if version is None:
         return reference.strip("/"), None
-    return found["path"], None if found["version"] == LATEST else int(found["version"])
+    return version["path"], None if version["version"] == LATEST else int(version["version"])
 
 
 def names_version(reference: str) -> bool:
@@ -87,12 +87,12 @@ class Catalog:
     @cached_property
     def paths(self) -> dict[str, tuple[Path, ...]]:
         """Catalog path to the files that claim it."""
-        found: dict[str, tuple[Path, ...]] = {}
+        files_by_path: dict[str, tuple[Path, ...]] = {}
         for file in find_playbooks(self.folder):
             name = _catalog_path(file)
             if name is not None:
-                found[name] = (*found.get(name, ()), file)
-        return found
+                files_by_path[name] = (*files_by_path.get(name, ()), file)
+        return files_by_path
 
     def resolve(self, path: str, *, caller: Path | str | None = None) -> Path:
         """Returns the file of a playbook.
@@ -130,17 +130,17 @@ class Catalog:
         """Reports whether a path leads to a file below the permitted folders, by ``..`` or a link too."""
         settings = get_settings()
         folders = (*beside, self.folder, settings.playbooks_path, Path.cwd(), *settings.file_folders)
-        found = file.resolve()
-        return any(found.is_relative_to(folder.resolve()) for folder in folders)
+        resolved = file.resolve()
+        return any(resolved.is_relative_to(folder.resolve()) for folder in folders)
 
     def load(self, path: str, *, caller: Path | str | None = None, lenient: bool = False) -> Playbook:
         """Resolves and loads; a text that was loaded before is not parsed again."""
         file = self.resolve(path, caller=caller)
         key = file, lenient
-        known = self._loaded.get(key)
-        if known is None or known.source.encode() != _bytes_of(file):
-            known = self._loaded[key] = load_playbook(file, lenient=lenient)
-        return known
+        playbook = self._loaded.get(key)
+        if playbook is None or playbook.source.encode() != _bytes_of(file):
+            playbook = self._loaded[key] = load_playbook(file, lenient=lenient)
+        return playbook
 
     def has(self, playbook: Playbook) -> bool:
         """Reports whether the file of a playbook is in the folder, and has the same text."""

@@ -49,27 +49,27 @@ def expressions_in(source: str) -> tuple[Expression, ...]:
 
     ``{{ ... }}`` is a set with a set or a mapping in it, which Python can never build; so none was meant for it.
     """
-    found: list[Expression] = []
+    expressions: list[Expression] = []
     try:
         for start, stop in sorted(_double_braces(source)) if "{{" in source else ():
-            if not found or start >= found[-1].stop:  # else inside of the one before
-                found.append(_expression(f"__{len(found)}__", source, start, stop))
+            if not expressions or start >= expressions[-1].stop:  # else inside of the one before
+                expressions.append(_expression(f"__{len(expressions)}__", source, start, stop))
     except (tokenize.TokenError, SyntaxError):  # compiling the code reports the error
         return ()
-    return tuple(found)
+    return tuple(expressions)
 
 
 def templates_in_texts(source: str) -> tuple[Expression, ...]:
     """Returns the templates inside of string literals, which are text; not of f-strings, where ``{{`` is a brace."""
-    found: list[Expression] = []
+    expressions: list[Expression] = []
     try:
         for token, begin, _ in _tokens(source) if "{{" in source else ():
             if token.type == tokenize.STRING and "f" not in token.string.lower().partition(token.string[-1])[0]:
                 spans = ((begin + match.start(), begin + match.end()) for match in _TEMPLATE.finditer(token.string))
-                found += [_expression("", source, start, stop) for start, stop in spans]
+                expressions += [_expression("", source, start, stop) for start, stop in spans]
     except (tokenize.TokenError, SyntaxError):
         return ()
-    return tuple(found)
+    return tuple(expressions)
 
 
 def _expression(name: str, source: str, start: int, stop: int) -> Expression:

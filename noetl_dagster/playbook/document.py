@@ -153,8 +153,8 @@ class Document:
         parts = tuple(parts)
         values = {name: container[key] for container, key, name in parts}
         for marks in (self._key_marks, self._value_marks):
-            known = ((name, marks.get(id(container), {}).get(key)) for container, key, name in parts)
-            marks[id(values)] = {name: mark for name, mark in known if mark is not None}
+            entries = ((name, marks.get(id(container), {}).get(key)) for container, key, name in parts)
+            marks[id(values)] = {name: mark for name, mark in entries if mark is not None}
         self._kept[id(values)] = (values, None)
         return values
 
@@ -183,10 +183,10 @@ class Document:
         if isinstance(node, ScalarNode):
             self._characters += len(node.value)
             return self._scalar(node)
-        known = self._kept.get(id(node))
-        if known is not None:
+        value_before = self._kept.get(id(node))
+        if value_before is not None:
             self._repeat(node, depth)
-            return known[0]
+            return value_before[0]
         if depth > self._most_levels:  # an alias inside itself
             raise _too_deep(node.start_mark)
         values, characters, outer = self._values, self._characters, self._deepest

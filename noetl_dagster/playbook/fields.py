@@ -86,7 +86,7 @@ class Declaration:
 @cache
 def declarations(model: type[BaseModel]) -> tuple[Declaration, ...]:
     """Returns the declarations of a model's fields, in their order."""
-    found = []
+    fields = []
     for name, info in model.model_fields.items():
         type_: Any = info.annotation
         metadata = [*info.metadata]
@@ -96,8 +96,8 @@ def declarations(model: type[BaseModel]) -> tuple[Declaration, ...]:
             metadata += get_args(type_)[1:]
         spelled = next((one for one in metadata if isinstance(one, Spelled)), Spelled())
         type_, about = Seconds if "seconds" in metadata else type_, info.description or ""
-        found.append(Declaration(name, (name, *spelled.names), type_, spelled.words, info.default, about))
-    return tuple(found)
+        fields.append(Declaration(name, (name, *spelled.names), type_, spelled.words, info.default, about))
+    return tuple(fields)
 
 
 def spellings_of(model: type[BaseModel], name: str) -> tuple[str, ...]:

@@ -108,9 +108,9 @@ def with_settings(playbook: Playbook, step: str, settings: Mapping[str, Any], wo
     document = Document(playbook.source, playbook.file, lenient=playbook.lenient)
     read = normalise(document, playbook.source, workload=workload, settings=settings, only=step)
     read = required(read, document.problems)
-    [given], known = read.steps, playbook.step(step)
-    spec = given.spec.model_copy(update={"pool": known.spec.pool})  # no template, and maybe left out
-    settled = known.model_copy(update={"spec": spec, "loop": given.loop, "tasks": given.tasks})
+    [rendered_step], compiled_step = read.steps, playbook.step(step)
+    spec = rendered_step.spec.model_copy(update={"pool": compiled_step.spec.pool})  # no template, and maybe left out
+    settled = compiled_step.model_copy(update={"spec": spec, "loop": rendered_step.loop, "tasks": rendered_step.tasks})
     return read.model_copy(update={"steps": (settled,)})
 
 

@@ -527,11 +527,11 @@ class Playbook(Model):
         cls, stored: str, source: str, *, file: str, renamed: Mapping[str, str], lenient: bool = False
     ) -> Playbook:
         """Loads what :attr:`stored` has written; a ValueError tells that it is damaged or of another version."""
-        given = {"source": source, "file": file, "renamed": dict(renamed), "lenient": lenient}
+        about = {"source": source, "file": file, "renamed": dict(renamed), "lenient": lenient}
         values = json.loads(stored)
         if not isinstance(values, dict):
             raise ValueError(f"a stored playbook is a mapping, not a {type(values).__name__}")
-        values |= given
+        values |= about
         return cls.model_validate(values, context={"file": file})
 
     @property

@@ -99,20 +99,20 @@ def _asked(pod: Mapping[str, Any]) -> Iterator[Right]:
         for source in _mappings(container.get("envFrom")):
             yield from _of_secret(source.get("secretRef"), "env_from")
         for variable in _mappings(container.get("env")):
-            given = variable.get("valueFrom")
-            if isinstance(given, Mapping):
-                yield from _of_secret(given.get("secretKeyRef"), "env")
+            value_from = variable.get("valueFrom")
+            if isinstance(value_from, Mapping):
+                yield from _of_secret(value_from.get("secretKeyRef"), "env")
 
 
 def _of_volume(volume: Mapping[str, Any]) -> Iterator[Right]:
     for kind, source in volume.items():
-        given = source if isinstance(source, Mapping) else {}
+        fields = source if isinstance(source, Mapping) else {}
         if kind == "hostPath":
-            yield Right(kind, str(given.get("path") or "/"), "volumes")
+            yield Right(kind, str(fields.get("path") or "/"), "volumes")
         elif kind == "secret":
-            yield Right(kind, str(given.get("secretName") or ""), "volumes")
+            yield Right(kind, str(fields.get("secretName") or ""), "volumes")
         elif kind == "projected":
-            for part in _mappings(given.get("sources")):
+            for part in _mappings(fields.get("sources")):
                 yield from _of_secret(part.get("secret"), "volumes")
                 if "serviceAccountToken" in part:
                     yield Right("volume", "serviceAccountToken", "volumes")

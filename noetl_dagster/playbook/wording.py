@@ -38,25 +38,25 @@ def is_open(value: Any) -> bool:
     return value is None or (isinstance(value, str) and is_template(value))
 
 
-def suggestion(key: str, known: tuple[str, ...], what: str = "known keys") -> str:
+def suggestion(key: str, names: tuple[str, ...], what: str = "known keys") -> str:
     """Returns 'did you mean x?' for a near miss, else the list of what is known."""
-    return did_you_mean(key, known) or f"{what}: {listed(known)}"
+    return did_you_mean(key, names) or f"{what}: {listed(names)}"
 
 
-def hints_against(known: tuple[str, ...], what: str, *, budget: int = 50) -> Hints:
+def hints_against(names: tuple[str, ...], what: str, *, budget: int = 50) -> Hints:
     """Makes suggestions against a long list of names; only so many are looked up, for each reads the whole list."""
 
     @cache
     def hint(name: str) -> str:
-        return suggestion(name, known if hint.cache_info().currsize < budget else (), what)
+        return suggestion(name, names if hint.cache_info().currsize < budget else (), what)
 
     return hint
 
 
 @lru_cache(maxsize=512)  # an error in a loop asks the same again and again, and each answer reads all names
-def did_you_mean(name: str, known: tuple[str, ...]) -> str:
+def did_you_mean(name: str, names: tuple[str, ...]) -> str:
     """Returns 'did you mean x?' for a near miss, else nothing."""
-    near = get_close_matches(name, known, n=1, cutoff=0.75)
+    near = get_close_matches(name, names, n=1, cutoff=0.75)
     return f"did you mean {near[0]!r}?" if near else ""
 
 

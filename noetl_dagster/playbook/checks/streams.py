@@ -68,7 +68,9 @@ def _check_names(playbook: Playbook, document: Document) -> Iterator[Problem]:
 def _misread(document: Document, entry: dict[str, Any], keys: list[str], chunk: tuple[str, ...]) -> Iterator[Problem]:
     """Names behind the path of a chunk that it does not have."""
     seen: set[int] = set()
-    for owner, name, label, text in (found for key in keys for found in texts_in(entry, key, SKIPPED_KEYS, seen)):
+    for owner, name, label, text in (
+        entry_text for key in keys for entry_text in texts_in(entry, key, SKIPPED_KEYS, seen)
+    ):
         try:
             paths = paths_in(text, command=document.is_command(text)) if "{" in text else ()
         except TemplateSyntaxError:

@@ -35,8 +35,8 @@ def check_code(playbook: Playbook, document: Document | None = None) -> Iterator
     codes = {str(task.config.get("code")) for task in tasks if task.kind in _KINDS}
     document = document or Document(playbook.source, playbook.file)
     lines = playbook.source.splitlines()
-    known = known_names(playbook)
-    hints = hints_against(tuple(sorted(known)), "")
+    names = known_names(playbook)
+    hints = hints_against(tuple(sorted(names)), "")
     data_names = _DATA_NAMES.union(playbook.workload, (step.name for step in playbook.steps))
     for owner, name, label, code in texts_in([document.root], 0, frozenset(), set()):
         if label != "code" or code not in codes:
@@ -49,7 +49,7 @@ def check_code(playbook: Playbook, document: Document | None = None) -> Iterator
             yield Problem(place, message, "warning", ProblemKind.CODE_IS_TEMPLATE)
         for expression in expressions:
             where = place_of_line(expression.line, expression.column, code, place, lines)
-            yield from check_text(where, "code", expression.source, known, hints)
+            yield from check_text(where, "code", expression.source, names, hints)
         for template in templates_in_texts(code):  # values of the playbook are not rendered there
             try:
                 named = sorted(compile_value(template.source).names & data_names)
@@ -81,10 +81,10 @@ def place_of_line(number: int, column: int, code: str, place: Place, lines: list
     wanted = code_lines[number - 1] if number <= len(code_lines) else ""
     start = lines[place.line - 1][place.column - 1 :]
     line = place.line + number if start.startswith("|") else place.line + number - 1
-    found = lines[line - 1].find(wanted) if line <= len(lines) else -1
-    if found < 0:  # folded or escaped: the lines of the file are not those of the code
+    column_at = lines[line - 1].find(wanted) if line <= len(lines) else -1
+    if column_at < 0:  # folded or escaped: the lines of the file are not those of the code
         return place
-    return Place(place.file, line, found + column)
+    return Place(place.file, line, column_at + column)
 
 
 SKIPPED_KEYS = frozenset({*LITERAL_FIELDS, *DESCRIPTION, "libs"})
@@ -112,12 +112,12 @@ LANGUAGE_NAMES = frozenset(
 
 def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]:
     """Walks every text of the workflow and the workbook."""
-    known = known_names(playbook)
+    names = known_names(playbook)
     root = document.root
     if not isinstance(root, dict):
         return
     seen: set[int] = set()
-    hints = hints_against(tuple(sorted(known)), "")
+    hints = hints_against(tuple(sorted(names)), "")
     lines = playbook.source.splitlines()
     for section in ("workflow", "workbook", "executor"):
         for owner, name, key, text in texts_in(root, section, SKIPPED_KEYS - LITERAL_FIELDS, seen):
@@ -127,16 +127,16 @@ def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]
                 message = f"{key}: {setting[0]} is a setting of the platform, which playbooks cannot read"
                 yield Problem(document.place(owner, name), message)
             if "{" in text and document.is_command(text):
-                yield from _check_command(document.place(owner, name), key, text, known, hints, lines)
+                yield from _check_command(document.place(owner, name), key, text, names, hints, lines)
             elif "{" in text or key in _CONDITION_KEYS:
-                yield from check_text(document.place(owner, name), key, text, known, hints)
+                yield from check_text(document.place(owner, name), key, text, names, hints)
 
 
 def _check_command(
-    place: Place, key: str, text: str, known: frozenset[str], hints: Hints, lines: list[str]
+    place: Place, key: str, text: str, names: frozenset[str], hints: Hints, lines: list[str]
 ) -> Iterator[Problem]:
     """Checks a text of a command, and warns about each line with braces of another program."""
-    yield from check_text(place, key, text, known, hints, command=True)
+    yield from check_text(place, key, text, names, hints, command=True)
     try:
         foreign = compile_value(text, command=True).foreign
     except TemplateError:
@@ -178,7 +178,7 @@ def _names_of(input: Input) -> Iterable[str]:
 
 
 def check_text(
-    place: Place, key: str, text: str, known: frozenset[str], hints: Hints, *, command: bool = False
+    place: Place, key: str, text: str, names: frozenset[str], hints: Hints, *, command: bool = False
 ) -> Iterator[Problem]:
     """Checks that a template parses, and that its names are known."""
     try:
@@ -186,7 +186,7 @@ def check_text(
     except TemplateError as error:
         yield Problem(place, f"{key}: {error}", kind=ProblemKind.TEMPLATE_SYNTAX)
         return
-    for name in sorted(compiled.names - known):
+    for name in sorted(compiled.names - names):
         near = hints(name)
         hint = near if near.startswith("did you") else "it must come with the workload of the execution"
         message = f"{key}: nothing in the playbook defines {name!r}; {hint}"
@@ -212,7 +212,7 @@ def _check_comparisons(place: Place, key: str, text: str) -> Iterator[Problem]:
 
 
 def _compared(test: re.Pattern[str], text: str) -> Iterable[str]:
-    return dict.fromkeys(word for found in test.findall(text) for word in _QUOTED.findall(found))
+    return dict.fromkeys(word for comparison in test.findall(text) for word in _QUOTED.findall(comparison))
 
 
 def _check_condition(place: Place, key: str, text: str, compiled: Compiled) -> Iterator[Problem]:

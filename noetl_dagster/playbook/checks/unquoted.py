@@ -88,12 +88,12 @@ def check_unquoted(playbook: Playbook, document: Document) -> Iterator[Problem]:
     root = document.root
     if not wanted or not isinstance(root, dict):
         return
-    given = frozenset(("workload", *playbook.workload))
+    workload_names = frozenset(("workload", *playbook.workload))
     lines, seen = playbook.source.splitlines(), set[int]()
     for section in ("workflow", "workbook"):
         for owner, name, label, text in texts_in(root, section, frozenset(), seen):
             if text in wanted:
-                yield from _unquoted(text, wanted[text], label, document.place(owner, name), lines, given)
+                yield from _unquoted(text, wanted[text], label, document.place(owner, name), lines, workload_names)
 
 
 def _texts(task: Task) -> Iterator[tuple[str, Language]]:
@@ -143,7 +143,7 @@ def _listed(value: Any) -> list[str]:
 
 
 def _unquoted(
-    text: str, language: Language, label: str, place: Place, lines: list[str], given: frozenset[str]
+    text: str, language: Language, label: str, place: Place, lines: list[str], workload_names: frozenset[str]
 ) -> Iterator[Problem]:
     try:
         outputs = outputs_in(text, command=language is SHELL)
@@ -151,40 +151,40 @@ def _unquoted(
         return  # reported as such
     if language is PATH and len(outputs) == 1 and outputs[0].source == text.strip():
         return
-    found = 0
+    warnings = 0
     for output in outputs:
-        if found >= _WARNINGS:
+        if warnings >= _WARNINGS:
             return
         names_table = language is SQL and _OF_NAMES.search(output.before) is not None
-        known = _OWN | given if language is PATH or names_table else _OWN
+        own_names = _OWN | workload_names if language is PATH or names_table else _OWN
         inner = output.source.removeprefix("{{").removesuffix("}}").strip("-+ \n")
-        if not _is_quoted(output.expression, output, language, known):
+        if not _is_quoted(output.expression, output, language, own_names):
             remedy = language.remedy.replace("EXPRESSION", inner)
             message = f"{label}: the value of {output.source} becomes part of {language.name}; {remedy}"
         elif _quotes(output.expression, language) and _is_in_quotes(output.before, language):
             message = f"{label}: {output.source} quotes its value, and stands in quotes; take the quotes away"
         else:
             continue
-        found += 1
+        warnings += 1
         where = place_of_line(output.line, 1, text, place, lines)
         yield Problem(where, message, "warning", ProblemKind.UNQUOTED_TEMPLATE)
 
 
 def _is_in_quotes(before: str, language: Language) -> bool:
-    found = None if language.quotes is None else language.quotes.match(before)
-    return found is not None and found[1] is not None
+    quoted = None if language.quotes is None else language.quotes.match(before)
+    return quoted is not None and quoted[1] is not None
 
 
 def _quotes(node: nodes.Node, language: Language) -> bool:
     return isinstance(node, nodes.Filter) and node.name in language.filters
 
 
-def _is_quoted(node: nodes.Node | None, output: Output, language: Language, given: frozenset[str]) -> bool:
+def _is_quoted(node: nodes.Node | None, output: Output, language: Language, untrusted: frozenset[str]) -> bool:
     """Reports whether no value of an expression can be read as more than a value.
 
     It looks at each bound variable once, and at so many nodes: larger expressions count as unquoted.
     """
-    waiting, known, left = [node], set[str](), _NODES
+    waiting, seen, left = [node], set[str](), _NODES
     while waiting:
         node, left = waiting.pop(), left - 1
         match node:
@@ -209,10 +209,10 @@ def _is_quoted(node: nodes.Node | None, output: Output, language: Language, give
             case nodes.Getattr(node=inner) | nodes.Getitem(node=inner):
                 waiting.append(inner)
             case nodes.Name(name=name) if name in output.bound:
-                if name not in known:
-                    known.add(name)
+                if name not in seen:
+                    seen.add(name)
                     waiting += output.bound[name]
-            case nodes.Name(name=name) if name in given or name in _OF_LOOPS:
+            case nodes.Name(name=name) if name in untrusted or name in _OF_LOOPS:
                 pass
             case _:
                 return False

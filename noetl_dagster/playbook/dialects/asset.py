@@ -66,8 +66,8 @@ def _check(block: Block) -> CheckSpec | None:
     asked = [kind for kind in CheckKind if kind in block]
     block.drop(*asked)
     if len(asked) != 1:
-        found = f"found {' and '.join(asked)}" if asked else "found none of them"
-        block.error(f"a check asks one thing: {', '.join(CheckKind)}; {found}")
+        present = f"found {' and '.join(asked)}" if asked else "found none of them"
+        block.error(f"a check asks one thing: {', '.join(CheckKind)}; {present}")
     block.close(_CHECK_KEYS)
     if len(asked) != 1:
         return None
@@ -200,14 +200,14 @@ def read_sources(block: Block) -> dict[str, SourceSpec]:
         if "asset(" not in text or "{" not in text:
             continue
         place = block.document.place(container, field)
-        for found in (call for part in _TEMPLATE.findall(text) for call in _CALL.finditer(part)):
-            if found["key"] is None:
+        for read_call in (call for part in _TEMPLATE.findall(text) for call in _CALL.finditer(part)):
+            if read_call["key"] is None:
                 message = 'asset() takes a key as it is, as asset("warehouse/patients")'
                 block.document.report(place, f"{block.what}: {message}")
                 continue
-            parts, partition = found["key"].strip("/").split("/"), found["partition"] or ReadPartition.SAME
+            parts, partition = read_call["key"].strip("/").split("/"), read_call["partition"] or ReadPartition.SAME
             source = SourceSpec(asset=tuple(parts), partition=partition, place=place)
-            sources[call_name(found["key"], partition)] = source
+            sources[call_name(read_call["key"], partition)] = source
     return sources
 
 

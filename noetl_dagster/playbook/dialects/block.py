@@ -35,7 +35,7 @@ class ReadContext:
 
     Attributes:
         workload: what templates in settings may use before a step is entered.
-        given: settings that are templates, by the names in :attr:`templates`, as they were rendered when the
+        rendered: settings that are templates, by the names in :attr:`templates`, as they were rendered when the
             step was entered.
         templates: settings of the present step that are templates, by the place that they stand in.
         metadata: what templates in Dagster's words may use.
@@ -52,7 +52,7 @@ class ReadContext:
     def __init__(self, document: Document) -> None:
         self.document = document
         self.workload: dict[str, Any] = {}
-        self.given: Mapping[str, Any] = {}
+        self.rendered: Mapping[str, Any] = {}
         self.templates: dict[str, str] = {}
         self.metadata: dict[str, Any] = {}
         self.all_steps: dict[str, Any] = {}
@@ -298,11 +298,11 @@ class Block:
         key, value = self._setting(names)
         if value is None:
             return None
-        found = _DURATION.match(str(value)) if not isinstance(value, (dict, list, bool)) else None
-        if found is None:
+        match = _DURATION.match(str(value)) if not isinstance(value, (dict, list, bool)) else None
+        if match is None:
             self.error(f"{key} must be seconds or text such as '30s', found {described(value)}", key)
             return None
-        seconds = float(found[1]) * _SECONDS[found[2]]
+        seconds = float(match[1]) * _SECONDS[match[2]]
         if not isfinite(seconds):
             self.error(f"{key} is too large a number of seconds, found {described(value)}", key)
             return None
@@ -335,27 +335,27 @@ class Block:
 
     def build(self, model: type[M], **fields: Any) -> M | None:
         """Builds the model without the fields that are None; reports what it refuses."""
-        given = {name: value for name, value in fields.items() if value is not None}
+        present = {name: value for name, value in fields.items() if value is not None}
         try:
-            return model(**given)
+            return model(**present)
         except ValidationError as error:
             for detail in error.errors():
                 name = ".".join(str(part) for part in detail["loc"])
-                found = described(detail["input"])
-                message = f"{name}: {detail['msg'].lower()}, found {found}"
+                actual = described(detail["input"])
+                message = f"{name}: {detail['msg'].lower()}, found {actual}"
                 self.error(message, name if name in self.values else None)
             return None
 
-    def read(self, model: type[M], **given: Any) -> M | None:
-        """Reads a model from the keys that its fields declare, if they are not ``given``, and reports all others."""
-        fields = self.fields(model, **given)
+    def read(self, model: type[M], **others: Any) -> M | None:
+        """Reads a model from the keys that its fields declare, without ``others``, and reports all other keys."""
+        fields = self.fields(model, **others)
         self.close(model.model_fields, severity=model.unknown_keys)
         return self.build(model, **fields)
 
-    def fields(self, model: type[BaseModel], **given: Any) -> dict[str, Any]:
-        """Reads the fields of a model that are not ``given``, by their declarations."""
-        found = {one.name: self._declared(one) for one in declarations(model) if one.name not in given}
-        return found | given
+    def fields(self, model: type[BaseModel], **others: Any) -> dict[str, Any]:
+        """Reads the fields of a model that are not among ``others``, by their declarations."""
+        values = {one.name: self._declared(one) for one in declarations(model) if one.name not in others}
+        return values | others
 
     def _declared(self, field: Declaration) -> Any:
         names, type_ = field.spellings, field.type
@@ -371,11 +371,11 @@ class Block:
             return self.choice(type_, *names, also=field.words)
         return self.nested(type_, *names)
 
-    def close(self, known: Iterable[str], *, severity: str = "error", remedies: dict[str, str] | None = None) -> None:
-        """Reports every key that was not taken; ``known`` feeds the suggestions."""
-        known = tuple(known)
+    def close(self, keys: Iterable[str], *, severity: str = "error", remedies: dict[str, str] | None = None) -> None:
+        """Reports every key that was not taken; ``keys`` feeds the suggestions."""
+        keys = tuple(keys)
         for key in self.rest():
-            remedy = (remedies or {}).get(key) or suggestion(key, known)
+            remedy = (remedies or {}).get(key) or suggestion(key, keys)
             self.report_key(key, f"unknown key {key!r}; {remedy}", ProblemKind.UNKNOWN_FIELD, severity)
 
     def take_rest(self) -> dict[str, Any]:
@@ -402,8 +402,8 @@ class Block:
             return key, value
         reading = self.reading
         name = reading.name_setting(self.what, key, value)
-        if name in reading.given:
-            return key, reading.given[name]
+        if name in reading.rendered:
+            return key, reading.rendered[name]
         try:
             used = compile_value(value).names
         except TemplateError:

@@ -56,15 +56,15 @@ def _short_schedule(metadata: Block) -> Iterator[ScheduleSpec]:
             yield ScheduleSpec(name="schedule", cron=cron)
 
 
-def _as_warnings(block: Block, found: Iterator[T]) -> list[T]:
+def _as_warnings(block: Block, specs: Iterator[T]) -> list[T]:
     """Reads the short forms of the metadata; a value that cannot be understood is left out with a warning."""
     problems = block.document.problems
     before = len(problems)
-    kept = list(found)
+    values = list(specs)
     mistaken = any(problem.severity == "error" for problem in problems[before:])
     for index, problem in enumerate(problems[before:], start=before):
         problems[index] = replace(problem, message=f"{problem.message} (left out)", severity="warning")
-    return [] if mistaken else kept
+    return [] if mistaken else values
 
 
 def _pools(block: Block) -> dict[str, int]:
@@ -88,12 +88,12 @@ def _schedules(block: Block, metadata: Block) -> Iterator[ScheduleSpec]:
         entry.what = f"schedule {name!r}"
         cron = _cron(entry, "cron")
         workload = entry.mapping("workload")
-        known = tuple(block.reading.workload)
-        for key in (key for key in workload if key not in known):
-            near = suggestion(key, known, "keys of the workload")
+        workload_keys = tuple(block.reading.workload)
+        for key in (key for key in workload if key not in workload_keys):
+            near = suggestion(key, workload_keys, "keys of the workload")
             entry.warn(f"the workload has no key {key!r}; {near}", "workload")
-        given = {"name": name, "cron": cron or "", "timezone": _timezone(entry), "workload": workload}
-        schedule = entry.read(ScheduleSpec, **given)
+        fields = {"name": name, "cron": cron or "", "timezone": _timezone(entry), "workload": workload}
+        schedule = entry.read(ScheduleSpec, **fields)
         if schedule is not None and cron is not None:
             yield schedule
 
@@ -114,9 +114,9 @@ def _partitions(block: Block) -> Iterator[PartitionsSpec]:
         return
     two = child.child("two")
     if two is None:
-        found = _dimension(child, ONLY)
-        if found is not None:
-            yield found
+        dimension_spec = _dimension(child, ONLY)
+        if dimension_spec is not None:
+            yield dimension_spec
         return
     child.close(("two",))
     names = list(two.values)
@@ -124,11 +124,15 @@ def _partitions(block: Block) -> Iterator[PartitionsSpec]:
         two.error(f"two takes two dimensions, found {len(names)}")
     for name in names:
         dimension = two.child(name)
-        found = None if dimension is None else _dimension(dimension, name)
-        if found is not None:
+        dimension_spec = None if dimension is None else _dimension(dimension, name)
+        if dimension_spec is not None:
             # a dimension is called as its workload key, unless it says otherwise
-            known = name in block.reading.workload
-            yield found if found.workload or not known else found.model_copy(update={"workload": name})
+            in_workload = name in block.reading.workload
+            yield (
+                dimension_spec
+                if dimension_spec.workload or not in_workload
+                else dimension_spec.model_copy(update={"workload": name})
+            )
 
 
 def _dimension(block: Block, name: str) -> PartitionsSpec | None:
@@ -229,8 +233,8 @@ def _observations(block: Block) -> Iterator[ObservationSpec]:
             entry.error("an observed source is either 'object' (a bucket's or a folder's) or 'table'")
         scheme, separator, _ = (place or "").partition("://")
         if separator and scheme not in _OBSERVED:
-            known = ", ".join(f"{one}://" for one in _OBSERVED)
-            entry.error(f"object {place!r} cannot be observed; known are {known} and paths", "object")
+            schemes = ", ".join(f"{one}://" for one in _OBSERVED)
+            entry.error(f"object {place!r} cannot be observed; known are {schemes} and paths", "object")
         fields = entry.fields(ObservationSpec, asset=key, object=place, table=table)
         entry.close(ObservationSpec.model_fields)
         if key is not None and is_one:

@@ -142,8 +142,8 @@ def _check_collection(block: Block, collection: Any) -> None:
         with suppress(ValueError):
             literal = json.loads(collection)
     if collection is not None and not isinstance(literal, (list, dict)):
-        key, found = block.present(*LOOP_IN), described(collection)
-        block.error(f'{key} must give a list, found {found}; a template reads "{{{{ name }}}}"', key)
+        key, shape = block.present(*LOOP_IN), described(collection)
+        block.error(f'{key} must give a list, found {shape}; a template reads "{{{{ name }}}}"', key)
 
 
 def _cursor(block: Block) -> CursorSpec | None:

@@ -59,7 +59,7 @@ def normalise(
         only: the name of that step; no other is read.
     """
     reading = ReadContext(document)
-    reading.given = settings
+    reading.rendered = settings
     if document.root is None:
         if not document.problems:
             message = f"the file is empty; a playbook starts with apiVersion: {API_VERSION}"
@@ -113,13 +113,13 @@ def _tracing(root: Block) -> Tracing | None:
     block = root.child("tracing")
     if block is None:
         return None
-    given = block.take(*spellings_of(Tracing, "sampling"))
+    sampling = block.take(*spellings_of(Tracing, "sampling"))
     try:
-        share = None if given is None or isinstance(given, bool) else float(given)
+        share = None if sampling is None or isinstance(sampling, bool) else float(sampling)
     except (TypeError, ValueError):
         share = -1.0
     if share is not None and not 0 <= share <= 1:
-        block.error(f"sampling must be a number from 0 to 1, found {described(given)}")
+        block.error(f"sampling must be a number from 0 to 1, found {described(sampling)}")
         share = None
     endpoint = block.text("endpoint")
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
@@ -231,14 +231,14 @@ def _entries(root: Block, key: str, shape: str) -> Iterator[tuple[str | None, Bl
     if isinstance(value, dict):
         tasks = value.get("tasks") if key == "workbook" and len(value) == 1 else None
         value = tasks if isinstance(tasks, dict) else value
-        found = [(name, entry, f"{key} entry {name!r}", name) for name, entry in value.items()]
+        items = [(name, entry, f"{key} entry {name!r}", name) for name, entry in value.items()]
     elif isinstance(value, list):
-        found = [(None, entry, f"{key} entry {index + 1}", index) for index, entry in enumerate(value)]
+        items = [(None, entry, f"{key} entry {index + 1}", index) for index, entry in enumerate(value)]
     else:
-        found = []
+        items = []
         if value is not None:
             root.error(f"{key} must be a list of {shape}, found {described(value)}", key)
-    for name, entry, what, at in found:
+    for name, entry, what, at in items:
         block = root.reading.block(entry, what, root.document.place(value, at))
         if block is not None:
             yield name, block

@@ -159,9 +159,9 @@ def read_sink(owner: Block) -> Sink | None:
     else:
         parts = [block.fields(Sink, tool=block.text("tool", "kind"), auth=_credential(block))]
     block.close(Sink.model_fields)
-    given = {name: value for part in parts for name, value in part.items() if value not in (None, (), {})}
-    _check_sink(block, given)
-    return block.build(Sink, **given)
+    fields = {name: value for part in parts for name, value in part.items() if value not in (None, (), {})}
+    _check_sink(block, fields)
+    return block.build(Sink, **fields)
 
 
 def _check_sink(block: Block, values: dict[str, Any]) -> None:

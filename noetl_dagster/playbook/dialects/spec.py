@@ -44,9 +44,9 @@ def layered(document: Document, *layers: dict[str, Any]) -> dict[str, Any]:
             holders[key] = layer
             if isinstance(below, dict) and isinstance(value, dict):
                 merged[key] = layered(document, below, value)
-    found = document.gathered((layer, key, key) for key, layer in holders.items())
-    found.update(merged)
-    return found
+    values = document.gathered((layer, key, key) for key, layer in holders.items())
+    values.update(merged)
+    return values
 
 
 def outer_task_spec(document: Document, spec: dict[str, Any]) -> dict[str, Any]:
@@ -62,12 +62,12 @@ def read_task_spec(own: Block | None, outer: tuple[dict[str, Any], ...], fallbac
         outer: specs of executor, step and loop, outermost first.
         fallback: the task itself, named in messages about inherited values.
     """
-    given = own or Block(fallback.reading, {}, fallback.what, fallback.place)
-    layers = (*outer, given.values)
-    rules, level = read_rules(given), len(outer)
+    spec_block = own or Block(fallback.reading, {}, fallback.what, fallback.place)
+    layers = (*outer, spec_block.values)
+    rules, level = read_rules(spec_block), len(outer)
     if rules is None:
         rules, level = _inherited_rules(outer, fallback)
-    spec = layered_block(given, f"{fallback.what}, spec", *outer)
+    spec = layered_block(spec_block, f"{fallback.what}, spec", *outer)
     spec.drop("policy")
     on_error = read_on_error(spec)
     if on_error:
@@ -100,9 +100,9 @@ def read_timeout(spec: Block, *names: str) -> float | None:
         return spec.seconds(*names)
     parts = spec.child(*names)
     assert parts is not None
-    given = [parts.seconds(name) for name in ("connect", "read", "write", "pool", "total")]
+    limits = [parts.seconds(name) for name in ("connect", "read", "write", "pool", "total")]
     parts.close(("connect", "read"), severity="warning")
-    return sum(part for part in given if part is not None) or None
+    return sum(part for part in limits if part is not None) or None
 
 
 def read_keeping(block: Block, result: ResultSpec) -> tuple[Any, ResultSpec]:
@@ -115,8 +115,8 @@ def read_keeping(block: Block, result: ResultSpec) -> tuple[Any, ResultSpec]:
     specs = [ResultSpec(select=select, threshold=threshold)]
     output = block.take(*OUTPUT)
     if _has_only_storage_fields(output):
-        kept = block.child(*OUTPUT)
-        specs += [] if kept is None else [_keeping(kept)]
+        keeping = block.child(*OUTPUT)
+        specs += [] if keeping is None else [_keeping(keeping)]
         output = None
     return output, merged_results(*specs, result)
 
@@ -169,8 +169,8 @@ def _selection(block: Block, *names: str) -> tuple[tuple[str, ...], int | None]:
     strategy = rule.text("strategy")
     kilobytes = rule.number("threshold_kb")
     if strategy not in (None, SIZE_THRESHOLD):
-        known = f"known is {SIZE_THRESHOLD!r}; the settings decide"
-        rule.warn(f"strategy {strategy!r} is unknown, {known}", "strategy")
+        hint = f"known is {SIZE_THRESHOLD!r}; the settings decide"
+        rule.warn(f"strategy {strategy!r} is unknown, {hint}", "strategy")
     if strategy == SIZE_THRESHOLD and kilobytes is None:
         rule.warn(f"{SIZE_THRESHOLD} without 'threshold_kb'; the settings decide", "strategy")
     if strategy is None and not paths:

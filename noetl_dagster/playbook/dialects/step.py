@@ -84,7 +84,7 @@ def read_step(block: Block) -> Step | None:
     loop_spec = None if loop_block is None else loop_block.values.get("spec")
     specs = (block.reading.all_steps, own_spec.values, loop_spec if isinstance(loop_spec, dict) else {})
     outer = tuple(outer_task_spec(block.document, one) for one in specs)
-    output, kept = read_keeping(block, ResultSpec())
+    output, result = read_keeping(block, ResultSpec())
     step = block.build(
         Step,
         name=name,
@@ -95,7 +95,7 @@ def read_step(block: Block) -> Step | None:
         routing=read_next(block),
         spec=read_step_spec(spec, own_spec),
         loop=loop,
-        tasks=_with_settings_of_step(block, _tasks(block, outer), kept, spec, outer),
+        tasks=_with_settings_of_step(block, _tasks(block, outer), result, spec, outer),
         is_asset=block.values.get("asset") is not False,
         asset=read_asset(block),
         checks=read_checks(block),
@@ -134,7 +134,7 @@ def _tasks(block: Block, outer: tuple[dict[str, Any], ...]) -> tuple[Task, ...]:
 
 
 def _with_settings_of_step(
-    block: Block, tasks: tuple[Task, ...], kept: ResultSpec, layered: Block, outer: tuple[dict[str, Any], ...]
+    block: Block, tasks: tuple[Task, ...], result: ResultSpec, layered: Block, outer: tuple[dict[str, Any], ...]
 ) -> tuple[Task, ...]:
     """Moves ``retry``, ``sink`` and storage settings of a step to its last task, whose result is the step's.
 
@@ -144,10 +144,10 @@ def _with_settings_of_step(
     if default and not retry and not any(task.retry for task in tasks):
         inherited = read_task_spec(None, outer, block).policy
         retry = default if all(task.spec.policy == inherited for task in tasks) else ()
-    if not tasks or not (retry or sink or kept != ResultSpec()):
+    if not tasks or not (retry or sink or result != ResultSpec()):
         return tasks
     last = tasks[-1]
-    spec = last.spec.model_copy(update={"result": merged_results(last.spec.result, kept)})
+    spec = last.spec.model_copy(update={"result": merged_results(last.spec.result, result)})
     update = {"retry": last.retry or retry, "sink": last.sink or sink, "spec": spec}
     return (*tasks[:-1], last.model_copy(update=update))
 

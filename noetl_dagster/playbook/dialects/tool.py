@@ -75,22 +75,22 @@ def _from_mapping(step: Block, value: Any, place: Place, index: int, outer: Spec
     """Reads one task ``{kind, ...}``, or labelled ones ``{label: {kind, ...}}``."""
     inside = value.values() if isinstance(value, dict) and "kind" not in value else ()
     if inside and all(isinstance(inner, dict) and "kind" in inner for inner in inside):
-        found = []
+        tasks = []
         for label, inner in value.items():
             place = step.document.place(value, label)
             block = Block(step.reading, inner, f"{step.what}, task {label!r}", place)
-            found.append(read_task(block, outer, name=label))
+            tasks.append(read_task(block, outer, name=label))
     else:
         only = step.reading.block(value, step.what, place)
-        found = [] if only is None else [read_task(only, outer, default_name=f"task_{index}")]
-    return [task for task in found if task is not None]
+        tasks = [] if only is None else [read_task(only, outer, default_name=f"task_{index}")]
+    return [task for task in tasks if task is not None]
 
 
 def read_task(block: Block, outer: Specs, *, name: str | None = None, default_name: str = "task_0") -> Task | None:
     """Reads one tool call; its name is its label (``name``), else its own ``name``, else ``default_name``."""
     kind = _kind(block)
-    known = TOOL_KINDS.get(kind or "", UNKNOWN)
-    for key, movable in known.liftable.items():
+    tool = TOOL_KINDS.get(kind or "", UNKNOWN)
+    for key, movable in tool.liftable.items():
         block = _without(block, key, movable)
     block.drop("kind")
     own_name = block.text("name")
@@ -110,25 +110,25 @@ def read_task(block: Block, outer: Specs, *, name: str | None = None, default_na
         "asserts": block.nested(Assertion, "assert"),
     }
     block.drop(*DOCUMENTARY)
-    if TIMEOUT[0] not in known.spellings:
+    if TIMEOUT[0] not in tool.spellings:
         timeout = read_timeout(block)
         spec = spec.model_copy(update={"timeout": timeout}) if spec.timeout is None else spec
-    config = _config(block, kind, known)
-    _unfold_script(block, config, known)
-    for field in known.commands:
+    config = _config(block, kind, tool)
+    _unfold_script(block, config, tool)
+    for field in tool.commands:
         block.document.add_commands(config.get(field))
-    if own_name is not None and known.name_fills is not None:
-        config.setdefault(known.name_fills, own_name)
-    missing = [field for field in known.needs if field not in config]
-    if missing and (known.needs_all or len(missing) == len(known.needs)):
-        wanted = " or ".join(map(repr, missing if known.needs_all else known.needs))
+    if own_name is not None and tool.name_fills is not None:
+        config.setdefault(tool.name_fills, own_name)
+    missing = [field for field in tool.needs if field not in config]
+    if missing and (tool.needs_all or len(missing) == len(tool.needs)):
+        wanted = " or ".join(map(repr, missing if tool.needs_all else tool.needs))
         block.missing(f"{kind} needs {wanted}")
-    for field, words in known.words.items():
-        block.check_word(block.present(*known.spellings[field]) or field, words)
-    if CHUNK_SIZE[0] in known.spellings:
-        _check_size(block, known.spellings[CHUNK_SIZE[0]])
-    if known.check is not None:
-        known.check(block, config)
+    for field, words in tool.words.items():
+        block.check_word(block.present(*tool.spellings[field]) or field, words)
+    if CHUNK_SIZE[0] in tool.spellings:
+        _check_size(block, tool.spellings[CHUNK_SIZE[0]])
+    if tool.check is not None:
+        tool.check(block, config)
     return block.build(
         Task,
         name=named or default_name,
@@ -196,12 +196,12 @@ def _auth(block: Block, kind: str) -> Any:
     return {"type": kind, **fields} if auth is None and inline else auth
 
 
-def _config(block: Block, kind: str, known: ToolKind) -> dict[str, Any]:
+def _config(block: Block, kind: str, tool: ToolKind) -> dict[str, Any]:
     """Returns the tool's own fields under canonical names; those of unknown kinds as they are."""
-    if known is UNKNOWN:
+    if tool is UNKNOWN:
         return block.take_rest()
     config: dict[str, Any] = {}
-    for names in known.spellings.values():
+    for names in tool.spellings.values():
         if names[0] == "args" and not isinstance(block.values.get("args"), list):
             continue  # a mapping is the input
         value = block.take(*names)
@@ -210,15 +210,15 @@ def _config(block: Block, kind: str, known: ToolKind) -> dict[str, Any]:
         if names[0] == TIMEOUT[0] and not (isinstance(value, str) and "{{" in value):
             value = read_timeout(block, *names)  # a template stays one: tool fields are rendered at run time
         config[names[0]] = value
-    _decode(block, known, config)
-    _check_rest(block, kind, known)
+    _decode(block, tool, config)
+    _check_rest(block, kind, tool)
     return config
 
 
-def _decode(block: Block, known: ToolKind, config: dict[str, Any]) -> None:
+def _decode(block: Block, tool: ToolKind, config: dict[str, Any]) -> None:
     """Decodes code and SQL written as base64."""
     for word, name in _ENCODED_FIELDS.items():
-        text = block.text(word) if name in known.spellings else None
+        text = block.text(word) if name in tool.spellings else None
         if text is None:
             continue
         if name in config:
@@ -230,10 +230,10 @@ def _decode(block: Block, known: ToolKind, config: dict[str, Any]) -> None:
             config[name] = ""
 
 
-def _check_rest(block: Block, kind: str, known: ToolKind) -> None:
-    names = (*known.spellings, *_KEYS)
+def _check_rest(block: Block, kind: str, tool: ToolKind) -> None:
+    names = (*tool.spellings, *_KEYS)
     for key in block.rest():
-        if key in known.without_effect or known.takes_anything:
+        if key in tool.without_effect or tool.takes_anything:
             message = f"{key!r} has no effect on a task of kind {kind}"
             block.report_key(key, message, ProblemKind.FIELD_WITHOUT_EFFECT, "warning")
             continue
@@ -241,7 +241,7 @@ def _check_rest(block: Block, kind: str, known: ToolKind) -> None:
         block.report_key(key, f"{kind} has no field {key!r}; {remedy}", ProblemKind.UNKNOWN_FIELD)
 
 
-def _unfold_script(block: Block, config: dict[str, Any], known: ToolKind) -> None:
+def _unfold_script(block: Block, config: dict[str, Any], tool: ToolKind) -> None:
     """Replaces ``script: {source: {type: inline}, code}`` by the code or SQL itself."""
     script = config.get("script")
     source = script.get("source") if isinstance(script, dict) else None
@@ -253,7 +253,7 @@ def _unfold_script(block: Block, config: dict[str, Any], known: ToolKind) -> Non
     if code is None:
         block.error("script of source type 'inline' needs 'code'", "script", kind=ProblemKind.MISSING_FIELD)
     else:
-        config.setdefault("code" if "code" in known.spellings else "command", code)
+        config.setdefault("code" if "code" in tool.spellings else "command", code)
 
 
 def _check_size(block: Block, names: tuple[str, ...]) -> None:

@@ -41,29 +41,29 @@ def settled(block: Block, key: str, value: Any) -> Any:
 
 def text(block: Block, *names: str) -> str | None:
     """Reads a text; returns None if it is missing."""
-    found = block.text(*names)
-    return None if found is None else str(settled(block, names[0], found))
+    value = block.text(*names)
+    return None if value is None else str(settled(block, names[0], value))
 
 
 def checked(block: Block, key: str, wrong: Callable[[str], str | None]) -> str | None:
     """Reads a text, unless ``wrong`` explains why it cannot be used."""
-    found = text(block, key)
-    reason = None if found is None else wrong(found)
+    value = text(block, key)
+    reason = None if value is None else wrong(value)
     if reason is not None:
-        block.error(f"{key} {found!r} {reason}", key)
-    return found if reason is None else None
+        block.error(f"{key} {value!r} {reason}", key)
+    return value if reason is None else None
 
 
 def name(block: Block, key: str) -> str | None:
     """Reads a name of letters, digits and underscores."""
     only = "may hold letters, digits and underscores only"
-    return checked(block, key, lambda found: None if _NAME.match(found) else only)
+    return checked(block, key, lambda value: None if _NAME.match(value) else only)
 
 
 def group(block: Block, key: str) -> str | None:
     """Reads a group's name; slashes make groups within groups."""
     only = "may hold letters, digits, underscores and slashes between them only"
-    return checked(block, key, lambda found: None if _GROUP.match(found) else only)
+    return checked(block, key, lambda value: None if _GROUP.match(value) else only)
 
 
 def timezone_wrong(zone: str) -> str | None:
@@ -98,12 +98,12 @@ def asset_key(block: Block, key: str) -> Key | None:
 
 def owners(block: Block) -> tuple[str, ...]:
     """Reads owners: ``team:<name>`` or e-mail addresses, as Dagster requires."""
-    found = tuple(str(settled(block, "owners", one)) for one in block.names("owners"))
-    for one in found:
+    names = tuple(str(settled(block, "owners", one)) for one in block.names("owners"))
+    for one in names:
         if not _TEAM.match(one) and not _EMAIL.match(one):
             message = f"owner {one!r} is neither 'team:<name>' nor an address as 'ana@example.org'"
             block.error(message, "owners")
-    return found
+    return names
 
 
 def tags(block: Block) -> dict[str, str]:
@@ -115,23 +115,23 @@ def tags(block: Block) -> dict[str, str]:
         message = f"tags must be a mapping (key: value) or a list of words, found {described(value)}"
         block.error(message, "tags")
         return {}
-    found = {}
+    texts = {}
     for name, item in (value or {}).items():
         text = str(item).lower() if isinstance(item, bool) else "" if item is None else str(item)
-        found[str(name)] = text
+        texts[str(name)] = text
         if not _TAG_KEY.match(str(name)) or not _TAG_VALUE.match(text):
             message = "holds letters, digits, '_', '-' and '.', 63 at most, the key also one '/'"
             block.error(f"tag {name}: {text!r}: a tag {message}", "tags")
-    return found
+    return texts
 
 
 def kinds(block: Block) -> tuple[str, ...]:
     """Reads the kinds of an asset, such as ``parquet``; Dagster shows them as icons."""
-    found = tuple(str(settled(block, "kinds", one)).lower() for one in block.names("kinds"))
-    for one in found:
+    names = tuple(str(settled(block, "kinds", one)).lower() for one in block.names("kinds"))
+    for one in names:
         if not _TAG_VALUE.match(one) or not one:
             block.error(f"kind {one!r} may hold letters, digits, '_', '-' and '.' only", "kinds")
-    return found
+    return names
 
 
 # Ours: croniter is one more dependency for a question of ten lines, and Dagster's own copy takes its import.
@@ -171,13 +171,13 @@ def _part(number: int, text: str) -> list[int]:
     """Expands a part of a field: ``22-2`` wraps around the end, ``5/10`` runs to it; none if it is wrong."""
     if (number, text) == (_DAY, "l"):
         return [28]  # the last day of a month is at least this one
-    found = _PART.fullmatch(text)
-    step = 0 if found is None else int(found[3] or 1)
-    if found is None or step == 0:
+    match = _PART.fullmatch(text)
+    step = 0 if match is None else int(match[3] or 1)
+    if match is None or step == 0:
         return []
     low, high = _BOUNDS[number]
-    start = low if found[1] is None else _number(number, found[1])
-    end = _number(number, found[2]) if found[2] is not None else start if found[1] and not found[3] else high
+    start = low if match[1] is None else _number(number, match[1])
+    end = _number(number, match[2]) if match[2] is not None else start if match[1] and not match[3] else high
     if not low <= start <= high or not low <= end <= high:
         return []
     upward = range(start, end + 1) if start <= end else (*range(start, high + 1), *range(low, end + 1))

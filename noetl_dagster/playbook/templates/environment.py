@@ -108,7 +108,7 @@ def path_part(value: Any) -> str:
     value = _known(value)
     if value is None or value == "" or isinstance(value, Mapping | list | tuple | set | frozenset):
         raise TemplateError(f"path_part: one name is needed, not {value!r:.40}")
-    return _NOT_IN_PATHS.sub(lambda found: f"%{ord(found[0]):02X}", _as_text(value))
+    return _NOT_IN_PATHS.sub(lambda match: f"%{ord(match[0]):02X}", _as_text(value))
 
 
 _NOT_IN_PATHS = re.compile(r"^\.|[/\\%?#*\[\]\x00-\x1f\x7f]")

@@ -84,14 +84,14 @@ def read(source: str, *, command: bool = False) -> tuple[Read, nodes.Template]:
     is_whole = text.startswith("{{") and text.endswith("}}")  # else white space belongs to the text
     text = text if is_whole else source
     line = source.count("\n", 0, source.index(text)) + 1
-    found = Read(text, line) if _SHAPES.search(text) is None else _without_foreign(text, line, command=False)
+    text_read = Read(text, line) if _SHAPES.search(text) is None else _without_foreign(text, line, command=False)
     try:
-        return found, found.tree()
+        return text_read, text_read.tree()
     except TemplateSyntaxError as error:
         if not command or isinstance(error, TooComplexError):
             raise
-    found = _without_foreign(text, line, command=True)
-    return found, found.tree()
+    text_read = _without_foreign(text, line, command=True)
+    return text_read, text_read.tree()
 
 
 def _without_foreign(text: str, first: int, *, command: bool) -> Read:
@@ -214,7 +214,7 @@ def outputs_in(source: str, *, command: bool = False) -> list[Output]:
     Raises:
         TemplateSyntaxError: it does not parse; see :func:`read`.
     """
-    found: list[Output] = []
+    outputs: list[Output] = []
     before, inside = "", ""
     (text, first, *_), tree = read(source, command=command)
     bound = dict[str, list[nodes.Node]]()
@@ -234,9 +234,9 @@ def outputs_in(source: str, *, command: bool = False) -> list[Output]:
             expression = whole_expression(ENVIRONMENT.parse(inside))
             if expression is not None:
                 start = line - inside.count("\n") + first - 1
-                found.append(Output(inside.strip(), start, before, expression, bound))
+                outputs.append(Output(inside.strip(), start, before, expression, bound))
             inside = ""
-    return found
+    return outputs
 
 
 _LENIENT = frozenset({"default", "d", "defined", "undefined"})
@@ -251,16 +251,16 @@ def paths_in(source: str, *, command: bool = False) -> frozenset[tuple[str, ...]
     Raises:
         TemplateSyntaxError: it does not parse; see :func:`read`.
     """
-    found: set[tuple[str, ...]] = set()
+    paths: set[tuple[str, ...]] = set()
     waiting: list[nodes.Node] = [read(source, command=command)[1]]
     while waiting:
         node = waiting.pop()
         path = _path_of(node)
         if path is not None:
-            found.add(path)
+            paths.add(path)
         elif not (isinstance(node, nodes.Filter | nodes.Test) and node.name in _LENIENT):
             waiting.extend(node.iter_child_nodes())
-    return frozenset(found)
+    return frozenset(paths)
 
 
 def _path_of(node: nodes.Node) -> tuple[str, ...] | None:

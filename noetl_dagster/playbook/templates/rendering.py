@@ -141,8 +141,8 @@ class _Template(Compiled):
 
     def _failed(self, error: Exception, scope: Mapping[str, Any]) -> NoetlError:
         if isinstance(error, UndefinedError):
-            known = _known_names(scope, self.names)
-            return UndefinedNameError(f"{shown(self.source)}: {error.message}; {known}")
+            names = _known_names(scope, self.names)
+            return UndefinedNameError(f"{shown(self.source)}: {error.message}; {names}")
         return TemplateError(f"{shown(self.source)}: {type(error).__name__}: {error}")
 
 
@@ -287,16 +287,16 @@ def _compile_text(source: str, command: bool) -> Compiled:
         root, *keys = source.strip().strip("{}").strip().split(".")
         return _Expression(source, names, source, may_build=False, function=_path(root, keys))
     try:
-        found, tree = read(source, command=command)
+        text_read, tree = read(source, command=command)
         names = _names(tree) - ENVIRONMENT.globals.keys()
     except TemplateSyntaxError as error:
         raise _syntax_error(source, error, command) from None
     expression = whole_expression(tree)
-    if found.is_plain:
-        return Compiled(source, foreign=found.foreign)
+    if text_read.is_plain:
+        return Compiled(source, foreign=text_read.foreign)
     if expression is None:
-        return _Text(source, names, found.text, found.foreign)
-    return _Expression(source, names, found.text, may_build=not _is_path(expression))
+        return _Text(source, names, text_read.text, text_read.foreign)
+    return _Expression(source, names, text_read.text, may_build=not _is_path(expression))
 
 
 def _path(root: str, keys: Sequence[str]) -> Evaluate:

@@ -331,14 +331,14 @@ class Scope(Mapping[str, Any]):
             for layer in self._locals:
                 if "output" in layer:
                     return layer["output"]
-        found = None
+        value = None
         if name == "result":
-            found = self.previous
+            value = self.previous
         elif name.endswith(RESULT_SUFFIX):
-            found = self._result_of(name.removesuffix(RESULT_SUFFIX))
-        if found is None:
+            value = self._result_of(name.removesuffix(RESULT_SUFFIX))
+        if value is None:
             raise KeyError(name)
-        return found
+        return value
 
     def _result_of(self, name: str) -> Any:
         """Finds the result of a task of this step, of a step, or of a task of an earlier step; else None."""

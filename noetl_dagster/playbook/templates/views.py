@@ -89,24 +89,24 @@ class View:
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
-            found = self._find(key)
-            if found is not NOTHING:
-                return found
+            value = self._find(key)
+            if value is not NOTHING:
+                return value
             raise KeyError(key)
         return self._value()[key]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        found = self._find(name)
-        if found is NOTHING:
+        value = self._find(name)
+        if value is NOTHING:
             raise AttributeError(name)
-        return found
+        return value
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns the value of a key, or the default."""
-        found = self._find(key)
-        return default if found is NOTHING else found
+        value = self._find(key)
+        return default if value is NOTHING else value
 
     def keys(self) -> list[Any]:
         """Returns the keys of the value."""
@@ -250,8 +250,8 @@ class DataView(View):
     def _find(self, key: str) -> Any:
         if key == "_ref" and self.stored is not None:
             return self.stored.model_dump(mode="json")
-        found = self.selected(key) if self._extracted else NOTHING
-        return find_in_data(self._value(), key) if found is NOTHING else found
+        value = self.selected(key) if self._extracted else NOTHING
+        return find_in_data(self._value(), key) if value is NOTHING else value
 
     def __repr__(self) -> str:
         return f"DataView({self._reference.ref if self._reference else self._data!r})"
@@ -298,8 +298,8 @@ class ResultView(View):
 
     def _items(self) -> list[Any]:
         results = self.envelope.get("results")
-        found = results if isinstance(results, list) else self._value()
-        return [ResultView(item, self._cache) if is_envelope(item) else item for item in found]
+        items = results if isinstance(results, list) else self._value()
+        return [ResultView(item, self._cache) if is_envelope(item) else item for item in items]
 
     def _find(self, key: str) -> Any:
         if key == "data":
@@ -317,11 +317,11 @@ class ResultView(View):
             reference = self.stored
             return NOTHING if reference is None else reference.model_dump(mode="json")
         data = self._data() if self.envelope.get("extracted") else None
-        found = data.selected(key) if isinstance(data, DataView) else NOTHING
-        if found is NOTHING:
-            found = find_in_data(self._value(), key)
-        if found is not NOTHING:
-            return found
+        inner = data.selected(key) if isinstance(data, DataView) else NOTHING
+        if inner is NOTHING:
+            inner = find_in_data(self._value(), key)
+        if inner is not NOTHING:
+            return inner
         if key == "result":
             return self._data()
         if key == "response":  # the body of an http result, the data of any other
@@ -454,8 +454,8 @@ def grown(value: Any, before: Any) -> Any:
     if type(value) is list and type(before) is list:
         if all(map(operator.is_, value, before)):  # it was appended to
             return before[: len(value)] + [plain(item) for item in value[len(before) :]]
-        known = {id(item) for item in before}
-        return [item if id(item) in known else plain(item) for item in value]
+        parts_before = {id(item) for item in before}
+        return [item if id(item) in parts_before else plain(item) for item in value]
     if type(value) is dict and type(before) is dict:
         return {key: item if type(item) in LEAVES else grown(item, before.get(key)) for key, item in value.items()}
     return plain(value)
