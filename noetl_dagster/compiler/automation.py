@@ -154,15 +154,15 @@ async def observe(runtime: Runtime, spec: ObservationSpec) -> Observed:
 
 def _observe_objects(runtime: Runtime, pattern: str) -> Observed:
     listed = matching(runtime.settings, pattern)
-    digest = hashlib.sha256("\n".join(f"{one.name} {one.version} {one.size}" for one in listed).encode())
+    digest = hashlib.sha256("\n".join(f"{entry.key} {entry.etag} {entry.bytes}" for entry in listed).encode())
     metadata: dict[str, Any] = {
         "dagster/uri": pattern,
         "objects": len(listed),
-        "bytes": sum(one.size for one in listed),
-        "names": MetadataValue.json([one.name for one in listed[:_SHOWN]]),
+        "bytes": sum(entry.bytes for entry in listed),
+        "names": MetadataValue.json([entry.key for entry in listed[:_SHOWN]]),
     }
     if listed:
-        metadata["newest"] = MetadataValue.timestamp(max(one.modified for one in listed))
+        metadata["newest"] = MetadataValue.timestamp(max(entry.modified for entry in listed))
     return DataVersion(digest.hexdigest()[:32]), metadata
 
 

@@ -21,9 +21,9 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -35,16 +35,10 @@ from noetl_dagster.events.connection import connect
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.tiers import open_tier
+from noetl_dagster.storage.tiers.base import StoredObject
 from noetl_dagster.storage.tiers.files import below, path_of_uri
-from noetl_dagster.storage.tiers.gcs import GcsBucket, gcs_client
-from noetl_dagster.storage.tiers.objects import (
-    S3Bucket,
-    aws_endpoint,
-    minio_admin,
-    minio_store,
-    s3_admin,
-    s3_store,
-)
+from noetl_dagster.storage.tiers.gcs import GcsBucket
+from noetl_dagster.storage.tiers.objects import S3Bucket, aws_endpoint, minio_store, s3_store
 
 if TYPE_CHECKING:
     from pyarrow import dataset as arrow_dataset
@@ -112,7 +106,7 @@ def bucket_of(settings: Settings, uri: str) -> S3Bucket | GcsBucket:
     if scheme == "gs":
         return GcsBucket(settings, bucket)
     if scheme == "s3":
-        return S3Bucket(minio_store(settings) if bucket == settings.minio_bucket else s3_store(settings))
+        return S3Bucket((minio_store if bucket == settings.minio_bucket else s3_store)(settings, bucket))
     raise StorageError(f"{uri[:200]}: no object store for {scheme}://; expected s3:// or gs://")
 
 
@@ -326,24 +320,8 @@ def _hive_partitioning(file: str, columns: Mapping[str, str]) -> Any:
     return arrow_dataset.partitioning(pa.schema(types) if types else None, flavor="hive")
 
 
-@dataclass(frozen=True, slots=True)
-class ListedObject:
-    """One object or file.
-
-    Attributes:
-        size: bytes.
-        version: changes with the content: an ETag, or the time of a file in nanoseconds.
-        modified: UTC.
-    """
-
-    name: str
-    size: int
-    version: str
-    modified: datetime
-
-
-def matching(settings: Settings, pattern: str) -> list[ListedObject]:
-    """Returns everything that a pattern matches, sorted by name.
+def matching(settings: Settings, pattern: str) -> list[StoredObject]:
+    """Returns everything that a pattern matches, sorted by key: objects, or files by their path and time.
 
     Args:
         pattern: ``s3://bucket/raw/*.parquet`` (at ``NOETL_MINIO_ENDPOINT`` where it is set, else at AWS),
@@ -354,40 +332,29 @@ def matching(settings: Settings, pattern: str) -> list[ListedObject]:
     """
     scheme, bucket, key = split_uri(pattern) if "://" in pattern else ("file", "", pattern)
     if scheme == "file":
-        return sorted(_files(key), key=lambda one: one.name)
+        return sorted(_files(key), key=lambda file: file.key)
     wanted = key.lstrip("/")
     prefix = _WILD.split(wanted, maxsplit=1)[0]
     try:
-        listed = list((_s3 if scheme == "s3" else _gcs)(settings, bucket, prefix))
+        store = minio_store if settings.minio_endpoint else s3_store
+        objects = GcsBucket(settings, bucket) if scheme == "gs" else S3Bucket(store(settings, bucket))
+        listed = list(chain.from_iterable(objects.objects(prefix)))
     except StorageError:
         raise
     except Exception as error:  # each client has errors of its own
         raise StorageError(f"{pattern} cannot be listed: {type(error).__name__}: {error}") from error
     if _WILD.search(wanted):
-        listed = [one for one in listed if fnmatchcase(one.name, wanted)]
+        listed = [entry for entry in listed if fnmatchcase(entry.key, wanted)]
     elif wanted:  # a folder's name means everything below
-        listed = [one for one in listed if f"{one.name}/".startswith(wanted.rstrip("/") + "/")]
-    return sorted(listed, key=lambda one: one.name)
+        listed = [entry for entry in listed if f"{entry.key}/".startswith(wanted.rstrip("/") + "/")]
+    return sorted(listed, key=lambda entry: entry.key)
 
 
-def _files(pattern: str) -> Iterator[ListedObject]:
+def _files(pattern: str) -> Iterator[StoredObject]:
     path = Path(pattern)
-    found = path.rglob("*") if path.is_dir() else map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207
-    for one in found:
-        if one.is_file():
-            facts = one.stat()
-            yield ListedObject(
-                str(one), facts.st_size, str(facts.st_mtime_ns), datetime.fromtimestamp(facts.st_mtime, UTC)
-            )
-
-
-def _s3(settings: Settings, bucket: str, prefix: str) -> Iterator[ListedObject]:
-    client = s3_admin() if settings.minio_endpoint is None else minio_admin(settings)
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-        for one in page.get("Contents", ()):
-            yield ListedObject(one["Key"], one["Size"], one["ETag"].strip('"'), one["LastModified"])
-
-
-def _gcs(settings: Settings, bucket: str, prefix: str) -> Iterator[ListedObject]:
-    for blob in gcs_client(settings).list_blobs(bucket, prefix=prefix):
-        yield ListedObject(blob.name, blob.size, str(blob.etag), blob.updated)
+    paths = path.rglob("*") if path.is_dir() else map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207
+    for file in paths:
+        if file.is_file():
+            facts = file.stat()
+            modified = datetime.fromtimestamp(facts.st_mtime, UTC)
+            yield StoredObject(str(file), facts.st_size, str(facts.st_mtime_ns), modified)

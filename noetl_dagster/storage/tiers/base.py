@@ -21,7 +21,7 @@ class StoredObject:
 
     Attributes:
         bytes: its size.
-        etag: changes with the bytes; without quotes.
+        etag: changes with the bytes; without quotes. Of a file, its time in nanoseconds.
     """
 
     key: str

@@ -40,45 +40,69 @@ CLIENTS = 8
 A new client reads the system's certificates, 7 ms of processor time: more than a small object takes."""
 
 
-def minio_store(settings: Settings) -> S3Store:
-    """Returns the client of the minio tier's bucket, which gives up soon so that a fallback tier helps."""
+def minio_store(settings: Settings, bucket: str = "", *, patient: bool = False) -> S3Store:
+    """Returns the client of a bucket at the minio endpoint.
+
+    Args:
+        bucket: empty: that of the minio tier.
+        patient: repeat requests for minutes. Otherwise the client gives up soon, so that a fallback tier helps.
+    """
     if not settings.minio_endpoint:
         raise TierUnavailableError("minio tier: no endpoint; set NOETL_MINIO_ENDPOINT")
     config = {
         "access_key_id": settings.minio_access_key,
         "secret_access_key": settings.minio_secret_key.get_secret_value(),
         "region": settings.minio_region,
-        "virtual_hosted_style_request": False,
+        "session_token": settings.minio_session_token.get_secret_value() or None,
     }
-    if token := settings.minio_session_token.get_secret_value():
-        config["session_token"] = token
-    return _client(
-        settings.minio_bucket,
+    return s3_client(
+        bucket or settings.minio_bucket,
         settings.minio_endpoint,
-        frozenset(config.items()),
+        config,
         verify=settings.minio_verify,
-        retries=settings.minio_retries,
+        retries=None if patient else settings.minio_retries,
     )
 
 
-def s3_store(settings: Settings) -> S3Store:
-    """Returns the client of the s3 tier's bucket, with credentials, region and endpoint of the AWS environment."""
-    if not settings.s3_bucket:
+def s3_store(settings: Settings, bucket: str = "", *, patient: bool = False) -> S3Store:
+    """Returns the client of a bucket with credentials, region and endpoint of the AWS environment.
+
+    ``bucket`` and ``patient`` are as in :func:`minio_store`.
+    """
+    name = bucket or settings.s3_bucket
+    if not name:
         raise StorageError("s3 tier: no bucket; set NOETL_S3_BUCKET")
+    return s3_client(name, aws_endpoint(), {}, retries=None if patient else 3)
+
+
+def s3_client(
+    bucket: str,
+    endpoint: str | None,
+    config: Mapping[str, str | None],
+    *,
+    verify: bool = True,
+    retries: int | None = None,
+) -> S3Store:
+    """Returns this process's client of a bucket; what ``config`` lacks is the AWS environment's.
+
+    Args:
+        endpoint: None: Amazon's own.
+        retries: of a request, within seconds; None: as many as obstore makes within minutes.
+    """
+    present = frozenset((name, value) for name, value in config.items() if value is not None)
     # the client reads the environment itself; a changed one makes another client
     environment = frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
-    return _client(settings.s3_bucket, aws_endpoint(), frozenset(), environment)
+    return _client(bucket, endpoint, present, environment, verify, retries)
 
 
 @lru_cache(maxsize=CLIENTS)
 def _client(
     bucket: str,
     endpoint: str | None,
-    config: frozenset[tuple[str, Any]],
-    environment: frozenset[tuple[str, str]] = frozenset(),
-    *,
-    verify: bool = True,
-    retries: int = 3,
+    config: frozenset[tuple[str, str]],
+    environment: frozenset[tuple[str, str]],
+    verify: bool,
+    retries: int | None,
 ) -> S3Store:
     options: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "timeout": REQUEST_TIMEOUT}
     if endpoint and endpoint.startswith("http://"):
@@ -88,8 +112,9 @@ def _client(
     return S3Store(
         bucket,
         client_options=options,
-        retry_config={"max_retries": retries, "retry_timeout": RETRY_TIMEOUT},
-        **dict(config),
+        retry_config=None if retries is None else {"max_retries": retries, "retry_timeout": RETRY_TIMEOUT},
+        virtual_hosted_style_request=False,
+        **cast(Any, dict(config)),
         **({"endpoint": endpoint} if endpoint else {}),
     )
 

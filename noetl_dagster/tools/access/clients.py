@@ -17,6 +17,7 @@ from noetl_dagster.errors import CredentialError, ServiceError
 from noetl_dagster.events.connection import encode_json, host_addresses, prepare_connection
 from noetl_dagster.setting_types import separate_addresses
 from noetl_dagster.settings import Settings
+from noetl_dagster.storage.tiers.objects import minio_store, s3_client, s3_store
 from noetl_dagster.tools.access.credential_types import Credential
 from noetl_dagster.tools.access.destinations import DenyList
 
@@ -251,27 +252,15 @@ def google_token(credential: Credential | None) -> str | None:
 
 
 def _s3(settings: Settings, bucket: str, credential: Credential | None) -> S3Store:
-    options: dict[str, Any] = {"region": settings.minio_region, "virtual_hosted_style_request": False}
-    if credential is not None:
-        options |= {
-            "endpoint": credential.get("endpoint", "endpoint_url"),
-            "access_key_id": credential.get("access_key_id", "access_key", "key_id"),
-            "secret_access_key": credential.get("secret_access_key", "secret_key", "secret"),
-            "token": credential.get("session_token"),
-            "region": credential.get("region", default=settings.minio_region),
-        }
-    elif settings.minio_endpoint is not None:
-        options |= {
-            "endpoint": settings.minio_endpoint,
-            "access_key_id": settings.minio_access_key,
-            "secret_access_key": settings.minio_secret_key.get_secret_value(),
-            "session_token": settings.minio_session_token.get_secret_value() or None,
-        }
-    options = {name: value for name, value in options.items() if value is not None}
-    insecure = str(options.get("endpoint", "")).startswith("http://")
-    own = credential is None and settings.minio_endpoint is not None
-    client: Any = {"allow_http": insecure, "allow_invalid_certificates": own and not settings.minio_verify}
-    return S3Store(bucket, config=options, client_options=client)
+    if credential is None:
+        return (minio_store if settings.minio_endpoint else s3_store)(settings, bucket, patient=True)
+    config = {
+        "access_key_id": credential.get("access_key_id", "access_key", "key_id"),
+        "secret_access_key": credential.get("secret_access_key", "secret_key", "secret"),
+        "session_token": credential.get("session_token"),
+        "region": credential.get("region", default=settings.minio_region),
+    }
+    return s3_client(bucket, credential.get("endpoint", "endpoint_url"), config)
 
 
 def _gcs(bucket: str, credential: Credential | None) -> GCSStore:
