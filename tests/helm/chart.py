@@ -285,5 +285,10 @@ def component(objects: list[Manifest], name: str) -> Pods:
 def dagster_yaml(objects: list[Manifest]) -> Manifest:
     """The instance that processes and runs have."""
     (found,) = (one for one in objects if one["kind"] == "ConfigMap" and one["metadata"]["name"].endswith("-instance"))
-    loaded: Manifest = yaml.load(found["data"]["dagster.yaml"], Loader=yaml.CSafeLoader)
+    loaded: Manifest = orjson.loads(_as_json(found["data"]["dagster.yaml"]))
     return loaded
+
+
+@cache
+def _as_json(text: str) -> bytes:
+    return orjson.dumps(yaml.load(text, Loader=yaml.CSafeLoader))

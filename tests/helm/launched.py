@@ -28,8 +28,15 @@ def run_job(objects: list[Manifest], asked: dict[str, Any] | None = None) -> Man
     Raises:
         AssertionError: Dagster refuses the configuration of its launcher.
     """
-    launcher = _launcher(orjson.dumps(dagster_yaml(objects)["run_launcher"]["config"]))
-    tags = {"dagster-k8s/config": orjson.dumps(asked).decode()} if asked else {}
+    config = orjson.dumps(dagster_yaml(objects)["run_launcher"]["config"])
+    job: Manifest = orjson.loads(_job(config, orjson.dumps(asked or {}).decode()))
+    return job
+
+
+@cache
+def _job(config: bytes, asked: str) -> bytes:
+    launcher = _launcher(config)
+    tags = {"dagster-k8s/config": asked} if asked != "{}" else {}
     run = DagsterRun(job_name="squares", tags=tags)
     context = K8sContainerContext.create_for_run(run, launcher, include_run_tags=True)
     job = construct_dagster_k8s_job(
@@ -39,8 +46,7 @@ def run_job(objects: list[Manifest], asked: dict[str, Any] | None = None) -> Man
         component="run_worker",
         user_defined_k8s_config=context.run_k8s_config,
     )
-    manifest: Manifest = ApiClient().sanitize_for_serialization(job)
-    return manifest
+    return orjson.dumps(ApiClient().sanitize_for_serialization(job))
 
 
 def run_pods(objects: list[Manifest], asked: dict[str, Any] | None = None) -> Pods:

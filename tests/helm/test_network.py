@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from helm_python import Chart
 
 from tests.helm.chart import (
     KIND,
     MINIMAL,
     NAMESPACE,
-    PATH,
     RELEASE,
     SCENARIOS,
     Manifest,
@@ -254,45 +248,3 @@ def test_only_the_login_s_pods_reach_the_webserver() -> None:
     login = Peer("10.0.1.9", NAMESPACE, template["metadata"]["labels"], is_in_cluster=True)
     assert net.lets(login, "webserver", 3000)
     assert not net.lets(NEIGHBOUR, "webserver", 3000)
-
-
-REMOVED: list[tuple[str, str, dict[str, Any], str | Peer, str | Peer | Service, int]] = [
-    ("network.yaml", "        - {protocol: UDP, port: {{ int . }}}\n", {}, "ingest", OPENSHIFT_DNS, 53),
-    ("_network.tpl", '{{- with .to }}{{ $_ := set $rule "to" . }}{{ end }}\n', BY_SELECTOR, "ingest", STRANGER, 5432),
-    ("_network.tpl", "    - toEntities: [kube-apiserver]\n", CILIUM, "daemon", API_SERVER, 6443),
-    ("_network.tpl", "{{- if $outside.cilium }}", CILIUM, "daemon", Peer("192.0.2.9"), 6443),
-    ("_components.tpl", '(list "kubernetes")', {}, "api", API_SERVER, 6443),
-    ("_components.tpl", "  reaches: [tools]\n", {"runs": {"containers": True}}, "container", OUTSIDE, 25),
-]
-"""File, a line of the chart, values, and a connection that is another without that line."""
-
-
-@pytest.mark.parametrize("case", range(len(REMOVED)), ids=str)
-def test_a_line_that_is_removed_is_missed(case: int, tmp_path: Path) -> None:
-    file, line, values, source, target, port = REMOVED[case]
-    shutil.copytree(PATH, tmp_path / "chart")
-    changed = tmp_path / "chart" / "templates" / file
-    text = changed.read_text()
-    assert line in text
-    changed.write_text(text.replace(line, without(line)))
-
-    def lets(chart: Path) -> bool:
-        rendered = Chart.load(chart).render(overlaid(MINIMAL, values), name=RELEASE, namespace=NAMESPACE)
-        objects = [
-            one
-            for name, text in rendered.items()
-            if name.endswith(".yaml")
-            for one in yaml.load_all(text, Loader=yaml.CSafeLoader)
-            if one
-        ]
-        protocol = "UDP" if target is OPENSHIFT_DNS else "TCP"
-        return Net(copy.deepcopy(objects), cilium=values is CILIUM).lets(source, target, port, protocol)
-
-    assert lets(PATH) != lets(tmp_path / "chart")
-
-
-def without(line: str) -> str:
-    """What stands in a template in the place of a line."""
-    if line.startswith("{{- if"):
-        return "{{- if false }}"
-    return "list" if line.startswith("(list") else ""

@@ -216,7 +216,6 @@ DIGEST = f"sha256:{'2' * 64}"
     ("image", "executors", "expected"),
     [
         ({}, {}, "ghcr.io/noetl/noetl-dagster-spark:0.1.0"),
-        ({"repository": "own.io/flows", "tag": "7"}, {}, "own.io/flows-spark:7"),
         ({"repository": "own.io/flows", "tag": "7"}, {"repository": "own.io/s", "tag": "8"}, "own.io/s:8"),
         ({"tag": "7"}, {"digest": DIGEST}, f"ghcr.io/noetl/noetl-dagster-spark@{DIGEST}"),
     ],

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from helm_python import Chart
 
 from tests.helm.chart import (
     KIND,
     MINIMAL,
-    PATH,
     SCENARIOS,
     Manifest,
     Pods,
@@ -55,26 +51,6 @@ def test_pods_of_container_steps_meet_it_too() -> None:
     settings = of_kind(manifests(KIND), "ConfigMap")["trial-noetl-dagster-settings"]["data"]
     spec = yaml.safe_load(settings["NOETL_CONTAINER_POD"])["spec"]
     assert violations({**spec, "containers": [{"name": "main", **spec["containers"][0]}]}) == []
-
-
-@pytest.mark.parametrize(
-    ("line", "instead", "said"),
-    [
-        ("allowPrivilegeEscalation: false\n", "", "allowPrivilegeEscalation"),
-        ("capabilities: {drop: [ALL]}\n", "", "capabilities"),
-        ('"runAsNonRoot" true ', "", "runAsNonRoot"),
-        (' "seccompProfile" (dict "type" "RuntimeDefault")', "", "seccompProfile"),
-    ],
-)
-def test_a_line_of_security_that_is_removed_is_missed(line: str, instead: str, said: str, tmp_path: Path) -> None:
-    shutil.copytree(PATH, tmp_path / "chart")
-    pod = tmp_path / "chart" / "templates" / "_pod.tpl"
-    assert line in pod.read_text()
-    pod.write_text(pod.read_text().replace(line, instead))
-    rendered = Chart.load(tmp_path / "chart").render(KIND, name="trial", namespace="data")
-    texts = [text for name, text in rendered.items() if name.endswith(".yaml")]
-    objects = [one for text in texts for one in yaml.safe_load_all(text) if one]
-    assert all(said in str(violations(pods.spec)) for pods in pods_of(objects))
 
 
 def test_our_processes_are_user_10001(objects: list[Manifest]) -> None:

@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+PUBLISHED = ("platform", "spark", "worker")
+"""The stages that become images."""
+
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 
 
@@ -138,3 +141,32 @@ def _glob(line: str) -> str:
     parts = re.split(r"(\*\*/|\*|\?)", line)
     meaning = {"**/": "(.*/)?", "*": "[^/]*", "?": "[^/]"}
     return "".join(meaning.get(part, re.escape(part)) for part in parts)
+
+
+def environment(dockerfile: Dockerfile, name: str) -> dict[str, str]:
+    """What ENV sets in a stage, with those before it."""
+    found: dict[str, str] = {}
+    for stage in dockerfile.line_of(name):
+        for one in stage.instructions:
+            if one.keyword == "ENV":
+                found |= pairs(expand(one.text, found))
+    return found
+
+
+def labels(dockerfile: Dockerfile, name: str) -> dict[str, str]:
+    """The labels of a stage, with those before it; arguments have their defaults."""
+    found: dict[str, str] = {}
+    arguments = dict(dockerfile.arguments)
+    for stage in dockerfile.line_of(name):
+        for one in stage.instructions:
+            if one.keyword == "ARG" and "=" in one.text:
+                arguments |= pairs(one.text)
+            if one.keyword == "LABEL":
+                found |= pairs(expand(one.text, arguments))
+    return found
+
+
+def last(dockerfile: Dockerfile, name: str, keyword: str) -> str | None:
+    """The text of a stage's latest instruction of a kind, those before it included."""
+    texts = [one.text for stage in dockerfile.line_of(name) for one in stage.instructions if one.keyword == keyword]
+    return texts[-1] if texts else None

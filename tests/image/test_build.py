@@ -24,8 +24,7 @@ import pytest
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.store import ResultStore
-from tests.image import rules
-from tests.image.dockerfile import Dockerfile, read_dockerfile
+from tests.image.dockerfile import PUBLISHED, Dockerfile, last, read_dockerfile
 from tests.image.roots import Image, build, clean_context, container, debian
 from tests.image.test_dockerfile import PROJECT, _lock
 from tests.processes import killed_in_the_end
@@ -63,7 +62,7 @@ def images(dockerfile: Dockerfile, folder: Path) -> dict[str, Image]:
     context.mkdir()
     clean_context(PROJECT, context)
     base, built = debian(folder), {}
-    for target in rules.PUBLISHED:
+    for target in PUBLISHED:
         build(dockerfile, target, context, base, folder, built)
     return built
 
@@ -200,7 +199,7 @@ def test_the_api_serves_is_healthy_and_ends(
     """The image's own command and health check, against real services; SIGTERM reaches it through tini."""
     environment = {**_leading_to(settings), "NOETL_SERVICE_PORT": str(_free_port())}
     with started(platform, *platform.command, **environment) as process:
-        health = rules.last(dockerfile, "platform", "HEALTHCHECK")
+        health = last(dockerfile, "platform", "HEALTHCHECK")
         assert health is not None
         check = json.loads(health.partition("CMD ")[2])
         until_now(lambda: process.poll() is not None or beside(process, *check).returncode == 0)

@@ -11,7 +11,6 @@ from tests.kubernetes.cluster.failures import Refused
 from tests.kubernetes.cluster.kinds import Kind
 from tests.kubernetes.cluster.kubelet.volumes import ACCOUNT_PATH, account_volume
 from tests.kubernetes.cluster.pod_security import violations
-from tests.kubernetes.cluster.quotas import refusal
 from tests.kubernetes.cluster.store import Object, Store
 
 TOKEN = "kube-api-access"
@@ -76,7 +75,7 @@ class Admission:
                 container["volumeMounts"] = [*(container.get("volumeMounts") or ()), mount]
 
     def _admit(self, namespace: str, given: Object, spec: Object) -> None:
-        """Refuses what the namespace does not take: pods that are not restricted, or too many."""
+        """Refuses pods that are not restricted, where the namespace takes no others."""
         name = given["metadata"].get("name", "")
         space = self._store.get("Namespace", "", namespace) or {"metadata": {}}
         labels = space["metadata"].get("labels") or {}
@@ -84,8 +83,6 @@ class Admission:
         if found:
             reason = f'violates PodSecurity "restricted:latest": {", ".join(found)}'
             raise Refused(403, "Forbidden", f'pods "{name}" is forbidden: {reason}')
-        if (over := refusal(self._store, namespace, given)) is not None:
-            raise Refused(403, "Forbidden", f'pods "{name}" is forbidden: {over}')
 
     def _service(self, spec: Object) -> None:
         if not spec.get("clusterIP") and spec.get("type") != "ExternalName":

@@ -118,9 +118,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _objects(self, verb: str, address: Address, query: Mapping[str, str], body: bytes) -> Object:
         objects = self.server.api.objects
-        if address.part == "scale" and verb in ("get", "update"):
-            given = self._parsed(body) if verb == "update" else None
-            return objects.scale(address, query, None if given is None else lambda old: given)
         match verb:
             case "get":
                 return objects.store.need(*address.key)
@@ -133,10 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
             case "patch":
                 content_type = self.headers.get("Content-Type", "").split(";")[0].strip()
                 return objects.patch(address, content_type, body, query)
-            case "delete":
-                return objects.delete(address, query, self._parsed(body) if body else {})
             case _:
-                return objects.delete_all(address, query, self._parsed(body) if body else {})
+                return objects.delete(address, query, self._parsed(body) if body else {})
 
     def _watch(self, address: Address, query: Mapping[str, str]) -> None:
         """Streams changes until the client goes, its time is over, or the cluster ends."""
@@ -162,11 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             reached = int(since)
         while time.monotonic() < deadline and not self.server.api.ended:
-            try:
-                changes, reached = store.changes(reached, 0.5)
-            except Refused as error:
-                self._chunk({"type": "ERROR", "object": error.status()})
-                break
+            changes, reached = store.changes(reached, 0.5)
             for change in changes:
                 if concerns(change, address, query):
                     self._chunk({"type": change.type, "object": change.object})

@@ -24,7 +24,7 @@ from tests.kubernetes.cluster.kubelet.container import Container
 from tests.kubernetes.cluster.kubelet.pod import Machine, Pod
 from tests.kubernetes.cluster.requests import Address, Objects
 from tests.kubernetes.cluster.rights import Rights
-from tests.kubernetes.cluster.services import Services, Target
+from tests.kubernetes.cluster.services import Services
 from tests.kubernetes.cluster.store import Object, Store, key_of
 
 IMAGES = ("ghcr.io/noetl/noetl-dagster", "noetl-dagster", "busybox")
@@ -42,7 +42,6 @@ class Cluster:
 
     Args:
         images: patterns of the names of images that run here; pods of others are recorded and ready at once.
-        elsewhere: where services of recorded pods lead to, by the pods' port.
         pace: by which the periods of probes and the pauses between restarts are shortened.
     """
 
@@ -50,7 +49,6 @@ class Cluster:
         self,
         folder: Path,
         images: tuple[str, ...] = IMAGES,
-        elsewhere: Mapping[int, Target] | None = None,
         pace: float = 0.05,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +62,7 @@ class Cluster:
         variables = {"KUBERNETES_SERVICE_HOST": self.address, "KUBERNETES_SERVICE_PORT": str(PORT)}
         self._machine = Machine(self.store, self.rights, folder, images, pace, variables, self._removed)
         self._pods: dict[str, Pod] = {}
-        self._services = Services(self.store, elsewhere or {})
+        self._services = Services(self.store)
         self._jobs = Jobs(self.store, self.create, self.objects.end)
         self._workloads = Workloads(self.store, self.create, self.objects.end)
         self.api = Api(self.objects, self.rights, self._log)

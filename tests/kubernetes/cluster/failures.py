@@ -32,8 +32,3 @@ class Refused(Exception):
 
 def not_found(plural: str, name: str) -> Refused:
     return Refused(404, "NotFound", f'{plural} "{name}" not found')
-
-
-def expired(version: int, oldest: int) -> Refused:
-    """410 for a version that is no longer kept."""
-    return Refused(410, "Expired", f"too old resource version: {version} ({oldest})")

@@ -1,15 +1,11 @@
-"""Patches of objects, in the four forms of the API."""
+"""Patches of objects: strategic merges, which appliers make too."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-from tests.kubernetes.cluster.failures import Refused
-
-MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
-JSON = "application/json-patch+json"
 APPLY = "application/apply-patch+yaml"
 
 _MERGE_KEYS = {
@@ -28,21 +24,8 @@ _MERGE_KEYS = {
 """Lists that are merged item by item, and what tells their items apart; other lists are replaced."""
 
 
-def merged(old: Any, patch: Any) -> Any:
-    """A JSON merge patch (RFC 7386)."""
-    if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
-    result = copy.deepcopy(old) if isinstance(old, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
-
-
 def merged_strategically(old: Any, patch: Any) -> Any:
-    """A strategic merge patch: as :func:`merged`, lists of named items item by item."""
+    """Merges mappings key by key, and lists of named items item by item."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     if patch.get("$patch") == "replace":
@@ -57,27 +40,6 @@ def merged_strategically(old: Any, patch: Any) -> Any:
             result[key] = _merged_items(result.get(key) or [], value, _MERGE_KEYS[key])
         else:
             result[key] = merged_strategically(result.get(key), value)
-    return result
-
-
-def patched_by_operations(old: Any, operations: list[dict[str, Any]]) -> Any:
-    """A JSON patch (RFC 6902), of its operations those that clients use.
-
-    Raises:
-        Refused: 422 for another operation, or for a place that is not there.
-    """
-    result = copy.deepcopy(old)
-    for operation in operations:
-        *parents, last = [
-            part.replace("~1", "/").replace("~0", "~") for part in operation["path"].lstrip("/").split("/")
-        ]
-        try:
-            place: Any = result
-            for part in parents:
-                place = place[int(part)] if isinstance(place, list) else place[part]
-            _operate(place, last, operation)
-        except (KeyError, IndexError, ValueError) as error:
-            raise Refused(422, "Invalid", f"{operation}: {error!r}") from None
     return result
 
 
@@ -100,33 +62,10 @@ def without_given_up(old: Any, before: Any, now: Any) -> Any:
     return result
 
 
-def _operate(place: Any, last: str, operation: dict[str, Any]) -> None:
-    match operation["op"], place:
-        case "remove", list():
-            place.pop(int(last))
-        case "remove", _:
-            place.pop(last)
-        case "add", list() if last == "-":
-            place.append(operation["value"])
-        case "add", list():
-            place.insert(int(last), operation["value"])
-        case (("add" | "replace"), list()):
-            place[int(last)] = operation["value"]
-        case (("add" | "replace"), _):
-            place[last] = operation["value"]
-        case other, _:
-            raise ValueError(f"no operation {other}")
-
-
 def _identity(key: str, items: list[Any]) -> bool:
     return key in _MERGE_KEYS and all(
         isinstance(item, dict) and _name(item, _MERGE_KEYS[key]) is not None for item in items
     )
-
-
-def identity_of(key: str, items: list[Any]) -> list[str] | None:
-    """What tells the items of a list apart, in their order; None for a list that is replaced as a whole."""
-    return [str(_name(item, _MERGE_KEYS[key])) for item in items] if items and _identity(key, items) else None
 
 
 def _name(item: Any, keys: tuple[str, ...]) -> Any:

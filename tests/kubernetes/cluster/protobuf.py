@@ -25,7 +25,7 @@ def decoded(body: bytes) -> dict[str, Any]:
     envelope = dict(_fields(body[len(_MAGIC) :]))
     type_meta = {number: value.decode() for number, value in _fields(envelope[1])}
     kind, raw = type_meta.get(2, ""), envelope.get(2, b"")
-    readers = {"Secret": _secret, "ConfigMap": _config_map, "DeleteOptions": _delete_options}
+    readers = {"Secret": _secret, "DeleteOptions": _delete_options}
     if kind not in readers:
         raise Refused(415, "UnsupportedMediaType", f"{kind} is not read in protobuf here")
     return {"apiVersion": type_meta.get(1, ""), "kind": kind, **readers[kind](raw)}
@@ -41,17 +41,6 @@ def _secret(raw: bytes) -> dict[str, Any]:
             found["data"][key] = base64.b64encode(content).decode()
         elif number == 3:
             found["type"] = value.decode()
-    return found
-
-
-def _config_map(raw: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = {"metadata": {}, "data": {}}
-    for number, value in _fields(raw):
-        if number == 1:
-            found["metadata"] = _metadata(value)
-        elif number == 2:
-            key, content = _entry(value)
-            found["data"][key] = content.decode()
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -13,7 +13,6 @@ import yaml
 from tests.kubernetes.cluster import patches
 from tests.kubernetes.cluster.failures import Refused, not_found
 from tests.kubernetes.cluster.kinds import Kind, kind_at
-from tests.kubernetes.cluster.managers import Managers
 from tests.kubernetes.cluster.selectors import fields_match, labels_match
 from tests.kubernetes.cluster.store import Change, Key, Object, Store, key_of, now, owned_by
 from tests.kubernetes.cluster.validation import validate
@@ -83,7 +82,6 @@ class Objects:
 
     store: Store
     mutate: Callable[[Kind, Object], None]
-    managers: Managers = field(default_factory=Managers)
     _applied: dict[tuple[Key, str], Object] = field(default_factory=dict)
 
     def list(self, address: Address, query: Mapping[str, str]) -> Object:
@@ -92,31 +90,12 @@ class Objects:
             version = self.store.version
         items = [one for one in found if selected(one, query)]
         metadata: Object = {"resourceVersion": str(version)}
-        limit = int(query.get("limit") or 0)
-        if limit or query.get("continue"):
-            first = self._page(query.get("continue", ""))
-            items, rest = items[first : first + limit or None], len(items) - first - limit
-            if limit and rest > 0:
-                metadata["continue"] = f"{version}:{first + limit}"
-                metadata["remainingItemCount"] = rest
         return {
             "kind": f"{address.kind.name}List",
             "apiVersion": address.kind.api_version,
             "metadata": metadata,
             "items": items,
         }
-
-    def _page(self, token: str) -> int:
-        """Where a page begins, of which a client has the token of the page before.
-
-        Raises:
-            Refused: 410, where the list of that page is no longer kept.
-        """
-        if not token:
-            return 0
-        version, _, first = token.partition(":")
-        self.store.changes(int(version), 0)
-        return int(first)
 
     def create(self, address: Address, given: Object, query: Mapping[str, str]) -> Object:
         kind = address.kind
@@ -135,44 +114,20 @@ class Objects:
         new = {**probe, "metadata": new["metadata"]}
         if query.get("dryRun"):
             return new
-        made = self.store.create(kind, new)
-        self.managers.updated(key_of(kind.name, made), {}, new, manager_of(query))
-        return made
-
-    def scale(self, address: Address, query: Mapping[str, str], change: Callable[[Object], Object] | None) -> Object:
-        """The number of pods of a workload, as its subresource ``scale`` gives and takes it."""
-        whole = replace(address, part="")
-
-        def scaled(old: Object) -> Object:
-            assert change is not None
-            count = change(_scale_of(old))["spec"]["replicas"]
-            return {**old, "spec": {**old["spec"], "replicas": count}}
-
-        found = self.store.need(*address.key) if change is None else self._changed(whole, scaled, query)
-        return _scale_of(found)
+        return self.store.create(kind, new)
 
     def replace(self, address: Address, given: Object, query: Mapping[str, str]) -> Object:
         new = self._admitted(address, given)
-
         return self._changed(address, lambda old: new, query)
 
     def patch(self, address: Address, content_type: str, body: bytes, query: Mapping[str, str]) -> Object:
-        """A patch in any of the four forms; what a manager applies makes the object where there is none."""
+        """A strategic merge patch, or what a manager applies, which makes the object where there is none."""
         if content_type == patches.APPLY:
             return self._apply(address, yaml.safe_load(body), query)
+        if content_type != patches.STRATEGIC:
+            raise Refused(415, "UnsupportedMediaType", f"{content_type} is no form of a patch here")
         given = json.loads(body)
-        forms: dict[str, Callable[[Any, Any], Any]] = {
-            patches.MERGE: patches.merged,
-            patches.STRATEGIC: patches.merged_strategically,
-            patches.JSON: patches.patched_by_operations,
-        }
-        if content_type not in forms:
-            raise Refused(415, "UnsupportedMediaType", f"{content_type} is no form of a patch")
-        if content_type == patches.STRATEGIC and not address.kind.known:
-            raise Refused(415, "UnsupportedMediaType", "custom resources know no strategic merge")
-        if address.part == "scale":
-            return self.scale(address, query, lambda old: forms[content_type](old, given))
-        return self._changed(address, lambda old: forms[content_type](old, given), query)
+        return self._changed(address, lambda old: patches.merged_strategically(old, given), query)
 
     def delete(self, address: Address, query: Mapping[str, str], options: Object) -> Object:
         """Deletes an object; a pod ends first, and what the object owns goes or is left as the caller says."""
@@ -188,13 +143,6 @@ class Objects:
         self.end(address.key, policy or "Background", None if grace is None else int(grace))
         return found
 
-    def delete_all(self, address: Address, query: Mapping[str, str], options: Object) -> Object:
-        found = self.list(address, query)
-        for one in found["items"]:
-            key = key_of(address.kind.name, one)
-            self.delete(Address(address.kind, key[1], key[2], ""), query, options)
-        return found
-
     def end(self, key: Key, policy: str = "Background", grace: int | None = None) -> None:
         """Removes an object, after its processes where it is a pod, and what belongs to it."""
         found = self.store.get(*key)
@@ -204,7 +152,6 @@ class Objects:
             self._leave(key, found, grace)
             return
         self.store.remove(key)
-        self.managers.forget(key)
         for _, manager in [pair for pair in self._applied if pair[0] == key]:
             self._applied.pop((key, manager), None)
         if key[0] == "Namespace":
@@ -250,32 +197,19 @@ class Objects:
         if found is None:
             made = self.create(address, given, query)
         else:
-            force = query.get("force", "").lower() == "true"
-            if not query.get("dryRun"):
-                self.managers.apply(address.key, found, given, manager, force=force)
             before = self._applied.get((address.key, manager), {})
 
             def change(old: Object) -> Object:
                 return patches.merged_strategically(patches.without_given_up(old, before, given), given)
 
-            made = self._changed(address, change, query, applied=True)
+            made = self._changed(address, change, query)
         if not query.get("dryRun"):
             self._applied[address.key, manager] = copy.deepcopy(given)
         return made
 
-    def _changed(
-        self,
-        address: Address,
-        change: Callable[[Object], Object],
-        query: Mapping[str, str],
-        *,
-        applied: bool = False,
-    ) -> Object:
+    def _changed(self, address: Address, change: Callable[[Object], Object], query: Mapping[str, str]) -> Object:
         def changed(old: Object) -> Object:
-            new = self._replaced(address, old, change(old))
-            if not applied and not query.get("dryRun"):
-                self.managers.updated(address.key, old, new, manager_of(query))
-            return new
+            return self._replaced(address, old, change(old))
 
         if query.get("dryRun"):
             return changed(self.store.need(*address.key))
@@ -315,19 +249,6 @@ class Objects:
 def manager_of(query: Mapping[str, str]) -> str:
     """The name under which a request changes fields."""
     return query.get("fieldManager") or "unknown"
-
-
-def _scale_of(found: Object) -> Object:
-    metadata = {name: found["metadata"][name] for name in ("name", "namespace", "uid", "resourceVersion")}
-    count = found["spec"].get("replicas", 1)
-    status = {"replicas": (found.get("status") or {}).get("replicas", 0)}
-    return {
-        "apiVersion": "autoscaling/v1",
-        "kind": "Scale",
-        "metadata": metadata,
-        "spec": {"replicas": count},
-        "status": status,
-    }
 
 
 _FIXED = {

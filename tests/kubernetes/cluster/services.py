@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,14 +18,10 @@ Target = tuple[str, int]
 
 
 class Services:
-    """Forwards connections from the address of each service to one of its ready pods.
+    """Forwards connections from the address of each service to one of its ready pods."""
 
-    Args:
-        elsewhere: where connections to ports of services go whose pods are recorded only, by the port.
-    """
-
-    def __init__(self, store: Store, elsewhere: Mapping[int, Target]) -> None:
-        self._store, self._elsewhere = store, elsewhere
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._servers: dict[tuple[str, int], asyncio.Server] = {}
         self._turn = 0
         self._left: dict[str, float] = {}
@@ -127,9 +122,7 @@ class Services:
                 continue
             number = _port(pod, entry.get("targetPort", port))
             recorded = not any("containerID" in one for one in pod["status"].get("containerStatuses") or ())
-            if recorded and number in self._elsewhere:
-                found.append(self._elsewhere[number])
-            elif not recorded:
+            if not recorded:
                 found.append((pod["status"]["podIP"], number))
         return found
 

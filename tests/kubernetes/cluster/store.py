@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from tests.kubernetes.cluster.failures import Refused, expired, not_found
+from tests.kubernetes.cluster.failures import Refused, not_found
 from tests.kubernetes.cluster.kinds import Kind, kind_named
 
 Object = dict[str, Any]
@@ -31,16 +31,9 @@ class Change:
 
 
 class Store:
-    """Objects by kind, namespace and name. Thread-safe; what it gives out are copies.
+    """Objects by kind, namespace and name. Thread-safe; what it gives out are copies."""
 
-    Attributes:
-        kept: the number of changes that watches may begin at; older ones are forgotten, as a real API server does after
-            minutes.
-    """
-
-    def __init__(self, kept: int = 20_000) -> None:
-        self.kept = kept
-        self._forgotten = 0
+    def __init__(self) -> None:
         self._objects: dict[Key, Object] = {}
         self._changes: list[Change] = []
         self._version = 0
@@ -149,17 +142,11 @@ class Store:
             return copied(found)
 
     def changes(self, since: int, seconds: float) -> tuple[list[Change], int]:
-        """Changes after a version, waiting for the first of them; and the version reached.
-
-        Raises:
-            Refused: 410, where changes after that version are forgotten.
-        """
+        """Changes after a version, waiting for the first of them; and the version reached."""
         with self._changed:
             if self._version <= since:
                 self._changed.wait(seconds)
-            if since < self._forgotten:
-                raise expired(since, self._forgotten)
-            return self._changes[since - self._forgotten :], self._version  # each change is one version
+            return self._changes[since:], self._version  # each change is one version
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -175,10 +162,6 @@ class Store:
 
     def _record(self, change: Change) -> None:
         self._changes.append(change)
-        surplus = len(self._changes) - self.kept
-        if surplus > 0:
-            del self._changes[:surplus]
-            self._forgotten += surplus
         self._changed.notify_all()
 
 

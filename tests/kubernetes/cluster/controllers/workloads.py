@@ -1,6 +1,6 @@
-"""Deployments, StatefulSets and DaemonSets: so many pods of the latest template, replaced bit by bit.
+"""Deployments and StatefulSets: so many pods of the latest template, replaced bit by bit.
 
-There are no ReplicaSets between a Deployment and its pods; a DaemonSet has one pod, as of one node.
+There are no ReplicaSets between a Deployment and its pods.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Workloads:
         self._store, self._create, self._end = store, create, end
 
     def sync(self) -> None:
-        for kind in ("Deployment", "StatefulSet", "DaemonSet"):
+        for kind in ("Deployment", "StatefulSet"):
             for workload in self._store.list(kind):
                 self._sync(workload)
 
     def _sync(self, workload: Object) -> None:
         kind, spec = workload["kind"], workload["spec"]
-        wanted = 1 if kind == "DaemonSet" else spec.get("replicas", 1)
+        wanted = spec.get("replicas", 1)
         latest = template_hash(spec["template"])
         pods = [pod for pod in self._store.list("Pod", workload["metadata"]["namespace"]) if owned_by(pod, workload)]
         staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
@@ -111,23 +111,12 @@ class Workloads:
         ready, generation = sum(map(is_ready, pods)), workload["metadata"]["generation"]
         updated = len(new)
         old = workload.get("status") or {}
-        fields: Object
-        if workload["kind"] == "DaemonSet":
-            fields = {
-                "desiredNumberScheduled": wanted,
-                "currentNumberScheduled": len(pods),
-                "updatedNumberScheduled": updated,
-                "numberReady": ready,
-                "numberAvailable": ready,
-                "numberMisscheduled": 0,
-            }
-        else:
-            fields = {
-                "replicas": len(pods),
-                "updatedReplicas": updated,
-                "readyReplicas": ready,
-                "availableReplicas": ready,
-            }
+        fields: Object = {
+            "replicas": len(pods),
+            "updatedReplicas": updated,
+            "readyReplicas": ready,
+            "availableReplicas": ready,
+        }
         if workload["kind"] == "StatefulSet":
             fields |= {"currentReplicas": updated, "currentRevision": latest, "updateRevision": latest}
         if workload["kind"] == "Deployment":

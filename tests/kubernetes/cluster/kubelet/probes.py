@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -97,7 +95,6 @@ class Probes:
         ways: dict[str, Callable[[Object, float], bool]] = {
             "httpGet": self._http,
             "exec": lambda given, patience: self._process.run(given["command"], patience),
-            "tcpSocket": self._tcp,
             "grpc": lambda given, patience: serves(f"{self._address}:{given['port']}", given, patience),
         }
         for name, way in ways.items():
@@ -108,9 +105,6 @@ class Probes:
     def _http(self, given: Object, seconds: float) -> bool:
         host, port = given.get("host", self._address), self._port(given["port"])
         connection = http.client.HTTPConnection(host, port, timeout=seconds)
-        if given.get("scheme") == "HTTPS":  # the kubelet does not check certificates either
-            context = ssl._create_unverified_context()
-            connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
         headers = {header["name"]: header["value"] for header in given.get("httpHeaders") or ()}
         try:
             connection.request("GET", given.get("path", "/"), headers=headers)
@@ -119,13 +113,6 @@ class Probes:
             return False
         finally:
             connection.close()
-
-    def _tcp(self, given: Object, seconds: float) -> bool:
-        try:
-            socket.create_connection((self._address, self._port(given["port"])), seconds).close()
-        except OSError:
-            return False
-        return True
 
     def _port(self, port: int | str) -> int:
         named = {entry.get("name"): entry["containerPort"] for entry in self._container.get("ports") or ()}

@@ -38,10 +38,6 @@ class Volumes:
         for mount in container.get("volumeMounts") or ():
             volume = volumes[mount["name"]]
             source = self._source(volume)
-            if mount.get("subPath"):
-                source = source / mount["subPath"]
-                if not source.exists():
-                    source.mkdir(parents=True)
             fixed = any(name in volume for name in ("configMap", "secret", "projected", "downwardAPI"))
             found.append((str(source), mount["mountPath"], fixed or bool(mount.get("readOnly"))))
         return sorted(found, key=lambda mount: len(mount[1]))
@@ -60,8 +56,6 @@ class Volumes:
             if self._store.get("PersistentVolumeClaim", self._namespace, name) is None:
                 message = f'0/1 nodes are available: persistentvolumeclaim "{name}" not found.'
                 raise Incomplete(message, "FailedScheduling")
-        if "hostPath" in volume and not folder.exists() and volume["hostPath"].get("type") == "Directory":
-            raise _unmounted(volume, f"hostPath type check failed: {folder} is not a directory")
         folder.mkdir(parents=True, exist_ok=True)
         for source in (volume.get("projected") or {}).get("sources", [volume]):
             try:
