@@ -96,8 +96,8 @@ def set_limits(instance: DagsterInstance, limits: dict[str, int]) -> list[str]:
     storage = instance.event_log_storage
     if not limits or not storage.supports_global_concurrency_limits:
         return []
-    known = {pool.name: pool.limit for pool in storage.get_pool_limits()}
-    changed = [name for name, slots in limits.items() if known.get(name) != slots]
+    current_limits = {pool.name: pool.limit for pool in storage.get_pool_limits()}
+    changed = [name for name, slots in limits.items() if current_limits.get(name) != slots]
     for name in changed:
         storage.set_concurrency_slots(name, limits[name])
     return changed
@@ -191,12 +191,12 @@ def source_assets(
     Args:
         made: the assets that playbooks make; they are no sources.
     """
-    found = {
+    sources = {
         AssetKey(spec.asset): _source_asset(playbook, spec, noetl)
         for playbook in playbooks
         for spec in playbook.dagster.observe
     }
-    return [source for key, source in found.items() if key not in made]
+    return [source for key, source in sources.items() if key not in made]
 
 
 def _source_asset(playbook: Playbook, spec: ObservationSpec, noetl: EngineProvider) -> SourceAsset:

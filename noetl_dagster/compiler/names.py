@@ -34,7 +34,7 @@ def dagster_name(name: str) -> str:
 
 def unique_names(names: Iterable[str]) -> dict[str, str]:
     """Returns a different Dagster name for each name: ``load-a`` and ``load_a`` do not collide."""
-    given: dict[str, str] = {}
+    names_by_source: dict[str, str] = {}
     taken: set[str] = set()
     for name in names:
         candidate, count = dagster_name(name), 1
@@ -42,8 +42,8 @@ def unique_names(names: Iterable[str]) -> dict[str, str]:
             count += 1
             candidate = f"{dagster_name(name)}_{count}"
         taken.add(candidate)
-        given[name] = candidate
-    return given
+        names_by_source[name] = candidate
+    return names_by_source
 
 
 def tag_key(tag: str) -> str:

@@ -130,17 +130,19 @@ class PlaybookPartitions:
         These are the last time window that has ended, combined with every key of the other dimension.
         """
         with partition_loading_context(effective_dt=moment, dynamic_partitions_store=instance):
-            found = {name: _due(definition) for name, definition in self.by_dimension.items()}
-        return [_joined(dict(zip(found, keys, strict=True))) for keys in product(*found.values())]
+            keys_by_dimension = {name: _due(definition) for name, definition in self.by_dimension.items()}
+        return [
+            _joined(dict(zip(keys_by_dimension, keys, strict=True))) for keys in product(*keys_by_dimension.values())
+        ]
 
     def _key_of(self, spec: PartitionsSpec, key: str, instance: DagsterInstance | None) -> PartitionKey:
         definition = self.by_dimension[spec.name]
         if isinstance(definition, TimeWindowPartitionsDefinition):
             try:
-                known = definition.has_partition_key(key)
+                exists = definition.has_partition_key(key)
             except ValueError:  # text that is no time
-                known = False
-            if not known:
+                exists = False
+            if not exists:
                 first, last = definition.get_first_partition_key(), definition.get_last_partition_key()
                 raise self._unknown(
                     key, f"they are from {first} to {last}" if first is not None else "none has begun yet"
@@ -155,18 +157,18 @@ class PlaybookPartitions:
             raise self._unknown(key, f"there are {', '.join(keys[:_SHOWN])}{more}" if keys else "there are none yet")
         return PartitionKey(key=key)
 
-    def _unknown(self, key: str, known: str) -> WorkloadError:
-        return WorkloadError(f"playbook {self.playbook.name} has no partition {key[:200]!r}; {known}")
+    def _unknown(self, key: str, hint: str) -> WorkloadError:
+        return WorkloadError(f"playbook {self.playbook.name} has no partition {key[:200]!r}; {hint}")
 
     def _example(self) -> str:
         """Returns a key for messages: the last time window, the first of other keys."""
-        found = {}
+        example = {}
         for one in self.dimensions:
             definition = self.by_dimension[one.name]
             is_time = isinstance(definition, TimeWindowPartitionsDefinition)
             key = definition.get_last_partition_key() if is_time else next(iter(one.keys), None)
-            found[one.name] = key or "KEY"
-        return _joined(found) if len(found) == 1 else f"'{_joined(found)}'"
+            example[one.name] = key or "KEY"
+        return _joined(example) if len(example) == 1 else f"'{_joined(example)}'"
 
 
 def stored_partition(stored: Mapping[str, Any] | None) -> Partition | None:
@@ -247,14 +249,14 @@ def readings_of(playbook: Playbook, steps: Sequence[str], made: PartitionsByAsse
     A step that reads an older result of its own playbook adds nothing, since Dagster allows no cycles.
     """
     own = {playbook.asset_key(step.name) for step in playbook.steps if step.is_asset}
-    found: dict[Key, list[tuple[str, SourceSpec]]] = {}
+    sources_by_asset: dict[Key, list[tuple[str, SourceSpec]]] = {}
     for name in steps:
         for source in playbook.step(name).sources.values():
             key = playbook.key_of(source.asset)
             if key not in own:
-                found.setdefault(key, []).append((name, source))
+                sources_by_asset.setdefault(key, []).append((name, source))
     readings = []
-    for number, (key, entries) in enumerate(found.items()):
+    for number, (key, entries) in enumerate(sources_by_asset.items()):
         partitions = {source.partition for _, source in entries}
         partition = partitions.pop() if len(partitions) == 1 else ReadPartition.ALL
         readers = tuple(dict.fromkeys(name for name, _ in entries))

@@ -167,8 +167,8 @@ class _StepContextInjector(PipesEnvContextInjector):
         if self._asset is not None:
             key = self._asset.to_escaped_user_string()
             nothing = {key: None}
-            known = {"code_version_by_asset_key": nothing, "provenance_by_asset_key": nothing}
-            context_data = {**context_data, "asset_keys": [key], **known}
+            versions = {"code_version_by_asset_key": nothing, "provenance_by_asset_key": nothing}
+            context_data = {**context_data, "asset_keys": [key], **versions}
         with super().inject_context(context_data) as params:
             yield params
 

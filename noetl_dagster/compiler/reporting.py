@@ -117,7 +117,7 @@ class DagsterReporter:
 
     async def _steps(self, executions: Iterable[Execution]) -> list[_Ended]:
         """Returns the ends of the steps that are assets. A step that ran several times has its latest."""
-        found = []
+        ended_steps = []
         for execution in executions:
             plan = self._plans.get(_key(execution))
             if plan is None:
@@ -125,12 +125,12 @@ class DagsterReporter:
             for one in plan.assets:
                 end = execution.state.latest.get(one.step.name)
                 if end is not None:
-                    found.append(_Ended(execution, plan, one, end))
-        completed = [one for one in found if one.end.status is StepStatus.COMPLETED]
+                    ended_steps.append(_Ended(execution, plan, one, end))
+        completed = [one for one in ended_steps if one.end.status is StepStatus.COMPLETED]
         ends = [(one.execution.id, one.end) for one in completed]
         for ended, reference in zip(completed, await references_of(self._engine.runtime, ends), strict=True):
             ended.reference = reference
-        return found
+        return ended_steps
 
     def _plan(self, execution: Execution) -> PlaybookPlan:
         playbook = execution.playbook
@@ -180,20 +180,20 @@ class DagsterReporter:
     def _unknown(self, key: AssetKey, made: Sequence[AssetMaterialization], since: float) -> list[AssetMaterialization]:
         """Returns the materializations that Dagster does not have."""
         wanted = {_version(one) for one in made}
-        known: set[str | None] = set()
+        reported_versions: set[str | None] = set()
         newest: tuple[EventLogEntry, int] | None = None
         cursor, more = None, True
-        while more and not wanted <= known:
+        while more and not wanted <= reported_versions:
             filters = AssetRecordsFilter(key, after_timestamp=since)
-            found = self._instance.fetch_materializations(filters, limit=PAGE, cursor=cursor)
-            for record in found.records:
+            page = self._instance.fetch_materializations(filters, limit=PAGE, cursor=cursor)
+            for record in page.records:
                 if record.asset_materialization is not None:
                     newest = newest or (record.event_log_entry, record.storage_id)
-                    known.add(_version(record.asset_materialization))
-            cursor, more = found.cursor, found.has_more
-        if newest is not None and wanted & known:
+                    reported_versions.add(_version(record.asset_materialization))
+            cursor, more = page.cursor, page.has_more
+        if newest is not None and wanted & reported_versions:
             self._show_latest(key, *newest)
-        return [one for one in made if _version(one) not in known]
+        return [one for one in made if _version(one) not in reported_versions]
 
     def _show_latest(self, key: AssetKey, entry: EventLogEntry, storage_id: int) -> None:
         """Completes a report whose process was killed before Dagster's table of assets named its materialization."""

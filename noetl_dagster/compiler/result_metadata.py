@@ -95,27 +95,27 @@ def place_metadata(settings: Settings, execution_id: int, step: str) -> dict[str
 
 def check_metadata(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the facts of a check as metadata: examples as a table."""
-    found = dict(facts)
-    rows = found.pop("examples", None)
+    metadata = dict(facts)
+    rows = metadata.pop("examples", None)
     if rows:
         columns = list(dict.fromkeys(name for row in rows for name in row))
         table = [TableRecord({name: _cell(row.get(name)) for name in columns}) for row in rows]
-        found["examples"] = MetadataValue.table(
+        metadata["examples"] = MetadataValue.table(
             table, schema=TableSchema([TableColumn(name, "string") for name in columns])
         )
-    return found
+    return metadata
 
 
 def _cell(value: Any) -> str | int | float | bool | None:
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
-def _watermark_metadata(kept: dict[str, Any] | None, end: StepEnd) -> dict[str, Any]:
+def _watermark_metadata(claim: dict[str, Any] | None, end: StepEnd) -> dict[str, Any]:
     """Returns the step's watermark after a visit, and the one before."""
-    if kept is None:
+    if claim is None:
         return {}
-    now = kept["value"] if end.watermark is None else end.watermark["value"]
-    shown = {"watermark": now, "previous_watermark": kept["value"]}
+    now = claim["value"] if end.watermark is None else end.watermark["value"]
+    shown = {"watermark": now, "previous_watermark": claim["value"]}
     return {name: value for name, value in shown.items() if value is not None}
 
 
@@ -124,16 +124,16 @@ def _lineage_metadata(plan: PlaybookPlan, step: Step, end: StepEnd, state: Execu
     if not has_sql(step):
         return {}
     try:
-        found = import_module(_READER).column_lineage(plan.playbook, step, end, state, plan.writers)
+        sources_by_column = import_module(_READER).column_lineage(plan.playbook, step, end, state, plan.writers)
     except Exception:  # lineage is for people: an error in it must not fail the step
         logger.debug("step %s of %s has no column lineage", step.name, plan.playbook.name, exc_info=True)
         return {}
-    if not found:
+    if not sources_by_column:
         return {}
     lineage = TableColumnLineage(
         {
             column: [TableColumnDep(AssetKey(key), name) for key, name in sorted(sources)]
-            for column, sources in found.items()
+            for column, sources in sources_by_column.items()
         }
     )
     return {LINEAGE: MetadataValue.column_lineage(lineage)}

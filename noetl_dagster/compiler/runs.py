@@ -153,18 +153,18 @@ def is_continuation(run: DagsterRun, *, starts: bool = False) -> bool:
 
 def execution_id_of(instance: DagsterInstance, run: DagsterRun, suffix: str, *, starts: bool = False) -> int | None:
     """Returns the execution of a playbook that a run drives or resumes; None if it has not started one yet."""
-    known: DagsterRun | None = run
+    candidate: DagsterRun | None = run
     if run.tags.get(OWNER_TAG + suffix) != run.run_id:  # an earlier op may have written its tags
-        known = instance.get_run_by_id(run.run_id) or run
-    while known is not None:
-        tags = known.tags
-        continues = is_continuation(known, starts=starts and known.run_id == run.run_id)
-        found = tags.get(EXECUTION_TAG + suffix)
-        if found is not None and (tags.get(OWNER_TAG + suffix) == known.run_id or continues):
-            return _execution_in(found, EXECUTION_TAG + suffix)
-        if not continues or known.parent_run_id is None:
+        candidate = instance.get_run_by_id(run.run_id) or run
+    while candidate is not None:
+        tags = candidate.tags
+        continues = is_continuation(candidate, starts=starts and candidate.run_id == run.run_id)
+        tag = tags.get(EXECUTION_TAG + suffix)
+        if tag is not None and (tags.get(OWNER_TAG + suffix) == candidate.run_id or continues):
+            return _execution_in(tag, EXECUTION_TAG + suffix)
+        if not continues or candidate.parent_run_id is None:
             return None
-        known = instance.get_run_by_id(known.parent_run_id)
+        candidate = instance.get_run_by_id(candidate.parent_run_id)
     return None
 
 

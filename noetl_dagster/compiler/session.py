@@ -241,10 +241,10 @@ class OpSession:
     def pace(self, step: str) -> dict[str, Any]:
         """Returns the seconds and the shards per second of the fan-out that has just ended, for its asset."""
         pool = self.engine.runtime.pool
-        found = [one for one in run_sync(loop_progress(pool, self.execution.id)) if one.step == step]
-        if not found:
+        loops = [one for one in run_sync(loop_progress(pool, self.execution.id)) if one.step == step]
+        if not loops:
             return {}
-        return {"seconds": round(found[-1].seconds, 3), "shards a second": round(found[-1].rate, 1)}
+        return {"seconds": round(loops[-1].seconds, 3), "shards a second": round(loops[-1].rate, 1)}
 
     def finish(self, ends: Iterable[StepEnd]) -> None:
         """Ends the execution if this was its last step, and fails the op if a failure has no arc.
@@ -302,11 +302,11 @@ class _ProgressReporter:
         self._warned = lonely
         began = time.monotonic()
         pool = engine.runtime.pool
-        found = run_sync(loop_progress(pool, execution_id))
+        loops = run_sync(loop_progress(pool, execution_id))
         note = run_sync(running_notes(pool, execution_id)).get(self._step)
         now = time.monotonic()
         self._due = now + max(REPORT_SECONDS, COUNTING_SHARE * (now - began))
-        mine = [progress for progress in found if progress.step == self._step]
+        mine = [progress for progress in loops if progress.step == self._step]
         if self._stream:
             text = run_sync(stream_progress(pool, execution_id, self._stream))
         else:
@@ -315,7 +315,7 @@ class _ProgressReporter:
             return
         self._reported = text
         context.log.info(f"{text} after {now - self._started:.0f} s")
-        tag = _describe_concurrent_loops(found) or text
+        tag = _describe_concurrent_loops(loops) or text
         context.instance.add_run_tags(context.run_id, {PROGRESS_TAG: tag[:TAG_CHARACTERS]})
 
     def _describe_loop(self, progress: LoopProgress, now: float) -> str:
@@ -324,9 +324,9 @@ class _ProgressReporter:
         return f"{progress}, {pace}" if pace else str(progress)
 
 
-def _describe_concurrent_loops(found: Sequence[LoopProgress]) -> str:
+def _describe_concurrent_loops(loops: Sequence[LoopProgress]) -> str:
     """Describes the progress of loops that run at the same time; empty for one alone, which has more detail."""
-    running = [progress for progress in found if progress.ended < progress.total]
+    running = [progress for progress in loops if progress.ended < progress.total]
     if len(running) < 2:
         return ""
     return ", ".join(f"{one.step} {100 * one.ended // one.total} %" for one in running)

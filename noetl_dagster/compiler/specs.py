@@ -110,14 +110,14 @@ def condition_of(spec: AutomationSpec | None) -> AutomationCondition[Any] | None
 
 def _metadata_of(playbook: Playbook, step: Step) -> dict[str, Any]:
     """Returns the step's own metadata, its line in the playbook, and the table that it writes."""
-    found: dict[str, Any] = dict(step.asset.metadata)
+    metadata: dict[str, Any] = dict(step.asset.metadata)
     place = step.place
     if place is not None and Path(place.file).is_file():
         file, label = str(Path(place.file).absolute()), f"step {step.name}"
         with _accepted(BetaWarning):
             line = LocalFileCodeReference(file_path=file, line_number=place.line, label=label)
-            found["dagster/code_references"] = CodeReferencesMetadataValue(code_references=[line])
-    return relation_metadata(playbook, step) | found
+            metadata["dagster/code_references"] = CodeReferencesMetadataValue(code_references=[line])
+    return relation_metadata(playbook, step) | metadata
 
 
 @contextmanager

@@ -147,8 +147,8 @@ class AssetIOManager(UPathIOManager):
             before = await self._pointer(key)
         stored = await self._store(f"{key}/{run}", value)
         if before is not None:
-            kept = await self._without_old(before, stored.uri)
-            stored = stored.model_copy(update={"replaced": kept})
+            earlier_values = await self._without_old(before, stored.uri)
+            stored = stored.model_copy(update={"replaced": earlier_values})
         await self._tier.put(key + _POINTER, stored.model_dump_json(exclude_none=True).encode())
         return stored
 
@@ -156,11 +156,11 @@ class AssetIOManager(UPathIOManager):
         """Removes old values and returns the others. A process that is killed here leaves nothing unrecorded."""
         now = datetime.now(UTC)
         until = now - timedelta(seconds=self._settings.replaced_asset_seconds)
-        known = [one for one in (*before.replaced, Replaced(uri=before.uri, at=now)) if one.uri != current]
-        for one in known:
+        earlier_values = [one for one in (*before.replaced, Replaced(uri=before.uri, at=now)) if one.uri != current]
+        for one in earlier_values:
             if one.at <= until and one.uri != before.uri:
                 await self._tier.delete(one.uri)
-        return tuple(one for one in known if one.at > until or one.uri == before.uri)
+        return tuple(one for one in earlier_values if one.at > until or one.uri == before.uri)
 
     async def _store(self, key: str, value: Any) -> StoredAsset:
         if isinstance(value, Path):
@@ -285,8 +285,8 @@ def _kind_of_values(annotation: Any) -> str:
 
 def _dataset(uri: str, folder: Path, columns: dict[str, str] | None) -> StoredAsset:
     """Returns the pointer to the files below a folder, without the marker files of Spark and Hadoop."""
-    found = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((".", "_")))
-    names = sorted(str(path.relative_to(folder)) for path in found)
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((".", "_")))
+    names = sorted(str(path.relative_to(folder)) for path in files)
     parquet = [folder / name for name in names if name.endswith(".parquet")]
     return StoredAsset(
         uri=uri + "/",

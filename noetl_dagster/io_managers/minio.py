@@ -94,8 +94,8 @@ def _signing(s3: Any) -> tuple[str, str, str | None, str | None]:
     import boto3
     from botocore.exceptions import BotoCoreError
 
-    given = {"aws_access_key_id": s3.aws_access_key_id, "aws_secret_access_key": s3.aws_secret_access_key}
-    missing = [name for name, value in given.items() if not value]
+    keys = {"aws_access_key_id": s3.aws_access_key_id, "aws_secret_access_key": s3.aws_secret_access_key}
+    missing = [name for name, value in keys.items() if not value]
     if len(missing) == 1:
         raise StorageError(f"s3: {missing[0]} is not set, and the other half of the pair is; set both or none")
     try:

@@ -61,11 +61,11 @@ class NoetlResultIOManager(IOManager):
         ref, value = _reference_in(obj)
         if ref is None:
             ref = self._store_value(context, value)
-        found = metadata_of(ref, partitioned=is_partitioned(context))
-        given = context.output_metadata or {}
-        if STORAGE_KIND in given:  # of the table that a step has written
-            found.pop(STORAGE_KIND)
-        context.add_output_metadata(with_origins(found, given.get(LINEAGE)))
+        metadata = metadata_of(ref, partitioned=is_partitioned(context))
+        step_metadata = context.output_metadata or {}
+        if STORAGE_KIND in step_metadata:  # of the table that a step has written
+            metadata.pop(STORAGE_KIND)
+        context.add_output_metadata(with_origins(metadata, step_metadata.get(LINEAGE)))
 
     def load_input(self, context: InputContext) -> Any:
         """Loads a result as the input's annotation specifies; of several partitions a mapping by their keys."""

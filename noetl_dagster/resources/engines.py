@@ -56,8 +56,8 @@ class EngineProvider:
         close_engines(self._key())
 
     def _key(self) -> str:
-        given = self.given_settings()
-        return dump_settings(given) if given is not None else ""
+        settings = self.given_settings()
+        return dump_settings(settings) if settings is not None else ""
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine of the engine and returns its result."""

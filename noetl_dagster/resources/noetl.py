@@ -78,21 +78,21 @@ class NoetlResource(ConfigurableResource[Any], EngineProvider):
     def given_settings(self) -> Settings | None:
         """Returns the settings that the fields define; None if all fields are empty."""
         if self._settled is None:
-            given = self._given()
-            if not given:
+            values = self._given()
+            if not values:
                 return None
-            self._settled = _settings_of({name: _value(value) for name, value in given.items()})
+            self._settled = _settings_of({name: _value(value) for name, value in values.items()})
         return self._settled
 
     def _given(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in type(self).model_fields if name != "options"}
-        given = {name: value for name, value in fields.items() if value is not None} | self.options
-        for name in given:
+        values = {name: value for name, value in fields.items() if value is not None} | self.options
+        for name in values:
             if name not in Settings.model_fields:
                 near = get_close_matches(name, Settings.model_fields, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else "docs/reference/settings.md has their names"
                 raise DagsterInvalidDefinitionError(f"NoetlResource: there is no setting {name!r}; {hint}")
-        return given
+        return values
 
 
 _VARIABLES = (EnvVar, type(EnvVar.int("any")))
@@ -113,15 +113,15 @@ def _value(value: Any) -> Any:
     variable = _variable_in(value)
     if variable is None:
         return value
-    found = os.environ.get(variable)
-    if found is None:
+    text = os.environ.get(variable)
+    if text is None:
         raise DagsterInvalidDefinitionError(f"NoetlResource: the environment variable {variable} is not set")
-    return found
+    return text
 
 
-def _settings_of(given: Mapping[str, Any]) -> Settings:
+def _settings_of(values: Mapping[str, Any]) -> Settings:
     try:
-        return Settings.model_validate(given)
+        return Settings.model_validate(values)
     except ValidationError as error:  # its text would contain the values
         reasons = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise DagsterInvalidDefinitionError(f"NoetlResource: {reasons}") from None

@@ -56,13 +56,13 @@ class PySparkResource(LazyPySparkResource):
 
     def _settings(self) -> Settings:
         settings = get_settings()
-        given = {
+        own = {
             "spark_master": self.master,
             "spark_remote": self.remote,
             "spark_driver_memory": self.driver_memory,
             "spark_config": {**settings.spark_config, **_flat(self.spark_config)} or None,
         }
-        return settings.model_copy(update={name: value for name, value in given.items() if value is not None})
+        return settings.model_copy(update={name: value for name, value in own.items() if value is not None})
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -66,8 +66,8 @@ def build_recovery_sensor(
                 requested[one.execution_id] = ResumeRequest(one.epoch, count, time.time())
         for note in notes:
             context.log.info(note)
-        known = {one.execution_id for one in abandoned}
-        cursor = REQUESTS.dump_json({key: value for key, value in requested.items() if key in known}).decode()
+        without_process = {one.execution_id for one in abandoned}
+        cursor = REQUESTS.dump_json({key: value for key, value in requested.items() if key in without_process}).decode()
         reason = "; ".join(notes) or "every running execution has its process"
         return SensorResult(run_requests=requests, cursor=cursor, skip_reason=None if requests else reason)
 

@@ -78,7 +78,7 @@ class PostgresStorage(DagsterPostgresStorage):
     @classmethod
     def from_config_value(cls, inst_data: Any, config_value: Any) -> Any:
         """Makes the storage that ``dagster.yaml`` configures."""
-        given: Any = dict(config_value)
-        if given.get("postgres_url") is not None:
-            given["postgres_url"] = driver_url(given["postgres_url"])
-        return super().from_config_value(inst_data, given)
+        config: Any = dict(config_value)
+        if config.get("postgres_url") is not None:
+            config["postgres_url"] = driver_url(config["postgres_url"])
+        return super().from_config_value(inst_data, config)

@@ -43,30 +43,30 @@ class Script:
 
 
 def script_of(
-    sql: str, dialect: str, known: Mapping[str, Sequence[str]], result: Sequence[str] | None = None
+    sql: str, dialect: str, columns_by_table: Mapping[str, Sequence[str]], result: Sequence[str] | None = None
 ) -> Script:
     """Returns the certain lineage of a script; an empty ``Script`` if sqlglot cannot read it.
 
     Args:
         dialect: ``postgres``, ``duckdb`` or ``spark``.
-        known: columns of the tables and views where they are known, by name.
+        columns_by_table: columns of the tables and views, as far as they are known.
         result: the columns that the script's rows turned out to have.
     """
     if len(sql) > LONGEST:
         return Script()
-    tables = tuple(sorted((name, tuple(columns)) for name, columns in known.items()))
+    tables = tuple(sorted((name, tuple(columns)) for name, columns in columns_by_table.items()))
     return _script(sql, dialect, tables, None if result is None else tuple(result))
 
 
 @lru_cache(maxsize=256)
 def _script(
-    sql: str, dialect: str, known: tuple[tuple[str, tuple[str, ...]], ...], result: tuple[str, ...] | None
+    sql: str, dialect: str, columns_by_table: tuple[tuple[str, tuple[str, ...]], ...], result: tuple[str, ...] | None
 ) -> Script:
     try:
         statements = [one for one in sqlglot.parse(sql, read=dialect) if one is not None]
     except Exception:  # whatever the parser raises must not fail the step
         return Script()
-    reader = _ScriptReader(dialect, dict(known))
+    reader = _ScriptReader(dialect, dict(columns_by_table))
     selecting = [one for one in statements if isinstance(one, exp.Query)]
     for statement in statements:
         rows = result if selecting and statement is selecting[-1] else None
@@ -99,10 +99,10 @@ class _Selected:
 class _ScriptReader:
     """Reads one statement after another; tables that the script itself makes are resolved to their sources."""
 
-    def __init__(self, dialect: str, known: dict[str, tuple[str, ...]]) -> None:
+    def __init__(self, dialect: str, columns_by_table: dict[str, tuple[str, ...]]) -> None:
         self.script = Script()
         self._dialect = dialect
-        self._known = known
+        self._columns_by_table = columns_by_table
         self._made: dict[str, Columns] = {}
         self._passing: set[str] = set()  # views and temporary tables
 
@@ -138,17 +138,17 @@ class _ScriptReader:
         if statement.args.get("by_name"):
             filled = dict(selected.columns)
         else:
-            columns = columns or self._known.get(name, ())
+            columns = columns or self._columns_by_table.get(name, ())
             if not selected.placed or len(columns) < len(selected.columns):
                 raise _Unknown
-            filled = dict(zip(columns, (found for _, found in selected.columns), strict=False))
+            filled = dict(zip(columns, (sources for _, sources in selected.columns), strict=False))
         self._fill(name, filled)
 
     def _create(self, statement: exp.Create) -> None:
         name, columns = self._target(statement)
         if not isinstance(statement.expression, exp.Query):
             if columns and not statement.args.get("exists"):
-                self._known[name] = columns
+                self._columns_by_table[name] = columns
             return
         properties = statement.args.get("properties")
         if statement.kind != "TABLE" or (properties and properties.find(exp.TemporaryProperty)):
@@ -157,12 +157,12 @@ class _ScriptReader:
         if columns and (not selected.placed or len(columns) != len(selected.columns)):
             raise _Unknown
         names = columns or tuple(name for name, _ in selected.columns)
-        filled = dict(zip(names, (found for _, found in selected.columns), strict=True))
+        filled = dict(zip(names, (sources for _, sources in selected.columns), strict=True))
         if statement.args.get("replace"):
             self._made.pop(name, None)
         self._fill(name, filled)
         if selected.whole:
-            self._known[name] = tuple(filled)
+            self._columns_by_table[name] = tuple(filled)
 
     def _fill(self, name: str, columns: Columns) -> None:
         filled = dict(self._made.get(name, {}))
@@ -187,7 +187,7 @@ class _ScriptReader:
         return _name_of(target), columns
 
     def _query(self, query: exp.Query, rows: Sequence[str] | None) -> _Selected:
-        return _QueryReader(query, self._dialect, self._known, self._made, rows).selected()
+        return _QueryReader(query, self._dialect, self._columns_by_table, self._made, rows).selected()
 
 
 class _QueryReader:
@@ -203,7 +203,7 @@ class _QueryReader:
         self,
         query: exp.Query,
         dialect: str,
-        known: Mapping[str, tuple[str, ...]],
+        columns_by_table: Mapping[str, tuple[str, ...]],
         made: Mapping[str, Columns],
         rows: Sequence[str] | None,
     ) -> None:
@@ -213,7 +213,7 @@ class _QueryReader:
         self._tables = self._renamed()
         self._placed = not self._query.is_star
         self._check_places()
-        columns = {own: known[name] for own, name in self._tables.items() if name in known}
+        columns = {own: columns_by_table[name] for own, name in self._tables.items() if name in columns_by_table}
         self._spelled = {own: {self._folded(one): one for one in names} for own, names in columns.items()}
         only = self._only_star()
         if only is not None and only not in columns and rows:  # then its columns are those of the rows
@@ -359,9 +359,9 @@ def _named(selected: _Selected, rows: Sequence[str] | None) -> Columns:
         named = [one for one in selected.columns if MARK not in one[0] and not one[0].startswith("_col_")]
         return dict(named)
     if selected.placed and len(rows) == len(selected.columns):
-        return dict(zip(rows, (found for _, found in selected.columns), strict=True))
+        return dict(zip(rows, (sources for _, sources in selected.columns), strict=True))
     spelled = {row.lower(): row for row in rows}
-    return {spelled[name.lower()]: found for name, found in selected.columns if name.lower() in spelled}
+    return {spelled[name.lower()]: sources for name, sources in selected.columns if name.lower() in spelled}
 
 
 def _name_of(table: exp.Table) -> str:

@@ -71,8 +71,8 @@ def column_lineage(
     reader = _StepReader(playbook, end, state, writers)
     done = reader.done(step)
     tables = list(done.tables.values())
-    found = {**reader.result(step, done), **(tables[0] if len(tables) == 1 else {})}
-    return {column: sources for column, sources in found.items() if sources}
+    lineage = {**reader.result(step, done), **(tables[0] if len(tables) == 1 else {})}
+    return {column: sources for column, sources in lineage.items() if sources}
 
 
 class _StepReader:
@@ -103,13 +103,13 @@ class _StepReader:
         if sql is None:
             return
         views = {} if task.kind == "postgres" else self._views(step, task, done)
-        known = {name: view.columns for name, view in views.items() if view.columns is not None}
+        columns_by_table = {name: view.columns for name, view in views.items() if view.columns is not None}
         rows = None
         if len(step.tasks) > 1:
             rows = self._result_columns(step.name, task.name)
         elif step.output is None:
             rows = self._result_columns(step.name)
-        script = script_of(sql, task.kind, known, rows)
+        script = script_of(sql, task.kind, columns_by_table, rows)
         where = place_of(self._playbook, task, names)
         own = self._playbook.asset_key(step.name)
 
@@ -121,7 +121,7 @@ class _StepReader:
             return [(key, name) for key in writers if key != own]
 
         def resolved(columns: Columns) -> AssetColumns:
-            return {name: frozenset(chain.from_iterable(map(sources, found))) for name, found in columns.items()}
+            return {name: frozenset(chain.from_iterable(map(sources, named))) for name, named in columns.items()}
 
         if script.result is not None and task.output is None:
             done.results[task.name] = resolved(script.result)
@@ -136,25 +136,25 @@ class _StepReader:
 
     def _views(self, step: Step, task: Task, done: _Done) -> dict[str, _Named]:
         """Returns the tables of a call that are results, by name. Other names have no lineage."""
-        found: dict[str, _Named | None] = {}
-        given = {
+        views: dict[str, _Named | None] = {}
+        addresses = {
             **(step.input if isinstance(step.input, Mapping) else {}),
             **(task.input if isinstance(task.input, Mapping) else {}),
         }
-        for name, value in given.items():
+        for name, value in addresses.items():
             match = _WHOLE.fullmatch(value.strip()) if isinstance(value, str) else None
             if match is None:
-                found[name] = None
+                views[name] = None
             elif match["key"] is not None:
                 partition = match["partition"] or ReadPartition.SAME
-                found[name] = self._source(step, call_name(match["key"], partition))
+                views[name] = self._source(step, call_name(match["key"], partition))
             else:
-                found[name] = self._named(step, task, match["name"], done)
+                views[name] = self._named(step, task, match["name"], done)
         for name, address in _addresses(task).items():
             whole = _ADDRESS.fullmatch(address)
-            found[name] = None if whole is None else self._named(step, task, whole[1], done)
+            views[name] = None if whole is None else self._named(step, task, whole[1], done)
         unknown = _Named(None)
-        return {folded(name, task.kind): unknown if one is None else one for name, one in found.items()}
+        return {folded(name, task.kind): unknown if one is None else one for name, one in views.items()}
 
     def _named(self, step: Step, task: Task, name: str, done: _Done) -> _Named | None:
         """Returns the meaning of a template's bare name, in the order in which templates resolve names."""
@@ -193,7 +193,7 @@ class _StepReader:
 
 def _addresses(task: Task) -> dict[str, str]:
     """Returns the inputs of a spark task by name, as its ``from`` addresses them."""
-    given = (task.config.get("from") or {}) if task.kind == "spark" else {}
-    if isinstance(given, Mapping):
-        return {str(name): str(address) for name, address in given.items()}
-    return {str(name): str(name) for name in ([given] if isinstance(given, str) else given)}
+    addresses = (task.config.get("from") or {}) if task.kind == "spark" else {}
+    if isinstance(addresses, Mapping):
+        return {str(name): str(address) for name, address in addresses.items()}
+    return {str(name): str(name) for name in ([addresses] if isinstance(addresses, str) else addresses)}

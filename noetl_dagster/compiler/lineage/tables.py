@@ -81,8 +81,8 @@ def tables_written(
     Names in templates come from the workload of an execution; default: the playbook's own.
     """
     names = visible(playbook, step, playbook.workload if workload is None else workload)
-    found = (table for task in step.tasks for table in _of_task(playbook, task, without(names, task.input)))
-    return tuple(dict.fromkeys(table for table in found if MARK not in table.name))
+    tables = (table for task in step.tasks for table in _of_task(playbook, task, without(names, task.input)))
+    return tuple(dict.fromkeys(table for table in tables if MARK not in table.name))
 
 
 def visible(playbook: Playbook, step: Step, workload: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,15 +159,15 @@ def _targets(sql: str, kind: str) -> list[str]:
     """Returns the names of the tables that a script fills."""
     if not re.search("into|overwrite|create", sql, re.IGNORECASE):
         return []
-    found: list[str] = []
+    names: list[str] = []
     temporary: set[str] = set()
     for statement in split_statements(sql):
         words = "".join(_word(part, text) for part, text in scan(statement))
         if (made := _TEMPORARY.match(words)) is not None:
             temporary.add(folded(made["name"], kind))
         matches = [_CREATE.match(words), *_INSERT.finditer(words)]
-        found += [folded(match["name"], kind) for match in matches if match is not None]
-    return [name for name in found if name not in temporary]
+        names += [folded(match["name"], kind) for match in matches if match is not None]
+    return [name for name in names if name not in temporary]
 
 
 def _word(part: Part, text: str) -> str:
@@ -236,7 +236,7 @@ def _made(playbook: Playbook) -> Iterator[tuple[WrittenTable, Key]]:
             yield WrittenTable("postgres", where, folded(source.table, "postgres")), source.asset
 
 
-def rendered_text(text: Any, known: Mapping[str, Any]) -> str | None:
+def rendered_text(text: Any, values: Mapping[str, Any]) -> str | None:
     """Fills templates of known identifiers into a text, and :data:`MARK` into all others.
 
     Returns None for values that are no text, and for text with template blocks.
@@ -250,7 +250,7 @@ def rendered_text(text: Any, known: Mapping[str, Any]) -> str | None:
 
     def settled(match: re.Match[str]) -> str:
         name = _TEMPLATE_NAME.fullmatch(match[1])
-        value = known.get(name[1]) if name is not None else None
+        value = values.get(name[1]) if name is not None else None
         if not isinstance(value, str) or not _IDENTIFIER.fullmatch(value):
             return MARK
         try:
@@ -277,8 +277,8 @@ def columns_of(envelope: Envelope, task: str | None = None) -> Sequence[str] | N
     """Returns the columns of a step's or a task's result, if they are known or the result is in the log itself."""
     if task is not None:
         results = envelope.get("results")
-        found = results.get(task) if isinstance(results, Mapping) else None
-        return columns_of(dict(found)) if isinstance(found, Mapping) else None
+        result = results.get(task) if isinstance(results, Mapping) else None
+        return columns_of(dict(result)) if isinstance(result, Mapping) else None
     reference = envelope.get("ref")
     if reference is not None:
         extra = reference.get("extra") if isinstance(reference, Mapping) else reference.extra
