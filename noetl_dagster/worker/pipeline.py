@@ -16,10 +16,9 @@ from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import ERROR, OK, Envelope, error_envelope
 from noetl_dagster.playbook.models import Directive, PolicyAction
 from noetl_dagster.playbook.rules import DEFAULT, ELSE, RuleName
-from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import render_async, render_input, with_references
 from noetl_dagster.playbook.templates.scope import CompiledSet, Scope
-from noetl_dagster.playbook.templates.views import DataView, ReferenceCache, ResultView
+from noetl_dagster.playbook.templates.views import DataView, ReferenceCache, ResultView, seen_error
 from noetl_dagster.tools.base import Toolbox, ToolCall
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command, Outcome

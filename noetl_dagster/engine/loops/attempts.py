@@ -17,9 +17,8 @@ from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope
 from noetl_dagster.events.queries import COMMAND_DUE, COMMAND_END, COMMAND_LOST, SEQUENCE_ENDED
 from noetl_dagster.playbook.models import Collect, CollectStrategy, RetryRule
-from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import render_async
-from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
+from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, seen_error
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.manifests import Strategy

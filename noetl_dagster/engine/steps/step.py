@@ -30,10 +30,9 @@ from noetl_dagster.playbook.models import (
     LoopMode,
     RoutingMode,
 )
-from noetl_dagster.playbook.templates.failures import seen_error
 from noetl_dagster.playbook.templates.rendering import Fetch, render_async, with_references
 from noetl_dagster.playbook.templates.scope import Scope
-from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
+from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, seen_error
 from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.worker.command import Command

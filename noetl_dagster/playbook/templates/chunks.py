@@ -28,13 +28,13 @@ class ChunkView(LazyMapping):
             reference = as_reference(item["ref"])
             rows = reference.rows_alone if reference.around else reference
             values["data"] = DataView(None, reference=reference, cache=cache)
-            values["rows"] = _Rows(None, reference=rows, cache=cache)
+            values["rows"] = _ChunkRows(None, reference=rows, cache=cache)
         else:
             values["data"], values["rows"] = item.get("data"), rows_of(item.get("data"))
         super().__init__(values)
 
 
-class _Rows(DataView):
+class _ChunkRows(DataView):
     """The rows of a stored chunk; whole references go on to tools that read them themselves."""
 
     __slots__ = ()

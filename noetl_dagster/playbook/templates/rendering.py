@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
+from operator import is_
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, nodes
@@ -23,7 +24,6 @@ from noetl_dagster.playbook.templates.views import (
     LazyMapping,
     ReferenceNeeded,
     View,
-    grown,
     is_lazy_sequence,
     plain,
 )
@@ -80,8 +80,8 @@ class Compiled:
         return self.source
 
     def render_over(self, scope: Mapping[str, Any], before: Any) -> Any:
-        """Renders a copy that reuses the unchanged parts of ``before`` (``grown``)."""
-        return grown(self.render(scope), before)
+        """Renders a copy that reuses the unchanged parts of ``before`` (``_grown``)."""
+        return _grown(self.render(scope), before)
 
     def evaluate(self, scope: Mapping[str, Any]) -> Any:
         """Renders like ``render``, but views stay views and an unknown name is returned as a false object."""
@@ -106,6 +106,25 @@ class Compiled:
             return not self.names or (self.names == {"error"} and not self.holds({}))
         except TemplateError:
             return True
+
+
+def _grown(value: Any, before: Any) -> Any:
+    """Copies like :func:`plain`, but shares what is in ``before`` already: appending to a list costs what is new.
+
+    Args:
+        before: a value without views that does not change any more, such as what ``value`` replaces; it must be
+            held by the caller, for its parts are known by their identity.
+    """
+    if value is before:
+        return before
+    if type(value) is list and type(before) is list:
+        if all(map(is_, value, before)):  # it was appended to
+            return before[: len(value)] + [plain(item) for item in value[len(before) :]]
+        parts_before = {id(item) for item in before}
+        return [item if id(item) in parts_before else plain(item) for item in value]
+    if type(value) is dict and type(before) is dict:
+        return {key: item if type(item) in LEAVES else _grown(item, before.get(key)) for key, item in value.items()}
+    return plain(value)
 
 
 class _Template(Compiled):
@@ -178,7 +197,7 @@ class _Expression(_Template):
         return evaluate
 
     def render_over(self, scope: Mapping[str, Any], before: Any) -> Any:
-        return grown(self._defined(scope), before)
+        return _grown(self._defined(scope), before)
 
     def render(self, scope: Mapping[str, Any]) -> Any:
         value = self._defined(scope)

@@ -14,8 +14,6 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Va
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from noetl_dagster.playbook.templates.failures import seen_error
-
 if TYPE_CHECKING:
     from noetl_dagster.result_ref import ResultRef, RowsAround
 
@@ -352,6 +350,36 @@ class ResultView(View):
         return f"ResultView(status={self.envelope.get('status')!r})"
 
 
+class SeenKind(str):
+    """``error.kind``, which also equals the name of the tool that failed: some playbooks test that.
+
+    To JSON and to everything but a comparison it is the kind alone.
+    """
+
+    source: str
+
+    def __new__(cls, kind: str, source: str = "") -> SeenKind:
+        """Creates the text of the kind, with its source."""
+        seen = super().__new__(cls, kind)
+        seen.source = source
+        return seen
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) or (isinstance(other, str) and other == self.source)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+def seen_error(error: Any) -> Any:
+    """Returns the ``error`` part of an envelope for templates; an error without ``source`` as it is."""
+    if isinstance(error, Mapping) and error.get("source"):
+        return {**error, "kind": SeenKind(str(error.get("kind")), str(error["source"]))}
+    return error
+
+
 def loop_stats(envelope: Mapping[str, Any]) -> dict[str, int]:
     """Returns the numbers of a loop's items; skipped are those that never ran, since the loop stopped before."""
     total, succeeded, failed = (envelope.get(name) or 0 for name in ("total", "done", "failed"))
@@ -440,25 +468,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, *_LAZY_SEQUENCES)):
         return [plain(item) for item in value]
     return str(value) if isinstance(value, str) else value
-
-
-def grown(value: Any, before: Any) -> Any:
-    """Copies like :func:`plain`, but shares what is in ``before`` already: appending to a list costs what is new.
-
-    Args:
-        before: a value without views that does not change any more, such as what ``value`` replaces; it must be
-            held by the caller, for its parts are known by their identity.
-    """
-    if value is before:
-        return before
-    if type(value) is list and type(before) is list:
-        if all(map(operator.is_, value, before)):  # it was appended to
-            return before[: len(value)] + [plain(item) for item in value[len(before) :]]
-        parts_before = {id(item) for item in before}
-        return [item if id(item) in parts_before else plain(item) for item in value]
-    if type(value) is dict and type(before) is dict:
-        return {key: item if type(item) in LEAVES else grown(item, before.get(key)) for key, item in value.items()}
-    return plain(value)
 
 
 def copied(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from noetl_dagster.playbook.dialects.container import check_container
+from noetl_dagster.playbook.dialects.pod import check_container
 from noetl_dagster.playbook.tool_kinds import FOLDER, SCRIPT, TIMEOUT, ToolKind
 
 _SHELL = tuple(

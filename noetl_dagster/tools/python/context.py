@@ -11,8 +11,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from noetl_dagster.playbook.templates.failures import seen_error
-from noetl_dagster.playbook.templates.views import ReferenceNeeded, ResultView, copied, plain
+from noetl_dagster.playbook.templates.views import ReferenceNeeded, ResultView, copied, plain, seen_error
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from noetl_dagster.playbook.templates.failures import SeenKind, seen_error
 from noetl_dagster.playbook.templates.rendering import compile_value
-from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, copied, plain
+from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, SeenKind, copied, plain, seen_error
 
 LATE = {"kind": "timeout", "source": "http", "message": "late", "retryable": True}
 
