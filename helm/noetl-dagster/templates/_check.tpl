@@ -46,7 +46,7 @@
 {{- end }}
 {{- include "noetl.checkComponents" . }}
 {{- if and (eq $values.dagster.computeLogs.manager "s3") (eq (include "noetl.logStore" .root) "gcs") }}
-{{- fail "dagster.computeLogs.manager: s3 is for S3; stored puts what steps print into the bucket of storage.gcs" }}
+{{- fail "dagster.computeLogs.manager: s3 is for S3; gcs puts what steps print into the bucket of storage.gcs" }}
 {{- end }}
 {{- if and $values.ingress.enabled (not $values.ingress.webserver.host) (not $values.ingress.api.host) }}
 {{- fail "ingress.webserver.host or ingress.api.host: an ingress needs the name of a host" }}

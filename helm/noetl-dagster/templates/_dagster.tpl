@@ -97,22 +97,22 @@ nux: {enabled: false}
 {{- $bucket := $logs.bucket | default (get .Values.storage $store).bucket }}
 {{- if eq $logs.manager "custom" }}
 {{- toYaml $logs.custom }}
-{{- else if and (eq $logs.manager "stored") $bucket }}
-module: noetl_dagster.launcher.stored_logs
-class: StoredRunLogs
+{{- else if and (eq $logs.manager "gcs") $bucket }}
+module: dagster_gcp.gcs.compute_log_manager
+class: GCSComputeLogManager
 config:
-  base_dir: /var/lib/noetl/compute
   bucket: {{ $bucket | quote }}
   prefix: {{ $logs.prefix | quote }}
   upload_interval: {{ int64 $logs.uploadInterval }}
-  {{- if $endpoint }}
-  endpoint_url: {{ $endpoint | quote }}
-  {{- else }}
-  tier: {{ $store }}
-  {{- end }}
-{{- else if and (eq $logs.manager "s3") $bucket }}
+  local_dir: /var/lib/noetl/compute
+{{- else if and (or (eq $logs.manager "s3") (and (eq $logs.manager "stored") (ne $store "gcs"))) $bucket }}
+{{- if eq $logs.manager "s3" }}
 module: dagster_aws.s3.compute_log_manager
 class: S3ComputeLogManager
+{{- else }}
+module: noetl_dagster.launcher.stored_logs
+class: StoredRunLogs
+{{- end }}
 config:
   bucket: {{ $bucket | quote }}
   prefix: {{ $logs.prefix | quote }}
