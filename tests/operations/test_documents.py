@@ -28,6 +28,7 @@ PAGES = sorted(
     {PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md"), *(PROJECT / "examples").glob("*/*.md")}
     - {PROJECT / "docs/reference/cli.md"}  # made from the commands, with their help
 )
+TEXTS = {page: page.read_text() for page in PAGES}
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = yaml.safe_load((CHART / "values.schema.json").read_text())
 
@@ -37,11 +38,8 @@ OF_DAGSTER = {"dagster.pools", "dagster.partitions", "dagster.Definitions.merge"
 """Keys of a playbook, and a function of Dagster's, begin like the chart's value ``dagster``."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_values_are_the_charts(page: Path) -> None:
-    wrong = [name for name in values_named(page.read_text()) if not exists(name)]
-
-    assert wrong == []
+def test_values_are_the_charts() -> None:
+    assert not {(page.name, name) for page in PAGES for name in values_named(TEXTS[page]) if not exists(name)}
 
 
 def test_a_value_that_there_is_not_is_found() -> None:
@@ -53,33 +51,27 @@ def test_a_value_that_there_is_not_is_found() -> None:
 
 
 def test_blocks_of_values_are_taken_by_the_charts_schema() -> None:
-    blocks = re.findall(
-        r'```yaml title="values.yaml"\n(.*?)```', "".join(page.read_text() for page in PAGES), re.DOTALL
-    )
+    blocks = re.findall(r'```yaml title="values.yaml"\n(.*?)```', "".join(TEXTS.values()), re.DOTALL)
 
+    taken = jsonschema.Draft202012Validator(SCHEMA)
     assert blocks
     for block in blocks:
-        jsonschema.validate(laid_over(VALUES, yaml.safe_load(block)), SCHEMA)
+        taken.validate(laid_over(VALUES, yaml.safe_load(block)))
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(laid_over(VALUES, {"spark": {"mod": "kubernetes"}}), SCHEMA)
+        taken.validate(laid_over(VALUES, {"spark": {"mod": "kubernetes"}}))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_settings_are_read(page: Path) -> None:
+def test_settings_are_read() -> None:
+    # streams of NATS, credentials that are named by variables, the token of a foreign worker, the input of a script, tests
+    others = re.compile(r"NOETL_(WORKER_EVENTS|COMMANDS|CREDENTIAL_|TOKEN$|INPUT$|TEST_HOME$)")
     ours = {f"NOETL_{name.upper()}" for name in Settings.model_fields}
-    named = set(re.findall(r"\bNOETL_[A-Z][A-Z_]*[A-Z]\b", page.read_text()))
-
-    # streams of NATS, credentials that are named by variables, the token of a foreign worker, the input of a script
-    assert {
-        name for name in named - ours if not re.match(r"NOETL_(WORKER_EVENTS|COMMANDS|CREDENTIAL_|TOKEN$|INPUT$)", name)
-    } == set()
+    named = {(page.name, name) for page in PAGES for name in re.findall(r"\bNOETL_[A-Z][A-Z_]*[A-Z]\b", TEXTS[page])}
+    assert not {(page, name) for page, name in named if name not in ours and not others.match(name)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_are_there(page: Path) -> None:
-    wrong = [problem for line in commands_named(page.read_text()) if (problem := command_problem(line))]
-
-    assert wrong == []
+def test_commands_are_there() -> None:
+    lines = [(page.name, line) for page in PAGES for line in commands_named(TEXTS[page])]
+    assert not {(page, problem) for page, line in lines if (problem := command_problem(line))}
 
 
 @pytest.mark.parametrize(
@@ -99,19 +91,19 @@ def test_a_command_that_there_is_not_is_found(line: str, problem: str) -> None:
     assert command_problem(found) == problem
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
-        path, _, anchor = target.partition("#")
-        found = (page.parent / path).resolve() if path else page
-        assert found.exists(), f"{page.name}: {target}"
-        if anchor:
-            assert anchor in _sections(found.read_text()), f"{page.name}: {target}"
+def test_links_lead_somewhere() -> None:
+    wrong = set()
+    for page in PAGES:
+        for link in re.findall(r"\]\((?!https?:)([^)]+)\)", TEXTS[page]):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if not target.exists() or (anchor and anchor not in _sections(target.read_text())):
+                wrong.add((page.name, link))
+    assert not wrong
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_components_and_files_of_the_chart_are_there(page: Path) -> None:
-    text = page.read_text()
+def test_components_and_files_of_the_chart_are_there() -> None:
+    text = "".join(TEXTS.values())
     components = {"run"} | {pods.component for pods in pods_of(manifests(KIND))}
 
     for name in re.findall(r"app\.kubernetes\.io/component=([\w-]+)", text):
@@ -119,7 +111,7 @@ def test_components_and_files_of_the_chart_are_there(page: Path) -> None:
     for kind, name in re.findall(r"\b(deploy|service|job)/noetl-noetl-dagster-([\w-]+)", text):
         assert name in components, f"{kind} {name}"
     for name in re.findall(r"(?:-f |`)((?:helm/)[\w./-]+)", text):
-        assert (PROJECT / name).exists(), f"{page.name}: {name}"
+        assert (PROJECT / name).exists(), name
 
 
 def test_the_page_of_metrics_lists_every_metric() -> None:
