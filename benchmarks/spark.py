@@ -29,8 +29,8 @@ import orjson
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
 
+from examples.records_api import DataType, RecordBook
 from noetl_dagster import embedded
-from noetl_dagster.embedded.records_api import DataType, RecordBook
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings, StoreTier

@@ -28,8 +28,8 @@ import orjson
 import psutil
 
 from benchmarks.spark import BATCH, PLAYBOOKS, local_copy, opened, pages_of, stored, write_lines, write_plain
+from examples.records_api import DataType
 from noetl_dagster import embedded
-from noetl_dagster.embedded.records_api import DataType
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings, dump_settings, load_settings

@@ -461,11 +461,6 @@ class Settings(BaseSettings):
     )
 
     embedded: bool = Field(True, description="Start embedded services for the addresses that are not set")
-    records_api_port: int = Field(0, ge=0, le=65535, description="Port of the embedded records API; 0: any free port")
-    records_api_seed: int = Field(7, description="Seed of the records and faults of the records API")
-    records_api_faults: float = Field(
-        0.05, ge=0, le=1, description="Share of answers of the records API that are faults"
-    )
 
     @property
     def spark_address(self) -> str:

@@ -23,7 +23,7 @@ import uvicorn
 from playwright.sync_api import Page, sync_playwright
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from noetl_dagster.embedded.records_api import create_app
+from examples.records_api import create_app
 
 PROJECT = Path(__file__).parents[1]
 IMAGES = PROJECT / "docs" / "images"

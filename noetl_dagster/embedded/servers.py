@@ -1,4 +1,4 @@
-"""The embedded servers: PostgreSQL, NATS with JetStream, S3 (SeaweedFS), and the records API of the demo."""
+"""The embedded servers: PostgreSQL, NATS with JetStream, S3 (SeaweedFS), and the records API of the examples."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
 
-from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand
+from noetl_dagster.embedded.processes import LOOPBACK, LaunchCommand, answers
 from noetl_dagster.errors import ServiceError
-from noetl_dagster.extras import needs_extra
+from noetl_dagster.extras import needs_extra, shipped_folder
 from noetl_dagster.private_files import write_private
 from noetl_dagster.settings import Settings
 
@@ -38,7 +38,6 @@ class Service:
         name: its key in the state file, and its folder in the state folder.
         listeners: names of the ports that it needs; clients connect to the first.
         secret_names: names of the passwords and keys that are generated for it at its first start.
-        fixed_port: port of the first listener if the settings specify one; 0 means any.
         stop_signal: requests an orderly shutdown.
         start_patience: seconds it may take until it is ready.
         stop_patience: seconds it may take to stop before it is killed.
@@ -51,10 +50,9 @@ class Service:
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     start_patience: ClassVar[float]
     stop_patience: ClassVar[float]
-    fixed_port = 0
 
     def __init__(self, settings: Settings, recorded: Mapping[str, str]) -> None:
-        """Takes the recorded secrets, and generates those that an earlier version had not.
+        """Takes the recorded secrets, and generates those that are missing.
 
         Attributes:
             secrets: the secrets by name; they consist of letters, digits, hyphens and underscores.
@@ -145,28 +143,19 @@ class Nats(Service):
 
 
 class RecordsApi(Service):
-    """``python -m noetl_dagster.embedded.records_api``. A running server keeps its seed and its share of faults."""
+    """The example ``records_api``, with some faults: the source of the demo."""
 
     name = ServiceName.RECORDS_API
     listeners = ("http",)
     start_patience = 30.0
     stop_patience = 5.0
 
-    def __init__(self, settings: Settings, recorded: Mapping[str, str]) -> None:
-        super().__init__(settings, recorded)
-        self.fixed_port = settings.records_api_port
-
     def prepare(self, folder: Path, ports: Ports) -> LaunchCommand:
         """Needs no files."""
-        seed, faults = self.settings.records_api_seed, self.settings.records_api_faults
-        arguments = [f"--port={ports['http']}", f"--seed={seed}", f"--faults={faults}"]
-        return LaunchCommand([sys.executable, "-m", "noetl_dagster.embedded.records_api", *arguments])
+        arguments = [f"--port={ports['http']}", "--seed=7", "--faults=0.05"]
+        examples = shipped_folder("examples")
+        return LaunchCommand([sys.executable, "-m", ServiceName.RECORDS_API, *arguments], folder=examples)
 
     def ready(self, ports: Ports) -> bool:
-        """Returns True if the health check succeeds."""
-        import httpx
-
-        try:
-            return httpx.get(f"{self.url(ports)}/health", timeout=2, trust_env=False).is_success
-        except httpx.HTTPError:
-            return False
+        """Returns True if it listens."""
+        return answers(ports["http"])

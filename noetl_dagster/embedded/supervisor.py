@@ -176,8 +176,7 @@ def _is_up(one: Service, record: ServiceRecord | None) -> bool:
     """Returns True if the recorded process still exists with these secrets, and listens unless it is starting."""
     if record is None or not _lives(record) or record.secrets != one.secrets:
         return False
-    port = record.ports[one.listeners[0]]
-    return one.fixed_port in (0, port) and (not record.ready or processes.answers(port))
+    return not record.ready or processes.answers(record.ports[one.listeners[0]])
 
 
 def _lives(record: ServiceRecord) -> bool:
@@ -205,16 +204,8 @@ def _launch(one: Service, home: Path, state: ServicesFile) -> None:
 def _ports(one: Service, record: ServiceRecord | None, state: ServicesFile) -> dict[str, int]:
     """Returns the recorded ports, or new ones at the first start or if another program has taken one."""
     recorded = dict(record.ports) if record is not None else {}
-    if one.fixed_port:
-        recorded[one.listeners[0]] = one.fixed_port
-    if set(recorded) == set(one.listeners):
-        if processes.become_free(recorded.values(), patience=2.0):
-            return recorded
-        if one.fixed_port:
-            raise ServiceError(
-                f"port {one.fixed_port} of the embedded {one.name} is taken by another program; "
-                "end that program or set another port"
-            )
+    if set(recorded) == set(one.listeners) and processes.become_free(recorded.values(), patience=2.0):
+        return recorded
     taken = {port for known in state.services.values() for port in known.ports.values()}
     return dict(zip(one.listeners, processes.free_ports(len(one.listeners), taken), strict=True))
 

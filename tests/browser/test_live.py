@@ -16,8 +16,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Page, Route, expect
 
+from examples.records_api import create_app
 from noetl_dagster import embedded
-from noetl_dagster.embedded.records_api import create_app
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.settings import Settings
 from tests.browser.conftest import Visit
@@ -37,7 +37,7 @@ MOST_SHOWN = 2_000
 DRIVER = """
 import asyncio, sys
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.embedded.records_api import create_app
+from examples.records_api import create_app
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.settings import Settings
 

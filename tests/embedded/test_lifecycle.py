@@ -100,15 +100,6 @@ def test_records_api_is_started_when_asked_for(running: Settings) -> None:
     assert records_api(running) == address
 
 
-def test_records_api_takes_the_port_it_is_told(tmp_path: Path) -> None:
-    [port] = processes.free_ports(1, set())
-    own = Settings(home=tmp_path, records_api_port=port)
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(ServiceError, match=f"port {port} of the"):
-        records_api(own)
-    assert records_api(own) == f"http://127.0.0.1:{port}"
-    embedded.down(own)
-
-
 async def test_down_ends_all_and_up_finds_ports_and_data_again(running: Settings, home: Path) -> None:
     for peer in PEERS.values():
         await peer.write(running, "stored")

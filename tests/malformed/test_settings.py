@@ -20,14 +20,14 @@ NUMBERS = [*SECONDS, *(name for name, kind in TYPES.items() if kind in (int, int
 SWITCHES = [name for name, kind in TYPES.items() if kind is bool]
 MAPPINGS = ["worker_tool_pools", "container_pod", "spark_config"]
 LISTS = ["service_proxies", "http_deny", "playbook_env", "container_allow", "file_folders"]
-PORTS = ["health_port", "service_port", "records_api_port"]
+PORTS = ["health_port", "service_port"]
 HTTP = [
     *("tracing_endpoint", "server_url", "pages_url", "dagster_url", "minio_endpoint", "gcs_endpoint"),
     "google_secrets_endpoint",
 ]
 
 WRONG: dict[str, list[str]] = {
-    **{name: ["x", "1 second", "-1"] for name in NUMBERS if name != "records_api_seed"},
+    **{name: ["x", "1 second", "-1"] for name in NUMBERS},
     **{name: ["x", "2", "maybe"] for name in SWITCHES},
     **{name: ["x", "[", "1", "[]", '"text"', '{"a":'] for name in MAPPINGS},
     **{name: ["[", '["a",', "[1]"] for name in LISTS},

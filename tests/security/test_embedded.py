@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import shutil
@@ -36,7 +35,6 @@ from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.transfer.files import ChunkFile
 from noetl_dagster.tools.transfer.options import Verify
-from tests.databases import superuser_url
 from tests.embedded.peers import s3_client
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root has another user run PostgreSQL")
@@ -90,23 +88,6 @@ REFUSED = {
 }
 """What the parts of the object store answer to a request without keys or a certificate."""
 
-OF_AN_EARLIER_VERSION = """
-CREATE TABLE kept (id serial PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, text text);
-INSERT INTO kept (text) VALUES ('still there');
-CREATE SCHEMA own; CREATE TABLE own.parts (id int) PARTITION BY LIST (id);
-CREATE TABLE own.one PARTITION OF own.parts FOR VALUES IN (1);
-CREATE TYPE own.mood AS ENUM ('good'); CREATE DOMAIN own.short AS text; CREATE TYPE own.pair AS (a int, b int);
-CREATE VIEW own.seen AS SELECT * FROM kept; CREATE MATERIALIZED VIEW own.stored AS SELECT 1 AS one;
-CREATE SEQUENCE own.counted; CREATE FUNCTION own.f(int, text) RETURNS int LANGUAGE sql AS 'SELECT 1';
-CREATE PROCEDURE own.p(int) LANGUAGE sql AS 'SELECT 1'; CREATE AGGREGATE own.total(int) (SFUNC = int4pl, STYPE = int);
-"""
-ALTERED = """
-ALTER TABLE kept ADD COLUMN more int; ALTER TABLE own.one ADD CHECK (id = 1); ALTER TYPE own.mood ADD VALUE 'bad';
-CREATE OR REPLACE VIEW own.seen AS SELECT id, n, text FROM kept WHERE id > 1; REFRESH MATERIALIZED VIEW own.stored;
-DROP FUNCTION own.f; DROP PROCEDURE own.p; DROP AGGREGATE own.total(int); DROP SEQUENCE own.counted;
-INSERT INTO kept (text) VALUES ('new'); DROP SCHEMA own CASCADE; CREATE TABLE public.another (n int);
-"""
-
 
 def run(url: str, statements: str) -> Any:
     with administering(url) as cursor:
@@ -123,25 +104,9 @@ def home() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def upgraded(home: Path) -> Settings:
-    """Settings of a server that ran as an earlier version left it when this version found it."""
-    own = Settings(home=home)
-    first = embedded.ensure(own, only=["postgres"])
-    assert first.db_url is not None
-    administrator = superuser_url(first)
-    data = home / "postgres" / "data"
-    (data / "pg_hba.conf").write_text("host all all 127.0.0.1/32 trust\n")
-    run(administrator, "SELECT pg_reload_conf()")
-    run(administrator, "DROP DATABASE dagster")
-    run(administrator, "ALTER DATABASE noetl OWNER TO postgres")
-    run(administrator, "DROP ROLE noetl_client")
-    run(administrator, "ALTER ROLE postgres PASSWORD NULL")
-    trusting = administrator.partition("@")[2].replace("/postgres", "/noetl")
-    run(f"postgresql://postgres@{trusting}", OF_AN_EARLIER_VERSION)
-    recorded = json.loads((home / "services.json").read_text())
-    del recorded["services"]["postgres"]["secrets"]
-    (home / "services.json").write_text(json.dumps(recorded))
-    return embedded.ensure(own, only=["postgres"])
+def own_services(home: Path) -> Settings:
+    """Settings of a server of its own."""
+    return embedded.ensure(Settings(home=home), only=["postgres"])
 
 
 @pytest.mark.parametrize("login", NOT_LOGINS)
@@ -211,24 +176,16 @@ def test_postgresql_keeps_clients_from_the_machine(settings: Settings, what: str
         run(settings.db_url or "", NOT_ALLOWED[what])
 
 
-def test_data_of_an_earlier_version_is_kept_and_belongs_to_the_role(upgraded: Settings) -> None:
-    url = upgraded.db_url or ""
-    assert run(url, "SELECT id, n, text FROM kept") == [(1, 1, "still there")]
-    run(url, ALTERED)
-    assert run(upgraded.dagster_db_url or "", "SELECT current_user") == [("noetl_client",)]
-    with pytest.raises(psycopg2.OperationalError, match="password"):
-        run(f"postgresql://postgres@{url.partition('@')[2]}", "SELECT 1")
-
-
-def test_lost_passwords_are_replaced(upgraded: Settings, home: Path) -> None:
+def test_lost_passwords_are_replaced(own_services: Settings, home: Path) -> None:
     own = Settings(home=home)
+    run(own_services.db_url or "", "CREATE TABLE kept AS SELECT 'still there' AS text")
     embedded.down(own)
     (home / "services.json").unlink()
     found = embedded.ensure(own, only=["postgres"])
     assert run(found.db_url or "", "SELECT text FROM kept LIMIT 1") == [("still there",)]
 
 
-def test_only_the_user_reads_the_state_folder(upgraded: Settings, home: Path) -> None:
+def test_only_the_user_reads_the_state_folder(own_services: Settings, home: Path) -> None:
     assert stat.S_IMODE(home.parent.stat().st_mode) == 0o700  # as it was, although another user runs PostgreSQL
     assert _open_to_others(home, *(path for path in home.rglob("*") if not path.is_symlink())) == {}
 

@@ -305,7 +305,6 @@ async def test_users_of_nats_speak_for_their_workers_alone(permitted: Settings, 
     for client, subject in (
         (two, names.event_subject("default", "w1", execution_id, "command.completed")),
         (gpu, names.event_subject("default", "w1", execution_id, "command.completed")),
-        (gpu, f"noetl.events.{execution_id}.command.completed"),
         (two, names.capacity_of("default", "w1")),
         (two, f"$JS.API.STREAM.PURGE.{names.event_stream}"),
         (two, f"$JS.API.CONSUMER.MSG.NEXT.{names.event_stream}.{names.ingest_consumer}"),

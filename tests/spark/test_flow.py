@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from noetl_dagster.embedded.records_api import DataType, RecordBook, create_app
+from examples.records_api import DataType, RecordBook, create_app
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.loader import load_playbook

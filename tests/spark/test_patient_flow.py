@@ -14,7 +14,7 @@ import orjson
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from noetl_dagster.embedded.records_api import DataType, RecordBook
+from examples.records_api import DataType, RecordBook
 from noetl_dagster.spark.functions import load_function
 
 pytestmark = pytest.mark.spark

@@ -13,10 +13,10 @@ import pytest
 from dagster import AssetKey, DagsterInstance, Definitions, asset, materialize
 from pyspark.sql import SparkSession
 
+from examples.records_api import create_app
 from noetl_dagster.code_location.definitions import build_definitions
 from noetl_dagster.code_location.playbooks import resources_of
 from noetl_dagster.code_location.python_assets import _module, definitions_in_python
-from noetl_dagster.embedded.records_api import create_app
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider, close_engines

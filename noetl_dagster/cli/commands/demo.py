@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,6 +69,21 @@ def demo(
         results = run_sync(pool.fetch(RESULTS, execution_id))
         _show(session, found, validation, results)
     raise typer.Exit(0 if found.status == ExecutionStatus.COMPLETED else 1)
+
+
+def records_api(
+    host: Annotated[str, typer.Option(help="address that it listens on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free port, which is printed")] = 8765,
+    seed: Annotated[int, typer.Option(help="the seed of the records")] = 0,
+    faults: Annotated[float, typer.Option(min=0.0, max=1.0, help="share of attempts that fail")] = 0.0,
+    facilities: Annotated[int, typer.Option(min=1, help="number of listed facilities")] = 5,
+    patients: Annotated[int, typer.Option(min=1, help="patients of each listed facility")] = 100,
+) -> None:
+    """Serve the example ``records_api`` until interrupted."""
+    options = [f"--host={host}", f"--port={port}", f"--seed={seed}", f"--faults={faults}"]
+    command = [sys.executable, "-m", "records_api", *options, f"--facilities={facilities}", f"--patients={patients}"]
+    os.chdir(shipped_folder("examples"))
+    os.execv(sys.executable, command)
 
 
 def _show(session: Session, found: Overview, validation: list[Any], results: list[Any]) -> None:

@@ -192,7 +192,7 @@ class CapacityListener:
     def __init__(self, client: NatsClient, pool: asyncpg.Pool | None = None) -> None:
         self._client = client
         self._pool = pool
-        self._subscriptions: list[Any] = []
+        self._subscription: Any = None
         self._unwritten: dict[tuple[str, str], WorkerReport] = {}
         self._writing: asyncio.Task[None] | None = None
         self.registry = CapacityRegistry()
@@ -200,15 +200,13 @@ class CapacityListener:
     async def open(self) -> None:
         """Subscribes, and asks every worker to report at once."""
         prefix = self._client.names.capacity
-        for subject in (f"{prefix}.*.*", f"{prefix}.*"):  # workers of earlier versions name no pool
-            self._subscriptions.append(await self._client.subscribe(subject, cb=self._receive))
+        self._subscription = await self._client.subscribe(f"{prefix}.*.*", cb=self._receive)
         await self._client.publish(f"{prefix}.report.now", b"")
 
     async def close(self) -> None:
         """Ends the subscriptions, and writes the last reports."""
-        for subscription in self._subscriptions:
-            if not self._client.is_closed:
-                await subscription.unsubscribe()
+        if self._subscription is not None and not self._client.is_closed:
+            await self._subscription.unsubscribe()
         if self._writing is not None:
             await cancel_and_wait(self._writing)
             await self._write_reports()

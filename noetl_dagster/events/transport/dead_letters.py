@@ -12,7 +12,7 @@ from noetl_dagster.errors import EventRefusedError
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.ingest import POISON, read_message
-from noetl_dagster.events.transport.nats import NatsNames, Sender
+from noetl_dagster.events.transport.nats import NatsNames
 from noetl_dagster.events.transport.wire import EventLimits, RefusedEvent
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.redaction import SECRETS
@@ -85,28 +85,28 @@ class DeadLetters:
         if row is None:
             return None
         try:
-            sender, events = await self._read(row)
+            pool, events = await self._read(row)
         except _RefusedError as error:
             return await self._keep(letter_id, str(error))
         async with self._pool.acquire() as connection, connection.transaction():
             if await connection.fetchval(queries.LOCK_DEAD_LETTER, letter_id) is None:
                 return None  # another process was faster
             try:
-                done = await self._take(events, sender, connection)
+                done = await self._take(events, pool, connection)
             except (_RefusedError, *POISON) as error:
                 reason = str(error) if isinstance(error, _RefusedError) else f"{type(error).__name__}: {error}"
                 return await self._keep(letter_id, reason, connection)
             await connection.execute(queries.DELETE_DEAD_LETTER, letter_id)
             return done
 
-    async def _read(self, row: asyncpg.Record) -> tuple[Sender | None, list[Event]]:
-        """Returns the sender and the events of a letter.
+    async def _read(self, row: asyncpg.Record) -> tuple[str, list[Event]]:
+        """Returns the sender's pool and the events of a letter.
 
         Raises:
             _RefusedError: the message is not valid, or the log does not have its execution.
         """
         try:
-            sender, read = read_message(self._names, row["subject"] or "", row["payload"], _stored(row), self._limits)
+            pool, read = read_message(self._names, row["subject"] or "", row["payload"], _stored(row), self._limits)
         except EventRefusedError as error:
             raise _RefusedError(str(error)) from None
         refused = [one for one in read if isinstance(one, RefusedEvent)]
@@ -116,13 +116,12 @@ class DeadLetters:
         unknown = await self._handler.unknown_executions({event.execution_id for event in events})
         if unknown:
             raise _RefusedError(f"no execution {min(unknown)} in the event log")
-        return sender, events
+        return pool, events
 
-    async def _take(self, events: list[Event], sender: Sender | None, connection: asyncpg.Connection) -> Reprocessed:
+    async def _take(self, events: list[Event], pool: str, connection: asyncpg.Connection) -> Reprocessed:
         """Stores all events in a savepoint of the transaction, or raises and leaves the transaction as it was."""
         async with connection.transaction():
-            pools = None if sender is None else (sender.pool,)
-            taken = await self._handler.take_events(events, pools, connection=connection)
+            taken = await self._handler.take_events(events, (pool,), connection=connection)
             if taken.refused:
                 raise _RefusedError(NOT_HELD)
         return Reprocessed(len(taken.new), len(events) - len(taken.new))

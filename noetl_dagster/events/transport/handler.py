@@ -75,7 +75,7 @@ class EventHandler:
         if not events:
             return Intake(set(), set())
         own = await self._of_own_watermarks(events, connection)
-        claims = await self._claims_of(own, connection)
+        claims = [event.parent_event_id or 0 for event in own]
         new = await self._write(own, pools, claims, connection) if own else set()
         refused = {event.event_id for event in events} - new
         if refused:  # or the log has them already
@@ -116,18 +116,6 @@ class EventHandler:
         rows = await (connection or self.log.pool).fetch(queries.FOREIGN_WATERMARKS, *columns)
         foreign = {row["event_id"] for row in rows}
         return [event for event in events if event.event_id not in foreign]
-
-    async def _claims_of(self, events: Sequence[Event], connection: Any) -> list[int]:
-        """Returns the claim of each event; one that names none, of a worker of an earlier version, has its worker's."""
-        claims = [event.parent_event_id or 0 for event in events]
-        missing = [place for place, claim in enumerate(claims) if not claim]
-        if missing:
-            unnamed = [events[place] for place in missing]
-            asked = [(one.execution_id, one.meta["command_id"], one.worker_id) for one in unnamed]
-            found = await (connection or self.log.pool).fetch(queries.CLAIMS_OF, *map(list, zip(*asked, strict=True)))
-            for place, row in zip(missing, found, strict=True):
-                claims[place] = row["claim"]
-        return claims
 
     async def unknown_executions(self, ids: Iterable[int]) -> set[int]:
         """Returns the executions that the log does not contain."""

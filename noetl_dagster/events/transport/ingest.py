@@ -196,12 +196,12 @@ class _Delivery:
 
 
 class _DeliveredEvent(NamedTuple):
-    """An event of a message, and the sender that the message's subject names."""
+    """An event of a message, and the sender's pool, which the message's subject names."""
 
     delivery: _Delivery
     position: int
     event: Event
-    sender: Sender | None
+    pool: str
 
 
 class Ingestor:
@@ -351,19 +351,18 @@ class Ingestor:
     async def _ingest_all(self, messages: list[Msg]) -> None:
         deliveries, entries = [], []
         for message in messages:
-            stored, sender = _stored(message), None
-            events: list[Event | RefusedEvent]
+            stored = _stored(message)
             try:
-                sender, events = read_message(self._names, message.subject, message.data, stored, self._limits)
+                pool, events = read_message(self._names, message.subject, message.data, stored, self._limits)
             except EventRefusedError as error:
-                events = [RefusedEvent(0, message.data, str(error))]
+                pool, events = "", [RefusedEvent(0, message.data, str(error))]
             delivery = _Delivery(message, stored, len(events))
             deliveries.append(delivery)
             for position, one in enumerate(events):
                 if isinstance(one, RefusedEvent):
                     await self._put_dead_letter(delivery, position, one.content, one.reason)
                 else:
-                    entries.append(_DeliveredEvent(delivery, position, one, sender))
+                    entries.append(_DeliveredEvent(delivery, position, one, pool))
         if entries:
             await self._take(entries, messages)
             self.total.batches += 1
@@ -384,18 +383,17 @@ class Ingestor:
         for entry in entries:
             if entry.event.execution_id in unknown:
                 await self._retry_later(entry, f"no execution {entry.event.execution_id} in the event log")
-        by_pool: dict[str | None, list[_DeliveredEvent]] = {}
+        by_pool: dict[str, list[_DeliveredEvent]] = {}
         for entry in entries:
             if entry.event.execution_id not in unknown:
-                by_pool.setdefault(entry.sender.pool if entry.sender is not None else None, []).append(entry)
+                by_pool.setdefault(entry.pool, []).append(entry)
         for known in by_pool.values():
             for begin in range(0, len(known), TRANSACTION_EVENTS):
                 await self._append(known[begin : begin + TRANSACTION_EVENTS], messages)
 
     async def _append(self, entries: list[_DeliveredEvent], messages: list[Msg]) -> None:
         """Appends events of one pool; if the log refuses a batch, halving it finds the faulty event."""
-        events, sender = [entry.event for entry in entries], entries[0].sender
-        pools = None if sender is None else (sender.pool,)
+        events, pools = [entry.event for entry in entries], (entries[0].pool,)
         try:
             taken = await self._patiently(lambda: self._handler.take_events(events, pools), messages)
         except POISON as error:
@@ -458,8 +456,8 @@ class Ingestor:
 
 def read_message(
     names: NatsNames, subject: str, content: bytes, stored: datetime, limits: EventLimits
-) -> tuple[Sender | None, list[Event | RefusedEvent]]:
-    """Returns the sender that a message's subject names, and its events, each of which may be refused.
+) -> tuple[str, list[Event | RefusedEvent]]:
+    """Returns the pool that a message's subject names, and its events, each of which may be refused.
 
     Args:
         stored: when the stream stored the message.
@@ -468,13 +466,11 @@ def read_message(
         EventRefusedError: the message as a whole is not valid.
     """
     sender = names.sender(subject)
-    return sender, _sent_by(sender, decode_message(content, stored, limits), content)
+    return sender.pool, _sent_by(sender, decode_message(content, stored, limits), content)
 
 
-def _sent_by(sender: Sender | None, events: list[Event | RefusedEvent], content: bytes) -> list[Event | RefusedEvent]:
+def _sent_by(sender: Sender, events: list[Event | RefusedEvent], content: bytes) -> list[Event | RefusedEvent]:
     """Returns the events of a message; those that name another worker than its subject are refused."""
-    if sender is None:
-        return events
     checked: list[Event | RefusedEvent] = []
     for position, one in enumerate(events):
         if isinstance(one, Event) and subject_token(one.worker_id or "") != sender.worker:

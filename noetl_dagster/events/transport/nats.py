@@ -18,7 +18,6 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
 
 from noetl_dagster.errors import EventRefusedError, ServiceError
-from noetl_dagster.events.transport.base import WORKER_EVENTS
 from noetl_dagster.setting_types import without_login
 from noetl_dagster.settings import DEFAULT_POOL, Settings
 
@@ -57,19 +56,15 @@ class NatsNames:
         """Returns ``noetl.events.<pool>.<worker id>.<execution id>.<event type>``."""
         return f"{self.event_prefix}.{pool}.{subject_token(worker_id)}.{execution_id}.{event_type}"
 
-    def sender(self, subject: str) -> Sender | None:
+    def sender(self, subject: str) -> Sender:
         """Returns the sender that the subject of an event names, by which the server's permissions restrict it.
 
-        None: the subject of an earlier version, ``noetl.events.<execution id>.<event type>``, which names none.
-
         Raises:
-            EventRefusedError: it is neither.
+            EventRefusedError: it names none.
         """
         parts = subject.removeprefix(f"{self.event_prefix}.").split(".", 3)
         if len(parts) == 4 and parts[2].isdecimal():
             return Sender(parts[0], parts[1])
-        if parts[0].isdecimal() and ".".join(parts[1:]) in {BATCH_TYPE, *WORKER_EVENTS}:
-            return None
         raise EventRefusedError(
             f"subject {subject[:200]} is not {self.event_prefix}.<pool>.<worker>.<execution>.<type>"
         )

@@ -33,18 +33,6 @@ new AS ({insert_new(first=22, condition=f"(SELECT count(*) FROM settled) = 1 AND
 SELECT (SELECT array_agg(event_id) FROM new) AS inserted, runs, taken FROM settled
 """
 
-# The claims of workers ($3) on commands, in order, for events that do not name them; 0 for none.
-CLAIMS_OF = """
-SELECT COALESCE((
-    SELECT claim_event_id FROM noetl.queue
-    WHERE queue.execution_id = given.execution_id AND queue.command_id = given.command_id
-      AND queue.worker_id = given.worker_id), 0) AS claim
-FROM unnest($1::bigint[], $2::text[], $3::text[]) WITH ORDINALITY
-    AS given (execution_id, command_id, worker_id, place)
-ORDER BY place
-"""
-
-
 # Puts issued commands into the queue, leaving out those that have ended and those of cancelled executions;
 # returns the queued ones. $1 to $3 are the commands, each with the position of what it shares with others in $4 to $11.
 # Scalar subqueries look each command up by index: a join of a large batch might read the whole log.

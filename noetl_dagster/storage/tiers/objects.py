@@ -383,22 +383,25 @@ class S3Tier(Tier):
 
     async def _create(self, cause: Exception) -> None:
         """Creates the bucket. The S3 client signs object requests only; an empty key is the bucket itself."""
-        import httpx
-
         if "NoSuchBucket" not in str(cause):
             raise cause
         if not self.create_bucket:
             raise StorageError(f"{self.name} tier: no bucket {self.bucket}; create it") from cause
         url = await obstore.sign_async(self.store, "PUT", "", timedelta(minutes=1))
 
-        async with httpx.AsyncClient(timeout=10) as client:
-            response = await client.put(url)
-        if response.status_code not in (200, 409):  # 409: another process has just created it
+        import aiohttp  # only here, since every process imports this module
+        from yarl import URL
+
+        address = URL(url, encoded=True)  # the signature is about this form of it
+        timeout = aiohttp.ClientTimeout(10)
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as client, client.put(address) as response:
+            status, text = response.status, await response.text()
+        if status not in (200, 409):  # 409: another process has just created it
             raise StorageError(
                 f"{self.name} tier: bucket {self.bucket} cannot be created with access key "
-                f"{self.credential}: HTTP {response.status_code} {response.text[:200]}"
+                f"{self.credential}: HTTP {status} {text[:200]}"
             ) from cause
-        self.made_bucket = self.made_bucket or response.status_code == 200
+        self.made_bucket = self.made_bucket or status == 200
 
     @contextmanager
     def _errors(self, verb: str, key: str) -> Iterator[None]:

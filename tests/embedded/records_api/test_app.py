@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
-from noetl_dagster.embedded.records_api import DataType, Fault, FaultPlan, RecordBook, create_app
-from noetl_dagster.embedded.records_api.app import WORST_STREAK
+from examples.records_api import DataType, Fault, FaultPlan, RecordBook, create_app
+from examples.records_api.app import WORST_STREAK
 
 
 @contextlib.asynccontextmanager
@@ -24,17 +24,7 @@ async def client_of(**arguments: object) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "noetl_dagster.embedded.records_api",
-        "--port",
-        "0",
-        "--seed",
-        "7",
-        "--faults",
-        "0.5",
-    ]
+    command = [sys.executable, "-m", "examples.records_api", "--port=0", "--seed=7", "--faults=0.5"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = re.search(r"http://\S+", process.stdout.readline())

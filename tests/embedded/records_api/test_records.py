@@ -2,7 +2,7 @@
 
 import pytest
 
-from noetl_dagster.embedded.records_api.records import PAGE_SIZE, DataType, RecordBook
+from examples.records_api.records import PAGE_SIZE, DataType, RecordBook
 
 PAGES = {"assessments": {2, 3, 4}, "conditions": {1, 2, 3}, "medications": {2, 3}, "vital_signs": {1}}
 

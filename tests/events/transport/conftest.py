@@ -61,6 +61,7 @@ def ended(execution_id: int, index: int, **changes: Any) -> Event:
         meta=meta_of(execution_id, index),
         result=to_result({"status": "ok", "data": {"index": index}}),
         current_index=index,
+        parent_event_id=1,
         worker_id="w1",
     )
     for name, value in changes.items():

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from noetl_dagster.embedded.records_api.records import (
+from .records import (
     PAGE_SIZE,
     DataType,
     RecordBook,

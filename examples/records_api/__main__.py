@@ -1,4 +1,4 @@
-"""``python -m noetl_dagster.embedded.records_api --port 8765 --seed 7 --faults 0.05``: serves on 127.0.0.1."""
+"""``python -m records_api --port 8765 --seed 7 --faults 0.05``: serves on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 import uvicorn
 
-from noetl_dagster.embedded.records_api.app import create_app
+from .app import create_app
 
 
 def serve(
