@@ -1,34 +1,55 @@
-"""A sample of the inputs that ``python -m tests.malformed.fuzzing`` checks for long, and what it has found."""
+"""A sample of damaged inputs; ``make fuzz`` looks for more. Each input has 5 seconds."""
 
 from __future__ import annotations
 
+import os
+import random
+from contextlib import suppress
+from datetime import timedelta
+
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.loader import parse_report
 from noetl_dagster.playbook.templates.rendering import compile_value
-from tests.forked import result_of
 from tests.malformed.generated import check, corpus
-from tests.malformed.guided import TARGETS, Fuzzer
+from tests.malformed.targets import LONGEST, TARGETS, WORDS, Target, damaged
 from tests.playbook.playbooks import HEAD
 
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
+fuzzing = settings(
+    max_examples=EXAMPLES,
+    deadline=timedelta(seconds=5) if EXAMPLES >= 1000 else None,
+    derandomize=EXAMPLES < 1000,
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
 
-def test_a_sample_ends_with_playbooks_or_problems() -> None:
+
+def test_generated_texts_end_with_playbooks_or_problems() -> None:
     texts = corpus()
-    for seed in range(40):
+
+    @fuzzing
+    @given(st.integers(0, 2**32))
+    def ends(seed: int) -> None:
         check(seed, texts)
 
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_a_sample_ends_with_what_is_documented(name: str) -> None:
-    result_of(fuzz, name, 60)
+    ends()
 
 
-def fuzz(name: str, steps: int) -> None:
-    """Runs inputs of a target, whose coverage guides it."""
-    fuzzer = Fuzzer(TARGETS[name])
-    for _ in range(steps):
-        fuzzer.step()
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_damaged_inputs_end_with_what_is_documented(target: Target) -> None:
+    seeds = [seed[:LONGEST] for seed in target.seeds()]
+
+    @fuzzing
+    @given(st.randoms(use_true_random=False))
+    def ends(dice: random.Random) -> None:
+        with suppress(*target.documented):
+            target.run(damaged(dice, seeds, WORDS[target.words]))
+
+    ends()
 
 
 @pytest.mark.parametrize("value", [".inf", "-.inf", ".nan", "1e999", "9" * 390, "'" + "9" * 390 + "'"])
