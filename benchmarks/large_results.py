@@ -36,7 +36,7 @@ from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Task, TaskSpec
 from noetl_dagster.settings import Settings, dump_settings, get_settings, load_settings
 from noetl_dagster.storage.store import ResultStore
-from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.registry import tool_for
 
 SELECT = "SELECT n AS id, 'name ' || n AS name, n * 0.5::float8 AS price FROM generate_series(1, {rows}) AS n"
@@ -92,9 +92,9 @@ async def growth(work: asyncio.Task[Any], chunks: float) -> float:
     return statistics.linear_regression(range(len(half)), half).slope * len(samples) / chunks
 
 
-async def call(box: Toolbox, kind: str, command: str, **given: Any) -> ToolResult:
+async def call(context: ToolContext, kind: str, command: str, **given: Any) -> ToolResult:
     task = Task(name="bench", kind=kind, config={}, spec=TaskSpec(options={}))
-    return await tool_for(kind).run(ToolCall(7001, kind, task, {"command": command}, given, auth="bench"), box)
+    return await tool_for(kind).run(ToolCall(7001, kind, task, {"command": command}, given, auth="bench"), context)
 
 
 async def bare(settings: Settings, results: ResultStore, rows: int) -> float:
@@ -117,17 +117,17 @@ async def bare(settings: Settings, results: ResultStore, rows: int) -> float:
 async def measure(settings: Settings, rows: int) -> dict[str, Any]:
     """What one size takes, in this process: of each way its peak in bytes and its seconds."""
     engine = await Engine.open(settings)
-    box, results = engine.runtime.box, engine.runtime.results
+    context, results = engine.runtime.tool_context, engine.runtime.results
     found: dict[str, Peak] = {}
     try:
         await engine.runtime.pool.execute("CREATE TABLE IF NOT EXISTS through (id bigint, name text, price float8)")
         for count in (FEW, rows):
             with Peak() as found["into the store"]:
-                ref = (await call(box, "postgres", SELECT.format(rows=count))).ref
+                ref = (await call(context, "postgres", SELECT.format(rows=count))).ref
             with Peak() as found["through duckdb"]:
-                read = (await call(box, "duckdb", AGGREGATE, load=ref)).data["rows"]
+                read = (await call(context, "duckdb", AGGREGATE, load=ref)).data["rows"]
             with Peak() as found["out of duckdb"]:
-                made = (await call(box, "duckdb", MAKE.format(rows=count))).ref
+                made = (await call(context, "duckdb", MAKE.format(rows=count))).ref
             await engine.runtime.pool.execute("TRUNCATE through")
             assert ref is not None
             with Peak() as found["through steps"]:

@@ -42,7 +42,7 @@ from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.storage.tiers.objects import minio_store
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.spark.tool import SparkTool
 
 PLAYBOOKS = Path(__file__).parents[1] / "playbooks"
@@ -134,21 +134,21 @@ class Measured:
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[tuple[Toolbox, SparkSession]]:
+async def opened(settings: Settings) -> AsyncIterator[tuple[ToolContext, SparkSession]]:
     """A toolbox without an event log, and its Spark session."""
     sessions, clients = SparkSessions(settings), Clients(settings)
     spark = await asyncio.to_thread(sessions.get)
     async with ResultStore(settings, None) as store:
-        yield Toolbox(settings, store, Credentials(settings), clients, sessions.get), spark
+        yield ToolContext(settings, store, Credentials(settings), clients, sessions.get), spark
     await clients.close()
     sessions.stop()
 
 
-async def by_tool(box: Toolbox, inputs: Mapping[str, Any], execution_id: int) -> None:
+async def by_tool(context: ToolContext, inputs: Mapping[str, Any], execution_id: int) -> None:
     config = {"function": "patient_flow_spark.py:normalise", "partition_by": ["facility_id"]}
     task = Task(name="datasets", kind="spark", config=config)
     call = ToolCall(execution_id, "normalise", task, config, dict(inputs), folder=str(PLAYBOOKS))
-    await SparkTool().run(call, box)
+    await SparkTool().run(call, context)
 
 
 async def compare(patients: int, repeats: int, folder: Path) -> Measured:
@@ -158,8 +158,8 @@ async def compare(patients: int, repeats: int, folder: Path) -> Measured:
     found = await asyncio.to_thread(embedded.ensure, Settings(), only=["object_store"])
     settings = found.model_copy(update={"home": folder / "home", "pvc_mount_path": volume})
     pages = pages_of(patients)
-    async with opened(settings) as (box, spark):
-        refs = {name: await stored(box.results, name, batches) for name, batches in pages.items()}
+    async with opened(settings) as (context, spark):
+        refs = {name: await stored(context.results, name, batches) for name, batches in pages.items()}
         for name, batches in pages.items():
             write_lines(folder / "raw" / name, batches)
 
@@ -174,10 +174,10 @@ async def compare(patients: int, repeats: int, folder: Path) -> Measured:
             await asyncio.to_thread(write, True, f"remote-{repeat}")
 
         await by_hand(-1)  # the JVM compiles while it warms up
-        times = await best(repeats, by_hand, lambda repeat: by_tool(box, refs, repeat), by_hand_remote)
+        times = await best(repeats, by_hand, lambda repeat: by_tool(context, refs, repeat), by_hand_remote)
         measured = Measured(*times)
         for batch in refs.values():
-            await asyncio.gather(*(box.results.delete(ref) for ref in batch))
+            await asyncio.gather(*(context.results.delete(ref) for ref in batch))
     return measured
 
 
@@ -187,10 +187,10 @@ async def compare_synthetic(records: int, cores: int, repeats: int, folder: Path
     volume.mkdir(parents=True)
     update = {"home": folder / "home", "pvc_mount_path": volume, "spark_master": f"local[{cores}]"}
     layout = Layout(tier=StoreTier.PVC)
-    async with opened(Settings().model_copy(update=update)) as (box, spark):
-        store = box.results
+    async with opened(Settings().model_copy(update=update)) as (context, spark):
+        store = context.results
         uri = store.dataset_uri(execution_id=0, step="benchmark", name="raw", tier=StoreTier.PVC)
-        written = await asyncio.to_thread(write_dataset, synthetic(spark, records), box.settings, uri, layout)
+        written = await asyncio.to_thread(write_dataset, synthetic(spark, records), context.settings, uri, layout)
         ref = await register(written, store, layout, execution_id=0, step="benchmark", name="raw")
         normalise = load_function("patient_flow_spark.py:normalise", str(PLAYBOOKS))
 
@@ -202,7 +202,7 @@ async def compare_synthetic(records: int, cores: int, repeats: int, folder: Path
             await asyncio.to_thread(write_by_hand, folder / f"plain-{repeat}")
 
         await by_hand(-1)
-        return Measured(*await best(repeats, by_hand, lambda repeat: by_tool(box, {"vital_signs": ref}, repeat)))
+        return Measured(*await best(repeats, by_hand, lambda repeat: by_tool(context, {"vital_signs": ref}, repeat)))
 
 
 def synthetic(spark: SparkSession, records: int) -> DataFrame:

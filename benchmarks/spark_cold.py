@@ -36,7 +36,7 @@ from noetl_dagster.settings import Settings, dump_settings, load_settings
 from noetl_dagster.spark.ahead import start_ahead
 from noetl_dagster.spark.functions import load_function
 from noetl_dagster.storage.store import ResultStore
-from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.spark.tool import SparkTool
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -76,19 +76,19 @@ async def by_tool(settings: Settings, refs: Mapping[str, list[ResultRef]], patie
             if thread.name == "noetl-spark-ahead":
                 thread.join()
     times = [time.perf_counter()]
-    async with opened(settings) as (box, _):
+    async with opened(settings) as (context, _):
         times.append(time.perf_counter())
-        made = await call(box, "normalise", dict(refs), partition_by=["facility_id"])
+        made = await call(context, "normalise", dict(refs), partition_by=["facility_id"])
         times.append(time.perf_counter())
-        await call(box, "count_patients", {"batches": batches(patients), **made.data}, collect=True)
+        await call(context, "count_patients", {"batches": batches(patients), **made.data}, collect=True)
         times.append(time.perf_counter())
         return [*times, processor_seconds()]
 
 
-async def call(box: Toolbox, function: str, inputs: dict[str, Any], **config: Any) -> ToolResult:
+async def call(context: ToolContext, function: str, inputs: dict[str, Any], **config: Any) -> ToolResult:
     config = {"function": f"patient_flow_spark.py:{function}", **config}
     task = Task(name=function, kind="spark", config=config)
-    return await SparkTool().run(ToolCall(1, "normalise", task, config, inputs, folder=str(PLAYBOOKS)), box)
+    return await SparkTool().run(ToolCall(1, "normalise", task, config, inputs, folder=str(PLAYBOOKS)), context)
 
 
 def run_way(way: str, folder: Path, settings: Settings, patients: int) -> None:

@@ -33,7 +33,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
-from noetl_dagster.tools.base import Removal, Toolbox, ToolCall
+from noetl_dagster.tools.base import Removal, ToolCall, ToolContext
 from noetl_dagster.tools.transfer.tool import TransferTool
 
 GOAL = 0.5
@@ -53,11 +53,11 @@ Action = Callable[[], Awaitable[object]]
 class Contest:
     """The tool and raw COPY move the same rows."""
 
-    def __init__(self, box: Toolbox, pool: asyncpg.Pool, folder: Path, rows: int) -> None:
-        self.box, self.pool, self.folder, self.rows = box, pool, folder, rows
+    def __init__(self, context: ToolContext, pool: asyncpg.Pool, folder: Path, rows: int) -> None:
+        self.tool_context, self.pool, self.folder, self.rows = context, pool, folder, rows
         self.text = b""
         self.left: list[Removal] = []
-        box.after = lambda call, removal: self.left.append(removal)
+        context.after = lambda call, removal: self.left.append(removal)
 
     async def transfer(self, source: dict[str, Any], target: dict[str, Any], **more: Any) -> None:
         config = {"source": source, "target": target, **more}
@@ -70,7 +70,7 @@ class Contest:
             folder=str(self.folder),
             command_id="1:bench" if more.get("resumable") else "",
         )
-        result = await TransferTool().run(call, self.box)
+        result = await TransferTool().run(call, self.tool_context)
         assert result.data["rows"] == self.rows, result.data
         while self.left:
             await self.left.pop()()
@@ -233,8 +233,8 @@ async def run(settings: Settings, folder: Path, rows: int, rounds: int, only: st
 
     try:
         async with ResultStore(settings, pool) as results:
-            box = Toolbox(settings, results, Credentials(settings, pool), clients, no_spark)
-            await measure(Contest(box, pool, folder, rows), settings.minio_bucket, rounds, only)
+            context = ToolContext(settings, results, Credentials(settings, pool), clients, no_spark)
+            await measure(Contest(context, pool, folder, rows), settings.minio_bucket, rounds, only)
     finally:
         await clients.close()
         await pool.close()

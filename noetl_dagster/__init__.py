@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from noetl_dagster.result_ref import ResultRef
     from noetl_dagster.settings import Settings
     from noetl_dagster.spark.frames import frame_of
-    from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+    from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
 
 __version__ = "0.1.0"
 
@@ -49,9 +49,9 @@ __all__ = [
     "ResultRef",
     "Settings",
     "ToolCall",
+    "ToolContext",
     "ToolKind",
     "ToolResult",
-    "Toolbox",
     "WorkloadError",
     "frame_of",
     "load_playbook",
@@ -79,7 +79,7 @@ _HOMES = {
     "result_ref": ("ResultRef",),
     "settings": ("Settings",),
     "spark.frames": ("frame_of",),
-    "tools.base": ("ToolCall", "ToolResult", "Toolbox"),
+    "tools.base": ("ToolCall", "ToolResult", "ToolContext"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

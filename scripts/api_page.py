@@ -24,7 +24,7 @@ SECTIONS = (
     ("Resources", ("NoetlResource", "PySparkResource", "Settings")),
     ("IO managers", ("MinioIOManager", "PvcIOManager", "GcsIOManager", "NoetlResultIOManager")),
     ("Results", ("ResultRef", "frame_of")),
-    ("Tools of your own", ("ToolKind", "ToolCall", "ToolResult", "Toolbox")),
+    ("Tools of your own", ("ToolKind", "ToolCall", "ToolResult", "ToolContext")),
     ("Executors", ("threaded_executor",)),
     ("Errors", ("NoetlError", "PlaybookError", "WorkloadError", "ExecutionFailedError")),
 )

@@ -167,9 +167,9 @@ def _observe_objects(runtime: Runtime, pattern: str) -> Observed:
 
 
 async def _observe_table(runtime: Runtime, spec: ObservationSpec, table: str) -> Observed:
-    box = runtime.box
-    credential = await box.credentials.resolve(spec.auth, CredentialType.POSTGRES)
-    pool = runtime.pool if credential is None else await box.clients.postgres(credential)
+    context = runtime.tool_context
+    credential = await context.credentials.resolve(spec.auth, CredentialType.POSTGRES)
+    pool = runtime.pool if credential is None else await context.clients.postgres(credential)
     try:
         row = await pool.fetchrow(TABLE, table)
     except Exception as error:  # Dagster stores its text too

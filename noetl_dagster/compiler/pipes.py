@@ -26,7 +26,7 @@ from dagster import (
 from noetl_dagster.errors import ReferenceNotAvailableError
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import locations
-from noetl_dagster.tools.base import JobMessages, Toolbox, ToolCall
+from noetl_dagster.tools.base import JobMessages, ToolCall, ToolContext
 
 OBJECT_SECONDS = 1.0
 """Seconds between two looks for messages in the object store."""
@@ -108,7 +108,7 @@ class JobReports:
 
 @asynccontextmanager
 async def open_session(
-    box: Toolbox, reports: JobReports, call: ToolCall, channel: JobMessages
+    context: ToolContext, reports: JobReports, call: ToolCall, channel: JobMessages
 ) -> AsyncIterator[Mapping[str, str]]:
     """Opens the Pipes session of a job, and yields the variables of the job's environment.
 
@@ -120,9 +120,9 @@ async def open_session(
         return
     reader: PipesMessageReader = PipesTempFileMessageReader()
     if channel is JobMessages.OBJECTS:
-        await box.results.ready(StoreTier.MINIO)
+        await context.results.ready(StoreTier.MINIO)
         name = f"pipes/{call.execution_id}/{call.step}-{call.command_id}-{call.attempt}"
-        reader = _ObjectMessageReader(box.settings, name)
+        reader = _ObjectMessageReader(context.settings, name)
     with ExitStack() as stack:
         session = await asyncio.to_thread(
             stack.enter_context,

@@ -104,7 +104,7 @@ class OpSession:
         execution.services = replace(
             services_of(engine.runtime, context.instance, context),
             spark=None if pyspark is None else lambda: pyspark.spark_session,
-            open_pipes=partial(open_session, engine.runtime.box, reports),
+            open_pipes=partial(open_session, engine.runtime.tool_context, reports),
             processes=processes_of(context.run.run_config),
         )
         if region.needs_spark and one_process:

@@ -33,7 +33,7 @@ from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.access.keychain import Keychain
-from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
 from noetl_dagster.worker.chunks import ChunkStreams
 from noetl_dagster.worker.command import CommandEvents
 from noetl_dagster.worker.execution import Execution, PlaybookProgram
@@ -97,7 +97,7 @@ class Runtime:
         self.streams = streams = ChunkStreams(buffer, commands, pool)
         cleanup = ExternalCleanup(buffer, pool)
         clients = Clients(settings)
-        self.box = box = Toolbox(
+        self.tool_context = context = ToolContext(
             settings=settings,
             results=self.results,
             credentials=Credentials(settings, pool, clients),
@@ -109,9 +109,9 @@ class Runtime:
             over=cleanup.is_over,
             chunks=streams,
         )
-        self.keychain = Keychain(box.credentials)
+        self.keychain = Keychain(context.credentials)
         self.result_writer = ResultWriter(settings, self.results)
-        self.runner = CommandRunner(box, self.result_writer, buffer, commands, heartbeats, cleanup, streams)
+        self.runner = CommandRunner(context, self.result_writer, buffer, commands, heartbeats, cleanup, streams)
         self._programs: dict[tuple[int, frozenset[tuple[str, str]], bool], PlaybookProgram] = {}
 
     @classmethod
@@ -138,7 +138,7 @@ class Runtime:
         if tracing.is_used():
             await asyncio.to_thread(tracing.flush)
         await self.results.close()
-        await self.box.clients.close()
+        await self.tool_context.clients.close()
         await self.pool.close()
         if self.spark is not None:
             self.spark.stop()

@@ -28,7 +28,7 @@ from noetl_dagster.playbook.models import Dispatch, FanoutEngine, Playbook, Task
 from noetl_dagster.private_files import private_folder
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.base import RunServices, Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import RunServices, Tool, ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.worker.execution import PlaybookProgram
 
@@ -166,7 +166,7 @@ class _MockTool(Tool):
     value: Any
     kind: str = "mock"
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         value = self.value
         if callable(value) and not _is_error(value):
             value = value(call)

@@ -144,7 +144,7 @@ class ChunkLog(Protocol):
 
 
 @dataclass(slots=True)
-class Toolbox:
+class ToolContext:
     """Resources that the tools of a process share. Clients are opened on first use and closed with the process.
 
     ``progress`` takes the progress of a call, from any thread and at any rate, for example ``spark stage 3 'save': 4/8
@@ -172,7 +172,7 @@ class Toolbox:
 class Tool(Protocol):
     """Runs the calls of a kind."""
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the call.
 
         Raises:
@@ -230,7 +230,9 @@ async def _limited(call: ToolCall, seconds: float, name: str) -> AsyncIterator[N
 
 
 @asynccontextmanager
-async def pipes_variables(call: ToolCall, box: Toolbox, default: JobMessages) -> AsyncIterator[Mapping[str, str]]:
+async def pipes_variables(
+    call: ToolCall, context: ToolContext, default: JobMessages
+) -> AsyncIterator[Mapping[str, str]]:
     """Yields the variables by which a job of the call reports to its Dagster run (Dagster Pipes), while it runs.
 
     There are none without the field ``pipes``, without a Dagster run, and in workers.

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of, kind_of_status
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 
 _TEMPLATE = re.compile(r"\{\{|\{%|\{#")
 _SETTING = "NOETL_FILE_FOLDERS"
@@ -103,7 +103,7 @@ def written_in(fields: Any, *names: str) -> Any:
     return next(iter(found), None)
 
 
-async def load_script(call: ToolCall, box: Toolbox) -> str | None:
+async def load_script(call: ToolCall, context: ToolContext) -> str | None:
     """Returns the text of the call's ``script``, a mapping ``{uri, source: {type: file|http|gcs|s3, auth}}`` or a URI.
 
     Returns None if there is none; raises ``ToolError`` if it cannot be read.
@@ -118,18 +118,18 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
 
     uri, source = _address(script)
     kind = str(source.get("type") or _SCHEMES.get(urlsplit(uri).scheme, ""))
-    where, most = f"script {uri!r} of step {call.step}", box.settings.http_body_bytes
+    where, most = f"script {uri!r} of step {call.step}", context.settings.http_body_bytes
     try:
         if kind == "file":
-            return await asyncio.to_thread(_file_text, script_file(uri, call, box), where, most)
+            return await asyncio.to_thread(_file_text, script_file(uri, call, context), where, most)
         if kind == "http":
             base = str(source.get("endpoint") or "")
             url = uri if "://" in uri or not base else f"{base.rstrip('/')}/{uri.lstrip('/')}"
-            return await _answer_text(url, where, box)
+            return await _answer_text(url, where, context)
         if kind in ("s3", "gcs"):
             parts = urlsplit(uri if "://" in uri else f"{kind}://{source.get('bucket', '')}/{uri}")
-            credential = await box.credentials.resolve(source.get("auth"), CredentialType(kind))
-            bucket = open_bucket(box.settings, kind, parts.netloc, credential)
+            credential = await context.credentials.resolve(source.get("auth"), CredentialType(kind))
+            bucket = open_bucket(context.settings, kind, parts.netloc, credential)
             answer = await obstore.get_async(bucket, parts.path.lstrip("/"))
             _check_size(answer.meta["size"], where, most)
             return bytes(await answer.bytes_async()).decode()
@@ -141,13 +141,13 @@ async def load_script(call: ToolCall, box: Toolbox) -> str | None:
     raise ToolError(f"{where}: source type {kind!r} is unknown; known: {known}", kind="schema")
 
 
-def script_file(uri: str, call: ToolCall, box: Toolbox) -> Path:
+def script_file(uri: str, call: ToolCall, context: ToolContext) -> Path:
     """Returns the file of a path or ``file://`` URI; raises ``ToolError`` with the paths that were tried.
 
     A relative path is resolved against the playbook's folder, the folder of playbooks and the working folder. It cannot
     leave them, by ``..`` or by a link. An absolute path is below one of them, or below ``NOETL_FILE_FOLDERS``.
     """
-    path, settings = Path(uri.removeprefix("file://")), box.settings
+    path, settings = Path(uri.removeprefix("file://")), context.settings
     allowed = own_folders(call.folder, settings)
     if path.is_absolute():
         found = path.resolve()
@@ -181,14 +181,14 @@ def _check_size(size: int, where: str, most: int) -> None:
         raise ToolError(f"{where} has {size} bytes, more than {most} (NOETL_HTTP_BODY_BYTES)", kind="schema")
 
 
-async def _answer_text(url: str, where: str, box: Toolbox) -> str:
+async def _answer_text(url: str, where: str, context: ToolContext) -> str:
     from noetl_dagster.tools.access.web import HttpRequest, WebError, address, answered, bounded_body
 
     request = HttpRequest("GET", address(url))
     try:
-        async with answered(box.clients.http(), request, seconds=HTTP_SECONDS, follow=True) as response:
+        async with answered(context.clients.http(), request, seconds=HTTP_SECONDS, follow=True) as response:
             status = response.status
-            content = await bounded_body(response, box.settings.http_body_bytes) if status < 400 else b""
+            content = await bounded_body(response, context.settings.http_body_bytes) if status < 400 else b""
             text = content.decode(response.charset or "utf-8")
     except WebError as error:
         kind: ErrorKind = "timeout" if error.late else "connection" if error.retryable else "client_error"

@@ -8,7 +8,7 @@ from importlib import import_module
 from noetl_dagster.errors import NoetlError, ToolError
 from noetl_dagster.extras import has_extra, needs_extra
 from noetl_dagster.playbook.tool_kinds import TIMEOUT, TOOL_KINDS, ToolKind, unsupported_kind
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult
 
 WORKBOOK = "workbook"
 """No tool of its own: the pipeline runs the named task of the playbook's ``workbook``."""
@@ -75,7 +75,7 @@ class NoopTool(Tool):
     Output: the field ``result``, or an empty mapping.
     """
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Returns the field ``result``."""
         return ToolResult(data=call.config.get("result", {}))
 
@@ -86,11 +86,11 @@ class PlaybookTool(Tool):
     Input: ``path``, ``input`` (the child's workload), ``return_step``, ``timeout``. Output: its result.
     """
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Passes the call to the engine, which runs the child execution."""
-        if box.run_playbook is None:
+        if context.run_playbook is None:
             raise ToolError(
                 f"step {call.step}: this process cannot run child playbooks; run the step under the engine",
                 kind="unknown",
             )
-        return await box.run_playbook(call)
+        return await context.run_playbook(call)

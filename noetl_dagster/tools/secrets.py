@@ -6,7 +6,7 @@ from itertools import chain
 
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.playbook.tool_kinds import SECRET_PROVIDERS, ToolKind, secret_provider
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult
 
 KINDS = (
     ToolKind(
@@ -47,7 +47,7 @@ class SecretsTool(Tool):
     such as ``{type: header, header: X-API-Key, value: "{{ token.handle }}"}``. It is resolved for the call only.
     """
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Resolves the secret, and returns its handle."""
         from noetl_dagster.tools.access.credentials import HANDLE_PREFIX
         from noetl_dagster.tools.access.managers.asking import KEY, MANAGERS
@@ -61,7 +61,7 @@ class SecretsTool(Tool):
             raise ToolError(f"secrets in step {call.step} has no 'name'", kind="schema")
         handle = f"{HANDLE_PREFIX}{provider}/{name}"
         try:
-            await box.credentials.reveal(handle)
+            await context.credentials.reveal(handle)
         except (CredentialError, OSError) as error:
             raise ToolError(
                 f"secrets in step {call.step}: {error}",

@@ -19,7 +19,7 @@ from noetl_dagster.playbook.rules import DEFAULT, ELSE, RuleName
 from noetl_dagster.playbook.templates.rendering import render_async, render_input, with_references
 from noetl_dagster.playbook.templates.scope import CompiledSet, Scope
 from noetl_dagster.playbook.templates.views import DataView, ReferenceCache, ResultView, seen_error
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Visit
@@ -57,7 +57,7 @@ class Pipeline:
         span: the command's span, which records the calls; None if no trace is recorded.
     """
 
-    box: Toolbox
+    tool_context: ToolContext
     writer: ResultWriter
     visit: Visit
     command: Command
@@ -134,7 +134,7 @@ class Pipeline:
             if not failed:
                 self._remember(task, view)
                 await self._apply(task.set, scope)
-            rule = await task.rule_after(scope, self.box.results.get, failed=failed)
+            rule = await task.rule_after(scope, self.tool_context.results.get, failed=failed)
             action = rule.action
             await self._apply(rule.set, scope)
             if failed or not rule.is_plain or task.name in self._decisions:
@@ -175,7 +175,7 @@ class Pipeline:
         arguments = {**scope.input, **await self._input(task, scope)}
         check_input(task.task, arguments)
         scope = scope.with_input(arguments) if arguments else scope
-        config = {**await render_async(task.config, scope, self.box.results.get), **task.raw}
+        config = {**await render_async(task.config, scope, self.tool_context.results.get), **task.raw}
         if command.overrides:
             config, arguments = _overridden(config, arguments, command.overrides)
         limit = None if spec.timeout is None else asyncio.timeout(spec.timeout)
@@ -185,7 +185,7 @@ class Pipeline:
             task=task.task,
             config=config,
             input=arguments,
-            auth=await render_async(task.auth, scope, self.box.results.get),
+            auth=await render_async(task.auth, scope, self.tool_context.results.get),
             scope=scope,
             folder=self.visit.execution.folder,
             lenient=self.visit.execution.playbook.lenient,
@@ -198,7 +198,7 @@ class Pipeline:
         )
         try:
             async with _UNLIMITED if limit is None else limit:
-                result = await tool.run(call, self.box)
+                result = await tool.run(call, self.tool_context)
         except TimeoutError:
             if limit is None or not limit.expired():
                 raise
@@ -220,20 +220,20 @@ class Pipeline:
         if task.output is not None:
             self._names["output"] = self._names["response"] = ResultView(envelope, self.cache)
             scope = scope.with_fallbacks({})
-            envelope = {"status": OK, "data": await render_async(task.output, scope, self.box.results.get)}
+            envelope = {"status": OK, "data": await render_async(task.output, scope, self.tool_context.results.get)}
         if task.task.asserts.returns:
-            await check_result(task.task, (plain, envelope), self.cache, self.box.results.get)
+            await check_result(task.task, (plain, envelope), self.cache, self.tool_context.results.get)
         return envelope
 
     async def _input(self, task: TaskProgram, scope: Scope) -> dict[str, Any]:
         """Renders the task's input; tools that read stored results get references to whole results."""
         if not task.references:
-            return await render_input(task.input, scope, self.box.results.get)
+            return await render_input(task.input, scope, self.tool_context.results.get)
         arguments = {}
         for key, compiled in task.references.items():
-            value = await with_references(self.box.results.get, compiled.evaluate, scope)
+            value = await with_references(self.tool_context.results.get, compiled.evaluate, scope)
             stored = value.stored if isinstance(value, (ResultView, DataView)) else None
-            arguments[key] = stored or await render_async(compiled, scope, self.box.results.get)
+            arguments[key] = stored or await render_async(compiled, scope, self.tool_context.results.get)
         return arguments
 
     async def _finish(self, envelope: Envelope) -> Envelope:
@@ -286,7 +286,7 @@ class Pipeline:
     async def _apply(self, block: CompiledSet, scope: Scope) -> None:
         if not block:
             return
-        for patch in await with_references(self.box.results.get, block.patches, scope, scope.stored):
+        for patch in await with_references(self.tool_context.results.get, block.patches, scope, scope.stored):
             place = ".".join((patch.scope, *patch.path))
             self._exposed += exposed_in(patch.value, self.command, place).get("secrets", ())
             if patch.scope == "ctx":

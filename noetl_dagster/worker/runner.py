@@ -19,7 +19,7 @@ from noetl_dagster.playbook.templates.rendering import render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.process.log_context import LogContext
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.rows.batches import batches_of, has_rows, value_or_rows
 from noetl_dagster.tools.rows.watermarks import greatest, greatest_of_batches, moved
 from noetl_dagster.tools.sinks.parts import PartSinks
@@ -119,7 +119,7 @@ class _Completion(CompletingEvents):
 class CommandRunner:
     """Runs one command at a time for each caller; callers bound how many at once."""
 
-    box: Toolbox
+    tool_context: ToolContext
     writer: ResultWriter
     buffer: EventBuffer
     events: CommandEvents
@@ -198,7 +198,7 @@ class CommandRunner:
             return Outcome(error_envelope(error))
         loop = visit.program.step.loop
         limit = loop.fanout.shard_ttl if command.shard and loop is not None else None
-        run = Pipeline(self.box, self.writer, visit, command, scope, cache, span).run()
+        run = Pipeline(self.tool_context, self.writer, visit, command, scope, cache, span).run()
         if limit is None:
             return await run
         try:
@@ -233,12 +233,14 @@ class CommandRunner:
                 prefix = part_prefix(command.execution_id, command.step, command.visit)
                 index = "" if command.index is None else f"{command.index}."
                 name = f"{prefix}{index}{command.attempt}"
-                outcome.sink = await PartSinks(self.box).stage(
+                outcome.sink = await PartSinks(self.tool_context).stage(
                     sink, value, names, name=name, own=identity, folder=call.visit.execution.folder
                 )
             else:
                 complete = self._completion(call, outcome, claim)
-                completed = await write_sink(self.box, sink, value, names, identity=identity, complete=complete)
+                completed = await write_sink(
+                    self.tool_context, sink, value, names, identity=identity, complete=complete
+                )
         except Exception as error:
             task_error = error
             if not isinstance(error, TASK_ERRORS):
@@ -255,13 +257,13 @@ class CommandRunner:
             new = await self.buffer.append([ended])
             if outcome.sink is not None and self.buffer.log.transactional and ended.event_id in new:
                 try:
-                    await PartSinks(self.box).publish([outcome.sink])
+                    await PartSinks(self.tool_context).publish([outcome.sink])
                 except ToolError as error:
                     logger.warning("a part of a sink is published when its step ends: %s", error)
         return outcome
 
     async def _scope(self, call: Call, cache: ReferenceCache) -> Scope:
-        return await call.visit.command_scope(call.command, cache, self.box.results.get, call.values)
+        return await call.visit.command_scope(call.command, cache, self.tool_context.results.get, call.values)
 
     async def _with_reached(self, call: Call, outcome: Outcome, cache: ReferenceCache) -> Outcome:
         """Adds the new watermark to the outcome of a command without a sink."""
@@ -283,7 +285,7 @@ class CommandRunner:
         if program.reached is None:
             reached = await greatest_of_batches(batches_of(value), spec.key, step)
         elif await has_rows(value):
-            reached = greatest([await render_async(program.reached, names, self.box.results.get)], step)
+            reached = greatest([await render_async(program.reached, names, self.tool_context.results.get)], step)
         if reached is None:
             return {}
         watermark = moved(entered, reached, step)
@@ -309,8 +311,8 @@ class CommandRunner:
 
     async def _result(self, outcome: Outcome, view: ResultView) -> Any:
         """Returns the value of a result, or a reader of its rows when they are more than a chunk."""
-        ref, box = outcome.envelope.get("ref"), self.box
-        return view.plain() if ref is None else await value_or_rows(ref, box.results, box.settings.chunk_bytes)
+        ref, context = outcome.envelope.get("ref"), self.tool_context
+        return view.plain() if ref is None else await value_or_rows(ref, context.results, context.settings.chunk_bytes)
 
 
 async def _check_claim(connection: Any, command: Command, watermark: Mapping[str, Any]) -> None:

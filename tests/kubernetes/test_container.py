@@ -12,7 +12,7 @@ import pytest
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.setting_types import PodTemplate
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.commands import container, jobs, starting
 from tests.helm.chart import KIND, manifests, of_kind
 from tests.kubernetes.cluster import Cluster
@@ -50,7 +50,7 @@ async def test_of_a_long_log_the_end_is_kept(run: Any) -> None:
 
 
 async def test_a_container_of_the_chart_runs_restricted_and_with_the_release_s_labels(
-    run: Any, box: Toolbox, cluster: Cluster
+    run: Any, box: ToolContext, cluster: Cluster
 ) -> None:
     settings = of_kind(manifests(KIND), "ConfigMap")["trial-noetl-dagster-settings"]["data"]
     pod = PodTemplate.model_validate_json(settings["NOETL_CONTAINER_POD"])
@@ -79,7 +79,7 @@ async def test_without_the_right_to_create_jobs_the_value_of_the_chart_is_named(
 
 
 async def test_a_field_that_kubernetes_does_not_know_is_not_ignored(
-    run: Any, box: Toolbox, monkeypatch: pytest.MonkeyPatch
+    run: Any, box: ToolContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pod = PodTemplate.model_validate({"spec": {"securityContxt": {"runAsNonRoot": True}}})
     box.settings = box.settings.model_copy(update={"container_pod": pod})
@@ -126,7 +126,7 @@ async def test_a_container_that_takes_too_long_is_ended(run: Any, cluster: Clust
     ids=["image", "name", "secret", "account"],
 )
 async def test_a_job_that_does_not_start_says_why(
-    run: Any, box: Toolbox, cluster: Cluster, given: dict[str, Any], said: str, kind: str
+    run: Any, box: ToolContext, cluster: Cluster, given: dict[str, Any], said: str, kind: str
 ) -> None:
     box.settings = box.settings.model_copy(
         update={"container_start_seconds": 0.2, "container_allow": ("secret:absent", "serviceAccount:absent")}
@@ -145,7 +145,7 @@ def test_a_quota_is_no_matter_of_rights() -> None:
     assert (error.kind, error.retryable) == ("rate_limit", True)
 
 
-async def test_a_job_waits_for_what_passes(run: Any, box: Toolbox, cluster: Cluster) -> None:
+async def test_a_job_waits_for_what_passes(run: Any, box: ToolContext, cluster: Cluster) -> None:
     box.settings = box.settings.model_copy(
         update={"container_start_seconds": 1000.0, "container_allow": ("secret:late",)}
     )
@@ -159,7 +159,9 @@ async def test_a_job_waits_for_what_passes(run: Any, box: Toolbox, cluster: Clus
     assert (await running).data["stdout"] == "here\n"
 
 
-async def test_without_the_right_to_list_events_the_pods_are_known(run: Any, box: Toolbox, cluster: Cluster) -> None:
+async def test_without_the_right_to_list_events_the_pods_are_known(
+    run: Any, box: ToolContext, cluster: Cluster
+) -> None:
     box.settings = box.settings.model_copy(update={"container_start_seconds": 0.2})
 
     def no_events(method: str, path: str) -> Refused | None:

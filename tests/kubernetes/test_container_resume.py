@@ -22,7 +22,7 @@ from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.setting_types import PodTemplate
 from noetl_dagster.settings import EventTransport, Settings
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.commands import container
 from noetl_dagster.tools.commands.jobs import CALL, MADE_OF, MARGIN_SECONDS, call_name, job_manifest, job_name
 from noetl_dagster.tools.registry import tool_for
@@ -362,14 +362,14 @@ async def test_a_worker_that_was_taken_for_dead_makes_no_other_job(
     assert not names(cluster)
 
 
-async def test_a_job_that_was_made_of_other_words_is_made_anew(box: Toolbox, cluster: Cluster) -> None:
+async def test_a_job_that_was_made_of_other_words_is_made_anew(box: ToolContext, cluster: Cluster) -> None:
     old = cluster.create(job_manifest(call(command="sleep 1000")))
     assert (await tool_for("container").run(call(command="echo new"), box)).data["stdout"] == "new\n"
     assert cluster.store.get("Job", "default", old["metadata"]["name"]) is None
 
 
 async def test_a_cluster_that_takes_requests_and_does_not_answer(
-    box: Toolbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    box: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("noetl_dagster.tools.commands.cluster.TIMES", (0.2, 0.2))
     with socket.socket() as silent:
@@ -485,7 +485,7 @@ def call(**config: Any) -> ToolCall:
     return ToolCall(7, "stage", task, config, {}, command_id="7:stage:1:1")
 
 
-async def test_a_job_of_the_same_name_that_is_anothers_is_left_alone(box: Toolbox, cluster: Cluster) -> None:
+async def test_a_job_of_the_same_name_that_is_anothers_is_left_alone(box: ToolContext, cluster: Cluster) -> None:
     manifest = job_manifest(call(command="sleep 1000"))
     manifest["metadata"]["annotations"] = {CALL: "8:other:1:1/task_0/1"}
     cluster.create(manifest)
@@ -495,7 +495,7 @@ async def test_a_job_of_the_same_name_that_is_anothers_is_left_alone(box: Toolbo
     assert "activeDeadlineSeconds" not in job["spec"]
 
 
-async def test_a_job_that_is_being_deleted_is_no_answer(box: Toolbox, cluster: Cluster) -> None:
+async def test_a_job_that_is_being_deleted_is_no_answer(box: ToolContext, cluster: Cluster) -> None:
     manifest = job_manifest(call(command="echo old"))
     made = cluster.create(manifest)
     key = ("Job", "default", made["metadata"]["name"])

@@ -212,7 +212,7 @@ async def secretive(settings: Settings, environment: dict[str, str]) -> AsyncIte
     assert settings.db_url is not None
     host = settings.db_url.rpartition("@")[2].partition("/")[0]
     engine = await Engine.open(own)
-    store = engine.runtime.box.credentials.store
+    store = engine.runtime.tool_context.credentials.store
     await store("vault", CredentialType.SECRET, {"pin": PIN, "session": SESSION})
     await store("login", CredentialType.BEARER, {"token": KEY})
     database = {"host": host.partition(":")[0], "port": int(host.partition(":")[2]), "user": "etl", "database": "x"}

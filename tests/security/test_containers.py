@@ -19,7 +19,7 @@ from noetl_dagster.playbook.permissions import refused
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.setting_types import POD_RIGHTS
 from noetl_dagster.settings import Settings, get_settings
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.commands import container, jobs
 from noetl_dagster.tools.registry import tool_for
 from tests.kubernetes.cluster import Cluster
@@ -76,7 +76,7 @@ HARMLESS = {
 
 
 @pytest.fixture
-def allowed(strict: Toolbox, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Any:
+def allowed(strict: ToolContext, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets ``NOETL_CONTAINER_ALLOW`` of a toolbox that reaches the cluster."""
     for module in (kubernetes.config, kubernetes.config.kube_config):
         monkeypatch.setattr(module, "KUBE_CONFIG_DEFAULT_LOCATION", str(cluster.kubeconfig))
@@ -181,7 +181,7 @@ async def test_secret_variables_are_in_a_secret_that_the_job_owns(run: Any, allo
 
 
 async def test_a_secret_that_a_killed_process_did_not_make_is_made(
-    allowed: Any, box: Toolbox, cluster: Cluster
+    allowed: Any, box: ToolContext, cluster: Cluster
 ) -> None:
     """The process died between the job and its Secret; a token was renewed since."""
     SECRETS.hide(TOKEN)

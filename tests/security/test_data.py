@@ -35,7 +35,7 @@ from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.access.keychain import Keychain
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.sinks.parts import PartSinks
 from tests.playbooks import playbook
 from tests.serving import served
@@ -84,7 +84,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("path", "name"), LEAVING)
 async def test_a_transfer_stays_in_its_folder(
-    run: Any, strict: Toolbox, folder: Path, tmp_path: Path, path: str, name: str
+    run: Any, strict: ToolContext, folder: Path, tmp_path: Path, path: str, name: str
 ) -> None:
     (folder / "rows.jsonl").write_text('{"n":1}\n')
     before = files_below(tmp_path)
@@ -99,7 +99,7 @@ async def test_a_transfer_stays_in_its_folder(
 @pytest.mark.parametrize(("path", "name"), LEAVING)
 @pytest.mark.parametrize("kind", ["file", "duckdb"])
 async def test_a_sink_stays_in_its_folder(
-    strict: Toolbox, folder: Path, tmp_path: Path, path: str, name: str, kind: str
+    strict: ToolContext, folder: Path, tmp_path: Path, path: str, name: str, kind: str
 ) -> None:
     before = files_below(tmp_path)
     text = path.format(tmp=tmp_path).replace("NAME", "{{ name }}")
@@ -117,7 +117,7 @@ async def test_a_sink_stays_in_its_folder(
 
 
 @pytest.mark.parametrize("path", ["visits/{{ name }}", "{{ name }}"])
-async def test_a_key_stays_below_its_prefix(strict: Toolbox, path: str) -> None:
+async def test_a_key_stays_below_its_prefix(strict: ToolContext, path: str) -> None:
     sinks, own = PartSinks(strict), {"name": "1.each.1.1", "own": {}, "folder": "."}
     with pytest.raises(ToolError, match=r"its key has '\.\.'"):
         await sinks.stage(Sink(tool="minio", path=path), ROWS, {"name": "../../exec/1"}, **own)
@@ -126,7 +126,7 @@ async def test_a_key_stays_below_its_prefix(strict: Toolbox, path: str) -> None:
     assert place.path == path.replace("{{ name }}", "a/b")
 
 
-async def test_a_database_stays_in_its_folder(run: Any, strict: Toolbox, folder: Path, tmp_path: Path) -> None:
+async def test_a_database_stays_in_its_folder(run: Any, strict: ToolContext, folder: Path, tmp_path: Path) -> None:
     config = {"database": "NAME.duckdb", "command": "CREATE TABLE t (n int)", "folder": "flows"}
     with pytest.raises(ToolError, match="leaves its folder"):
         await with_name(run, "duckdb", "../escaped", **config)
@@ -155,7 +155,7 @@ async def test_a_database_stays_in_its_folder(run: Any, strict: Toolbox, folder:
     ],
 )
 async def test_paths_below_a_folder_are_as_before(
-    run: Any, strict: Toolbox, folder: Path, tmp_path: Path, path: str, name: str, found: str
+    run: Any, strict: ToolContext, folder: Path, tmp_path: Path, path: str, name: str, found: str
 ) -> None:
     (folder / "rows.jsonl").write_text('{"n":1}\n')
     target = {"path": path.format(tmp=tmp_path)}
@@ -165,7 +165,7 @@ async def test_paths_below_a_folder_are_as_before(
 
 
 async def test_templates_may_name_absolute_paths_below_permitted_folders(
-    run: Any, strict: Toolbox, folder: Path, tmp_path: Path
+    run: Any, strict: ToolContext, folder: Path, tmp_path: Path
 ) -> None:
     strict.settings = strict.settings.model_copy(update={"file_folders": (tmp_path / "elsewhere",)})
     (folder / "rows.jsonl").write_text('{"n":1}\n')
@@ -182,7 +182,7 @@ async def test_templates_may_name_absolute_paths_below_permitted_folders(
 @pytest.mark.parametrize("uri", ["/etc/passwd", "file:///etc/passwd", "{tmp}/secret.py", "{tmp}/flows/link.py"])
 @pytest.mark.parametrize("kind", ["python", "shell", "postgres"])
 async def test_scripts_are_below_permitted_folders(
-    run: Any, strict: Toolbox, folder: Path, tmp_path: Path, uri: str, kind: str
+    run: Any, strict: ToolContext, folder: Path, tmp_path: Path, uri: str, kind: str
 ) -> None:
     (tmp_path / "secret.py").write_text("result = 'hush'")
     (folder / "link.py").symlink_to(tmp_path / "secret.py")
@@ -223,7 +223,7 @@ async def test_an_error_does_not_quote_a_script(run: Any, folder: Path) -> None:
 
 
 async def test_a_registered_playbook_runs_commands_in_a_folder_that_exists(
-    run: Any, strict: Toolbox, folder: Path, tmp_path: Path
+    run: Any, strict: ToolContext, folder: Path, tmp_path: Path
 ) -> None:
     """Its file is its catalog path, whose folder is on no disk."""
     strict.settings = strict.settings.model_copy(update={"playbooks_path": folder})
@@ -246,19 +246,19 @@ async def bomb() -> AsyncIterator[str]:
         yield f"{url}/bomb"
 
 
-async def test_a_script_that_expands_is_refused(run: Any, strict: Toolbox, bomb: str) -> None:
+async def test_a_script_that_expands_is_refused(run: Any, strict: ToolContext, bomb: str) -> None:
     with pytest.raises(ToolError, match="more than 33554432 bytes"):
         await run("python", script=bomb)
 
 
-async def test_a_token_that_expands_is_refused(strict: Toolbox, bomb: str) -> None:
+async def test_a_token_that_expands_is_refused(strict: ToolContext, bomb: str) -> None:
     keychain = Keychain(strict.credentials)
     scope = Scope(execution_id=1, workload={}, ctx={}, steps={})
     with pytest.raises(CredentialError, match="more than 33554432 bytes"):
         await keychain.open([{"name": "api", "endpoint": bomb}], scope, strict.results.get)
 
 
-async def test_a_large_script_of_a_file_is_refused(run: Any, strict: Toolbox, folder: Path) -> None:
+async def test_a_large_script_of_a_file_is_refused(run: Any, strict: ToolContext, folder: Path) -> None:
     strict.settings = strict.settings.model_copy(update={"http_body_bytes": 1024})
     await asyncio.to_thread((folder / "job.py").write_text, "#" * 1025)
     with pytest.raises(ToolError, match="1025 bytes, more than 1024"):
@@ -309,7 +309,7 @@ def test_values_of_other_types_are_quoted(value: Any, text: str) -> None:
     ],
 )
 async def test_a_path_part_is_one_file_of_its_folder(
-    run: Any, strict: Toolbox, folder: Path, tmp_path: Path, value: Any, part: str
+    run: Any, strict: ToolContext, folder: Path, tmp_path: Path, value: Any, part: str
 ) -> None:
     assert compile_value("{{ value | path_part }}").render({"value": value}) == part
     (folder / "rows.jsonl").write_text('{"n":1}\n')

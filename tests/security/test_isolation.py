@@ -12,7 +12,7 @@ import pytest
 from noetl_dagster.cli.doctor.checks import program_checks
 from noetl_dagster.errors import ToolError
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.commands.confinement import confinement
 
 Confine = Callable[..., None]
@@ -24,7 +24,7 @@ NOBODY = "65534"
 
 
 @pytest.fixture
-def confine(box: Toolbox, tmp_path: Path) -> Confine:
+def confine(box: ToolContext, tmp_path: Path) -> Confine:
     """Changes the settings of the toolbox: ``confine(playbook_user="nobody")``."""
     home = tmp_path / "state"
 
@@ -161,7 +161,7 @@ os._exit(0)
     ],
 )
 async def test_doctor_reports_the_user_of_code(
-    box: Toolbox, confine: Confine, values: dict[str, Any], state: str, text: str
+    box: ToolContext, confine: Confine, values: dict[str, Any], state: str, text: str
 ) -> None:
     confine(**values)
     (check,) = (one for one in program_checks(box.settings) if one.name == "playbook code")

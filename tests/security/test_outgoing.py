@@ -25,7 +25,7 @@ from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.access.destinations import DenyList, Destinations, RefusedAddressError, is_public
 from noetl_dagster.tools.access.keychain import Keychain
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from tests.serving import served
 
 PUBLIC = "127.0.0.2"
@@ -79,7 +79,7 @@ def public(servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch) -> S
 
 
 @pytest.fixture
-async def denying(box: Toolbox) -> AsyncIterator[Toolbox]:
+async def denying(box: ToolContext) -> AsyncIterator[ToolContext]:
     settings = box.settings.model_copy(update={"http_deny": ("127.0.0.0/8", "::1", "denied.example", "*.internal")})
     box.clients = Clients(settings)
     yield box
@@ -95,7 +95,7 @@ async def denying(box: Toolbox) -> AsyncIterator[Toolbox]:
         *("denied.example", "DENIED.example.", "a.internal", "a.b.INTERNAL.", "user:pass@127.0.0.1", "127。0。0。1"),
     ],
 )
-async def test_a_denied_address_is_not_reached(denying: Toolbox, run: Any, private: Server, host: str) -> None:
+async def test_a_denied_address_is_not_reached(denying: ToolContext, run: Any, private: Server, host: str) -> None:
     with pytest.raises(ToolError) as caught:
         await run("http", url=f"http://{host}:{private.port}/x")
     assert not private.received
@@ -105,7 +105,7 @@ async def test_a_denied_address_is_not_reached(denying: Toolbox, run: Any, priva
 
 
 async def test_no_tool_reaches_a_denied_address(
-    denying: Toolbox, run: Any, private: Server, pool: asyncpg.Pool, settings: Settings
+    denying: ToolContext, run: Any, private: Server, pool: asyncpg.Pool, settings: Settings
 ) -> None:
     refused = "refused by NOETL_HTTP_DENY"
     with pytest.raises(ToolError, match=refused):
@@ -127,7 +127,7 @@ async def test_no_tool_reaches_a_denied_address(
     assert not private.received
 
 
-async def test_each_hop_is_checked(run: Any, box: Toolbox, private: Server) -> None:
+async def test_each_hop_is_checked(run: Any, box: ToolContext, private: Server) -> None:
     box.clients = Clients(box.settings.model_copy(update={"http_deny": ("localhost",)}))
     with pytest.raises(ToolError, match="its host is refused by NOETL_HTTP_DENY"):
         await run("http", url=f"{private.url}/302", params={"to": f"http://localhost:{private.port}/x"})
@@ -135,7 +135,7 @@ async def test_each_hop_is_checked(run: Any, box: Toolbox, private: Server) -> N
     await box.clients.close()
 
 
-async def test_a_list_that_denies_others(run: Any, box: Toolbox, private: Server) -> None:
+async def test_a_list_that_denies_others(run: Any, box: ToolContext, private: Server) -> None:
     box.clients = Clients(box.settings.model_copy(update={"http_deny": ("10.0.0.0/8", "elsewhere")}))
     for host in ("127.0.0.1", "localhost"):
         assert (await run("http", url=f"http://{host}:{private.port}/x")).data["status_code"] == 200

@@ -150,7 +150,7 @@ def seen(module_settings: Settings, tmp_path_factory: pytest.TempPathFactory) ->
         }
     )
     noetl = EngineProvider(settings)
-    store = noetl.engine().runtime.box.credentials.store
+    store = noetl.engine().runtime.tool_context.credentials.store
     try:
         noetl.run(store("vault", CredentialType.SECRET, {"pin": PIN, "session": TOKEN}))
         noetl.run(store("login", CredentialType.BASIC, {"username": "me", "password": PIN}))

@@ -18,7 +18,7 @@ from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
-from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.spark.tool import SparkTool
 
 Run = Callable[..., Awaitable[ToolResult]]
@@ -30,15 +30,15 @@ def spark(sessions: SparkSessions) -> SparkSession:
 
 
 @pytest.fixture
-async def box(settings: Settings, pool: asyncpg.Pool, sessions: SparkSessions) -> AsyncIterator[Toolbox]:
+async def box(settings: Settings, pool: asyncpg.Pool, sessions: SparkSessions) -> AsyncIterator[ToolContext]:
     clients = Clients(settings)
     async with ResultStore(settings, pool) as results:
-        yield Toolbox(settings, results, Credentials(settings, pool), clients, sessions.get)
+        yield ToolContext(settings, results, Credentials(settings, pool), clients, sessions.get)
     await clients.close()
 
 
 @pytest.fixture
-def run(box: Toolbox, tmp_path: Path) -> Run:
+def run(box: ToolContext, tmp_path: Path) -> Run:
     """Runs one call: ``await run(function="file.py:name", input={...})``; ``result`` is the task's spec."""
     tool, executions = SparkTool(), itertools.count(1)
 

@@ -11,7 +11,7 @@ from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.spark.sources import results
-from noetl_dagster.tools.base import Toolbox, ToolResult
+from noetl_dagster.tools.base import ToolContext, ToolResult
 from tests.spark.conftest import Run
 
 pytestmark = pytest.mark.spark
@@ -21,12 +21,12 @@ ALL = "SELECT * FROM rows"
 
 
 @pytest.fixture(params=[True, False], ids=["staged", "by the data source"])
-def staged(request: pytest.FixtureRequest, box: Toolbox) -> bool:
+def staged(request: pytest.FixtureRequest, box: ToolContext) -> bool:
     box.settings = box.settings.model_copy(update={"spark_staging": request.param})
     return bool(request.param)
 
 
-async def put(box: Toolbox, value: Any, name: str, tier: StoreTier = StoreTier.MINIO, **spec: Any) -> ResultRef:
+async def put(box: ToolContext, value: Any, name: str, tier: StoreTier = StoreTier.MINIO, **spec: Any) -> ResultRef:
     kept = ResultSpec(store=tier, **spec)
     return await box.results.put(value, execution_id=1, step="made", name=name, spec=kept)
 
@@ -41,7 +41,7 @@ def ref_of(done: ToolResult) -> ResultRef:
     return done.ref
 
 
-async def test_objects_count_as_they_are_stored(box: Toolbox, run: Run, staged: bool) -> None:
+async def test_objects_count_as_they_are_stored(box: ToolContext, run: Run, staged: bool) -> None:
     for compression in ("none", "gzip"):
         ref = await put(box, ROWS, f"rows_{compression}", compression=compression)
         done = await run(command=ALL, input={"rows": ref}, tier="minio")
@@ -53,7 +53,7 @@ async def test_objects_count_as_they_are_stored(box: Toolbox, run: Run, staged: 
     assert cost(done)["output_bytes"] == ref_of(done).bytes_size
 
 
-async def test_datasets_count_all_of_their_files(box: Toolbox, run: Run, staged: bool) -> None:
+async def test_datasets_count_all_of_their_files(box: ToolContext, run: Run, staged: bool) -> None:
     made = await run(
         code="result = {name: spark.range(20000).selectExpr('id', 'id % 3 AS part') for name in ('a', 'b')}",
         tier="minio",
@@ -67,14 +67,14 @@ async def test_datasets_count_all_of_their_files(box: Toolbox, run: Run, staged:
     assert cost(done)["output_bytes"] == 0
 
 
-async def test_objects_that_come_and_go_through_the_driver_count_too(box: Toolbox, run: Run) -> None:
+async def test_objects_that_come_and_go_through_the_driver_count_too(box: ToolContext, run: Run) -> None:
     ref = await put(box, ROWS[:100], "small", StoreTier.KV)
     done = await run(command=ALL, input={"rows": ref}, tier="kv")
     assert cost(done)["input_bytes"] == ref.bytes_size
     assert cost(done)["output_bytes"] == ref_of(done).bytes_size
 
 
-async def test_of_plain_files_spark_counts_what_it_reads(box: Toolbox, run: Run, tmp_path: Path) -> None:
+async def test_of_plain_files_spark_counts_what_it_reads(box: ToolContext, run: Run, tmp_path: Path) -> None:
     made = await run(command="SELECT id, uuid() AS text FROM range(20000)", tier="pvc")
     assert cost(made)["output_bytes"] == ref_of(made).bytes_size
     size = ref_of(made).bytes_size
@@ -91,7 +91,7 @@ async def test_of_plain_files_spark_counts_what_it_reads(box: Toolbox, run: Run,
 
 
 async def test_what_is_not_known_is_left_out(
-    box: Toolbox, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    box: ToolContext, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "other.csv").write_text("1\n")
     other = {"path": str(tmp_path / "other.csv"), "schema": "n INT"}

@@ -11,7 +11,7 @@ import pytest
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.result_ref import RefKind
 from noetl_dagster.settings import StoreTier
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.spark.tool import SparkTool
 from tests.spark.conftest import Run
 from tests.tools.chunk_log import Killed, ListLog
@@ -27,7 +27,7 @@ def ids(rows: list[list[dict[str, Any]]]) -> list[list[int]]:
 
 @pytest.mark.parametrize("tier", [StoreTier.MINIO, StoreTier.DISK])
 @pytest.mark.parametrize("partition_by", [(), ("part",)])
-async def test_a_chunk_is_a_file(run: Run, box: Toolbox, tier: StoreTier, partition_by: tuple[str, ...]) -> None:
+async def test_a_chunk_is_a_file(run: Run, box: ToolContext, tier: StoreTier, partition_by: tuple[str, ...]) -> None:
     log = box.chunks = ListLog(wanted=True)
 
     result = await run(command=SQL, tier=tier.value, partition_by=list(partition_by))
@@ -44,7 +44,7 @@ async def test_a_chunk_is_a_file(run: Run, box: Toolbox, tier: StoreTier, partit
     assert again.physical_uri == log.chunks[1].ref.physical_uri
 
 
-async def test_nothing_is_told_where_nobody_takes_it(run: Run, box: Toolbox) -> None:
+async def test_nothing_is_told_where_nobody_takes_it(run: Run, box: ToolContext) -> None:
     log = box.chunks = ListLog()
 
     await run(command=SQL)
@@ -52,7 +52,7 @@ async def test_nothing_is_told_where_nobody_takes_it(run: Run, box: Toolbox) -> 
     assert log.chunks == []
 
 
-async def test_spark_does_not_run_again_for_what_it_has_written(box: Toolbox, tmp_path: Path) -> None:
+async def test_spark_does_not_run_again_for_what_it_has_written(box: ToolContext, tmp_path: Path) -> None:
     log = box.chunks = ListLog(wanted=True)
     config = {"command": SQL}
     call = ToolCall(1, "crunch", Task(name="work", kind="spark", config=config), config, {}, folder=str(tmp_path))
@@ -69,7 +69,7 @@ async def test_spark_does_not_run_again_for_what_it_has_written(box: Toolbox, tm
     assert [chunk.more for chunk in log.chunks] == [True, True, True, False]
 
 
-async def test_a_single_object_is_one_chunk(run: Run, box: Toolbox) -> None:
+async def test_a_single_object_is_one_chunk(run: Run, box: ToolContext) -> None:
     log = box.chunks = ListLog(wanted=True)
 
     await run(command=SQL, tier="kv")

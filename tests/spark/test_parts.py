@@ -14,7 +14,7 @@ from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.codec import JsonLines
 from noetl_dagster.storage.manifests import Strategy
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from tests.spark.conftest import Run
 
 pytestmark = pytest.mark.spark
@@ -24,7 +24,7 @@ COUNT = "def main(x):\n    return x.count()"
 FIRST = "def main(x):\n    return [row[0] for row in x.collect()]"
 
 
-async def in_parts(box: Toolbox, values: list[Any], around: RowsAround | None = None) -> ResultRef:
+async def in_parts(box: ToolContext, values: list[Any], around: RowsAround | None = None) -> ResultRef:
     parts = [
         await box.results.put(value, execution_id=1, step="big", name=f"part-{n}", tier=tier)
         for n, (value, tier) in enumerate(zip(values, (StoreTier.MINIO, StoreTier.EVENTLOG), strict=True))
@@ -40,7 +40,7 @@ def scope_of(ref: ResultRef) -> dict[str, Any]:
     return {"big": ResultView({"status": "ok", "ref": ref}, ReferenceCache())}
 
 
-async def test_rows_and_tables_are_rows(run: Run, box: Toolbox) -> None:
+async def test_rows_and_tables_are_rows(run: Run, box: ToolContext) -> None:
     rows = await in_parts(box, [lines(ROWS[:3]), lines(ROWS[3:])])
     table = pa.Table.from_pylist(ROWS)
     tables = await in_parts(box, [table.slice(0, 3), table.slice(3)])
@@ -52,7 +52,7 @@ async def test_rows_and_tables_are_rows(run: Run, box: Toolbox) -> None:
     assert sorted(of_tables.data) == [0, 1, 2, 3, 4]
 
 
-async def test_rows_beside_fields_are_one_mapping_and_rows_of_their_own(run: Run, box: Toolbox) -> None:
+async def test_rows_beside_fields_are_one_mapping_and_rows_of_their_own(run: Run, box: ToolContext) -> None:
     ref = await in_parts(box, [lines(ROWS[:3]), lines(ROWS[3:])], RowsAround(fields={"row_count": 5}))
 
     (whole,) = (await run(code=FIRST, scope=scope_of(ref), **{"from": {"x": "big"}})).data

@@ -27,7 +27,7 @@ from noetl_dagster.spark.sessions import activate, own_session
 from noetl_dagster.spark.sources import results as results_module
 from noetl_dagster.spark.staging import Staging, StagingStoppedError, staging_for, staging_root, sweep
 from noetl_dagster.storage import locations
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from tests.spark.conftest import Run
 
 pytestmark = pytest.mark.spark
@@ -57,19 +57,19 @@ def staging(session: SparkSession, settings: Settings) -> Iterator[Staging]:
     assert list(staging_root(settings).iterdir()) == []
 
 
-async def rows_of(box: Toolbox, *refs: ResultRef, depth: int = 1) -> InputRows:
+async def rows_of(box: ToolContext, *refs: ResultRef, depth: int = 1) -> InputRows:
     rows = InputRows()
     for ref in refs:
         await rows.add(ref, box.results, depth=depth)
     return rows
 
 
-async def put(box: Toolbox, value: Any, name: str, tier: StoreTier = StoreTier.MINIO, **spec: Any) -> ResultRef:
+async def put(box: ToolContext, value: Any, name: str, tier: StoreTier = StoreTier.MINIO, **spec: Any) -> ResultRef:
     kept = ResultSpec(store=tier, **spec)
     return await box.results.put(value, execution_id=1, step="made", name=name, spec=kept)
 
 
-async def both_ways(session: SparkSession, rows: InputRows, box: Toolbox, staging: Staging) -> tuple[list, list]:
+async def both_ways(session: SparkSession, rows: InputRows, box: ToolContext, staging: Staging) -> tuple[list, list]:
     def collect(way: Staging | None) -> list:
         frame = stored_frame(session, box.settings, rows, way)
         assert ("noetl_results" in frame._jdf.queryExecution().toString()) == (way is None)
@@ -80,7 +80,7 @@ async def both_ways(session: SparkSession, rows: InputRows, box: Toolbox, stagin
 
 @pytest.mark.parametrize("tier", [StoreTier.MINIO, StoreTier.PVC])
 async def test_json_and_text_give_the_same_rows_in_the_same_order(
-    box: Toolbox, session: SparkSession, staging: Staging, tier: StoreTier
+    box: ToolContext, session: SparkSession, staging: Staging, tier: StoreTier
 ) -> None:
     text = "\ufeffone\n\ntwo\u2028three\r\nfour"
     refs = [
@@ -97,14 +97,14 @@ async def test_json_and_text_give_the_same_rows_in_the_same_order(
     assert orjson.loads(staged[5][0]) == VALUES[0]
 
 
-async def test_lists_of_lists_give_their_elements(box: Toolbox, session: SparkSession, staging: Staging) -> None:
+async def test_lists_of_lists_give_their_elements(box: ToolContext, session: SparkSession, staging: Staging) -> None:
     ref = await put(box, [[1, [2]], [], [{"a": 3}], 4], "bundle")
     staged, read = await both_ways(session, await rows_of(box, ref, depth=2), box, staging)
     assert staged == read == [("1",), ("[2]",), ('{"a":3}',), ("4",)]
 
 
 async def test_a_dataset_is_the_same_whoever_writes_and_reads_it(
-    box: Toolbox, session: SparkSession, staging: Staging
+    box: ToolContext, session: SparkSession, staging: Staging
 ) -> None:
     await box.results.ready(StoreTier.MINIO)
     layout = Layout(tier=StoreTier.MINIO, partition_by=("part", "day"))
@@ -162,7 +162,7 @@ async def test_a_dataset_without_rows_has_no_files(run: Run) -> None:
     assert read.data["rows"] == [{"n": 0}]
 
 
-async def test_damage_is_named_and_nothing_stays_on_disk(run: Run, box: Toolbox) -> None:
+async def test_damage_is_named_and_nothing_stays_on_disk(run: Run, box: ToolContext) -> None:
     ref = await put(box, [{"n": 1}], "x")
     await asyncio.to_thread(overwrite, box.settings, ref.physical_uri, b'[{"n": 2}]')
     with pytest.raises(ToolError, match=r"spark in step crunch.*: the bytes at .* were changed or damaged") as caught:
@@ -185,7 +185,7 @@ def overwrite(settings: Settings, uri: str, data: bytes) -> None:
 
 
 async def test_large_objects_are_left_to_sparks_processes(
-    box: Toolbox, session: SparkSession, staging: Staging, monkeypatch: pytest.MonkeyPatch
+    box: ToolContext, session: SparkSession, staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = await rows_of(box, await put(box, ["x" * 100], "large"))
     monkeypatch.setattr(staging_module, "LARGEST", 50)
@@ -197,7 +197,7 @@ async def test_large_objects_are_left_to_sparks_processes(
     assert staging.lines(rows.parts) is None
 
 
-async def test_bytes_that_wait_are_bounded(box: Toolbox, staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_that_wait_are_bounded(box: ToolContext, staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many objects there are, those that are fetched and not yet written stay below the bound."""
     refs = [await put(box, ["x" * 1000] * 10, f"o{number}", StoreTier.PVC) for number in range(40)]
     rows = await rows_of(box, *refs)
@@ -225,7 +225,7 @@ async def test_bytes_that_wait_are_bounded(box: Toolbox, staging: Staging, monke
 
 
 async def test_a_call_that_is_cancelled_while_it_publishes_leaves_nothing(
-    box: Toolbox, session: SparkSession, staging: Staging, monkeypatch: pytest.MonkeyPatch
+    box: ToolContext, session: SparkSession, staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await box.results.ready(StoreTier.MINIO)
     uri = box.results.dataset_uri(execution_id=1, step="made", name="x", tier=StoreTier.MINIO)

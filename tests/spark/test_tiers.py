@@ -21,7 +21,7 @@ from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.storage.tiers.gcs import gcs_client
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
-from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.spark.tool import SparkTool
 from tests.conftest import aws_environment
 
@@ -57,13 +57,13 @@ def own(tier: StoreTier, settings: Settings, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 async def box(
     tier: StoreTier, own: Settings, settings: Settings, pool: asyncpg.Pool, sessions: SparkSessions
-) -> AsyncIterator[Toolbox]:
+) -> AsyncIterator[ToolContext]:
     if tier is StoreTier.S3:  # the minio tier makes buckets, the s3 tier does not
         async with ResultStore(settings, pool) as store:
             await store.ready(StoreTier.MINIO)
     clients = Clients(own)
     async with ResultStore(own, pool) as results:
-        yield Toolbox(own, results, Credentials(own, pool), clients, sessions.get)
+        yield ToolContext(own, results, Credentials(own, pool), clients, sessions.get)
     await clients.close()
 
 
@@ -71,7 +71,7 @@ Run = Callable[..., Awaitable[ToolResult]]
 
 
 @pytest.fixture
-def run(box: Toolbox) -> Run:
+def run(box: ToolContext) -> Run:
     numbers = itertools.count(1)
 
     async def call(*, input: dict[str, Any] | None = None, **config: Any) -> ToolResult:
@@ -82,7 +82,7 @@ def run(box: Toolbox) -> Run:
 
 
 @pytest.mark.parametrize("tier", [*FILES, *BUCKETS, *SINGLE], indirect=True)
-async def test_results_of_every_tier_are_inputs(run: Run, box: Toolbox, tier: StoreTier) -> None:
+async def test_results_of_every_tier_are_inputs(run: Run, box: ToolContext, tier: StoreTier) -> None:
     async def put(value: object, name: str) -> Any:
         return await box.results.put(value, execution_id=1, step="made", name=name, tier=tier)
 
@@ -103,7 +103,7 @@ async def test_results_of_every_tier_are_inputs(run: Run, box: Toolbox, tier: St
 
 
 @pytest.mark.parametrize("tier", [*FILES, *BUCKETS], indirect=True)
-async def test_a_dataset_on_every_tier_of_files(run: Run, box: Toolbox, own: Settings, tier: StoreTier) -> None:
+async def test_a_dataset_on_every_tier_of_files(run: Run, box: ToolContext, own: Settings, tier: StoreTier) -> None:
     made = await run(
         command="SELECT id, cast(id % 3 AS string) AS part FROM range(0, 100, 1, 2)",
         partition_by="part",
@@ -127,7 +127,7 @@ async def test_a_dataset_on_every_tier_of_files(run: Run, box: Toolbox, own: Set
 
 
 @pytest.mark.parametrize("tier", [*FILES, *BUCKETS], indirect=True)
-async def test_a_failed_job_leaves_nothing(run: Run, own: Settings, tier: StoreTier, box: Toolbox) -> None:
+async def test_a_failed_job_leaves_nothing(run: Run, own: Settings, tier: StoreTier, box: ToolContext) -> None:
     broken = "SELECT 1 / (id - 99) AS x FROM range(0, 100, 1, 4)"
     with pytest.raises(ToolError, match="DIVIDE_BY_ZERO"):
         await run(command=broken, tier=tier.value)
@@ -136,7 +136,7 @@ async def test_a_failed_job_leaves_nothing(run: Run, own: Settings, tier: StoreT
 
 
 @pytest.mark.parametrize("tier", SINGLE, indirect=True)
-async def test_small_results_become_one_object_on_the_other_tiers(run: Run, box: Toolbox, tier: StoreTier) -> None:
+async def test_small_results_become_one_object_on_the_other_tiers(run: Run, box: ToolContext, tier: StoreTier) -> None:
     made = await run(command="SELECT id, id * 2 AS twice FROM range(5)", tier=tier.value)
     ref = made.ref
     assert ref is not None

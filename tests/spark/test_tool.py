@@ -13,7 +13,7 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from tests.spark.conftest import Run
 from tests.waiting import until
 
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.spark
 PEOPLE = [{"id": 1, "name": "Ada"}, {"id": 2, "name": "Ben"}]
 
 
-async def put(box: Toolbox, value: object, name: str, tier: StoreTier) -> ResultRef:
+async def put(box: ToolContext, value: object, name: str, tier: StoreTier) -> ResultRef:
     return await box.results.put(value, execution_id=1, step="made", name=name, tier=tier)
 
 
-async def test_sql_reads_references_rows_and_files_as_views(run: Run, box: Toolbox, tmp_path: Path) -> None:
+async def test_sql_reads_references_rows_and_files_as_views(run: Run, box: ToolContext, tmp_path: Path) -> None:
     people = await put(box, PEOPLE, "people", StoreTier.MINIO)
     (tmp_path / "towns.csv").write_text("id,town\n1,Oslo\n2,Rome\n")
     result = await run(
@@ -63,7 +63,7 @@ async def test_a_compound_statement_is_one_statement(run: Run) -> None:
 
 
 @pytest.mark.parametrize("tier", [StoreTier.PVC, StoreTier.MINIO])
-async def test_a_frame_becomes_a_dataset_that_others_read(run: Run, box: Toolbox, tier: StoreTier) -> None:
+async def test_a_frame_becomes_a_dataset_that_others_read(run: Run, box: ToolContext, tier: StoreTier) -> None:
     result = await run(
         command="SELECT id, cast(id % 3 AS string) AS part, date'2024-01-01' AS day FROM range(100)",
         partition_by="part",
@@ -88,7 +88,7 @@ async def test_a_frame_becomes_a_dataset_that_others_read(run: Run, box: Toolbox
     assert sorted(set(table["part"].to_pylist())) == ["0", "1", "2"]
 
 
-async def test_a_function_gets_each_manifest_as_one_frame(run: Run, box: Toolbox, tmp_path: Path) -> None:
+async def test_a_function_gets_each_manifest_as_one_frame(run: Run, box: ToolContext, tmp_path: Path) -> None:
     parts = [
         await put(box, [{"n": 1}, {"n": 2}], "part-0", StoreTier.MINIO),
         await put(box, [{"n": 3}], "part-1", StoreTier.PVC),
@@ -114,7 +114,7 @@ async def test_a_function_gets_each_manifest_as_one_frame(run: Run, box: Toolbox
     assert result.data == {"total": 200, "columns": ["value"]}
 
 
-async def test_tables_keep_their_types(run: Run, box: Toolbox) -> None:
+async def test_tables_keep_their_types(run: Run, box: ToolContext) -> None:
     at = pa.array([0, 1_000], pa.timestamp("ns"))
     table = pa.table({"n": pa.array([1, 2], pa.int32()), "at": at})
     ref = await put(box, table, "table", StoreTier.MINIO)
@@ -166,7 +166,7 @@ async def test_code_that_does_not_compile_or_raises_is_of_kind_python(run: Run) 
     assert unknown.value.kind == "schema"
 
 
-async def test_nothing_is_left_of_datasets_when_one_job_fails(run: Run, box: Toolbox) -> None:
+async def test_nothing_is_left_of_datasets_when_one_job_fails(run: Run, box: ToolContext) -> None:
     code = """
 broken = spark.range(0, 100, 1, 4).selectExpr('1 / (id - 99) AS x')
 result = {"good": spark.range(10), "broken": broken}
@@ -248,7 +248,7 @@ def main(spark):
     await until(lambda: not tracker.getActiveJobsIds(), "the job to end")
 
 
-async def test_progress_names_stages_and_tasks(run: Run, box: Toolbox, tmp_path: Path) -> None:
+async def test_progress_names_stages_and_tasks(run: Run, box: ToolContext, tmp_path: Path) -> None:
     told: list[str] = []
     go = tmp_path / "go"
 

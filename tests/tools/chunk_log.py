@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall
+from noetl_dagster.tools.base import Chunk, ToolCall, ToolContext
 
 
 class ListLog:
@@ -54,7 +54,7 @@ class ListLog:
             self.room = room
             self._changed.notify_all()
 
-    async def rows(self, box: Toolbox) -> list[Any]:
+    async def rows(self, box: ToolContext) -> list[Any]:
         """The rows of each chunk."""
         return [rows_of(await box.results.get(chunk.ref)) for chunk in self.chunks]
 

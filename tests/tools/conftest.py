@@ -19,7 +19,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
-from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.registry import tool_for
 from tests.serving import served
 
@@ -27,7 +27,7 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture
-async def box(settings: Settings, pool: asyncpg.Pool, tmp_path: Path) -> AsyncIterator[Toolbox]:
+async def box(settings: Settings, pool: asyncpg.Pool, tmp_path: Path) -> AsyncIterator[ToolContext]:
     own = settings.model_copy(
         update={
             "default_postgres_credential": "embedded",
@@ -41,18 +41,18 @@ async def box(settings: Settings, pool: asyncpg.Pool, tmp_path: Path) -> AsyncIt
         raise AssertionError("these tests start no Spark")
 
     async with ResultStore(own, pool) as results:
-        yield Toolbox(own, results, Credentials(own, pool, clients), clients, no_spark)
+        yield ToolContext(own, results, Credentials(own, pool, clients), clients, no_spark)
     await clients.close()
 
 
 @pytest.fixture
-def chunks_of_4_mib(box: Toolbox) -> None:
+def chunks_of_4_mib(box: ToolContext) -> None:
     """Chunks of which some megabytes make several."""
     box.settings = box.settings.model_copy(update={"chunk_bytes": 4 << 20})
 
 
 @pytest.fixture
-def run(box: Toolbox, tmp_path: Path) -> Run:
+def run(box: ToolContext, tmp_path: Path) -> Run:
     """Runs one call: ``await run("http", url=...)``; ``input``, ``auth``, ``scope`` beside its config."""
 
     async def run_tool(

@@ -26,7 +26,7 @@ from noetl_dagster.playbook.models import Task
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.tiers.gcs import GcsBucket, gcs_client
 from noetl_dagster.storage.tiers.objects import S3Bucket, minio_store
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.buckets import operations
 from tests.tools.conftest import Run
 
@@ -65,7 +65,7 @@ def google() -> Any:
 
 @pytest.fixture(params=["s3", "gcs"])
 async def bucket(
-    request: pytest.FixtureRequest, run: Run, box: Toolbox, settings: Settings, google: Any, tmp_path: Path
+    request: pytest.FixtureRequest, run: Run, box: ToolContext, settings: Settings, google: Any, tmp_path: Path
 ) -> AsyncIterator[Place]:
     if request.param == "s3":
         store = minio_store(settings)
@@ -142,7 +142,7 @@ async def test_formats(bucket: Place) -> None:
     assert (await bucket.fails("download", key="broken.json")).kind == "parse"
 
 
-async def test_stored_results_are_uploaded_in_batches(bucket: Place, box: Toolbox) -> None:
+async def test_stored_results_are_uploaded_in_batches(bucket: Place, box: ToolContext) -> None:
     box.settings = box.settings.model_copy(update={"chunk_bytes": 1_000})
     table = pa.table({"n": list(range(1_000))})
     ref = await box.results.put(table, execution_id=7001, step="stage", name="numbers")
@@ -176,7 +176,7 @@ async def test_listing(bucket: Place) -> None:
     assert (nothing["rows"], nothing["count"]) == ([], 0)
 
 
-async def test_long_listings_are_chunks(bucket: Place, box: Toolbox) -> None:
+async def test_long_listings_are_chunks(bucket: Place, box: ToolContext) -> None:
     for number in range(20):
         bucket.store(f"many/{number:02}", b"x")
     box.settings = box.settings.model_copy(update={"chunk_bytes": 300})
@@ -244,7 +244,7 @@ async def test_what_is_missing(bucket: Place) -> None:
     assert not (bucket.folder / "x").exists()
 
 
-async def test_data_leads_out_of_no_folder(bucket: Place, box: Toolbox) -> None:
+async def test_data_leads_out_of_no_folder(bucket: Place, box: ToolContext) -> None:
     bucket.store("a", b"x")
     cases: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
         ("upload", {"file": "in/{{ n }}", "key": "a"}, {"file": "in/../../etc"}),
@@ -323,7 +323,7 @@ async def test_a_file_that_becomes_shorter_leaves_no_object(bucket: Place, monke
     assert not bucket.objects.exists("log")
 
 
-async def test_bodies_have_a_limit(bucket: Place, box: Toolbox) -> None:
+async def test_bodies_have_a_limit(bucket: Place, box: ToolContext) -> None:
     bucket.store("a.txt", b"x" * 200)
     box.settings = box.settings.model_copy(update={"http_body_bytes": 100})
     error = await bucket.fails("download", key="a.txt")
@@ -376,7 +376,7 @@ class TokenServer(BaseHTTPRequestHandler):
 @pytest.mark.parametrize("form", ["text", "mapping", "file"])
 async def test_the_service_account_of_a_credential(
     run: Run,
-    box: Toolbox,
+    box: ToolContext,
     settings: Settings,
     google: Any,
     tmp_path: Path,
@@ -414,7 +414,7 @@ async def test_the_service_account_of_a_credential(
     assert GcsBucket(box.settings, name).read("a") == b"x"
 
 
-async def test_the_token_of_a_credential(run: Run, box: Toolbox, settings: Settings, google: Any) -> None:
+async def test_the_token_of_a_credential(run: Run, box: ToolContext, settings: Settings, google: Any) -> None:
     name = settings.minio_bucket
     box.settings = box.settings.model_copy(update={"gcs_endpoint": google.url})
     gcs_client(box.settings).create_bucket(name)

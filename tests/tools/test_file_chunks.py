@@ -15,7 +15,7 @@ import pytest
 from noetl_dagster.errors import ToolError
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import locations
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from tests.tools.chunk_log import Killed, ListLog, rows_of
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("chunks_of_4_mib")]
@@ -49,12 +49,12 @@ def write(path: Path, rows: int = ROWS, first: int = 0) -> Path:
     return path
 
 
-async def ids(log: ListLog, box: Toolbox) -> list[int]:
+async def ids(log: ListLog, box: ToolContext) -> list[int]:
     return [int(row["id"]) for rows in await log.rows(box) for row in rows]
 
 
 @every
-async def test_a_file_comes_in_chunks(run: Any, box: Toolbox, mount: Path, format: str) -> None:
+async def test_a_file_comes_in_chunks(run: Any, box: ToolContext, mount: Path, format: str) -> None:
     log = box.chunks = ListLog()
     path = write(mount / f"rows.{format}")
 
@@ -68,7 +68,7 @@ async def test_a_file_comes_in_chunks(run: Any, box: Toolbox, mount: Path, forma
 
 
 @every
-async def test_an_object_does_too(run: Any, box: Toolbox, mount: Path, format: str) -> None:
+async def test_an_object_does_too(run: Any, box: ToolContext, mount: Path, format: str) -> None:
     log = box.chunks = ListLog(wanted=True)
     uri = f"s3://{box.settings.minio_bucket}/files/{uuid4().hex}.{format}"
     await asyncio.to_thread(locations.copy_from_file, box.settings, write(mount / f"rows.{format}"), uri)
@@ -79,7 +79,7 @@ async def test_an_object_does_too(run: Any, box: Toolbox, mount: Path, format: s
 
 
 @every
-async def test_small_files_are_what_they_were(run: Any, box: Toolbox, mount: Path, format: str) -> None:
+async def test_small_files_are_what_they_were(run: Any, box: ToolContext, mount: Path, format: str) -> None:
     log = box.chunks = ListLog()
     path = write(mount / f"rows.{format}", 2)
 
@@ -96,7 +96,7 @@ async def test_small_files_are_what_they_were(run: Any, box: Toolbox, mount: Pat
     assert rows_of(empty) == []
 
 
-async def test_a_large_array_comes_in_chunks_with_no_word_of_it(run: Any, box: Toolbox, mount: Path) -> None:
+async def test_a_large_array_comes_in_chunks_with_no_word_of_it(run: Any, box: ToolContext, mount: Path) -> None:
     log = box.chunks = ListLog()
     path = write(mount / "rows.json")
 
@@ -109,7 +109,7 @@ async def test_a_large_array_comes_in_chunks_with_no_word_of_it(run: Any, box: T
 
 
 async def test_a_value_of_an_array_may_be_large_where_nobody_said_that_it_is_one(
-    run: Any, box: Toolbox, mount: Path
+    run: Any, box: ToolContext, mount: Path
 ) -> None:
     box.chunks = ListLog()
     text = "x" * (41 << 20)
@@ -129,7 +129,7 @@ async def test_a_value_of_an_array_may_be_large_where_nobody_said_that_it_is_one
 
 @every
 async def test_reading_goes_on_where_it_stopped(
-    run: Any, box: Toolbox, mount: Path, format: str, monkeypatch: pytest.MonkeyPatch
+    run: Any, box: ToolContext, mount: Path, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = box.chunks = ListLog(wanted=True)
     path = write(mount / f"rows.{format}")
@@ -146,7 +146,9 @@ async def test_reading_goes_on_where_it_stopped(
 
 
 @every
-async def test_a_file_that_has_changed_is_not_gone_on_with(run: Any, box: Toolbox, mount: Path, format: str) -> None:
+async def test_a_file_that_has_changed_is_not_gone_on_with(
+    run: Any, box: ToolContext, mount: Path, format: str
+) -> None:
     log = box.chunks = ListLog(wanted=True)
     path = write(mount / f"rows.{format}")
     log.stops_after = 1
@@ -159,7 +161,7 @@ async def test_a_file_that_has_changed_is_not_gone_on_with(run: Any, box: Toolbo
         await run("artifact", uri=str(path))
 
 
-async def test_the_parts_of_a_stored_result_are_its_chunks(run: Any, box: Toolbox) -> None:
+async def test_the_parts_of_a_stored_result_are_its_chunks(run: Any, box: ToolContext) -> None:
     parts = [await box.results.put([n, n], execution_id=7001, step="made", name=f"part-{n}") for n in range(3)]
     whole = await box.results.manifest(7001, "made", "whole", parts, "concat")
     each = await box.results.manifest(7001, "made", "each", parts, "append")
@@ -185,7 +187,7 @@ async def test_a_file_that_is_not_there(run: Any, mount: Path) -> None:
     assert caught.value.code == "REFERENCE_NOT_AVAILABLE"
 
 
-def _told_of(box: Toolbox, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def _told_of(box: ToolContext, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The places of chunks that are stored from now on."""
     put, places = box.results.put, []
 
@@ -199,7 +201,7 @@ def _told_of(box: Toolbox, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("wanted", [False, True])
 @pytest.mark.parametrize("cut", [0, 9, 40, 1 << 20])
-async def test_a_damaged_parquet_file(run: Any, box: Toolbox, mount: Path, wanted: bool, cut: int) -> None:
+async def test_a_damaged_parquet_file(run: Any, box: ToolContext, mount: Path, wanted: bool, cut: int) -> None:
     box.chunks = ListLog(wanted=wanted)
     path = write(mount / "rows.parquet")
     content = path.read_bytes()

@@ -13,7 +13,7 @@ from noetl_dagster.errors import ReferenceNotAvailableError, ToolError
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.result_ref import ResultRef
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.http.tool import retry_after_seconds
 
 
@@ -262,7 +262,7 @@ async def test_the_address_names_the_user_unless_a_credential_does(run: Any, ser
     assert "u:p@" not in by_address["url"] + by_credential["url"]
 
 
-async def test_large_bodies_are_stored_as_they_come(run: Any, box: Toolbox, server: str) -> None:
+async def test_large_bodies_are_stored_as_they_come(run: Any, box: ToolContext, server: str) -> None:
     box.settings = box.settings.model_copy(update={"http_body_bytes": 5_000})
 
     small = (await run("http", url=f"{server}/large", params={"size": 5_000})).data
@@ -281,7 +281,7 @@ async def test_large_bodies_are_stored_as_they_come(run: Any, box: Toolbox, serv
     assert taken.ref.ref == ref.ref
 
 
-async def test_a_body_that_breaks_off_is_no_result(run: Any, box: Toolbox, server: str) -> None:
+async def test_a_body_that_breaks_off_is_no_result(run: Any, box: ToolContext, server: str) -> None:
     for limit, size in ((5_000_000, 20_000), (5_000, 20_000)):
         box.settings = box.settings.model_copy(update={"http_body_bytes": limit})
         with pytest.raises(ToolError, match="failed") as caught:
@@ -292,7 +292,7 @@ async def test_a_body_that_breaks_off_is_no_result(run: Any, box: Toolbox, serve
         await box.results.find((7001, "stage", "task_0-body"))
 
 
-async def test_a_large_refusal_is_cut(run: Any, box: Toolbox, server: str) -> None:
+async def test_a_large_refusal_is_cut(run: Any, box: ToolContext, server: str) -> None:
     box.settings = box.settings.model_copy(update={"http_body_bytes": 1_024})
 
     with pytest.raises(ToolError, match="answered 400") as caught:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.rows import cutters
 from noetl_dagster.tools.rows.cutters import ArrayCutter, Piece, cutter_for
 from noetl_dagster.tools.rows.formats import RowFormat
@@ -31,7 +31,7 @@ def asked(kind: str, **more: Any) -> dict[str, Any]:
     return {"as": kind, "count": ROWS, **more}
 
 
-async def ids(log: ListLog, box: Toolbox) -> list[int]:
+async def ids(log: ListLog, box: ToolContext) -> list[int]:
     return [int(row["id"]) for rows in await log.rows(box) for row in rows]
 
 
@@ -45,7 +45,7 @@ async def test_a_small_body_of_rows_is_a_list(run: Any, server: str, kind: str) 
 
 
 @every
-async def test_a_large_one_is_stored_in_chunks(run: Any, box: Toolbox, server: str, kind: str) -> None:
+async def test_a_large_one_is_stored_in_chunks(run: Any, box: ToolContext, server: str, kind: str) -> None:
     log = box.chunks = ListLog()
 
     result = await run("http", url=f"{server}/rows", params=asked(kind), format=kind)
@@ -55,7 +55,7 @@ async def test_a_large_one_is_stored_in_chunks(run: Any, box: Toolbox, server: s
     assert result.ref.rows == ROWS
 
 
-async def test_a_body_is_what_it_was_where_nobody_speaks_of_rows(run: Any, box: Toolbox, server: str) -> None:
+async def test_a_body_is_what_it_was_where_nobody_speaks_of_rows(run: Any, box: ToolContext, server: str) -> None:
     log = box.chunks = ListLog()
     box.settings = box.settings.model_copy(update={"http_body_bytes": 1_000_000})
 
@@ -69,7 +69,7 @@ async def test_a_body_is_what_it_was_where_nobody_speaks_of_rows(run: Any, box: 
 
 @every
 async def test_a_step_that_takes_chunks_gets_rows_of_what_its_type_says_has_some(
-    run: Any, box: Toolbox, server: str, kind: str
+    run: Any, box: ToolContext, server: str, kind: str
 ) -> None:
     log = box.chunks = ListLog(wanted=True)
 
@@ -89,7 +89,7 @@ async def test_a_step_that_takes_chunks_gets_rows_of_what_its_type_says_has_some
     ],
 )
 async def test_a_body_without_rows_is_one_chunk_of_none(
-    run: Any, box: Toolbox, server: str, kind: str, body: str
+    run: Any, box: ToolContext, server: str, kind: str, body: str
 ) -> None:
     log = box.chunks = ListLog(wanted=True)
 
@@ -102,7 +102,7 @@ async def test_a_body_without_rows_is_one_chunk_of_none(
 
 
 @every
-async def test_the_rest_is_asked_for_after_a_restart(run: Any, box: Toolbox, server: str, kind: str) -> None:
+async def test_the_rest_is_asked_for_after_a_restart(run: Any, box: ToolContext, server: str, kind: str) -> None:
     log = box.chunks = ListLog(wanted=True)
     log.stops_after = 1
     with pytest.raises(Killed):
@@ -119,7 +119,7 @@ async def test_the_rest_is_asked_for_after_a_restart(run: Any, box: Toolbox, ser
 
 @pytest.mark.parametrize("wanted", [True, False])
 async def test_one_whose_last_chunk_is_in_the_log_is_not_asked_for(
-    run: Any, box: Toolbox, server: str, wanted: bool
+    run: Any, box: ToolContext, server: str, wanted: bool
 ) -> None:
     box.chunks = ListLog(wanted=wanted)
     first = await run("http", url=f"{server}/rows", params=asked("jsonl"), format="jsonl")
@@ -130,7 +130,7 @@ async def test_one_whose_last_chunk_is_in_the_log_is_not_asked_for(
 
 
 @every
-async def test_a_broken_connection_leaves_what_was_told(run: Any, box: Toolbox, server: str, kind: str) -> None:
+async def test_a_broken_connection_leaves_what_was_told(run: Any, box: ToolContext, server: str, kind: str) -> None:
     log = box.chunks = ListLog(wanted=True)
     url = f"{server}/rows"
     with pytest.raises(ToolError) as caught:
@@ -143,7 +143,7 @@ async def test_a_broken_connection_leaves_what_was_told(run: Any, box: Toolbox, 
 
 
 @every
-async def test_without_ranges_it_is_read_again_and_compared(run: Any, box: Toolbox, server: str, kind: str) -> None:
+async def test_without_ranges_it_is_read_again_and_compared(run: Any, box: ToolContext, server: str, kind: str) -> None:
     log = box.chunks = ListLog(wanted=True)
     log.stops_after = 2
     with pytest.raises(Killed):
@@ -156,7 +156,7 @@ async def test_without_ranges_it_is_read_again_and_compared(run: Any, box: Toolb
     assert await ids(log, box) == list(range(ROWS))
 
 
-async def test_another_version_is_read_from_its_beginning(run: Any, box: Toolbox, server: str) -> None:
+async def test_another_version_is_read_from_its_beginning(run: Any, box: ToolContext, server: str) -> None:
     log = box.chunks = ListLog(wanted=True)
     log.stops_after = 1
     with pytest.raises(Killed):
@@ -167,7 +167,7 @@ async def test_another_version_is_read_from_its_beginning(run: Any, box: Toolbox
         await run("http", url=f"{server}/rows", params=asked("csv", ranges=1, tag=2))
 
 
-async def test_reading_waits_for_room(run: Any, box: Toolbox, server: str) -> None:
+async def test_reading_waits_for_room(run: Any, box: ToolContext, server: str) -> None:
     log = box.chunks = ListLog(wanted=True, room=0)
     running = asyncio.ensure_future(run("http", url=f"{server}/rows", params=asked("jsonl"), timeout=1))
     await until(lambda: len(log.chunks) == 1)
@@ -188,7 +188,7 @@ async def test_formats_of_no_rows_are_refused(run: Any, server: str) -> None:
         await run("http", url=f"{server}/text", format="json")
 
 
-async def test_a_large_array_is_rows_with_no_word_of_it(run: Any, box: Toolbox, server: str) -> None:
+async def test_a_large_array_is_rows_with_no_word_of_it(run: Any, box: ToolContext, server: str) -> None:
     log = box.chunks = ListLog()
     small = await run("http", url=f"{server}/rows", params={"as": "json", "count": 2})
 
@@ -202,7 +202,7 @@ async def test_a_large_array_is_rows_with_no_word_of_it(run: Any, box: Toolbox, 
     assert small.data["data"] == value["data"][:2]
 
 
-async def test_a_large_value_of_an_array_is_not_cut(run: Any, box: Toolbox, server: str) -> None:
+async def test_a_large_value_of_an_array_is_not_cut(run: Any, box: ToolContext, server: str) -> None:
     log = box.chunks = ListLog()
     value = [{"items": ["x" * 1000] * 9000}]
     whole = await run("http", method="POST", url=f"{server}/same", json=value)
@@ -218,7 +218,7 @@ async def test_a_large_value_of_an_array_is_not_cut(run: Any, box: Toolbox, serv
 
 @pytest.mark.parametrize("end", ["", ",]", "] []", r',"\ud800"]'])
 @pytest.mark.parametrize("wanted", [True, False])
-async def test_a_broken_array_is_no_result(run: Any, box: Toolbox, server: str, end: str, wanted: bool) -> None:
+async def test_a_broken_array_is_no_result(run: Any, box: ToolContext, server: str, end: str, wanted: bool) -> None:
     log = box.chunks = ListLog(wanted=wanted)
 
     with pytest.raises(ToolError, match=r"from byte [1-9]\d* on: no JSON array") as caught:

@@ -11,7 +11,7 @@ from nats.js.api import ConsumerConfig
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.process import jetstream
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from tests.tools.chunk_log import Killed, ListLog
 from tests.waiting import until
 
@@ -42,7 +42,7 @@ async def test_key_value(run: Any, bucket: str) -> None:
     assert (await nats("kv_keys"))["keys"] == ["b"]
 
 
-async def test_keys_come_in_pages(run: Any, box: Toolbox, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_come_in_pages(run: Any, box: ToolContext, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without those that were deleted, and those that are removed while the keys are read."""
     monkeypatch.setattr(jetstream, "KEYS_AT_ONCE", 2)
     monkeypatch.setattr(jetstream, "ANSWER_SECONDS", 0.5)
@@ -62,7 +62,7 @@ async def test_keys_come_in_pages(run: Any, box: Toolbox, bucket: str, monkeypat
     assert pages == [["a", "c"]]
 
 
-async def test_publish_plain_and_confirmed(run: Any, box: Toolbox, bucket: str) -> None:
+async def test_publish_plain_and_confirmed(run: Any, box: ToolContext, bucket: str) -> None:
     client = await box.clients.nats()
     inbox = await client.subscribe(f"{bucket}.plain")
 
@@ -90,7 +90,7 @@ async def test_objects(run: Any, bucket: str) -> None:
     assert not caught.value.retryable
 
 
-async def test_mistakes(run: Any, box: Toolbox) -> None:
+async def test_mistakes(run: Any, box: ToolContext) -> None:
     with pytest.raises(ToolError, match="known: kv_get"):
         await run("nats", operation="kv_fetch")
     with pytest.raises(ToolError, match="needs 'key'"):
@@ -107,7 +107,7 @@ async def test_mistakes(run: Any, box: Toolbox) -> None:
 
 
 @pytest.fixture
-async def stream(box: Toolbox, bucket: str) -> AsyncIterator[str]:
+async def stream(box: ToolContext, bucket: str) -> AsyncIterator[str]:
     """A stream with 1200 messages ``{bucket}.a`` and ``{bucket}.b`` in turn."""
     context = (await box.clients.nats()).jetstream()
     await context.add_stream(name=bucket, subjects=[f"{bucket}.*"])
@@ -133,7 +133,7 @@ async def test_messages_come_until_there_are_none(run: Any, stream: str) -> None
 @pytest.mark.parametrize("stops", ["stops_after", "stops_with"])
 @pytest.mark.parametrize("durable", [None, "keeper"])
 async def test_a_subscription_goes_on_where_it_stopped(
-    run: Any, box: Toolbox, stream: str, durable: str | None, stops: str
+    run: Any, box: ToolContext, stream: str, durable: str | None, stops: str
 ) -> None:
     given = {"operation": "subscribe", "stream": stream, "timeout": 0.5, "durable": durable}
     context = (await box.clients.nats()).jetstream()
@@ -161,7 +161,7 @@ async def test_a_subscription_goes_on_where_it_stopped(
         assert (await run("nats", **given | {"max_messages": 5})).ref  # nothing new: what the log says is all
 
 
-async def test_no_message_is_acknowledged_before_it_is_in_the_log(run: Any, box: Toolbox, stream: str) -> None:
+async def test_no_message_is_acknowledged_before_it_is_in_the_log(run: Any, box: ToolContext, stream: str) -> None:
     context = (await box.clients.nats()).jetstream()
     log = box.chunks = ListLog(wanted=True, room=0)
     running = asyncio.ensure_future(run("nats", operation="subscribe", stream=stream, durable="d", timeout=0.5))
@@ -176,7 +176,7 @@ async def test_no_message_is_acknowledged_before_it_is_in_the_log(run: Any, box:
     assert (await run("nats", operation="subscribe", stream=stream, durable="d", timeout=0.2)).data == []
 
 
-async def test_a_subscription_says_what_it_needs(run: Any, box: Toolbox, stream: str) -> None:
+async def test_a_subscription_says_what_it_needs(run: Any, box: ToolContext, stream: str) -> None:
     context = (await box.clients.nats()).jetstream()
     await context.add_consumer(stream, ConsumerConfig(durable_name="one", ack_policy="explicit", max_ack_pending=1))
 

@@ -18,7 +18,7 @@ import pytest
 from noetl_dagster.errors import Place, ToolError, UndefinedNameError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from tests.waiting import ended as process_ended
 from tests.waiting import until
 
@@ -53,7 +53,7 @@ async def test_context_and_input_data(run: Any) -> None:
     assert result.data == [{"w": 1}, ["a", "b"]]
 
 
-async def test_context_fetches_results_by_reference(run: Any, box: Toolbox) -> None:
+async def test_context_fetches_results_by_reference(run: Any, box: ToolContext) -> None:
     rows = [{"id": number} for number in range(100)]
     reference = await box.results.put(rows, execution_id=7001, step="load", name="rows")
     view = ResultView({"status": "ok", "ref": reference}, ReferenceCache())
@@ -94,7 +94,7 @@ async def test_context_has_results_with_their_data_inside(run: Any, isolation: s
     assert result.data == [200, [1], [1], "ok", True, 0, [5], None]
 
 
-async def test_context_fetches_what_is_touched(run: Any, box: Toolbox) -> None:
+async def test_context_fetches_what_is_touched(run: Any, box: ToolContext) -> None:
     reference = await box.results.put([1, 2], execution_id=7001, step="load", name="rows")
     gone = reference.model_copy(update={"ref": "noetl://gone", "physical_uri": "pvc://gone"})
     scope = {

@@ -14,7 +14,7 @@ import pytest
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.settings import Settings, dump_settings
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from tests.tools.chunk_log import Killed, ListLog
 from tests.waiting import until
 
@@ -36,7 +36,7 @@ WAYS = [
 
 @everywhere
 @pytest.mark.parametrize("code", WAYS)
-async def test_a_small_result_is_the_list_of_its_rows(run: Any, box: Toolbox, code: str, options: Any) -> None:
+async def test_a_small_result_is_the_list_of_its_rows(run: Any, box: ToolContext, code: str, options: Any) -> None:
     log = box.chunks = ListLog()
 
     result = await run("python", code=code, input={"n": 3}, options=options)
@@ -46,7 +46,7 @@ async def test_a_small_result_is_the_list_of_its_rows(run: Any, box: Toolbox, co
 
 
 @everywhere
-async def test_small_rows_are_a_chunk_by_their_number(run: Any, box: Toolbox, options: Any) -> None:
+async def test_small_rows_are_a_chunk_by_their_number(run: Any, box: ToolContext, options: Any) -> None:
     log = box.chunks = ListLog()
 
     code = "for i in range(n):\n    yield list(range(10_000))"
@@ -58,7 +58,9 @@ async def test_small_rows_are_a_chunk_by_their_number(run: Any, box: Toolbox, op
 
 @everywhere
 @pytest.mark.parametrize("code", WAYS)
-async def test_each_yield_is_a_chunk_where_a_step_takes_them(run: Any, box: Toolbox, code: str, options: Any) -> None:
+async def test_each_yield_is_a_chunk_where_a_step_takes_them(
+    run: Any, box: ToolContext, code: str, options: Any
+) -> None:
     log = box.chunks = ListLog(wanted=True)
 
     result = await run("python", code=code, input={"n": 3}, options=options)
@@ -69,7 +71,7 @@ async def test_each_yield_is_a_chunk_where_a_step_takes_them(run: Any, box: Tool
 
 
 @everywhere
-async def test_lists_and_tables_are_rows_and_all_else_is_one(run: Any, box: Toolbox, options: Any) -> None:
+async def test_lists_and_tables_are_rows_and_all_else_is_one(run: Any, box: ToolContext, options: Any) -> None:
     code = """
         import pandas, pyarrow
 
@@ -89,7 +91,7 @@ async def test_lists_and_tables_are_rows_and_all_else_is_one(run: Any, box: Tool
 
 
 @everywhere
-async def test_small_yields_are_gathered_where_nobody_takes_them(run: Any, box: Toolbox, options: Any) -> None:
+async def test_small_yields_are_gathered_where_nobody_takes_them(run: Any, box: ToolContext, options: Any) -> None:
     log = box.chunks = ListLog()
     code = "for i in range(30):\n    yield {'i': i, 'text': 'x' * 500_000}"
 
@@ -100,7 +102,7 @@ async def test_small_yields_are_gathered_where_nobody_takes_them(run: Any, box: 
 
 
 @everywhere
-async def test_a_small_table_is_one_table(run: Any, box: Toolbox, options: Any) -> None:
+async def test_a_small_table_is_one_table(run: Any, box: ToolContext, options: Any) -> None:
     code = "import pyarrow\nfor i in range(3):\n    yield pyarrow.table({'i': [i]})"
 
     result = await run("python", code=code, options=options)
@@ -110,14 +112,14 @@ async def test_a_small_table_is_one_table(run: Any, box: Toolbox, options: Any) 
 
 
 @everywhere
-async def test_nothing_yielded_is_an_empty_list(run: Any, box: Toolbox, options: Any) -> None:
+async def test_nothing_yielded_is_an_empty_list(run: Any, box: ToolContext, options: Any) -> None:
     box.chunks = ListLog(wanted=True)
 
     assert (await run("python", code=MAIN, input={"n": 0}, options=options)).data == []
 
 
 @everywhere
-async def test_a_generator_waits_for_room(run: Any, box: Toolbox, options: Any, tmp_path: Path) -> None:
+async def test_a_generator_waits_for_room(run: Any, box: ToolContext, options: Any, tmp_path: Path) -> None:
     log = box.chunks = ListLog(wanted=True, room=0)
     made = tmp_path / "made"
     made.mkdir()
@@ -144,7 +146,7 @@ async def test_a_generator_waits_for_room(run: Any, box: Toolbox, options: Any, 
 
 @everywhere
 async def test_a_rest_of_less_than_a_chunk_follows_the_chunks_of_an_earlier_run(
-    run: Any, box: Toolbox, options: Any
+    run: Any, box: ToolContext, options: Any
 ) -> None:
     log = box.chunks = ListLog()
     code = "for i in range(position or 0, 30):\n    yield [{'i': i, 'text': 'x' * 500_000}], i + 1"
@@ -169,7 +171,7 @@ async def test_a_rest_of_less_than_a_chunk_follows_the_chunks_of_an_earlier_run(
     ],
 )
 async def test_one_that_asks_for_its_position_goes_on_there(
-    run: Any, box: Toolbox, code: str, options: Any, caplog: pytest.LogCaptureFixture
+    run: Any, box: ToolContext, code: str, options: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = box.chunks = ListLog(wanted=True)
     log.stops_after = 2
@@ -189,7 +191,7 @@ async def test_one_that_asks_for_its_position_goes_on_there(
 
 
 @everywhere
-async def test_any_other_begins_again_and_what_is_stored_is_skipped(run: Any, box: Toolbox, options: Any) -> None:
+async def test_any_other_begins_again_and_what_is_stored_is_skipped(run: Any, box: ToolContext, options: Any) -> None:
     log = box.chunks = ListLog(wanted=True)
     log.stops_after = 2
     with pytest.raises(Killed):
@@ -204,7 +206,7 @@ async def test_any_other_begins_again_and_what_is_stored_is_skipped(run: Any, bo
 
 
 @everywhere
-async def test_one_that_gives_other_rows_the_second_time_fails(run: Any, box: Toolbox, options: Any) -> None:
+async def test_one_that_gives_other_rows_the_second_time_fails(run: Any, box: ToolContext, options: Any) -> None:
     log = box.chunks = ListLog(wanted=True)
     log.stops_after = 2
     with pytest.raises(Killed):
@@ -216,7 +218,7 @@ async def test_one_that_gives_other_rows_the_second_time_fails(run: Any, box: To
 
 
 @everywhere
-async def test_one_whose_last_chunk_is_in_the_log_is_over(run: Any, box: Toolbox, options: Any) -> None:
+async def test_one_whose_last_chunk_is_in_the_log_is_over(run: Any, box: ToolContext, options: Any) -> None:
     box.chunks = ListLog(wanted=True)
     await run("python", code="for i in range(3): yield i", options=options)
 
@@ -226,7 +228,7 @@ async def test_one_whose_last_chunk_is_in_the_log_is_over(run: Any, box: Toolbox
 
 
 @everywhere
-async def test_an_error_half_way_leaves_what_was_told(run: Any, box: Toolbox, options: Any) -> None:
+async def test_an_error_half_way_leaves_what_was_told(run: Any, box: ToolContext, options: Any) -> None:
     log = box.chunks = ListLog(wanted=True)
     code = "for i in range(4):\n    if i == 3:\n        raise KeyError('lost')\n    yield i"
 
@@ -240,7 +242,9 @@ async def test_an_error_half_way_leaves_what_was_told(run: Any, box: Toolbox, op
 
 @everywhere
 @pytest.mark.parametrize("kind", ["def", "async def"])
-async def test_a_cancelled_generator_is_closed(run: Any, box: Toolbox, options: Any, kind: str, tmp_path: Path) -> None:
+async def test_a_cancelled_generator_is_closed(
+    run: Any, box: ToolContext, options: Any, kind: str, tmp_path: Path
+) -> None:
     log = box.chunks = ListLog(wanted=True, room=0)
     code = f"""
         from pathlib import Path
@@ -270,7 +274,7 @@ async def test_a_cancelled_generator_is_closed(run: Any, box: Toolbox, options: 
 
 
 @everywhere
-async def test_the_time_limit_holds_while_a_chunk_waits_for_room(run: Any, box: Toolbox, options: Any) -> None:
+async def test_the_time_limit_holds_while_a_chunk_waits_for_room(run: Any, box: ToolContext, options: Any) -> None:
     box.chunks = ListLog(wanted=True, room=0)
 
     with pytest.raises(ToolError, match="longer than its timeout of 2 s"):
@@ -278,7 +282,7 @@ async def test_the_time_limit_holds_while_a_chunk_waits_for_room(run: Any, box: 
 
 
 @everywhere
-async def test_code_that_asks_for_its_position_yields_pairs(run: Any, box: Toolbox, options: Any) -> None:
+async def test_code_that_asks_for_its_position_yields_pairs(run: Any, box: ToolContext, options: Any) -> None:
     with pytest.raises(ToolError, match="yields pairs, 'yield rows, position'; it gave a list"):
         await run("python", code="def main(position):\n    yield [1]", options=options)
 
@@ -307,7 +311,7 @@ from noetl_dagster.settings import load_settings
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolContext, ToolCall
 from noetl_dagster.tools.python.tool import PythonTool
 
 from noetl_dagster.events.connection import open_pool
@@ -318,7 +322,7 @@ CODE = "for i in range(n): yield {'i': i, 'text': chr(97 + i % 26) * 1_000_000}"
 async def main():
     settings = load_settings(sys.argv[1])
     async with await open_pool(settings.db_url) as pool, ResultStore(settings, pool) as results:
-        box = Toolbox(settings, results, Credentials(settings, pool), Clients(settings), lambda: None)
+        box = ToolContext(settings, results, Credentials(settings, pool), Clients(settings), lambda: None)
 
         async def made(n):
             call = ToolCall(7002, "peak", Task(name="t", kind="python"), {"code": CODE}, {"n": n})

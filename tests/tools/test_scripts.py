@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 
 
 @pytest.fixture
-def folders(box: Toolbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
+def folders(box: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
     """The playbook's folder, that of all playbooks, and the working folder: none inside of another."""
     own, shared, here = tmp_path / "shared" / "team", tmp_path / "shared", tmp_path / "here"
     for folder in (own, shared, here):

@@ -12,7 +12,7 @@ from noetl_dagster.errors import NoetlError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 from noetl_dagster.tools.access.credentials import Credentials
-from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.commands.jobs import job_manifest
 from noetl_dagster.tools.registry import WORKBOOK, tool_for
 from tests.conftest import PROJECT
@@ -58,7 +58,7 @@ async def test_noop(run: Any) -> None:
     assert (await run("noop", result=[1])).data == [1]
 
 
-async def test_playbook_goes_to_the_engine(run: Any, box: Toolbox) -> None:
+async def test_playbook_goes_to_the_engine(run: Any, box: ToolContext) -> None:
     with pytest.raises(ToolError, match="under the engine"):
         await run("playbook", path="child")
 
@@ -70,7 +70,7 @@ async def test_playbook_goes_to_the_engine(run: Any, box: Toolbox) -> None:
 
 
 async def test_secrets_hand_out_handles_only(
-    run: Any, box: Toolbox, server: str, monkeypatch: pytest.MonkeyPatch
+    run: Any, box: ToolContext, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("API_TOKEN", "t0k3n-value")
     box.settings = box.settings.model_copy(update={"playbook_env": ("API_*", "MISSING_*")})
@@ -85,7 +85,7 @@ async def test_secrets_hand_out_handles_only(
         await run("secrets", secret="MISSING_ONE")
 
 
-async def test_artifacts_by_reference(run: Any, box: Toolbox) -> None:
+async def test_artifacts_by_reference(run: Any, box: ToolContext) -> None:
     put = await run("artifact", action="put", value={"rows": [1, 2]}, name="numbers", store="pvc")
     for given in ({"ref": put.ref}, {"ref": put.ref.ref}, {"name": "numbers", "step": "stage"}):
         got = await run("artifact", action="get", **given)

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from tests.serving import served
 from tests.waiting import until
 
@@ -112,7 +112,9 @@ async def test_failed_transfer_changes_nothing(run: Any, source: asyncpg.Pool) -
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "json"])
 @pytest.mark.parametrize("where", ["s3", "file"])
-async def test_through_objects_and_back(run: Any, source: asyncpg.Pool, box: Toolbox, ending: str, where: str) -> None:
+async def test_through_objects_and_back(
+    run: Any, source: asyncpg.Pool, box: ToolContext, ending: str, where: str
+) -> None:
     folder = f"s3://{box.settings.minio_bucket}/transfer" if where == "s3" else "out"
     path = {"kind": "object", "path": f"{folder}/rows.{ending}"}
 
@@ -164,7 +166,9 @@ async def test_http_both_ways(run: Any, source: asyncpg.Pool, server: str) -> No
     assert data["rows"] == 2
 
 
-async def test_an_array_larger_than_memory_may_hold(run: Any, box: Toolbox, server: str, pool: asyncpg.Pool) -> None:
+async def test_an_array_larger_than_memory_may_hold(
+    run: Any, box: ToolContext, server: str, pool: asyncpg.Pool
+) -> None:
     box.settings = box.settings.model_copy(update={"http_body_bytes": 1_000_000})
     source = {"kind": "http", "url": f"{server}/rows", "params": {"as": "json", "count": 3000}}
     await pool.execute("create table target (id int, text text)")
@@ -199,7 +203,7 @@ async def test_json_that_is_no_array_is_one_row(run: Any, pool: asyncpg.Pool, tm
     assert [tuple(row) for row in await pool.fetch("select * from target")] == [(1, "[a")]
 
 
-async def test_result_by_reference_to_a_file(run: Any, box: Toolbox, tmp_path: Path) -> None:
+async def test_result_by_reference_to_a_file(run: Any, box: ToolContext, tmp_path: Path) -> None:
     ref = await box.results.put([{"a": n} for n in range(50)], execution_id=7001, step="load", name="rows")
 
     await run("transfer", source={"ref": ref}, target={"path": "rows.parquet"}, chunk_size=20)

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.rows.files import ParquetRows
 from tests.serving import served
 
@@ -49,7 +49,7 @@ async def source(pool: asyncpg.Pool) -> asyncpg.Pool:
 @pytest.mark.parametrize("end", ["parquet", "jsonl", "json", "duckdb", "s3"])
 @pytest.mark.parametrize("columns", [PLAIN, "*"])
 async def test_out_of_postgres_and_back(
-    run: Any, source: asyncpg.Pool, box: Toolbox, tmp_path: Path, end: str, columns: str
+    run: Any, source: asyncpg.Pool, box: ToolContext, tmp_path: Path, end: str, columns: str
 ) -> None:
     if end == "duckdb":  # whose intervals Arrow cannot compare
         await source.execute("alter table source drop column took; alter table target drop column took")
@@ -84,7 +84,7 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture
-async def inputs(run: Any, box: Toolbox, tmp_path: Path, url: str) -> dict[str, dict[str, Any]]:
+async def inputs(run: Any, box: ToolContext, tmp_path: Path, url: str) -> dict[str, dict[str, Any]]:
     """The same 500 rows, whose prices have a fraction, in every kind of place."""
     rows = [{"id": n, "price": n + 0.25, "doc": {"b": 1, "a": [n, None]}} for n in range(500)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")

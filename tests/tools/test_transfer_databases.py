@@ -15,7 +15,7 @@ import pytest
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.models import Task
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.registry import tool_for
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ async def test_a_failed_transfer_changes_nothing(run: Any, place: Place) -> None
     assert len(place.rows()) == 3
 
 
-async def test_appended_rows_are_written_once(box: Toolbox, place: Place, tmp_path: Path) -> None:
+async def test_appended_rows_are_written_once(box: ToolContext, place: Place, tmp_path: Path) -> None:
     removals: list[Any] = []
     own = replace(box, after=lambda call, removal: removals.append(removal))
     place.execute("create table free (id int, name varchar(20), price double)")

@@ -16,7 +16,7 @@ import pytest
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.access.clients import open_bucket
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 
 PG = {"kind": "postgres", "table": "target"}
 ROWS = {"kind": "postgres", "table": "source", "order_by": "id"}
@@ -47,7 +47,7 @@ async def test_parts_are_a_table_for_every_reader(run: Any, source: asyncpg.Pool
 
 
 async def test_a_folder_of_the_object_store_and_back(
-    run: Any, source: asyncpg.Pool, box: Toolbox, tmp_path: Path
+    run: Any, source: asyncpg.Pool, box: ToolContext, tmp_path: Path
 ) -> None:
     bucket = box.settings.minio_bucket
     folder = {"path": f"s3://{bucket}/{tmp_path.name}/rows/"}

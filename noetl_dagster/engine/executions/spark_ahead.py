@@ -27,7 +27,7 @@ async def prepare_spark(runtime: Runtime, execution: Execution) -> bool:
     python_too = any(_runs_as_spark_job(execution.playbook.step(name)) for name in steps)
     past = await past_of(runtime.pool, execution.id)
     short = sum(past.seconds(name) or 0.0 for name in steps) <= SHORT_SECONDS
-    spark = runtime.box.spark_of(execution.services)
+    spark = runtime.tool_context.spark_of(execution.services)
     return start_ahead(spark, runtime.settings, python_too=python_too, short=short)
 
 

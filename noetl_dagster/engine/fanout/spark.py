@@ -81,7 +81,7 @@ async def run_on_spark(loop_run: LoopRun, group: Group) -> GroupReport:
     started, runtime = perf_counter(), loop_run.runtime
     await runtime.buffer.flush()
     for remaining in range(JOBS - 1, -1, -1):
-        spark = await asyncio.to_thread(runtime.box.spark_of(loop_run.execution.services))
+        spark = await asyncio.to_thread(runtime.tool_context.spark_of(loop_run.execution.services))
         try:
             done, failed = await _job(spark, loop_run, group)
             break

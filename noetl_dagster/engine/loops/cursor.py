@@ -93,7 +93,7 @@ class CursorSource(IterationSource):
         """Claims rows and returns their issued commands; none when there is nothing left."""
         runtime, call = self._runtime, await self._call()
         async with asyncio.timeout(self._frame.max_seconds):
-            result = await tool_for(call.task.kind).run(call, runtime.box)
+            result = await tool_for(call.task.kind).run(call, runtime.tool_context)
         commands = self._commands(self._rows_of(result.data))
         events = self._issue_events(commands)
         try:
@@ -182,10 +182,10 @@ class _ReleasingSource(CursorSource):
     @asynccontextmanager
     async def _uncommitted(self) -> AsyncIterator[tuple[list[Any], int]]:
         """Claims in a transaction that commits when the block ends; yields the rows and the transaction's number."""
-        call, box = await self._call(), self._runtime.box
-        statements = await prepare_statements(call, box)
+        call, context = await self._call(), self._runtime.tool_context
+        statements = await prepare_statements(call, context)
         with postgres_errors(call):
-            pool = await open_pool(call, box)
+            pool = await open_pool(call, context)
             async with pool.acquire() as connection, connection.transaction():
                 async with asyncio.timeout(self._frame.max_seconds):
                     xid = await connection.fetchval(OWN_TRANSACTION)

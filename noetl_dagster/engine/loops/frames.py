@@ -351,7 +351,7 @@ class _FrameRelease:
         """Returns the first value of a query about a transaction in the playbook's database."""
         call = await self._call(None)
         with postgres_errors(call):
-            pool = await open_pool(call, self.runtime.box)
+            pool = await open_pool(call, self.runtime.tool_context)
             return await pool.fetchval(sql, xid)
 
     async def _release_rows(self, before: int | None) -> bool:
@@ -359,7 +359,7 @@ class _FrameRelease:
 
         The transaction's number is recorded first: from then on other processes wait for its end.
         """
-        runtime, box, frame = self.runtime, self.runtime.box, self.frame
+        runtime, context, frame = self.runtime, self.runtime.tool_context, self.frame
         rows = [
             row
             for record in await self._commands()
@@ -371,13 +371,13 @@ class _FrameRelease:
             if not calls:
                 return True
             with postgres_errors(calls[0]):
-                pool = await open_pool(calls[0], box)
+                pool = await open_pool(calls[0], context)
                 async with pool.acquire() as connection, connection.transaction():
                     xid = await connection.fetchval(OWN_TRANSACTION)
                     if not await runtime.pool.fetchval(NOTE_RELEASE, *frame.key, before, xid):
                         return False
                     for call in calls:
-                        await run_statements(connection, await prepare_statements(call, box))
+                        await run_statements(connection, await prepare_statements(call, context))
             return True
         except (
             ToolError,

@@ -121,4 +121,4 @@ async def publish_parts(runtime: Runtime, visit: Visit, *, is_over: bool = True)
     await runtime.buffer.flush()
     records = await runtime.reads.fetch(SINK_PARTS, *visit.key)
     places = [PartPlace.model_validate(record["place"]) for record in records]
-    await PartSinks(runtime.box).publish_staged(places, part_prefix(*visit.key), is_over=is_over)
+    await PartSinks(runtime.tool_context).publish_staged(places, part_prefix(*visit.key), is_over=is_over)

@@ -366,7 +366,7 @@ class Steps:
                 scope = scope.with_keychain(await keychain(scope, fetch))
         for task in visit.program.tasks:
             with suppress(*TASK_ERRORS):
-                await self.runtime.box.credentials.know(await render_async(task.auth, scope, fetch))
+                await self.runtime.tool_context.credentials.know(await render_async(task.auth, scope, fetch))
 
     async def _append_end(self, visit: Visit, events: Sequence[Event]) -> StepEnd:
         """Appends ``step.exit``, the last of ``events``. The first end in the log counts."""

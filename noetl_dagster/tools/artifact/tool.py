@@ -16,7 +16,7 @@ from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import locations
 from noetl_dagster.storage.manifests import Strategy, strategy_of
-from noetl_dagster.tools.base import Chunk, Tool, Toolbox, ToolCall, ToolResult, as_result_ref
+from noetl_dagster.tools.base import Chunk, Tool, ToolCall, ToolContext, ToolResult, as_result_ref
 from noetl_dagster.tools.chunks.files import file_rows, reading, value_of
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.rows.formats import FORMAT_BY_ENDING, RowFormat
@@ -50,7 +50,7 @@ class ArtifactTool(Tool):
     Raises ``ToolError``, with code ``REFERENCE_NOT_AVAILABLE`` when there is no such value.
     """
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Stores or finds the value."""
         default = ArtifactAction.PUT if "value" in call.config else ArtifactAction.GET
         given = call.config.get("action")
@@ -58,50 +58,50 @@ class ArtifactTool(Tool):
         uri = call.config.get("uri")
         try:
             if uri and action is ArtifactAction.GET and as_result_ref(uri) is None:
-                return await _read(str(uri), call, box)
-            found = await (_put(call, box) if action is ArtifactAction.PUT else _get(call, box))
+                return await _read(str(uri), call, context)
+            found = await (_put(call, context) if action is ArtifactAction.PUT else _get(call, context))
         except StorageError as error:
             where, code = f"artifact {action} in step {call.step}", getattr(error, "code", None)
             raise ToolError(f"{where}: {error}", kind=error.kind, code=code) from None
         if not isinstance(found, ResultRef):
             return ToolResult(data=found)
         if action is ArtifactAction.GET:
-            await _record_parts(found, call, box)
+            await _record_parts(found, call, context)
         return ToolResult(ref=found)
 
 
-async def _read(uri: str, call: ToolCall, box: Toolbox) -> ToolResult:
+async def _read(uri: str, call: ToolCall, context: ToolContext) -> ToolResult:
     """Reads a physical address: chunk by chunk if its format allows that, else the value as a whole."""
-    format = _row_format(uri, call, box)
+    format = _row_format(uri, call, context)
     if format is RowFormat.JSON and not call.config.get("format"):
-        least = 0 if ChunkWriter.is_wanted(call, box) else box.settings.chunk_bytes
-        file = await _open(uri, box)
+        least = 0 if ChunkWriter.is_wanted(call, context) else context.settings.chunk_bytes
+        file = await _open(uri, context)
         with reading(uri):
             if file.size < least or not await file.is_array():
                 format = None
     if format is not None:
-        return await file_rows(partial(_open, uri, box), uri, format, call, box)
+        return await file_rows(partial(_open, uri, context), uri, format, call, context)
     with reading(uri):
-        return ToolResult(data=await asyncio.to_thread(_value_at, box, uri))
+        return ToolResult(data=await asyncio.to_thread(_value_at, context, uri))
 
 
-async def _open(uri: str, box: Toolbox) -> RowFile:
+async def _open(uri: str, context: ToolContext) -> RowFile:
     with reading(uri):
-        return await asyncio.to_thread(RowFile.at, uri, box.settings)
+        return await asyncio.to_thread(RowFile.at, uri, context.settings)
 
 
-def _value_at(box: Toolbox, uri: str) -> Any:
+def _value_at(context: ToolContext, uri: str) -> Any:
     """Returns the value at a physical address, decoded by the ending of its name."""
-    return value_of(locations.read_bytes(box.settings, uri), uri)
+    return value_of(locations.read_bytes(context.settings, uri), uri)
 
 
-def _row_format(uri: str, call: ToolCall, box: Toolbox) -> RowFormat | None:
+def _row_format(uri: str, call: ToolCall, context: ToolContext) -> RowFormat | None:
     """Returns the format of a file that may be read chunk by chunk."""
-    if not uri.startswith(("s3://", "gs://")) and locations.local_path(box.settings, uri) is None:
+    if not uri.startswith(("s3://", "gs://")) and locations.local_path(context.settings, uri) is None:
         return None
     given = str(call.config.get("format") or "").lower()
     format = FORMAT_BY_ENDING.get(f".{given}" if given else PurePosixPath(uri).suffix.lower())
-    wanted = ChunkWriter.is_wanted(call, box)
+    wanted = ChunkWriter.is_wanted(call, context)
     return format if given or wanted or format in (RowFormat.JSON, RowFormat.PARQUET) else None
 
 
@@ -115,7 +115,7 @@ def _choice(call: ToolCall, field: str, given: Any, known: type[Choice]) -> Choi
         ) from None
 
 
-async def _put(call: ToolCall, box: Toolbox) -> ResultRef:
+async def _put(call: ToolCall, context: ToolContext) -> ResultRef:
     config, store = call.config, call.config.get("store")
     if "value" not in config:
         raise ToolError(f"artifact put in step {call.step} has no 'value'", kind="schema")
@@ -123,7 +123,7 @@ async def _put(call: ToolCall, box: Toolbox) -> ResultRef:
     if config.get("compress"):
         changes["compression"] = "gzip" if config["compress"] is True else str(config["compress"])
     spec = call.task.spec.result.model_copy(update=changes)
-    return await box.results.put(
+    return await context.results.put(
         config["value"],
         execution_id=call.execution_id,
         step=call.step,
@@ -134,28 +134,28 @@ async def _put(call: ToolCall, box: Toolbox) -> ResultRef:
     )
 
 
-async def _get(call: ToolCall, box: Toolbox) -> Any:
+async def _get(call: ToolCall, context: ToolContext) -> Any:
     """Returns the requested reference, or the value of a step that was small enough not to be stored."""
     asked = {**call.input, **call.config}
     given = next((asked[key] for key in ("ref", "result_ref", "uri") if asked.get(key) is not None), None)
     if given is not None:
         reference = as_result_ref(given)
         if reference is not None:
-            return await box.results.find(reference if isinstance(reference, str) else reference.ref)
-        return given if not isinstance(given, str) else await _of_step(call, box, given)
+            return await context.results.find(reference if isinstance(reference, str) else reference.ref)
+        return given if not isinstance(given, str) else await _of_step(call, context, given)
     step, name = asked.get("step"), asked.get("name")
     try:
         if name:
-            return await box.results.find((call.execution_id, str(step or call.step), str(name)))
+            return await context.results.find((call.execution_id, str(step or call.step), str(name)))
     except ReferenceNotAvailableError:
         if step is None:  # else the name may be the task's own
             raise
     if step is None:
         raise ToolError(f"artifact get in step {call.step} needs 'ref', 'step', or 'name' and 'step'", kind="schema")
-    return await _of_step(call, box, str(step))
+    return await _of_step(call, context, str(step))
 
 
-async def _of_step(call: ToolCall, box: Toolbox, step: str) -> Any:
+async def _of_step(call: ToolCall, context: ToolContext, step: str) -> Any:
     result = call.scope.get(step)
     if not isinstance(result, ResultView):
         raise ToolError(
@@ -163,18 +163,18 @@ async def _of_step(call: ToolCall, box: Toolbox, step: str) -> Any:
             'ref: "{{ <step>._ref }}", a name noetl://execution/..., or step: <step>',
             kind="not_found",
         )
-    return result.stored or await with_references(box.results.get, result.plain)
+    return result.stored or await with_references(context.results.get, result.plain)
 
 
-async def _record_parts(ref: ResultRef, call: ToolCall, box: Toolbox) -> None:
+async def _record_parts(ref: ResultRef, call: ToolCall, context: ToolContext) -> None:
     """Records a stored result as chunks if a step takes them: the parts of a list of rows, any other as one chunk."""
-    chunks = box.chunks
+    chunks = context.chunks
     if chunks is None or not chunks.wanted(call):
         return
     index = len(await chunks.recorded(call))
     if ref.kind is RefKind.MANIFEST and strategy_of(ref) is Strategy.CONCAT:
         last = int(ref.extra["parts"]) - 1
-        async for part in box.results.parts(ref, index):
+        async for part in context.results.parts(ref, index):
             await chunks.record(call, Chunk(index, part, more=index < last))
             index += 1
     elif not index:

@@ -19,7 +19,7 @@ import orjson
 
 from noetl_dagster.errors import ErrorKind, NoetlError, kind_of
 from noetl_dagster.storage.tiers.base import CHUNK, StoredObject
-from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult, as_result_ref, count_of
+from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult, as_result_ref, count_of
 from noetl_dagster.tools.chunks.files import file_rows, value_of
 from noetl_dagster.tools.chunks.gather import Gathering
 from noetl_dagster.tools.chunks.writer import ChunkedResult, ChunkWriter
@@ -54,7 +54,7 @@ class OpenBucket:
     """
 
     call: ToolCall
-    box: Toolbox
+    tool_context: ToolContext
     objects: Any
     name: str
     root: str
@@ -91,9 +91,9 @@ class OpenBucket:
         """Writes the content to a file."""
         call, format = self.call, self._format(key)
         if (reference := as_result_ref(value)) is not None:
-            results = self.box.results
+            results = self.tool_context.results
             found = await results.find(reference if isinstance(reference, str) else reference.ref)
-            value = await value_or_rows(found, results, self.box.settings.chunk_bytes)
+            value = await value_or_rows(found, results, self.tool_context.settings.chunk_bytes)
         if isinstance(value, str):
             if str(call.config.get("encoding") or "").lower() == "base64":
                 try:
@@ -171,7 +171,7 @@ class OpenBucket:
 
     async def _content_of(self, key: str) -> ToolResult:
         """Returns the content of an object: rows chunk by chunk, any other value whole."""
-        call, box, most = self.call, self.box, self.box.settings.http_body_bytes
+        call, context, most = self.call, self.tool_context, self.tool_context.settings.http_body_bytes
         format, uri = self._format(key, "text", "bytes", "base64"), self.root + key
         word = str(call.config.get("format") or "").lower()
         with self._errors("read", key), tempfile.TemporaryDirectory(prefix="noetl-download-") as folder:
@@ -186,13 +186,13 @@ class OpenBucket:
                 return files[0]
 
             if (word and format is not None) or format not in (None, RowFormat.JSON):
-                return await file_rows(fetched, uri, format, call, box)
+                return await file_rows(fetched, uri, format, call, context)
             size = (await asyncio.to_thread(self.objects.find, key)).bytes
-            least = 0 if ChunkWriter.is_wanted(call, box) else box.settings.chunk_bytes
+            least = 0 if ChunkWriter.is_wanted(call, context) else context.settings.chunk_bytes
             if format is RowFormat.JSON and size >= least:
                 file = await fetched()
                 if await file.is_array():
-                    return await file_rows(fetched, uri, format, call, box)
+                    return await file_rows(fetched, uri, format, call, context)
             if size > most:
                 raise call.error(
                     f"{uri} has {size} bytes, and a result that is no rows has {most} at most (NOETL_HTTP_BODY_BYTES); "
@@ -210,7 +210,7 @@ class OpenBucket:
     async def listed(self) -> ToolResult:
         """Lists the objects below a prefix as rows."""
         prefix, limit = self._prefix() or "", count_of(self.call, "limit")
-        chunks = ChunkedResult(self.call, self.box)
+        chunks = ChunkedResult(self.call, self.tool_context)
         gathering, count, more = Gathering(chunks.chunk_bytes), 0, False
         with self._errors("listed", prefix):
             async for page in threaded(self.objects.objects(prefix)):
@@ -276,7 +276,9 @@ class OpenBucket:
 
     def _check_key(self, text: str, field: str) -> None:
         where = f"{self.call.task.kind} in step {self.call.step}, {field}"
-        check_path(text, self.call.task.config.get(field), self.call.folder, self.box.settings, where, key=True)
+        check_path(
+            text, self.call.task.config.get(field), self.call.folder, self.tool_context.settings, where, key=True
+        )
 
     def _format(self, key: str, *others: str) -> RowFormat | None:
         """Returns the format of rows by ``format``, else by the key's ending; None for ``others`` and unknown ones."""

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from noetl_dagster.errors import CredentialError, NoetlError
 from noetl_dagster.tools.access.clients import bucket_name, google_account, google_token, open_bucket
 from noetl_dagster.tools.access.credential_types import CredentialType
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.buckets.operations import OpenBucket, Places, first_line
 from noetl_dagster.tools.files import check_path
 
@@ -54,34 +54,34 @@ class BucketTool(Tool):
     kind: ClassVar[str]
     scheme: ClassVar[str]
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the operation."""
         given = str(call.config.get("operation") or Operation.UPLOAD).lower()
         if given not in _OPERATIONS:
             raise call.error(f"operation {given!r} is unknown; known: {', '.join(Operation)}")
         operation = _OPERATIONS[given]
-        places = self._places(operation, call, box)
+        places = self._places(operation, call, context)
         try:
-            credential = await box.credentials.resolve(call.auth, CredentialType(self.kind))
-            name = bucket_name(box.settings, self.kind, places.bucket, credential)
+            credential = await context.credentials.resolve(call.auth, CredentialType(self.kind))
+            name = bucket_name(context.settings, self.kind, places.bucket, credential)
             if _BUCKET.fullmatch(name) is None:
                 raise call.error(f"{name!r:.80} is no name of a bucket")
             if self.kind == "gcs":
                 from noetl_dagster.storage.tiers.gcs import GcsBucket
 
                 account, token = google_account(credential), google_token(credential)
-                objects: Any = GcsBucket(box.settings, name, account=account, token=token)
+                objects: Any = GcsBucket(context.settings, name, account=account, token=token)
             else:
                 from noetl_dagster.storage.tiers.objects import S3Bucket
 
-                objects = S3Bucket(open_bucket(box.settings, self.kind, name, credential))
+                objects = S3Bucket(open_bucket(context.settings, self.kind, name, credential))
         except CredentialError as error:
             raise call.error(str(error), "credential", retryable=error.retryable) from None
         except NoetlError:
             raise
         except Exception as error:  # the client's own, about the fields of the credential
             raise call.error(f"the client refuses its settings: {first_line(error)}", "credential") from None
-        bucket = OpenBucket(call, box, objects, name, f"{self.scheme}://{name}/")
+        bucket = OpenBucket(call, context, objects, name, f"{self.scheme}://{name}/")
         match operation:
             case Operation.UPLOAD:
                 return ToolResult(data=await bucket.upload(places))
@@ -92,7 +92,7 @@ class BucketTool(Tool):
             case Operation.DELETE:
                 return ToolResult(data=await bucket.delete(places))
 
-    def _places(self, operation: Operation, call: ToolCall, box: Toolbox) -> Places:
+    def _places(self, operation: Operation, call: ToolCall, context: ToolContext) -> Places:
         """Reads which object and which file a call names, each in one field; a template leads out of no folder."""
         own, other = ("destination", "source") if operation is Operation.UPLOAD else ("source", "destination")
         config, places, named = call.config, Places(bucket=str(call.config.get("bucket") or "")), dict[str, str]()
@@ -121,7 +121,7 @@ class BucketTool(Tool):
                 )
             named[what] = field
             where, written = f"{self.kind} in step {call.step}, {field}", call.task.config.get(field)
-            check_path(value, written, call.folder, box.settings, where, key=is_object)
+            check_path(value, written, call.folder, context.settings, where, key=is_object)
             if not is_object:
                 parts = urlsplit(text)  # as the check above reads it
                 if parts.netloc or parts.query or parts.fragment or parts.path not in (text, rest):

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.storage import codec
-from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.rows.cutters import RECORD_BYTES, cutter_for
@@ -32,7 +32,7 @@ def value_of(content: bytes, name: str) -> Any:
 
 
 async def file_rows(
-    open_file: Callable[[], Awaitable[RowFile]], name: str, format: RowFormat, call: ToolCall, box: Toolbox
+    open_file: Callable[[], Awaitable[RowFile]], name: str, format: RowFormat, call: ToolCall, context: ToolContext
 ) -> ToolResult:
     """Returns the rows of a file: a list, of Parquet a table; by reference if they are more than a chunk.
 
@@ -43,7 +43,7 @@ async def file_rows(
         open_file: finds the file; not called if all chunks are stored.
         name: of the file, for errors.
     """
-    chunks = ChunkedResult(call, box)
+    chunks = ChunkedResult(call, context)
     if not await chunks.seek():
         return await chunks.result()
     file = await open_file()

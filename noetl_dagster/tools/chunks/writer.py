@@ -13,7 +13,7 @@ from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.codec import JsonLines
 from noetl_dagster.storage.manifests import Strategy
-from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import Chunk, ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.rows import CHUNK_ROWS
 
@@ -62,9 +62,9 @@ class ChunkWriter:
     """
 
     def __init__(
-        self, call: ToolCall, box: Toolbox, stored: Sequence[Chunk] | None, *, seeks: bool, size: int | None
+        self, call: ToolCall, context: ToolContext, stored: Sequence[Chunk] | None, *, seeks: bool, size: int | None
     ) -> None:
-        self._call, self._box, self._size = call, box, size
+        self._call, self._tool_context, self._size = call, context, size
         self._knows_stored = stored is not None
         stored = stored or ()
         self._parts = [chunk.ref for chunk in stored]
@@ -72,7 +72,7 @@ class ChunkWriter:
         # stored and not recorded yet, since the last one has to say whether another one follows
         self._held: list[Chunk] = []
         self._last = stored[-1].position if stored else None
-        self._limit = box.settings.chunk_bytes
+        self._limit = context.settings.chunk_bytes
         self._lines: _LinePages | None = None
         self._columns: Mapping[str, str] | None = None
         self._at: Any = None
@@ -84,7 +84,7 @@ class ChunkWriter:
         self.position = None if self.is_whole else self._last
 
     @classmethod
-    async def open(cls, call: ToolCall, box: Toolbox, *, seeks: bool = False, size: int | None = None) -> Self:
+    async def open(cls, call: ToolCall, context: ToolContext, *, seeks: bool = False, size: int | None = None) -> Self:
         """Opens a writer that continues after the stored chunks.
 
         Args:
@@ -92,16 +92,16 @@ class ChunkWriter:
             size: rows of the chunks that ``add`` and ``take`` cut, at most; None limits only their bytes, and those
                 that a step takes to ``CHUNK_ROWS``: small rows as Python values take many times their bytes.
         """
-        wanted = cls.is_wanted(call, box)
-        stored: Sequence[Chunk] | None = () if box.chunks is None else None
-        if box.chunks is not None and (seeks or wanted):
-            stored = await box.chunks.recorded(call)
-        return cls(call, box, stored, seeks=seeks, size=CHUNK_ROWS if size is None and wanted else size)
+        wanted = cls.is_wanted(call, context)
+        stored: Sequence[Chunk] | None = () if context.chunks is None else None
+        if context.chunks is not None and (seeks or wanted):
+            stored = await context.chunks.recorded(call)
+        return cls(call, context, stored, seeks=seeks, size=CHUNK_ROWS if size is None and wanted else size)
 
     @classmethod
-    def is_wanted(cls, call: ToolCall, box: Toolbox) -> bool:
+    def is_wanted(cls, call: ToolCall, context: ToolContext) -> bool:
         """Returns whether a step takes the chunks as they come, so that a small result is one too."""
-        return box.chunks is not None and box.chunks.wanted(call)
+        return context.chunks is not None and context.chunks.wanted(call)
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,14 +157,14 @@ class ChunkWriter:
     async def _put(self, value: Any, position: Any) -> None:
         if not self._knows_stored:  # most calls have no chunks, and do not query the log
             self._knows_stored = True
-            assert self._box.chunks is not None
-            self._parts = [chunk.ref for chunk in await self._box.chunks.recorded(self._call)]
+            assert self._tool_context.chunks is not None
+            self._parts = [chunk.ref for chunk in await self._tool_context.chunks.recorded(self._call)]
             self.stored = len(self._parts)
         place, self._place = self._place, self._place + 1
         if place < self.stored and await self._is_same(place, value):
             return
         spec = self._call.task.spec.result
-        ref = await self._box.results.put(
+        ref = await self._tool_context.results.put(
             value,
             execution_id=self._call.execution_id,
             step=self._call.step,
@@ -202,7 +202,7 @@ class ChunkWriter:
             around = None if fields is None else await self._around(fields, at)
         await self._tell(more=False, around=around)
         spec = self._call.task.spec.result
-        return await self._box.results.manifest(
+        return await self._tool_context.results.manifest(
             self._call.execution_id,
             self._call.step,
             self._call.task.name,
@@ -216,7 +216,7 @@ class ChunkWriter:
     def _tier(self, value: Any) -> Any:
         """Returns the tier of a chunk: a small one stays in its reference, unless the task names a tier."""
         wanted = self._call.task.spec.result.store
-        small = isinstance(value, JsonLines) and len(value.data) <= self._box.settings.inline_result_bytes
+        small = isinstance(value, JsonLines) and len(value.data) <= self._tool_context.settings.inline_result_bytes
         return StoreTier.EVENTLOG if small and wanted is None else wanted
 
     async def _cut(self) -> None:
@@ -239,19 +239,19 @@ class ChunkWriter:
             if around is not None:
                 last = replace(last, position=around.model_dump(mode="json", exclude_defaults=True))
             held.append(replace(last, more=False))
-        if self._box.chunks is not None:
-            await self._box.chunks.record(self._call, *held)
+        if self._tool_context.chunks is not None:
+            await self._tool_context.chunks.record(self._call, *held)
 
     async def _is_same(self, place: int, value: Any) -> bool:
         """Returns whether a stored chunk equals this one. If its step has taken it, a difference is an error."""
         before = self._parts[place].sha256
-        if before == await self._box.results.digest(value, self._call.task.spec.result):
+        if before == await self._tool_context.results.digest(value, self._call.task.spec.result):
             return True
         self._refuse_change(f"chunk {place} is not what it was")
         return False
 
     def _refuse_change(self, what: str) -> None:
-        if self.is_wanted(self._call, self._box):
+        if self.is_wanted(self._call, self._tool_context):
             raise self._call.error(
                 f"{what} when an earlier run stored it, and a step has taken it; the source has changed, or gives its "
                 "rows in another order each time: order them, or start a new execution"
@@ -259,10 +259,10 @@ class ChunkWriter:
 
     async def _around(self, fields: Mapping[str, Any], at: Sequence[str]) -> RowsAround:
         """Returns the fields around the rows; those that are too large for events are stored."""
-        limit = self._box.settings.inline_result_bytes
+        limit = self._tool_context.settings.inline_result_bytes
         large = {name for name, value in fields.items() if 4 * codec.byte_length(value) > limit}
         stored = {
-            name: await self._box.results.put(
+            name: await self._tool_context.results.put(
                 fields[name],
                 execution_id=self._call.execution_id,
                 step=self._call.step,
@@ -277,10 +277,10 @@ class ChunkWriter:
         """Returns the selected fields, including those of the first chunk's rows."""
         if not select:
             return {}
-        first = await self._box.results.get(self._parts[0]) if self._parts else []
+        first = await self._tool_context.results.get(self._parts[0]) if self._parts else []
         paths = [path for path in select if ".-" not in path]
         whole = first if around is None else around.mapping(first, {})
-        return codec.select_fields(whole, paths, self._box.settings.inline_result_bytes)
+        return codec.select_fields(whole, paths, self._tool_context.settings.inline_result_bytes)
 
 
 class ChunkedResult:
@@ -293,22 +293,22 @@ class ChunkedResult:
         wanted: a step takes the chunks as they come, so that a small result is one too.
     """
 
-    def __init__(self, call: ToolCall, box: Toolbox) -> None:
+    def __init__(self, call: ToolCall, context: ToolContext) -> None:
         self._call = call
-        self._box = box
+        self._tool_context = context
         self._writer: ChunkWriter | None = None
         self._rest: Any = []
-        self.wanted = ChunkWriter.is_wanted(call, box)
-        self.most_bytes = box.settings.chunk_bytes
+        self.wanted = ChunkWriter.is_wanted(call, context)
+        self.most_bytes = context.settings.chunk_bytes
         self.chunk_bytes = 0 if self.wanted else self.most_bytes
         self.position: Any = None
 
     async def seek(self) -> bool:
         """Finds the position of an earlier run of the call; returns False when nothing is left to do."""
-        writer = await ChunkWriter.open(self._call, self._box, seeks=True)
+        writer = await ChunkWriter.open(self._call, self._tool_context, seeks=True)
         if writer.stored and writer.position is None and not writer.is_whole:
             # it has no positions: the stored chunks are compared
-            writer = await ChunkWriter.open(self._call, self._box)
+            writer = await ChunkWriter.open(self._call, self._tool_context)
         self.position = writer.position
         if not writer.stored:
             return True  # a small result has no writer
@@ -318,7 +318,7 @@ class ChunkedResult:
     async def begin_again(self) -> None:
         """Compares the stored chunks, for a producer that cannot resume at ``position`` after all."""
         self.position = None
-        self._writer = await ChunkWriter.open(self._call, self._box)
+        self._writer = await ChunkWriter.open(self._call, self._tool_context)
 
     async def put(self, chunk: Gathered) -> bool:
         """Stores a chunk, or keeps it if it is all; returns False when an earlier run has stored everything."""
@@ -326,7 +326,7 @@ class ChunkedResult:
             if not (chunk.full or self.wanted):
                 self._rest = chunk.rows
                 return True
-            self._writer = await ChunkWriter.open(self._call, self._box)
+            self._writer = await ChunkWriter.open(self._call, self._tool_context)
         if self._writer.is_whole:
             return False
         await self._writer.put(chunk.rows, chunk.position)

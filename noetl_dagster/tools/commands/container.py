@@ -15,8 +15,8 @@ from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.base import (
     JobMessages,
     Tool,
-    Toolbox,
     ToolCall,
+    ToolContext,
     ToolResult,
     pipes_variables,
     time_limit,
@@ -57,31 +57,31 @@ class ContainerTool(Tool):
     for an exit code other than 0.
     """
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the job and returns its outcome."""
         batch, core = await asyncio.to_thread(connect, f"container in step {call.step}")
         namespace = str(call.config.get("namespace") or await asyncio.to_thread(own_namespace))
-        script = await load_script(call, box)
-        async with pipes_variables(call, box, JobMessages.OBJECTS) as variables:
+        script = await load_script(call, context)
+        async with pipes_variables(call, context, JobMessages.OBJECTS) as variables:
             redact = SECRETS.redact
             secrets = jobs.secret_variables(call, variables, lambda text: redact(text) != text)
-            manifest = jobs.job_manifest(call, script, variables, secrets, box.settings)
-            _check_rights(call, jobs.job_manifest(call, script, variables, secrets), box)
+            manifest = jobs.job_manifest(call, script, variables, secrets, context.settings)
+            _check_rights(call, jobs.job_manifest(call, script, variables, secrets), context)
             job = _ContainerJob(call, batch, core, namespace, secrets)
-            if box.after is not None and call.command_id:
-                box.after(call, job.clear)
-                return await self._run(job, box, manifest)
+            if context.after is not None and call.command_id:
+                context.after(call, job.clear)
+                return await self._run(job, context, manifest)
             try:
-                return await self._run(job, box, manifest)
+                return await self._run(job, context, manifest)
             finally:
                 await asyncio.shield(job.remove())
 
-    async def _run(self, job: _ContainerJob, box: Toolbox, manifest: dict[str, Any]) -> ToolResult:
+    async def _run(self, job: _ContainerJob, context: ToolContext, manifest: dict[str, Any]) -> ToolResult:
         call = job.call
         try:
             async with time_limit(call):
-                await job.make(manifest, box)
-                condition = await job.ended(box)
+                await job.make(manifest, context)
+                condition = await job.ended(context)
             pod, exit_code, log = await ask_cluster(job.asker, job.outcome)
         except asyncio.CancelledError:
             if call.limit is not None and call.limit.expired():  # else another process may resume the command
@@ -120,7 +120,7 @@ class _ContainerJob:
         self._batch, self._core = batch, core
         self._ask, self._delete = partial(ask_cluster, self.asker), partial(delete_job, self.asker, batch)
 
-    async def make(self, manifest: dict[str, Any], box: Toolbox) -> None:
+    async def make(self, manifest: dict[str, Any], context: ToolContext) -> None:
         """Creates the job, or adopts the one that an earlier process created for the same call.
 
         A job with another definition, because earlier steps had other results, is replaced.
@@ -128,7 +128,7 @@ class _ContainerJob:
         Raises:
             ToolError: Kubernetes refuses it, a foreign job has its name, or the command has ended.
         """
-        await self._refuse_stale(box)
+        await self._refuse_stale(context)
         made_of = manifest["metadata"]["annotations"][jobs.MADE_OF]
         while (created := await self._created(manifest)) is None:
             found = await self._found()
@@ -161,7 +161,7 @@ class _ContainerJob:
             if error.status != 409:
                 raise
 
-    async def ended(self, box: Toolbox) -> Any:
+    async def ended(self, context: ToolContext) -> Any:
         """Waits for the end of the job. Returns its condition ``Complete`` or ``Failed``.
 
         Raises:
@@ -170,7 +170,7 @@ class _ContainerJob:
         """
         clock = asyncio.get_running_loop().time
         answered, started = clock(), False
-        waiting = StartWatch(f"{self.asker}: job {self.name}", box.settings.container_start_seconds)
+        waiting = StartWatch(f"{self.asker}: job {self.name}", context.settings.container_start_seconds)
         while True:
             try:
                 job = await self._ask(self._batch.read_namespaced_job_status, self.name, self.namespace)
@@ -187,7 +187,7 @@ class _ContainerJob:
                     return condition
                 started = started or bool(job.status and job.status.ready)
                 problem = None if started else await self._start_problem(waiting)
-                box.progress(self.call, f"job {self.name} {'runs' if problem is None else f'waits: {problem}'}")
+                context.progress(self.call, f"job {self.name} {'runs' if problem is None else f'waits: {problem}'}")
             await asyncio.sleep(POLL_SECONDS)
 
     async def _start_problem(self, waiting: StartWatch) -> str | None:
@@ -238,14 +238,14 @@ class _ContainerJob:
         for found in await self._of_command():
             await self._delete(found)
 
-    async def _refuse_stale(self, box: Toolbox) -> None:
+    async def _refuse_stale(self, context: ToolContext) -> None:
         """Raises ``ToolError`` if the command has ended elsewhere, or if a later call shows that this one failed."""
         names = [job.metadata.annotations[jobs.CALL] for job in await self._of_command()]
         later = jobs.later_number(self.call, names)
         if later is not None and jobs.call_name(self.call) not in names:
             message = f"{self.asker}: this call failed before its process ended; call {later} came after it"
             raise ToolError(message, kind="connection", retryable=True)
-        if box.over is not None and self.call.command_id and await box.over(self.call):
+        if context.over is not None and self.call.command_id and await context.over(self.call):
             raise ToolError(f"{self.asker}: its command has ended in another process", kind="unknown")
 
     async def _of_command(self) -> list[Any]:
@@ -281,10 +281,10 @@ class _ContainerJob:
         return bool((job.metadata.annotations or {}).get(jobs.CALL) == jobs.call_name(self.call))
 
 
-def _check_rights(call: ToolCall, manifest: dict[str, Any], box: Toolbox) -> None:
+def _check_rights(call: ToolCall, manifest: dict[str, Any], context: ToolContext) -> None:
     """Raises ``ToolError`` if a job asks for rights that the installation does not allow."""
     template, own = manifest["spec"]["template"], manifest["metadata"]["annotations"].get(jobs.SECRET)
-    asked = refused(template["spec"], box.settings.container_allow, template["metadata"].get("annotations"))
+    asked = refused(template["spec"], context.settings.container_allow, template["metadata"].get("annotations"))
     rights = [right for right in asked if own is None or right.value != own]
     if rights:
         place = f" ({call.task.place})" if call.task.place is not None else ""

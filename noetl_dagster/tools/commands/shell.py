@@ -16,8 +16,8 @@ from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.base import (
     JobMessages,
     Tool,
-    Toolbox,
     ToolCall,
+    ToolContext,
     ToolResult,
     pipes_variables,
     time_limit,
@@ -50,12 +50,12 @@ class ShellTool(Tool):
     limit, when the whole process group is killed.
     """
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the commands and returns their outcome."""
         try:
-            most = box.settings.playbook_seconds
-            async with time_limit(call, most), pipes_variables(call, box, JobMessages.FILE) as variables:
-                finished = await self._run(call, box, variables)
+            most = context.settings.playbook_seconds
+            async with time_limit(call, most), pipes_variables(call, context, JobMessages.FILE) as variables:
+                finished = await self._run(call, context, variables)
         except OSError as error:
             raise ToolError(f"{call.task.kind} in step {call.step}: {error}", kind=kind_of(error)) from None
         redact, code = SECRETS.redact, finished.exit_code
@@ -72,16 +72,16 @@ class ShellTool(Tool):
         }
         return ToolResult(data=data)
 
-    async def _run(self, call: ToolCall, box: Toolbox, variables: Mapping[str, str]) -> Finished:
+    async def _run(self, call: ToolCall, context: ToolContext, variables: Mapping[str, str]) -> Finished:
         config = call.config
-        confined = confinement(box.settings)
+        confined = confinement(context.settings)
         if variables and confined.has_own_user and config["pipes"] in (True, JobMessages.FILE):
             raise call.error("pipes: true uses a file that NOETL_PLAYBOOK_USER cannot write; write pipes: objects")
-        env = playbook_environment(box.settings)
+        env = playbook_environment(context.settings)
         own = {str(name): str(value) for name, value in (config.get("env") or {}).items()} | dict(variables)
         own["NOETL_INPUT"] = orjson.dumps(to_jsonable(call.input, "input")).decode()
-        folder = working_folder(call.folder, box.settings) / str(config.get("cwd") or ".")
-        script = await load_script(call, box) if "script" in config else config.get("code")
+        folder = working_folder(call.folder, context.settings) / str(config.get("cwd") or ".")
+        script = await load_script(call, context) if "script" in config else config.get("code")
         with ExitStack() as stack:
             private = None
             if script or confined.has_own_user:

@@ -12,7 +12,7 @@ import orjson
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.tools.access.web import public
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.rows.cutters import Piece, begins_array, cutter_for, ends_value
@@ -89,23 +89,23 @@ class ResponseBody:
             yield block
 
 
-async def read_response(body: ResponseBody, call: ToolCall, box: Toolbox) -> HttpResponse:
+async def read_response(body: ResponseBody, call: ToolCall, context: ToolContext) -> HttpResponse:
     """Reads a response; a body above ``NOETL_HTTP_BODY_BYTES`` goes to the result store."""
     response = body.response
     headers, url = _headers(response), public(response.url)
-    content = await body.beginning(box.settings.http_body_bytes)
+    content = await body.beginning(context.settings.http_body_bytes)
     failed = response.status >= 400
     if body.has_ended or failed:
         data, encoding = _value(content, response)
     else:  # it is stored while it arrives
         spec = call.task.spec.result
-        ref = await box.results.put_stream(
+        ref = await context.results.put_stream(
             body.blocks(),
             execution_id=call.execution_id,
             step=call.step,
             name=f"{spec.name or call.task.name}-body",
             spec=spec.model_copy(update={"name": None}),
-            tier=box.settings.default_store_tier if spec.store in _NOT_STREAMED else None,
+            tier=context.settings.default_store_tier if spec.store in _NOT_STREAMED else None,
             content_type=_media_type(response) or "application/octet-stream",
         )
         data, encoding = ref.model_dump(mode="json", exclude_defaults=True), "reference"
@@ -125,7 +125,7 @@ def _headers(response: ClientResponse) -> dict[str, str]:
     return headers
 
 
-async def format_of_body(body: ResponseBody, chunks: ChunkedResult, box: Toolbox) -> RowFormat | None:
+async def format_of_body(body: ResponseBody, chunks: ChunkedResult, context: ToolContext) -> RowFormat | None:
     """Returns the row format of a body by its type: of JSON arrays, and of other types if a step consumes chunks."""
     media_type = _media_type(body.response)
     if media_type != "application/json" and not media_type.endswith("+json"):
@@ -136,7 +136,7 @@ async def format_of_body(body: ResponseBody, chunks: ChunkedResult, box: Toolbox
     beginning = await body.beginning(chunks.most_bytes)
     if begins_array(beginning) and not body.has_ended and not ends_value(beginning):
         # a large value, which may be all there is
-        beginning = await body.beginning(box.settings.http_body_bytes)
+        beginning = await body.beginning(context.settings.http_body_bytes)
     is_array = not body.has_ended and begins_array(beginning) and ends_value(beginning)
     return RowFormat.JSON if is_array else None
 

@@ -28,7 +28,7 @@ from noetl_dagster.tools.access.web import (
     public,
     same_origin,
 )
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, seconds_of
+from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, seconds_of
 from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.http.body import HttpResponse, ResponseBody, format_of_body, read_response, take_rows
 from noetl_dagster.tools.rows.cutters import CUT_FORMATS
@@ -64,22 +64,22 @@ class HttpTool(Tool):
     def __init__(self) -> None:
         self._latest = _CredentialFields()  # most calls use the credential of the call before
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Sends the request and returns its response. A token that the server does not accept is renewed once."""
-        access = await self._credential_fields(call, box)
+        access = await self._credential_fields(call, context)
         try:
-            return await self._respond(call, box, access)
+            return await self._respond(call, context, access)
         except ToolError as error:
             if error.status != HTTPStatus.UNAUTHORIZED or access.credential is None:
                 raise
-            if not box.credentials.reject(access.credential):
+            if not context.credentials.reject(access.credential):
                 raise
-        return await self._respond(call, box, await self._credential_fields(call, box))
+        return await self._respond(call, context, await self._credential_fields(call, context))
 
-    async def _credential_fields(self, call: ToolCall, box: Toolbox) -> _CredentialFields:
+    async def _credential_fields(self, call: ToolCall, context: ToolContext) -> _CredentialFields:
         """Returns the headers and parameters for the credential that the task names; none without one."""
         try:
-            credential = await box.credentials.resolve(call.auth, *HTTP_TYPES)
+            credential = await context.credentials.resolve(call.auth, *HTTP_TYPES)
             known = self._latest
             if known.credential is not credential:
                 known = self._latest = _CredentialFields() if credential is None else _added(credential)
@@ -87,7 +87,7 @@ class HttpTool(Tool):
         except CredentialError as error:
             raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
-    async def _respond(self, call: ToolCall, box: Toolbox, access: _CredentialFields) -> ToolResult:
+    async def _respond(self, call: ToolCall, context: ToolContext, access: _CredentialFields) -> ToolResult:
         config = call.config
         url = _absolute_url(config.get("url"), access, call)
         takes_rows = call.task.kind == "http"  # a transfer reads rows in its own way
@@ -98,23 +98,23 @@ class HttpTool(Tool):
             seconds = _time_limit(call)
         except (NotJsonableError, ValueError) as error:
             raise _http_error(f"{_method(config)} {url} cannot be sent: {error}") from None
-        chunks = ChunkedResult(call, box)
+        chunks = ChunkedResult(call, context)
         if takes_rows and (format is not None or chunks.wanted) and not await chunks.seek():
             return await chunks.result({})
         if (position := chunks.position) is not None:  # the rest of the body, or all of it if it has changed
             rest = {"Range": f"bytes={position['offset']}-", "If-Range": str(position["version"])}
             request = request._replace(headers={**request.headers, **rest})
-        web = box.clients.http(verify_ssl=_truth(config.get("verify_ssl", True)))
+        web = context.clients.http(verify_ssl=_truth(config.get("verify_ssl", True)))
         follow = _truth(config.get("follow_redirects", True))
         try:
             async with answered(web, request, seconds=seconds, follow=follow) as response:
                 body = ResponseBody(response)
                 rows = None
                 if response.status < 400 and takes_rows:
-                    rows = format or await format_of_body(body, chunks, box)
+                    rows = format or await format_of_body(body, chunks, context)
                 if rows is not None:
                     await take_rows(body, rows, chunks, _place(request))
-                answer = await read_response(body, call, box)
+                answer = await read_response(body, call, context)
         except WebError as error:
             outcome = f"timed out ({error})" if error.late else f"failed: {error}"
             kind: ErrorKind = "timeout" if error.late else "connection" if error.retryable else "client_error"

@@ -24,7 +24,7 @@ from nats.js.client import JetStreamContext
 from noetl_dagster.errors import CredentialError, ErrorKind, ServiceError, ToolError, kind_of, kind_of_status
 from noetl_dagster.process.jetstream import KEPT_SECONDS, pages_of_keys, reading
 from noetl_dagster.tools.access.credential_types import CredentialType
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult
+from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.rows.jsonable import to_jsonable
@@ -72,7 +72,7 @@ class NatsTool(Tool):
     Raises ``ToolError`` of kind ``nats``, retryable for connections and time-outs.
     """
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the operation."""
         given = call.config.get("operation")
         try:
@@ -81,11 +81,11 @@ class NatsTool(Tool):
             known = ", ".join(NatsOperation)
             raise call.error(f"operation {given!r} is unknown; known: {known}") from None
         try:
-            credential = await box.credentials.resolve(call.auth, CredentialType.NATS)
-            client = await box.clients.nats(credential)
+            credential = await context.credentials.resolve(call.auth, CredentialType.NATS)
+            client = await context.clients.nats(credential)
             match operation:
                 case NatsOperation.SUBSCRIBE:
-                    return await _subscribe(client, call, box)
+                    return await _subscribe(client, call, context)
                 case NatsOperation.PUBLISH:
                     return ToolResult(data=await _publish(client, call))
                 case NatsOperation.OBJECT_PUT | NatsOperation.OBJECT_GET:
@@ -189,9 +189,9 @@ def _kind_of(error: Exception) -> ErrorKind:
     return kind_of(error)
 
 
-async def _subscribe(client: NatsClient, call: ToolCall, box: Toolbox) -> ToolResult:
+async def _subscribe(client: NatsClient, call: ToolCall, context: ToolContext) -> ToolResult:
     """Reads the messages of one call."""
-    chunks = ChunkedResult(call, box)
+    chunks = ChunkedResult(call, context)
     if await chunks.seek():
         end = _Limits(client, call, (chunks.position or {}).get("messages", 0))
         if durable := call.config.get("durable"):

@@ -15,7 +15,7 @@ from noetl_dagster.playbook.templates.views import ReferenceNeeded, ResultView, 
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 if TYPE_CHECKING:
-    from noetl_dagster.tools.base import Toolbox
+    from noetl_dagster.tools.base import ToolContext
 
 T = TypeVar("T")
 
@@ -25,9 +25,9 @@ _READ_BY_VIEW = frozenset({"data", "ref", "extracted", "results", "error"})
 class LiveScope(Mapping[str, Any]):
     """The names of a scope for code in a thread: plain values; references are fetched on access."""
 
-    def __init__(self, scope: Mapping[str, Any], box: Toolbox, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, scope: Mapping[str, Any], context: ToolContext, loop: asyncio.AbstractEventLoop) -> None:
         self._scope = scope
-        self._box = box
+        self._tool_context = context
         self._loop = loop
 
     def __getitem__(self, name: str) -> Any:
@@ -44,7 +44,7 @@ class LiveScope(Mapping[str, Any]):
 
     def context(self) -> CodeContext:
         """Returns the ``context`` of the code."""
-        return CodeContext(self._scope, self._box, self._loop)
+        return CodeContext(self._scope, self._tool_context, self._loop)
 
     def fetched(self, attempt: Callable[[], T]) -> T:
         """Calls ``attempt``, from a thread, and fetches the stored results that it needs."""
@@ -52,7 +52,7 @@ class LiveScope(Mapping[str, Any]):
             try:
                 return attempt()
             except ReferenceNeeded as needed:
-                fetch = asyncio.run_coroutine_threadsafe(self._box.results.get(needed.reference), self._loop)
+                fetch = asyncio.run_coroutine_threadsafe(self._tool_context.results.get(needed.reference), self._loop)
                 needed.cache[needed.reference.ref] = fetch.result()
 
     def values_of(self, wanted: Set[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from noetl_dagster.errors import TemplateError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.settings import PythonIsolation
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, time_limit
+from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, time_limit
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.commands.confinement import confinement
@@ -73,28 +73,28 @@ class PythonTool(Tool):
         self._threads = CodeThreads()
         self._coroutines = _CoroutineLoop()
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the code and returns its value."""
-        source = await load_script(call, box) if "script" in call.config else call.config.get("code")
+        source = await load_script(call, context) if "script" in call.config else call.config.get("code")
         if not isinstance(source, str) or not source.strip():
             raise ToolError(f"python in step {call.step} has no 'code'", kind="schema")
         try:
-            isolation = _option(call, "isolation") or box.settings.python_isolation
+            isolation = _option(call, "isolation") or context.settings.python_isolation
             in_subprocess = isolation == PythonIsolation.SUBPROCESS
-            most = box.settings.playbook_seconds if in_subprocess else None
+            most = context.settings.playbook_seconds if in_subprocess else None
             async with time_limit(call, most):
-                return await self._run(source, call, box, in_subprocess)
+                return await self._run(source, call, context, in_subprocess)
         except CodeFailure as failure:
             raise _tool_error(failure, call, source) from None
 
-    async def _run(self, source: str, call: ToolCall, box: Toolbox, in_subprocess: bool) -> ToolResult:
+    async def _run(self, source: str, call: ToolCall, context: ToolContext, in_subprocess: bool) -> ToolResult:
         program = compile_code(source, f"{call.step}.{call.task.name}")
-        rendered = await rendered_templates(program, source, call, box)
-        chunks = ChunkedResult(call, box)
+        rendered = await rendered_templates(program, source, call, context)
+        chunks = ChunkedResult(call, context)
         seeks = program.seeks and POSITION not in call.input and POSITION not in call.scope
         if seeks and not await chunks.seek():
             return await chunks.result()
-        run = _PythonRun(call, box, program, rendered, chunks, chunks.position if seeks else NO_POSITION)
+        run = _PythonRun(call, context, program, rendered, chunks, chunks.position if seeks else NO_POSITION)
         if in_subprocess:
             return await self._in_subprocess(source, run)
         try:
@@ -132,8 +132,8 @@ class PythonTool(Tool):
             "seeks": run.seeks,
             "position": run.position if run.seeks else None,
         }
-        confined = confinement(run.box.settings, None if memory is None else bytes_of(memory))
-        return await run_in_process(request, Printed(call.step), run.chunks, run.box.settings, confined)
+        confined = confinement(run.tool_context.settings, None if memory is None else bytes_of(memory))
+        return await run_in_process(request, Printed(call.step), run.chunks, run.tool_context.settings, confined)
 
 
 @dataclass(eq=False)
@@ -148,7 +148,7 @@ class _PythonRun:
     """
 
     call: ToolCall
-    box: Toolbox
+    tool_context: ToolContext
     program: Program
     rendered: Mapping[str, Any]
     chunks: ChunkedResult
@@ -157,7 +157,7 @@ class _PythonRun:
     def __post_init__(self) -> None:
         self.seeks = self.position is not NO_POSITION
         self._loop = asyncio.get_running_loop()
-        self.scope = LiveScope(self.call.scope, self.box, self._loop)
+        self.scope = LiveScope(self.call.scope, self.tool_context, self._loop)
         self._storing: concurrent.futures.Future[bool] | None = None
         self._closed = False
 
@@ -233,7 +233,7 @@ class _PythonRun:
         return await self.chunks.put(chunk)
 
 
-async def rendered_templates(program: Program, source: str, call: ToolCall, box: Toolbox) -> Mapping[str, Any]:
+async def rendered_templates(program: Program, source: str, call: ToolCall, context: ToolContext) -> Mapping[str, Any]:
     """Returns the values of the templates in a program's code, by their variables: JSON values, dates as text.
 
     ``{{ rows | tojson }}`` becomes the value itself, since as code it is a list.
@@ -248,7 +248,7 @@ async def rendered_templates(program: Program, source: str, call: ToolCall, box:
     for template in program.templates:
         place = code_place(call.task, source, template.line)
         try:
-            value = await render_async(compile_value(template.source), call.scope, box.results.get)
+            value = await render_async(compile_value(template.source), call.scope, context.results.get)
             if _ENDS_IN_TOJSON.search(template.source):
                 value = orjson.loads(value)
             values[template.name] = to_jsonable(value, template.source)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import orjson
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.rows.batches import batches_of
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.sinks.place import PartPlace, SinkKind
@@ -49,8 +49,8 @@ PUBLISHED = "SELECT part FROM noetl_sink_part WHERE target = ? AND part IN ({pla
 class DatabaseParts:
     """A :class:`~noetl_dagster.tools.sinks.place.PartTarget` in SQLite or MySQL."""
 
-    def __init__(self, box: Toolbox) -> None:
-        self._box = box
+    def __init__(self, context: ToolContext) -> None:
+        self._tool_context = context
 
     async def stage(self, place: PartPlace, result: Any) -> None:
         """Inserts the rows, so that the database checks them, undoes that, and stages them as JSON."""
@@ -102,7 +102,7 @@ class DatabaseParts:
 
     async def _change(self, place: PartPlace, work: Callable[[DatabaseSession], Awaitable[T]]) -> T:
         """Makes a change in one transaction; raises ``ToolError`` if nothing was changed."""
-        database = await find_database(place.kind.value, self._box, auth=place.auth, path=place.path or None)
+        database = await find_database(place.kind.value, self._tool_context, auth=place.auth, path=place.path or None)
         where = f"sink: table {place.table} of {place.kind} {place.path or place.auth}"
         text = "LONGTEXT" if place.kind is SinkKind.MYSQL else "TEXT"
         tables = [statement.format(text=text) for statement in BOOKKEEPING]

@@ -15,7 +15,7 @@ from obstore.store import LocalStore
 
 from noetl_dagster.tools.access.clients import open_bucket
 from noetl_dagster.tools.access.credential_types import CredentialType
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
 from noetl_dagster.tools.rows.files import arrow_schema, row_writer
 from noetl_dagster.tools.rows.formats import RowFormat
@@ -28,8 +28,8 @@ _DRAFT = "#"
 class ObjectParts:
     """A :class:`~noetl_dagster.tools.sinks.place.PartTarget` in a folder, which renames parts to publish them."""
 
-    def __init__(self, box: Toolbox) -> None:
-        self._box = box
+    def __init__(self, context: ToolContext) -> None:
+        self._tool_context = context
 
     async def stage(self, place: PartPlace, result: Any) -> None:
         """Writes a local file, and uploads it as a whole."""
@@ -84,8 +84,8 @@ class ObjectParts:
     async def _store(self, place: PartPlace) -> Any:
         if place.kind is SinkKind.FILE:
             return await asyncio.to_thread(LocalStore, place.folder, mkdir=True)
-        credential = await self._box.credentials.resolve(place.auth, CredentialType(place.kind.value))
-        return open_bucket(self._box.settings, place.kind, place.bucket, credential)
+        credential = await self._tool_context.credentials.resolve(place.auth, CredentialType(place.kind.value))
+        return open_bucket(self._tool_context.settings, place.kind, place.bucket, credential)
 
 
 def _key(place: PartPlace, path: str) -> str:

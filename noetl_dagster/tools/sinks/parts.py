@@ -9,17 +9,17 @@ from typing import Any
 from noetl_dagster.errors import CredentialError, ToolError, kind_of
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.files import check_path
 from noetl_dagster.tools.rows.batches import has_rows
 from noetl_dagster.tools.sinks.place import PartPlace, PartTarget, SinkKind, place_of
 
 
 class PartSinks:
-    """Writes parts with the credentials of a toolbox."""
+    """Writes parts with the credentials of a tool context."""
 
-    def __init__(self, box: Toolbox) -> None:
-        self._box = box
+    def __init__(self, context: ToolContext) -> None:
+        self._tool_context = context
 
     async def stage(
         self,
@@ -43,11 +43,11 @@ class PartSinks:
         """
         texts = ("table", "path", "database", "auth", "args", "mode", "format", "on_new_column")
         fields = {field: getattr(sink, field) for field in texts}
-        rendered = await render_async(compile_value(fields), scope, self._box.results.get)
+        rendered = await render_async(compile_value(fields), scope, self._tool_context.results.get)
         ready = sink.model_copy(update=rendered)
         for field, key in (("path", sink.tool not in ("file", "duckdb", "sqlite")), ("database", False)):
             where = f"sink to {sink.tool}, {field}"
-            check_path(rendered[field], fields[field], folder, self._box.settings, where, key=key)
+            check_path(rendered[field], fields[field], folder, self._tool_context.settings, where, key=key)
         place = place_of(ready, name, dict(own), folder)
         result = ready.args or value
         if not await has_rows(result):
@@ -103,10 +103,10 @@ class PartSinks:
         if place.is_table:
             from noetl_dagster.tools.sinks.databases import DatabaseParts
 
-            return DatabaseParts(self._box)
+            return DatabaseParts(self._tool_context)
         from noetl_dagster.tools.sinks.objects import ObjectParts
 
-        return ObjectParts(self._box)
+        return ObjectParts(self._tool_context)
 
 
 def _by_target(places: Iterable[PartPlace]) -> list[tuple[PartPlace, list[PartPlace]]]:

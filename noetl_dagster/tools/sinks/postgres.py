@@ -24,7 +24,7 @@ from noetl_dagster.playbook.templates.rendering import compile_value, render_asy
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import postgres_arguments
 from noetl_dagster.tools.access.credential_types import Credential, CredentialType
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.sql.connection import NEVER_IDLE, POSTGRES_ERRORS, postgres_error
@@ -78,7 +78,7 @@ class CompletingEvents(ABC):
 
 
 async def write_sink(
-    box: Toolbox,
+    context: ToolContext,
     sink: Sink,
     value: Any,
     scope: Mapping[str, Any],
@@ -104,13 +104,13 @@ async def write_sink(
             kind="schema",
         )
     fields = {name: getattr(sink, name) for name in ("table", "auth", "args", "command", "on_new_column")}
-    ready = sink.model_copy(update=await render_async(compile_value(fields), scope, box.results.get))
-    credential = await box.credentials.resolve(ready.auth, CredentialType.POSTGRES)
+    ready = sink.model_copy(update=await render_async(compile_value(fields), scope, context.results.get))
+    credential = await context.credentials.resolve(ready.auth, CredentialType.POSTGRES)
     if credential is None:
         raise CredentialError("the sink names no credential; write auth: <name of a postgres credential>")
-    shared = complete is not None and is_event_log(credential, box.settings)
-    pool = await box.clients.postgres(credential)
-    known = KnownTables(box.clients.statements(pool))
+    shared = complete is not None and is_event_log(credential, context.settings)
+    pool = await context.clients.postgres(credential)
+    known = KnownTables(context.clients.statements(pool))
 
     async def write() -> None:
         async with pool.acquire() as connection:

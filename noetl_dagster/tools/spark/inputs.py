@@ -22,11 +22,11 @@ from noetl_dagster.spark.frames import (
 from noetl_dagster.spark.metrics import InputBytes
 from noetl_dagster.spark.sources.results import VALUE
 from noetl_dagster.spark.staging import Staging
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.files import check_path, written_in
 
 
-async def stored_inputs(call: ToolCall, box: Toolbox) -> dict[str, InputRows]:
+async def stored_inputs(call: ToolCall, context: ToolContext) -> dict[str, InputRows]:
     """Returns the inputs that are results: those under ``from`` by name, those under ``input`` by reference.
 
     ``from`` has addresses, ``step``, ``task`` or ``task.key``, by input name; a list keeps their names.
@@ -37,14 +37,14 @@ async def stored_inputs(call: ToolCall, box: Toolbox) -> dict[str, InputRows]:
     stored: dict[str, InputRows] = {}
     for name, address in given.items():
         rows = stored[str(name)] = InputRows()
-        await rows.add_result(await _envelope(str(address), call, box), box.results)
+        await rows.add_result(await _envelope(str(address), call, context), context.results)
     for name, value in call.input.items():
         for ref in references_in(value):
-            await stored.setdefault(name, InputRows()).add(ref, box.results)
+            await stored.setdefault(name, InputRows()).add(ref, context.results)
     return stored
 
 
-async def _envelope(address: str, call: ToolCall, box: Toolbox) -> Mapping[str, Any]:
+async def _envelope(address: str, call: ToolCall, context: ToolContext) -> Mapping[str, Any]:
     """Returns the result at an address; a stored one is not fetched."""
     name, _, rest = address.partition(".")
     if name not in call.scope:
@@ -60,7 +60,7 @@ async def _envelope(address: str, call: ToolCall, box: Toolbox) -> Mapping[str, 
         return plain(value)
 
     try:
-        value = await with_references(box.results.get, follow)
+        value = await with_references(context.results.get, follow)
     except (KeyError, TypeError) as error:
         raise call.error(f"{name!r} has no {rest!r}") from error
     is_reference = not isinstance(value, list) and references_in(value)

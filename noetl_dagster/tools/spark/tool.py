@@ -40,7 +40,7 @@ from noetl_dagster.spark.metrics import (
 )
 from noetl_dagster.spark.staging import Staging, staging_for
 from noetl_dagster.storage import codec, locations
-from noetl_dagster.tools.base import Chunk, Tool, Toolbox, ToolCall, ToolResult, count_of
+from noetl_dagster.tools.base import Chunk, Tool, ToolCall, ToolContext, ToolResult, count_of
 from noetl_dagster.tools.files import load_script, script_file
 from noetl_dagster.tools.python.code import (
     CodeFailure,
@@ -93,27 +93,29 @@ class SparkTool(Tool):
     def __init__(self) -> None:
         self._threads = CodeThreads(THREADS)
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the call, or only reports the rest of a dataset that an earlier run has written."""
         ways = [way for way in ("command", "function", "code", "script") if call.config.get(way)]
         if len(ways) != 1:
             message = f"needs one of sql, function, code and script; it has {' and '.join(ways) or 'none'}"
             raise ToolError(f"spark in step {call.step} {message}", kind="schema")
-        recorded = await box.chunks.recorded(call) if box.chunks is not None and box.chunks.wanted(call) else ()
+        recorded = (
+            await context.chunks.recorded(call) if context.chunks is not None and context.chunks.wanted(call) else ()
+        )
         if recorded:
-            dataset = await box.results.find(recorded[0].position["dataset"])
-            await _report_parts(dataset, call, box, recorded)
+            dataset = await context.results.find(recorded[0].position["dataset"])
+            await _report_parts(dataset, call, context, recorded)
             return ToolResult(ref=dataset)
-        stored = await stored_inputs(call, box)
+        stored = await stored_inputs(call, context)
         layout = _layout(call)
         if not call.config.get("collect"):
-            await box.results.ready(layout.tier_for(box.settings))
+            await context.results.ready(layout.tier_for(context.settings))
         try:
-            spark = await self._threads.run(box.spark_of(call.services))
+            spark = await self._threads.run(context.spark_of(call.services))
         except ServiceError as error:
             raise ToolError(str(error), kind=error.kind, retryable=True) from error
-        program, rendered = await _program(call, box)
-        run = _SparkRun(call, box, spark, stored, layout, program, rendered)
+        program, rendered = await _program(call, context)
+        run = _SparkRun(call, context, spark, stored, layout, program, rendered)
         try:
             async with reporting(spark, run.group, run.tell):
                 value, datasets, metrics = await self._threads.run(run.perform)
@@ -124,9 +126,9 @@ class SparkTool(Tool):
         return await run.published(value, datasets, metrics)
 
 
-async def _program(call: ToolCall, box: Toolbox) -> tuple[Program | None, Mapping[str, Any]]:
+async def _program(call: ToolCall, context: ToolContext) -> tuple[Program | None, Mapping[str, Any]]:
     """Returns the code of the call, if any, and the values of the templates in it."""
-    source = await load_script(call, box) if call.config.get("script") else call.config.get("code")
+    source = await load_script(call, context) if call.config.get("script") else call.config.get("code")
     if not source:
         return None, {}
     try:
@@ -135,7 +137,7 @@ async def _program(call: ToolCall, box: Toolbox) -> tuple[Program | None, Mappin
         details = {"py": {"exception_type": failure.exception_type}}
         text = f"{failure} (line {failure.line} of the code)"
         raise call.error(text, "python", details=details) from None
-    return program, await rendered_templates(program, source, call, box)
+    return program, await rendered_templates(program, source, call, context)
 
 
 def _layout(call: ToolCall) -> Layout:
@@ -169,7 +171,7 @@ class _SparkRun:
     """
 
     call: ToolCall
-    box: Toolbox
+    tool_context: ToolContext
     spark: SparkSession
     stored: Mapping[str, InputRows]
     layout: Layout
@@ -181,13 +183,13 @@ class _SparkRun:
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        call, self.settings = self.call, self.box.settings
-        self.scope = LiveScope(call.scope, self.box, asyncio.get_running_loop())
+        call, self.settings = self.call, self.tool_context.settings
+        self.scope = LiveScope(call.scope, self.tool_context, asyncio.get_running_loop())
         self.group = f"{call.execution_id} {call.step}.{call.task.name} {call.command_id} {call.attempt}"
 
     def tell(self, message: str) -> None:
         """Reports progress."""
-        self.box.progress(self.call, message)
+        self.tool_context.progress(self.call, message)
 
     def perform(self) -> tuple[Any, dict[str, Written], Metrics]:
         """Does everything that blocks: makes DataFrames of the inputs, runs the user's code, writes. Runs in a thread.
@@ -236,7 +238,7 @@ class _SparkRun:
         address = str(config["function"])
         source, _, name = address.rpartition(":")
         if source.endswith(".py"):
-            address = f"{script_file(source, call, self.box)}:{name}"
+            address = f"{script_file(source, call, self.tool_context)}:{name}"
         return call_main(load_function(address, call.folder), values, {}, self.scope.context)
 
     def _sql_result(self, spark: SparkSession, inputs: Mapping[str, Any]) -> DataFrame:
@@ -316,7 +318,7 @@ class _SparkRun:
         if not self.layout.has_folder(self.settings):
             otherwise = f"choose minio or pvc: tier {tier.value} holds single objects"
             return self._fetched(frame, self._most_rows(), otherwise)
-        uri = self.box.results.dataset_uri(**self._whose(name), tier=tier)
+        uri = self.tool_context.results.dataset_uri(**self._whose(name), tier=tier)
         return write_dataset(frame, self.settings, uri, self.layout, self.staging)
 
     def _whose(self, name: str) -> dict[str, Any]:
@@ -338,7 +340,7 @@ class _SparkRun:
 
     async def published(self, value: Any, datasets: Mapping[str, Written], metrics: Metrics) -> ToolResult:
         """Registers the written datasets, which makes them visible."""
-        store, layout, refs = self.box.results, self.layout, {}
+        store, layout, refs = self.tool_context.results, self.layout, {}
         for name, written in datasets.items():
             if isinstance(written, WrittenDataset):
                 refs[name] = await register(written, store, layout, **self._whose(name))
@@ -353,7 +355,7 @@ class _SparkRun:
             return ToolResult(data=value, details=details)
         if value is None:
             (ref,) = refs.values()
-            await _report_parts(ref, self.call, self.box)
+            await _report_parts(ref, self.call, self.tool_context)
             return ToolResult(ref=ref, details=details)
         dumped = {name: ref.model_dump(mode="json", exclude_defaults=True) for name, ref in refs.items()}
         return ToolResult(data={**value, **dumped}, details=details)
@@ -382,12 +384,14 @@ class _SparkRun:
         )
 
 
-async def _report_parts(dataset: ResultRef, call: ToolCall, box: Toolbox, recorded: Sequence[Chunk] = ()) -> None:
+async def _report_parts(
+    dataset: ResultRef, call: ToolCall, context: ToolContext, recorded: Sequence[Chunk] = ()
+) -> None:
     """Reports the files that Spark has written as chunks, after those in the log, if a step consumes them.
 
     No row passes through the driver. Only Parquet has chunks; Spark alone reads the other formats.
     """
-    chunks = box.chunks
+    chunks = context.chunks
     if chunks is None or not chunks.wanted(call) or dataset.content_type != codec.PARQUET:
         return
     at = {"dataset": dataset.ref}
@@ -396,14 +400,14 @@ async def _report_parts(dataset: ResultRef, call: ToolCall, box: Toolbox, record
             await chunks.record(call, Chunk(0, dataset, at, more=False))
         return
     uri = dataset.physical_uri
-    filesystem, base = await asyncio.to_thread(locations.arrow_filesystem, box.settings, uri)
-    sizes = await asyncio.to_thread(sizes_of_files, box.settings, uri)
+    filesystem, base = await asyncio.to_thread(locations.arrow_filesystem, context.settings, uri)
+    sizes = await asyncio.to_thread(sizes_of_files, context.settings, uri)
     files = sorted(sizes)
     for place in range(len(recorded), len(files)):
         file = files[place]
         path = f"{base.rstrip('/')}/{file}"
         footer = await asyncio.to_thread(pq.read_metadata, path, filesystem=filesystem)
-        part = await box.results.register_part(
+        part = await context.results.register_part(
             dataset,
             file,
             name=f"{dataset.name}-chunk-{place}",

@@ -11,7 +11,7 @@ import asyncpg
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError
 from noetl_dagster.tools.access.credential_types import Credential, CredentialType
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 
 KINDS: tuple[tuple[str, ErrorKind], ...] = (
     ("08", "db_connection"),
@@ -49,24 +49,24 @@ NEVER_IDLE = "SET LOCAL idle_in_transaction_session_timeout = 0"
 """For a transaction that waits until the consumers of its rows have room."""
 
 
-async def open_pool(call: ToolCall, box: Toolbox) -> asyncpg.Pool:
+async def open_pool(call: ToolCall, context: ToolContext) -> asyncpg.Pool:
     """Returns the pool of the call's postgres credential; raises ``ToolError`` if none is named."""
-    return await _connected(call, box, box.clients.postgres)
+    return await _connected(call, context, context.clients.postgres)
 
 
 @contextlib.asynccontextmanager
-async def open_connection(call: ToolCall, box: Toolbox, *, lone: bool) -> AsyncIterator[asyncpg.Connection]:
+async def open_connection(call: ToolCall, context: ToolContext, *, lone: bool) -> AsyncIterator[asyncpg.Connection]:
     """Opens a connection with the call's postgres credential.
 
     Args:
         lone: outside of the pool, for a call that holds it while it waits for others, which may need the pool's.
     """
     if not lone:
-        async with (await open_pool(call, box)).acquire() as connection:
+        async with (await open_pool(call, context)).acquire() as connection:
             yield connection
         return
     try:
-        connection = await _connected(call, box, box.clients.connect_postgres)
+        connection = await _connected(call, context, context.clients.connect_postgres)
     except asyncpg.TooManyConnectionsError as error:
         raise call.error(
             f"the server has no connection left for a call that holds one of its own ({error}); raise its "
@@ -83,10 +83,10 @@ async def open_connection(call: ToolCall, box: Toolbox, *, lone: bool) -> AsyncI
             await connection.close(timeout=CLOSE_SECONDS)
 
 
-async def _connected(call: ToolCall, box: Toolbox, connect: Callable[[Credential], Awaitable[Any]]) -> Any:
+async def _connected(call: ToolCall, context: ToolContext, connect: Callable[[Credential], Awaitable[Any]]) -> Any:
     auth = call.auth if call.auth is not None else call.config.get("credential")
     try:
-        credential = await box.credentials.resolve(auth, CredentialType.POSTGRES)
+        credential = await context.credentials.resolve(auth, CredentialType.POSTGRES)
         if credential is None:
             raise CredentialError("no credential is named; write auth: <name of a postgres credential>")
         return await connect(credential)

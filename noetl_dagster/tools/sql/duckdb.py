@@ -15,7 +15,7 @@ from noetl_dagster.errors import ErrorKind, NoetlError, ToolError, kind_of
 from noetl_dagster.machine import memory_limit
 from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_of
+from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, count_of
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.files import check_path
 from noetl_dagster.tools.rows.jsonable import NotJsonableError
@@ -54,30 +54,30 @@ class DuckdbTool(Tool):
     Raises ``ToolError``, retryable when another process holds the database file.
     """
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the call's statements."""
-        statements = await prepare_statements(call, box)
+        statements = await prepare_statements(call, context)
         with tempfile.TemporaryDirectory(prefix="noetl-duckdb-") as folder:
-            return await self._run(call, box, statements, Path(folder))
+            return await self._run(call, context, statements, Path(folder))
 
     async def _run(
-        self, call: ToolCall, box: Toolbox, statements: Sequence[BoundStatement], folder: Path
+        self, call: ToolCall, context: ToolContext, statements: Sequence[BoundStatement], folder: Path
     ) -> ToolResult:
-        views = await _views(call, box, folder)
-        attach = (await lake_of(call, box)).attach if call.task.kind == "ducklake" else None
+        views = await _views(call, context, folder)
+        attach = (await lake_of(call, context)).attach if call.task.kind == "ducklake" else None
         database = str(call.config.get("database") or IN_MEMORY)
         written = call.task.config.get("database", IN_MEMORY)
-        check_path(database, written, call.folder, box.settings, f"duckdb in step {call.step}, database")
+        check_path(database, written, call.folder, context.settings, f"duckdb in step {call.step}, database")
         path = database if database == IN_MEMORY else str(Path(call.folder, database))
         try:
-            async with await ChunkWriter.open(call, box, size=count_of(call, "chunk_size")) as writer:
+            async with await ChunkWriter.open(call, context, size=count_of(call, "chunk_size")) as writer:
                 if writer.is_whole:
                     return ToolResult(ref=await writer.finish({}))
-                rows = FetchedRows(writer, call, box)
+                rows = FetchedRows(writer, call, context)
                 connection = await asyncio.to_thread(duckdb.connect, path)
                 try:
-                    _limit_memory(connection, box.settings, folder)
-                    work = partial(_run, connection, box.settings, attach, statements, views)
+                    _limit_memory(connection, context.settings, folder)
+                    work = partial(_run, connection, context.settings, attach, statements, views)
                     job = asyncio.to_thread(work, rows, wants_table(call))
                     found = await interruptible(job, connection.interrupt)
                 finally:
@@ -125,12 +125,12 @@ def is_held(error: BaseException) -> bool:
     return isinstance(error, duckdb.IOException) and "lock" in str(error).lower()
 
 
-async def _views(call: ToolCall, box: Toolbox, folder: Path) -> dict[str, RowsSource]:
+async def _views(call: ToolCall, context: ToolContext, folder: Path) -> dict[str, RowsSource]:
     """Returns the inputs that are readable as tables, by name."""
     found: dict[str, RowsSource] = {}
     for name, value in call.input.items():
         try:
-            source = await source_of(value, box.results, name, folder)
+            source = await source_of(value, context.results, name, folder)
         except NoRowsError as error:
             raise ToolError(f"duckdb: {error}", kind="schema") from None
         if source is not None:

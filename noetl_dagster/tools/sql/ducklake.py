@@ -20,7 +20,7 @@ from noetl_dagster.extras import needs_extra
 from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.tools.access.clients import postgres_arguments
 from noetl_dagster.tools.access.credential_types import Credential, CredentialType
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.files import check_path, written_in
 from noetl_dagster.tools.sql.tables import quoted
 
@@ -103,7 +103,7 @@ def _load(connection: duckdb.DuckDBPyConnection, extension: str) -> None:
     connection.execute(f"LOAD {sql_literal(str(file))}")
 
 
-async def lake_of(call: ToolCall, box: Toolbox) -> Lake:
+async def lake_of(call: ToolCall, context: ToolContext) -> Lake:
     """Returns the lake of a call.
 
     Raises:
@@ -114,25 +114,25 @@ async def lake_of(call: ToolCall, box: Toolbox) -> Lake:
     data_path = config.get("data_path")
     if data_path is not None:
         data_path = str(data_path)
-        _check(data_path, "data_path", call, box)
+        _check(data_path, "data_path", call, context)
         if not urlsplit(data_path).scheme:
             data_path = str(Path(call.folder, data_path))
     catalog: Mapping[str, str] | str
     if isinstance(given, str) and (path := _file(given)) is not None:
-        _check(path, "catalog", call, box)
+        _check(path, "catalog", call, context)
         catalog = str(Path(call.folder, path))
         Path(catalog).parent.mkdir(parents=True, exist_ok=True)
     else:
-        catalog = await _parameters(given if given is not None else call.auth, call, box)
+        catalog = await _parameters(given if given is not None else call.auth, call, context)
     text = config.get("metadata_schema")
     name = str(config.get("catalog_name") or DEFAULT_NAME)
     return Lake(name, catalog, data_path, None if text is None else str(text))
 
 
-def _check(path: str, field: str, call: ToolCall, box: Toolbox) -> None:
+def _check(path: str, field: str, call: ToolCall, context: ToolContext) -> None:
     names = CATALOG_FIELDS if field == "catalog" else (field,)
     written = written_in(call.task.config, *names)
-    check_path(path, written, call.folder, box.settings, f"ducklake in step {call.step}, {field}")
+    check_path(path, written, call.folder, context.settings, f"ducklake in step {call.step}, {field}")
 
 
 def _file(catalog: str) -> str | None:
@@ -142,11 +142,11 @@ def _file(catalog: str) -> str | None:
     return path if is_file and "://" not in path and not path.startswith("postgres:") else None
 
 
-async def _parameters(auth: Any, call: ToolCall, box: Toolbox) -> Mapping[str, str]:
+async def _parameters(auth: Any, call: ToolCall, context: ToolContext) -> Mapping[str, str]:
     if isinstance(auth, str) and ("://" in auth or auth.removeprefix("ducklake:").startswith("postgres:")):
         auth = {"type": "postgres", "url": auth.removeprefix("ducklake:").removeprefix("postgres:")}
     try:
-        credential = await box.credentials.resolve(auth, CredentialType.POSTGRES)
+        credential = await context.credentials.resolve(auth, CredentialType.POSTGRES)
         if credential is None:
             raise CredentialError("no catalog is named; write auth: <a postgres credential>, or catalog: <a file>")
         return _libpq(credential)

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
 from noetl_dagster.storage import codec
-from noetl_dagster.tools.base import Toolbox, ToolCall, ToolResult, time_limit
+from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 
@@ -27,13 +27,13 @@ class FetchedRows:
         in_chunks: they are stored in chunks.
     """
 
-    def __init__(self, writer: ChunkWriter, call: ToolCall, box: Toolbox) -> None:
-        self.in_chunks = ChunkWriter.is_wanted(call, box)
+    def __init__(self, writer: ChunkWriter, call: ToolCall, context: ToolContext) -> None:
+        self.in_chunks = ChunkWriter.is_wanted(call, context)
         self._writer = writer
         self._loop = asyncio.get_running_loop()
         self._held: list[dict[str, Any]] = []
         self._size = 0
-        self._most = HELD * box.settings.chunk_bytes
+        self._most = HELD * context.settings.chunk_bytes
 
     def take(self, cursor: Any, columns: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
         """Returns all rows of a cursor and their number; no rows if they are stored in chunks."""
@@ -66,7 +66,7 @@ def mappings(rows: Sequence[Any], columns: Sequence[str]) -> list[dict[str, Any]
 
 
 async def store_table(
-    call: ToolCall, box: Toolbox, statements: Sequence[Any], rows: Callable[[], AsyncIterator[Sequence[Any]]]
+    call: ToolCall, context: ToolContext, statements: Sequence[Any], rows: Callable[[], AsyncIterator[Sequence[Any]]]
 ) -> ToolResult:
     """Stores the rows of the one statement as Parquet, chunk by chunk, while ``rows`` reads them."""
     from noetl_dagster.tools.rows.files import arrow_table  # imports Arrow, which only tables need
@@ -75,7 +75,7 @@ async def store_table(
         raise call.error(
             f"a table is made of the rows of one statement, 'command' has {len(statements)}; write as: rows"
         )
-    async with time_limit(call), await ChunkWriter.open(call, box) as writer:
+    async with time_limit(call), await ChunkWriter.open(call, context) as writer:
         if writer.is_whole:
             return ToolResult(ref=await writer.finish())
         schema = None
@@ -84,7 +84,7 @@ async def store_table(
                 table = await asyncio.to_thread(arrow_table, some, schema)
                 schema = table.schema
                 await writer.put(table)
-                box.progress(call, f"{writer.rows} rows read")
+                context.progress(call, f"{writer.rows} rows read")
         if schema is None:
             await writer.put(arrow_table([]))
         return ToolResult(ref=await writer.finish())

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_of, time_limit
+from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, count_of, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.rows.values import parameter
 from noetl_dagster.tools.sql.connection import NEVER_IDLE, open_connection, open_pool, postgres_errors
@@ -38,12 +38,12 @@ from noetl_dagster.tools.sql.tables import quoted
 
 
 async def read_rows(
-    statement: BoundStatement, call: ToolCall, box: Toolbox, size: int
+    statement: BoundStatement, call: ToolCall, context: ToolContext, size: int
 ) -> AsyncIterator[list[Mapping[str, Any]]]:
     """Yields the rows of a statement in chunks of at most ``size``, with the values of the server's own types."""
     with postgres_errors(call):
-        wanted = ChunkWriter.is_wanted(call, box)
-        async with open_connection(call, box, lone=wanted) as connection, connection.transaction():
+        wanted = ChunkWriter.is_wanted(call, context)
+        async with open_connection(call, context, lone=wanted) as connection, connection.transaction():
             if wanted:
                 await connection.execute(NEVER_IDLE)
             prepared = await connection.prepare(statement.text)
@@ -75,33 +75,33 @@ class PostgresTool(Tool):
     CALL, ...) or controls transactions itself. Errors carry ``pg.sqlstate``.
     """
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the call's statements."""
-        statements = await prepare_statements(call, box)
+        statements = await prepare_statements(call, context)
         if wants_table(call, "table" if call.config.get("chunk_size") else "rows"):
-            return await self._table(call, box, statements)
+            return await self._table(call, context, statements)
         async with time_limit(call):
             try:
-                return await self._run(call, box, statements)
+                return await self._run(call, context, statements)
             except asyncpg.InvalidCachedStatementError:
                 # another session has altered a table; nothing was done, and the caches are up to date now
-                box.clients.statements(await open_pool(call, box)).clear()
-                return await self._run(call, box, statements)
+                context.clients.statements(await open_pool(call, context)).clear()
+                return await self._run(call, context, statements)
 
-    async def _run(self, call: ToolCall, box: Toolbox, statements: list[BoundStatement]) -> ToolResult:
+    async def _run(self, call: ToolCall, context: ToolContext, statements: list[BoundStatement]) -> ToolResult:
         with postgres_errors(call):
-            shapes = box.clients.statements(await open_pool(call, box))
-            async with open_connection(call, box, lone=ChunkWriter.is_wanted(call, box)) as connection:
+            shapes = context.clients.statements(await open_pool(call, context))
+            async with open_connection(call, context, lone=ChunkWriter.is_wanted(call, context)) as connection:
                 try:
-                    return await run_call(connection, statements, shapes, call, box)
+                    return await run_call(connection, statements, shapes, call, context)
                 except asyncpg.InvalidCachedStatementError:
                     await connection.reload_schema_state()
                     raise
 
-    async def _table(self, call: ToolCall, box: Toolbox, statements: list[BoundStatement]) -> ToolResult:
+    async def _table(self, call: ToolCall, context: ToolContext, statements: list[BoundStatement]) -> ToolResult:
         """Stores the rows of the one statement as Parquet, chunk by chunk, read through a cursor."""
         size = count_of(call, "chunk_size") or TABLE_ROWS
-        return await store_table(call, box, statements, partial(read_rows, statements[0], call, box, size))
+        return await store_table(call, context, statements, partial(read_rows, statements[0], call, context, size))
 
 
 SAMPLE = 16  # rows whose size is measured to estimate that of a batch
@@ -115,18 +115,18 @@ async def run_call(
     statements: Sequence[BoundStatement],
     shapes: dict[str, Shape],
     call: ToolCall,
-    box: Toolbox,
+    context: ToolContext,
 ) -> ToolResult:
     """Runs statements in one transaction if they allow it; the last one's rows are read through a cursor."""
     key = call.config.get("key")
     size = count_of(call, "chunk_size")
-    async with await ChunkWriter.open(call, box, seeks=bool(key), size=size) as writer:
+    async with await ChunkWriter.open(call, context, seeks=bool(key), size=size) as writer:
         if writer.is_whole:
             return ToolResult(ref=await writer.finish({}))
         if any(needs_own_transaction(statement.text) for statement in statements):
             return ToolResult(data=await run_statements(connection, statements, shapes))
         statement = statements[-1] if not key else _by_key(statements[-1], str(key), writer.position)
-        rows = _PostgresRows(connection, statement, len(statements) - 1, shapes, writer, call, box)
+        rows = _PostgresRows(connection, statement, len(statements) - 1, shapes, writer, call, context)
         if len(statements) == 1 and (found := await rows.at_once()) is not None:
             return ToolResult(data=promoted([found]))
         async with connection.transaction():
@@ -149,7 +149,7 @@ class _PostgresRows:
     shapes: dict[str, Shape]
     writer: ChunkWriter
     call: ToolCall
-    box: Toolbox
+    tool_context: ToolContext
     in_chunks: bool = False
     _key: str | None = None
     _last_key: Any = None
@@ -157,7 +157,7 @@ class _PostgresRows:
 
     def __post_init__(self) -> None:
         self._key, self._last_key = self.call.config.get("key"), self.writer.position
-        self._wanted = ChunkWriter.is_wanted(self.call, self.box)
+        self._wanted = ChunkWriter.is_wanted(self.call, self.tool_context)
 
     async def at_once(self) -> dict[str, Any] | None:
         """Returns the result if it needs no transaction; None if it does.
@@ -204,14 +204,14 @@ class _PostgresRows:
         held, size = records, 0
         while not portal._exhausted and not self._wanted:
             size += _json_bytes(records, shape)
-            if size > HELD * self.box.settings.chunk_bytes:
+            if size > HELD * self.tool_context.settings.chunk_bytes:
                 break
             records = await portal._exec(self._room(self._most(len(held), size)), None)
             held += records
         if portal._exhausted and not self._wanted:
             return result_of(held, shape)
         self.in_chunks = True
-        if self.box.chunks is not None:  # uncommitted changes may still be undone
+        if self.tool_context.chunks is not None:  # uncommitted changes may still be undone
             self.writer.holds_back = await self.connection.fetchval(HAS_WRITTEN)
         for start in range(0, len(held), ENOUGH):
             await self._store(held[start : start + ENOUGH], shape)
@@ -231,12 +231,12 @@ class _PostgresRows:
             lines = lines_of(some, shape)
             size += len(lines.data)
             await self.writer.take(lines, self._position(some, shape))
-        self.box.progress(self.call, f"{self.writer.rows} rows read")
+        self.tool_context.progress(self.call, f"{self.writer.rows} rows read")
         return size
 
     def _most(self, rows: int, size: int) -> int:
         """Returns the number of rows to fetch next, after ``rows`` rows of ``size`` JSON bytes."""
-        batch = min(BATCH_BYTES, self.box.settings.chunk_bytes // 8)
+        batch = min(BATCH_BYTES, self.tool_context.settings.chunk_bytes // 8)
         return max(1, min(MOST, 2 * rows, rows * batch // max(1, size)))
 
     def _room(self, most: int) -> int:

@@ -12,7 +12,7 @@ import asyncpg
 from noetl_dagster.errors import ToolError
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.codec import JsonLines
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.files import load_script
 from noetl_dagster.tools.rows.values import column_converter, parameter
 from noetl_dagster.tools.sql.statements import (
@@ -165,10 +165,10 @@ def _affected(message: str | None) -> int:
     return int(tail) if tail.isdigit() else 0
 
 
-async def texts_of(call: ToolCall, box: Toolbox) -> tuple[list[str], Params]:
+async def texts_of(call: ToolCall, context: ToolContext) -> tuple[list[str], Params]:
     """Returns the SQL of a call, of its script or its command, and its parameters."""
     params: Params = call.config.get("params") or call.input
-    script = await load_script(call, box)
+    script = await load_script(call, context)
     command = script if script is not None else call.config.get("command")
     commands = command if isinstance(command, list | tuple) else [] if command is None else [command]
     return [str(item) for item in commands], params
@@ -185,9 +185,9 @@ def bound(call: ToolCall, params: Params, bind_all: Callable[[], list[BoundState
     return statements
 
 
-async def prepare_statements(call: ToolCall, box: Toolbox) -> list[BoundStatement]:
+async def prepare_statements(call: ToolCall, context: ToolContext) -> list[BoundStatement]:
     """Reads, splits and binds the call's statements; raises ``ToolError`` as :func:`bound`."""
-    texts, params = await texts_of(call, box)
+    texts, params = await texts_of(call, context)
     split = [statement for text in without_percent(texts, params) for statement in split_statements(text)]
     return bound(call, params, lambda: [bind(statement, params) for statement in split])
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.rows.files import Row
 from noetl_dagster.tools.sql.drift import Drift, kind_of_value, type_of_kinds
 from noetl_dagster.tools.transfer.options import TransferEnd, TransferOptions
@@ -98,7 +98,7 @@ class Transfer:
     target: TransferEnd
     options: TransferOptions
     call: ToolCall
-    box: Toolbox
+    tool_context: ToolContext
     chunk_count: int = 0
     _rows: int = 0
     _bytes: int = 0
@@ -114,11 +114,11 @@ class Transfer:
                 yield chunk
                 if isinstance(chunk.data, bytes):
                     self._bytes += len(chunk.data)
-                    self.box.progress(self.call, f"{self._bytes >> 20} MB transferred")
+                    self.tool_context.progress(self.call, f"{self._bytes >> 20} MB transferred")
                 else:
                     self.chunk_count += 1
                     self._rows += chunk.rows
-                    self.box.progress(self.call, f"{self._rows} rows transferred")
+                    self.tool_context.progress(self.call, f"{self._rows} rows transferred")
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from noetl_dagster.errors import CredentialError, ToolError
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.sql.databases.base import Database, DatabaseSession, open_session
 from noetl_dagster.tools.sql.databases.binding import bind
 from noetl_dagster.tools.sql.databases.places import find_database
@@ -37,11 +37,11 @@ RECORD_POSITION = "UPDATE noetl_transfer SET position = ? WHERE id = ?"
 FORGET = "DELETE FROM noetl_transfer WHERE id = ?"
 
 
-async def database_of(end: TransferEnd, call: ToolCall, box: Toolbox) -> Database:
+async def database_of(end: TransferEnd, call: ToolCall, context: ToolContext) -> Database:
     """Returns the database of an end; raises ``ToolError`` if its credential is missing."""
     path = None if end.database is None else str(Path(call.folder, end.database))
     try:
-        return await find_database(end.kind.value, box, auth=end.auth, path=path)
+        return await find_database(end.kind.value, context, auth=end.auth, path=path)
     except CredentialError as error:
         raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
@@ -89,8 +89,8 @@ async def write_database(transfer: Transfer) -> TransferOutcome:
     Raises:
         ToolError: the database refuses a statement, or did not take the rows that were read.
     """
-    call, after = transfer.call, transfer.box.after
-    database = await database_of(transfer.target, call, transfer.box)
+    call, after = transfer.call, transfer.tool_context.after
+    database = await database_of(transfer.target, call, transfer.tool_context)
     async with open_database(transfer.target, database, call) as session:
         target = DatabaseTable(transfer, session)
         if target.keeps_position:
@@ -163,6 +163,6 @@ class DatabaseTable(StagedTable):
     async def discard(self) -> None:
         """Forgets the command when its end is in the log."""
         transfer = self._transfer
-        database = await database_of(transfer.target, transfer.call, transfer.box)
+        database = await database_of(transfer.target, transfer.call, transfer.tool_context)
         async with open_database(transfer.target, database, transfer.call) as session, session.transaction():
             await session.run(session.fetch, FORGET, self._digest)

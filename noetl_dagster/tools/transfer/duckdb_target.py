@@ -66,8 +66,8 @@ async def write_duckdb(transfer: Transfer) -> TransferOutcome:
     resumes = can_resume(transfer, seeks=seeks_by_row(source), columns=KEY_TYPES)
     lasting = resumes and (options.resumable is Resumable.TRUE or source.bytes >= AUTO_BYTES)
     staged = DuckdbTarget(transfer, lasting=lasting)
-    if lasting and transfer.box.after is not None:
-        transfer.box.after(transfer.call, staged.discard)
+    if lasting and transfer.tool_context.after is not None:
+        transfer.tool_context.after(transfer.call, staged.discard)
     return await staged.run()
 
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from pyarrow import csv as arrow_csv
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.rows.batches import rows_of
 from noetl_dagster.tools.rows.cutters import RECORD_BYTES, cutter_for
 from noetl_dagster.tools.rows.files import ParquetRows, row_writer
@@ -62,9 +62,9 @@ class FileSource(TransferSource):
         self.bytes, self.identity = file.size, file.version
 
     @classmethod
-    async def of(cls, end: TransferEnd, call: ToolCall, box: Toolbox, size: int) -> FileSource:
+    async def of(cls, end: TransferEnd, call: ToolCall, context: ToolContext, size: int) -> FileSource:
         """Finds a file; its chunks have at most ``size`` rows."""
-        return cls(await RowFile.of(end.path, *await open_object(end, call, box)), end, size)
+        return cls(await RowFile.of(end.path, *await open_object(end, call, context)), end, size)
 
     async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
         """Yields the rows, from a position on."""
@@ -155,16 +155,16 @@ class FolderSource(TransferSource):
         self.identity = hashlib.blake2b(known.encode(), digest_size=16).hexdigest()
 
     @classmethod
-    async def of(cls, end: TransferEnd, call: ToolCall, box: Toolbox, size: int) -> FolderSource:
+    async def of(cls, end: TransferEnd, call: ToolCall, context: ToolContext, size: int) -> FolderSource:
         """Raises ``ToolError`` if there is no such folder, or if there are folders in it."""
-        folder = await ObjectFolder.open(end, call, box)
+        folder = await ObjectFolder.open(end, call, context)
         names, below = await folder.data_files()
         if below:
             raise call.error(
                 f"source.path: {end.path} has folders, such as {below[0]}; a folder's own files are read: name one of "
                 "them, or read all with a query of kind duckdb"
             )
-        return cls(names, [await FileSource.of(end.file(name), call, box, size) for name in names])
+        return cls(names, [await FileSource.of(end.file(name), call, context, size) for name in names])
 
     async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
         """Yields the rows, from a position on."""
@@ -181,7 +181,7 @@ async def write_file(transfer: Transfer) -> TransferOutcome:
     target, options = transfer.target, transfer.options
     if options.mode is not WriteMode.REPLACE:
         raise ToolError("transfer: an object can only be replaced; write mode: replace", kind="schema")
-    store, key = await open_object(target, transfer.call, transfer.box)
+    store, key = await open_object(target, transfer.call, transfer.tool_context)
     folder = None if store is not None else Path(key).parent
     file = await asyncio.to_thread(ChunkFile, folder, target.file_format, options.verify)
     drift = Drift(options.on_drift, f"the file {target.path}")

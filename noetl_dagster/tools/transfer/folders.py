@@ -77,13 +77,13 @@ async def write_folder(transfer: Transfer) -> TransferOutcome:
     Raises:
         ToolError: the parts do not hold the rows that were read; the folder's files are unchanged.
     """
-    call, box = transfer.call, transfer.box
+    call, context = transfer.call, transfer.tool_context
     if transfer.options.mode is WriteMode.UPSERT:
         raise call.error("mode: upsert is for tables; of a folder write append or replace")
     lasting = can_resume(transfer, seeks=seeks_by_row(transfer.source), columns=KEY_TYPES)
-    target = StagedFolder(transfer, await ObjectFolder.open(transfer.target, call, box), lasting=lasting)
-    if lasting and box.after is not None:
-        box.after(call, target.discard)
+    target = StagedFolder(transfer, await ObjectFolder.open(transfer.target, call, context), lasting=lasting)
+    if lasting and context.after is not None:
+        context.after(call, target.discard)
         return await target.run()
     try:
         return await target.run()
@@ -135,7 +135,7 @@ class StagedFolder(StagedTarget):
             names, _ = await self._folder.data_files()
             if names:
                 first = self._target.file(names[0])
-                file = await RowFile.of(first.path, *await open_object(first, self._call, self._transfer.box))
+                file = await RowFile.of(first.path, *await open_object(first, self._call, self._transfer.tool_context))
                 schema = (await asyncio.to_thread(file.parquet_schema)).remove_metadata()
                 position.columns, position.fields = schema.names, _packed(schema)
         if self._lasting:

@@ -11,7 +11,7 @@ from yarl import URL
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.access.web import public, same_origin
-from noetl_dagster.tools.base import Toolbox, ToolCall, as_result_ref
+from noetl_dagster.tools.base import ToolCall, ToolContext, as_result_ref
 from noetl_dagster.tools.http.tool import HttpTool
 from noetl_dagster.tools.rows.batches import rows_of
 from noetl_dagster.tools.rows.cutters import begins_array
@@ -37,8 +37,8 @@ IDEMPOTENCY = "idempotency-key"
 class HttpSource(TransferSource):
     """The rows of a response. With ``paging``, each page is one or more chunks, and is requested when it is needed."""
 
-    def __init__(self, end: TransferEnd, call: ToolCall, box: Toolbox, size: int) -> None:
-        self._end, self._call, self._box, self._size = end, call, box, size
+    def __init__(self, end: TransferEnd, call: ToolCall, context: ToolContext, size: int) -> None:
+        self._end, self._call, self._tool_context, self._size = end, call, context, size
         self.seeks = end.paging is not None
 
     async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
@@ -66,14 +66,14 @@ class HttpSource(TransferSource):
         elif page:
             request["params"] = {**(request.get("params") or {}), **page}
         call = replace(self._call, config=request, auth=self._end.auth)
-        return (await HttpTool().run(call, self._box)).data
+        return (await HttpTool().run(call, self._tool_context)).data
 
     def _rows(self, answer: Any) -> list[Row]:
         body = answer["data"]
         if answer.get("encoding") == "reference":
             raise ToolError(
                 f"transfer: the response is larger than NOETL_HTTP_BODY_BYTES "
-                f"({self._box.settings.http_body_bytes}); write 'paging' for smaller ones, or raise it",
+                f"({self._tool_context.settings.http_body_bytes}); write 'paging' for smaller ones, or raise it",
                 kind="schema",
             )
         for name in filter(None, self._end.rows.split(".")):
@@ -108,7 +108,7 @@ class HttpSource(TransferSource):
             return
         reference = as_result_ref(body)
         assert reference is not None  # the http tool has just stored it
-        async for block in self._box.results.stream(reference):
+        async for block in self._tool_context.results.stream(reference):
             yield bytes(block)
 
 
@@ -154,6 +154,6 @@ async def write_http(transfer: Transfer) -> TransferOutcome:
         given = config.get("headers") or {}
         if call.command_id and isinstance(given, Mapping) and not any(name.lower() == IDEMPOTENCY for name in given):
             config["headers"] = {**given, "Idempotency-Key": f"{key}-{transfer.chunk_count}"}
-        await tool.run(replace(transfer.call, config=config, auth=target.auth), transfer.box)
+        await tool.run(replace(transfer.call, config=config, auth=target.auth), transfer.tool_context)
         count += len(rows)
     return TransferOutcome(count, count)

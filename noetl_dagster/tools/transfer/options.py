@@ -21,7 +21,7 @@ from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import open_bucket
 from noetl_dagster.tools.access.credential_types import CredentialType
-from noetl_dagster.tools.base import Toolbox, ToolCall, count_of
+from noetl_dagster.tools.base import ToolCall, ToolContext, count_of
 from noetl_dagster.tools.files import check_path, written_in
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.sql.drift import OnDrift
@@ -182,7 +182,7 @@ def _field_error(end: str, detail: ErrorDetails) -> str:
     return f"{where}.{name}: {detail['msg']}"
 
 
-async def open_object(end: TransferEnd, call: ToolCall, box: Toolbox) -> tuple[Any, str]:
+async def open_object(end: TransferEnd, call: ToolCall, context: ToolContext) -> tuple[Any, str]:
     """Returns the store and key of an object, or None and the path of a local file."""
     parts = urlsplit(end.path)
     if parts.scheme in ("", "file"):
@@ -193,8 +193,8 @@ async def open_object(end: TransferEnd, call: ToolCall, box: Toolbox) -> tuple[A
     if kind is None:
         raise ToolError(f"transfer: {parts.scheme}:// is unknown; use s3://, gs:// or file://", kind="schema")
     try:
-        credential = await box.credentials.resolve(end.auth, CredentialType(kind))
-        return open_bucket(box.settings, kind, parts.netloc, credential), parts.path.lstrip("/")
+        credential = await context.credentials.resolve(end.auth, CredentialType(kind))
+        return open_bucket(context.settings, kind, parts.netloc, credential), parts.path.lstrip("/")
     except CredentialError as error:
         raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
@@ -208,9 +208,9 @@ class ObjectFolder:
     local: Path | None = None
 
     @classmethod
-    async def open(cls, end: TransferEnd, call: ToolCall, box: Toolbox) -> ObjectFolder:
+    async def open(cls, end: TransferEnd, call: ToolCall, context: ToolContext) -> ObjectFolder:
         """Opens a folder; creates a local one if it is missing."""
-        store, path = await open_object(end, call, box)
+        store, path = await open_object(end, call, context)
         if store is not None:
             return cls(store, f"{path.strip('/')}/" if path.strip("/") else "")
         return cls(LocalStore(path, mkdir=True), "", Path(path))

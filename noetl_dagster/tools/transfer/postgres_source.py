@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.rows.values import parameter
 from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
 from noetl_dagster.tools.sql.statements import split_statements
@@ -211,7 +211,7 @@ def _last_key(block: bytes, places: Sequence[int]) -> list[str] | None:
 
 @asynccontextmanager
 async def open_postgres(
-    end: TransferEnd, call: ToolCall, box: Toolbox, size: int, *, tables: bool, snapshot: bool
+    end: TransferEnd, call: ToolCall, context: ToolContext, size: int, *, tables: bool, snapshot: bool
 ) -> AsyncIterator[PostgresSource]:
     """Opens the source in one transaction on a connection of the pool.
 
@@ -225,7 +225,7 @@ async def open_postgres(
         raise call.error("source.query must be one statement that gives rows")
     isolation = "repeatable_read" if snapshot or end.order_by else None
     with postgres_errors(own):
-        pool = await open_pool(own, box)
+        pool = await open_pool(own, context)
         async with (
             pool.acquire() as connection,
             connection.transaction(isolation=isolation, readonly=not end.query),

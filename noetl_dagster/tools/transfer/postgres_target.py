@@ -62,18 +62,18 @@ async def write_postgres(transfer: Transfer) -> TransferOutcome:
         ToolError: the server refuses a statement, or the target did not take the rows that were read.
     """
     own = replace(transfer.call, auth=transfer.target.auth)
-    box, source, options = transfer.box, transfer.source, transfer.options
+    context, source, options = transfer.tool_context, transfer.source, transfer.options
     with postgres_errors(own):
         # a source that has a connection of the pool must not wait for another one, as others of its kind do
-        async with open_connection(own, box, lone=isinstance(source, PostgresSource)) as connection:
+        async with open_connection(own, context, lone=isinstance(source, PostgresSource)) as connection:
             resumes = can_resume(transfer, seeks=source.seeks)
             wanted = resumes and options.resumable is Resumable.TRUE
             table = sql_identifier(transfer.target.table)
             if keeps_ledger(transfer) and (wanted or await connection.fetchval(MAY_STAGE, table)):
                 lasting = wanted or (resumes and source.bytes >= AUTO_BYTES)
-                target = PostgresTable(transfer, connection, await open_pool(own, box), lasting=lasting)
-                assert box.after is not None
-                box.after(transfer.call, target.discard)
+                target = PostgresTable(transfer, connection, await open_pool(own, context), lasting=lasting)
+                assert context.after is not None
+                context.after(transfer.call, target.discard)
                 return await target.run()
             async with connection.transaction():
                 outcome = await _in_one_transaction(connection, transfer)

@@ -152,12 +152,12 @@ class StagedTable(StagedTarget):
 
 def keeps_ledger(transfer: Transfer) -> bool:
     """Returns whether the transfer belongs to a command that may run again."""
-    return bool(transfer.call.command_id) and transfer.box.after is not None
+    return bool(transfer.call.command_id) and transfer.tool_context.after is not None
 
 
 async def refuse_if_over(transfer: Transfer) -> None:
     """Raises ``ToolError`` if another process has ended the command, or has run it again to its end."""
-    call, over = transfer.call, transfer.box.over
+    call, over = transfer.call, transfer.tool_context.over
     if over is not None and call.command_id and await over(call):
         raise call.error("another process has ended the command; this one comes too late and writes nothing", "claim")
 

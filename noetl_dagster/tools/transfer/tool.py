@@ -12,7 +12,7 @@ import duckdb
 import obstore
 
 from noetl_dagster.errors import StorageError, ToolError
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, as_result_ref
+from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, as_result_ref
 from noetl_dagster.tools.rows.files import Row
 from noetl_dagster.tools.sql.duckdb import is_held, kind_of_duckdb
 from noetl_dagster.tools.sql.views import mount_object_storage
@@ -45,10 +45,10 @@ class TransferTool(Tool):
     Raises ``ToolError``; a table is then unchanged.
     """
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Copies the rows."""
-        source = read_end(call.config.get("source"), "source", call, box.settings)
-        target = read_end(call.config.get("target"), "target", call, box.settings)
+        source = read_end(call.config.get("source"), "source", call, context.settings)
+        target = read_end(call.config.get("target"), "target", call, context.settings)
         if "key" in call.config and not target.key:
             key = call.config["key"]
             target = target.model_copy(update={"key": (key,) if isinstance(key, str) else tuple(key)})
@@ -56,7 +56,7 @@ class TransferTool(Tool):
         checked = options.verify is Verify.CHECKSUM
         try:
             async with _open_source(
-                source, call, box, options.size, tables=target.takes_tables, snapshot=checked
+                source, call, context, options.size, tables=target.takes_tables, snapshot=checked
             ) as opened:
                 inexact: list[str] = []
                 if checked and target.takes_tables and isinstance(opened, PostgresSource):
@@ -67,7 +67,7 @@ class TransferTool(Tool):
                         "would have them. Read them as text or double precision with source.query, or write "
                         "verify: rows"
                     )
-                transfer = Transfer(opened, target, options, call, box)
+                transfer = Transfer(opened, target, options, call, context)
                 outcome = await _write(transfer)
         except (duckdb.Error, obstore.exceptions.BaseError, StorageError, OSError, ValueError) as error:
             kind = "parse" if isinstance(error, ValueError) else kind_of_duckdb(error)
@@ -91,7 +91,7 @@ class TransferTool(Tool):
 
 @asynccontextmanager
 async def _open_source(
-    end: TransferEnd, call: ToolCall, box: Toolbox, size: int, *, tables: bool, snapshot: bool
+    end: TransferEnd, call: ToolCall, context: ToolContext, size: int, *, tables: bool, snapshot: bool
 ) -> AsyncIterator[TransferSource]:
     """Opens a source, which yields chunks of at most ``size`` rows: Arrow tables if the target takes these.
 
@@ -99,25 +99,25 @@ async def _open_source(
     """
     match end.kind:
         case EndKind.POSTGRES:
-            async with open_postgres(end, call, box, size, tables=tables, snapshot=snapshot) as postgres:
+            async with open_postgres(end, call, context, size, tables=tables, snapshot=snapshot) as postgres:
                 yield postgres
         case EndKind.DUCKDB:
             path = ":memory:" if end.database is None else str(Path(call.folder, end.database))
             connection = await asyncio.to_thread(duckdb.connect, path)
             try:
-                mount_object_storage(connection, box.settings)
+                mount_object_storage(connection, context.settings)
                 yield DuckdbSource(connection, end, size, path)
             finally:
                 await asyncio.to_thread(connection.close)
         case EndKind.SQLITE | EndKind.MYSQL | EndKind.SNOWFLAKE | EndKind.BIGQUERY:
-            async with open_database(end, await database_of(end, call, box), call) as session:
+            async with open_database(end, await database_of(end, call, context), call) as session:
                 yield DatabaseSource(session, end, size)
         case EndKind.OBJECT:
-            yield await (FolderSource if end.is_folder else FileSource).of(end, call, box, size)
+            yield await (FolderSource if end.is_folder else FileSource).of(end, call, context, size)
         case EndKind.HTTP:
-            yield HttpSource(end, call, box, size)
+            yield HttpSource(end, call, context, size)
         case EndKind.RESULT:
-            yield ResultSource(end, box, size)
+            yield ResultSource(end, context, size)
 
 
 async def _write(transfer: Transfer) -> TransferOutcome:
@@ -147,8 +147,8 @@ async def _write(transfer: Transfer) -> TransferOutcome:
 class ResultSource(TransferSource):
     """The items of a stored result, always in the same order."""
 
-    def __init__(self, end: TransferEnd, box: Toolbox, size: int) -> None:
-        self._ref, self._box, self._size = end.ref, box, size
+    def __init__(self, end: TransferEnd, context: ToolContext, size: int) -> None:
+        self._ref, self._tool_context, self._size = end.ref, context, size
         self.identity = str(end.ref)
 
     async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
@@ -158,7 +158,7 @@ class ResultSource(TransferSource):
             raise ToolError("transfer: source.ref is no reference of a result", kind="schema")
         rows: list[Row] = []
         count = 0
-        async for item in self._box.results.items(reference):
+        async for item in self._tool_context.results.items(reference):
             count += 1
             if count > (after or 0):
                 rows.append(item if isinstance(item, dict) else {"value": item})

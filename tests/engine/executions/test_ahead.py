@@ -102,7 +102,7 @@ async def test_what_has_ended_needs_nothing(engine: Engine) -> None:
     tool: {kind: python, code: "raise ValueError('not yet')"}
 """,
     )
-    engine.runtime.box.spark = refused
+    engine.runtime.tool_context.spark = refused
     execution = await engine.lifecycle.create(playbook(text))
     assert spark_steps_ahead(execution) == ["crunch"]
     await engine.steps.run(execution, "start")
@@ -158,7 +158,7 @@ async def test_a_session_that_does_not_start_fails_its_step_alone(
         asked.append(threading.current_thread().name)
         raise ServiceError("Spark at nowhere does not start")
 
-    engine.runtime.box.spark = spark  # type: ignore[assignment]
+    engine.runtime.tool_context.spark = spark  # type: ignore[assignment]
     text = flow(
         "- step: wait",
         """

@@ -181,7 +181,7 @@ async def test_a_killed_process_costs_only_what_was_running(engine: Engine, tmp_
         await asyncio.sleep(0.05)
     worker = int(ledger.read_text().split()[1])
     assert worker != os.getpid()
-    jvm = engine.runtime.box.spark().sparkContext._gateway.proc.pid  # in local mode, the only executor too
+    jvm = engine.runtime.tool_context.spark().sparkContext._gateway.proc.pid  # in local mode, the only executor too
     os.kill(worker if victim == "python worker" else jvm, signal.SIGKILL)
     finished = await engine.runtime.pool.fetch(done)
     (tmp_path / "go").touch()
@@ -209,7 +209,7 @@ async def test_a_cancelled_execution_stops_its_spark_workers(engine: Engine, tmp
         """.replace("TOOL", written_by("n % 50 >= 10"))
     )
     execution = await engine.lifecycle.create(parsed, {"ledger": str(ledger)})
-    await asyncio.to_thread(engine.runtime.box.spark)  # which takes its time to start
+    await asyncio.to_thread(engine.runtime.tool_context.spark)  # which takes its time to start
     running = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
     done = "SELECT count(*) FROM noetl.event WHERE event_type = 'loop.shard.done'"
     await until(lambda: running.done() or ledger.exists(), "shards on Spark")
@@ -226,6 +226,6 @@ async def test_a_cancelled_execution_stops_its_spark_workers(engine: Engine, tmp
     state = (await engine.runtime.load(execution.id)).state
     assert state.status is ExecutionStatus.CANCELLED
     assert len(begun.splitlines()) < 400
-    tracker = engine.runtime.box.spark().sparkContext.statusTracker()
+    tracker = engine.runtime.tool_context.spark().sparkContext.statusTracker()
     await until(lambda: not tracker.getActiveJobsIds(), "the end of the job")
     assert ledger.read_text() == begun

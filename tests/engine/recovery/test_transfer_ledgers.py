@@ -244,7 +244,7 @@ async def test_one_that_comes_late_writes_nothing(
     data = result_of(await engine.run(playbook(place.text(mode, resumable))))
     await place.run("DELETE FROM moved WHERE id = 1")
 
-    late = TransferTool().run(calls[0], engine.runtime.box)
+    late = TransferTool().run(calls[0], engine.runtime.tool_context)
 
     if place.kind == "postgres":
         with pytest.raises(ToolError, match="another process has ended the command; this one comes too late"):
@@ -274,7 +274,7 @@ async def test_a_second_process_of_a_command_waits_for_the_first(
     monkeypatch.setattr(staging, "refuse_if_over", held)
     first = asyncio.create_task(engine.run(playbook(place.text())))
     await begun.wait()
-    second = asyncio.create_task(TransferTool().run(calls[0], engine.runtime.box))
+    second = asyncio.create_task(TransferTool().run(calls[0], engine.runtime.tool_context))
     waits = f"SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory' AND {HERE}"
     await until(lambda: pool.fetchval(waits), "the second to wait")
     go.set()

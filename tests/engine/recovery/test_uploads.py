@@ -52,7 +52,7 @@ async def test_an_upload_that_is_killed(
     settings: Settings, engine: Engine, pool: asyncpg.Pool, tmp_path: Path, moment: str, is_there: bool
 ) -> None:
     (tmp_path / "large.bin").write_bytes(CONTENT)
-    await engine.runtime.box.results.ready(StoreTier.MINIO)
+    await engine.runtime.tool_context.results.ready(StoreTier.MINIO)
     store = S3Bucket(minio_store(settings))
 
     await killed(settings, UPLOAD.replace("FOLDER", str(tmp_path)), die_in_upload, moment)

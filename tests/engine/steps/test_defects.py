@@ -79,7 +79,7 @@ async def test_the_text_of_a_defect_has_no_secrets(run: Run, engine: Engine, mon
     monkeypatch.setenv(
         "NOETL_CREDENTIAL_DOOR", '{"type": "postgres", "data": {"dsn": "postgresql://u:opensesame@h/d"}}'
     )
-    await engine.runtime.box.credentials.resolve("door")
+    await engine.runtime.tool_context.credentials.resolve("door")
     monkeypatch.setattr(NoopTool, "run", raising(ValueError("invalid DSN postgresql://u:opensesame@h/d")))
     state = await run(ONE)
     assert "opensesame" not in state.latest["start"].envelope["error"]["message"]

@@ -441,7 +441,7 @@ async def test_the_latest_is_found_by_its_index(run: Run, pool: asyncpg.Pool[Any
 
 
 async def test_rows_in_chunks_are_never_fetched_together(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    box = engine.runtime.box
+    box = engine.runtime.tool_context
     box.settings = box.settings.model_copy(update={"chunk_bytes": 4096, "inline_result_bytes": 256})
 
     async def whole(ref: Any) -> Any:

@@ -78,14 +78,14 @@ def use_the_resource(remote: str) -> None:
 async def call(engine: Engine, *, input: dict[str, Any] | None = None, **config: Any) -> ToolResult:
     task = Task(name="work", kind="spark", config=config)
     return await SparkTool().run(
-        ToolCall(1, "crunch", task, config, input or {}, command_id=str(len(config))), engine.runtime.box
+        ToolCall(1, "crunch", task, config, input or {}, command_id=str(len(config))), engine.runtime.tool_context
     )
 
 
 async def use_the_tool(engine: Engine) -> None:
     """Results of several tiers, views of two calls at once, errors, progress and cancellation."""
     store, told = engine.runtime.results, list[str]()
-    engine.runtime.box.progress = lambda call, message: told.append(message)
+    engine.runtime.tool_context.progress = lambda call, message: told.append(message)
     refs = [
         await store.put([{"n": number}], execution_id=1, step="made", name=tier.value, tier=tier)
         for number, tier in enumerate((StoreTier.MINIO, StoreTier.PVC, StoreTier.DB, StoreTier.KV))

@@ -23,7 +23,7 @@ from noetl_dagster.spark.sources.results import (
     divide_parts,
 )
 from noetl_dagster.storage.codec import digest_of
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from tests.spark.conftest import Run
 
 pytestmark = pytest.mark.spark
@@ -66,7 +66,7 @@ def test_parts_come_in_order_and_damaged_ones_are_named(tmp_path: Path) -> None:
         list(reader.read(InputPartition(parts)))
 
 
-async def test_a_damaged_result_fails_the_step(run: Run, box: Toolbox) -> None:
+async def test_a_damaged_result_fails_the_step(run: Run, box: ToolContext) -> None:
     ref = await box.results.put([{"n": 1}], execution_id=1, step="made", name="x", tier=StoreTier.PVC)
     assert part_of(ref).sha256
     Path(ref.physical_uri.removeprefix("file://")).write_bytes(b'[{"n": 2}]')  # noqa: ASYNC240

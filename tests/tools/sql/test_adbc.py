@@ -23,7 +23,7 @@ import pytest
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.tools.access.credential_types import Credential, CredentialType
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.sql.databases import adbc
 from noetl_dagster.tools.sql.databases.tool import DatabaseTool
 
@@ -39,17 +39,17 @@ class SqliteOfAdbc(adbc.AdbcDatabase):
 
 
 @pytest.fixture
-def sql(box: Toolbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def sql(box: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs a call of kind snowflake in a file of SQLite, through ADBC."""
 
-    async def found(kind: str, box: Toolbox, **fields: Any) -> Any:
+    async def found(kind: str, box: ToolContext, **fields: Any) -> Any:
         return SqliteOfAdbc({"uri": f"file:{tmp_path}/own.sqlite"})
 
     monkeypatch.setattr("noetl_dagster.tools.sql.databases.tool.find_database", found)
     return caller(box)
 
 
-def caller(box: Toolbox, auth: Any = None) -> Any:
+def caller(box: ToolContext, auth: Any = None) -> Any:
     async def run(command: Any, **config: Any) -> Any:
         fields = {"command": command, **config}
         task = Task(name="task_0", kind="snowflake", config=fields)
@@ -84,7 +84,7 @@ async def test_one_transaction_and_the_kinds_of_errors(sql: Any) -> None:
     assert (await sql("select count(*) as n from t")).data["rows"] == [{"n": 0}]
 
 
-async def test_many_rows_and_tables(sql: Any, box: Toolbox) -> None:
+async def test_many_rows_and_tables(sql: Any, box: ToolContext) -> None:
     box.settings = box.settings.model_copy(update={"chunk_bytes": 1 << 19})
     numbers = "with recursive n(id) as (select 1 union all select id + 1 from n where id < 5000) select id from n"
     await sql([CREATE, f"insert into t select id, '{'x' * 200}' from ({numbers})"])
@@ -184,7 +184,7 @@ def test_what_snowflake_reports_of_changes() -> None:
 
 
 @pytest.mark.skipif(IS_REQUIRED not in os.environ, reason="the slow test here brings the driver and fakesnow")
-async def test_snowflakes_own_driver(box: Toolbox, run: Any, tmp_path: Path) -> None:
+async def test_snowflakes_own_driver(box: ToolContext, run: Any, tmp_path: Path) -> None:
     import fakesnow
 
     with fakesnow.server() as server:

@@ -14,7 +14,7 @@ import pytest
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.tools.access.credential_types import Credential, CredentialType
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.tools.sql.databases.binding import bind, only_reads, split
 from noetl_dagster.tools.sql.databases.mysql import mysql_arguments
@@ -84,7 +84,7 @@ async def test_transactions_of_the_playbook_are_its_own(sql: Run) -> None:
     assert (await sql("select count(*) as n from people")).data["rows"] == [{"n": 1}]
 
 
-async def test_many_rows_are_stored_in_chunks(sql: Run, box: Toolbox) -> None:
+async def test_many_rows_are_stored_in_chunks(sql: Run, box: ToolContext) -> None:
     text = "x" * 200
     await sql(PEOPLE.replace("varchar(20) not null", "varchar(300)"))
     values = ", ".join(f"({number}, '{text}', null)" for number in range(6000))
@@ -98,7 +98,7 @@ async def test_many_rows_are_stored_in_chunks(sql: Run, box: Toolbox) -> None:
     assert [row["id"] for row in found["rows"]] == list(range(6000))
 
 
-async def test_rows_as_a_table(sql: Run, box: Toolbox) -> None:
+async def test_rows_as_a_table(sql: Run, box: ToolContext) -> None:
     await sql([PEOPLE, "insert into people values (1, 'a', null), (2, 'b', null)"])
 
     ref = (await sql("select id, name from people order by id", chunk_size=1, **{"as": "table"})).ref
@@ -136,7 +136,7 @@ async def test_a_timeout_stops_a_statement_of_sqlite(run: Run) -> None:
     assert caught.value.kind == "timeout"
 
 
-async def test_a_cancelled_call_ends_its_statement_in_mysql(box: Toolbox, mysql: Server) -> None:
+async def test_a_cancelled_call_ends_its_statement_in_mysql(box: ToolContext, mysql: Server) -> None:
     database = mysql.new_database()
     config = {"command": "select sleep(3000)"}
     auth = {"type": "mysql", "url": mysql.url(database)}

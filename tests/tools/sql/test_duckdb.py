@@ -17,7 +17,7 @@ from noetl_dagster.playbook.models import Task
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.storage.tiers.gcs import gcs_client
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.registry import tool_for
 
 ROWS = pa.table({"id": list(range(1000)), "kind": ["a", "b"] * 500})
@@ -53,7 +53,7 @@ async def test_parameters_and_lists_as_views(run: Any) -> None:
 
 
 @pytest.mark.parametrize("tier", [StoreTier.PVC, StoreTier.MINIO, StoreTier.DB])
-async def test_references_are_views(run: Any, box: Toolbox, tier: StoreTier) -> None:
+async def test_references_are_views(run: Any, box: ToolContext, tier: StoreTier) -> None:
     ref = await box.results.put(ROWS, execution_id=7001, step="load", name="rows", tier=tier)
     sql = "select kind, count(*) as n from load group by kind order by kind"
 
@@ -63,7 +63,7 @@ async def test_references_are_views(run: Any, box: Toolbox, tier: StoreTier) -> 
 
 
 @pytest.mark.parametrize("tier", [StoreTier.PVC, StoreTier.MINIO])
-async def test_physical_address_in_the_query(run: Any, box: Toolbox, tier: StoreTier) -> None:
+async def test_physical_address_in_the_query(run: Any, box: ToolContext, tier: StoreTier) -> None:
     ref = await box.results.put(ROWS, execution_id=7001, step="load", name="rows", tier=tier)
 
     data = (await run("duckdb", command=f"select count(*) as n from read_parquet('{ref.physical_uri}')")).data
@@ -71,7 +71,7 @@ async def test_physical_address_in_the_query(run: Any, box: Toolbox, tier: Store
     assert data["rows"] == [{"n": 1000}]
 
 
-async def test_google_storage_is_read_and_written_in_place(box: Toolbox, pool: asyncpg.Pool) -> None:
+async def test_google_storage_is_read_and_written_in_place(box: ToolContext, pool: asyncpg.Pool) -> None:
     with FakeGCSServer() as server:
         own = box.settings.model_copy(update={"gcs_endpoint": server.url, "gcs_bucket": "results"})
         gcs_client(own).create_bucket("results")

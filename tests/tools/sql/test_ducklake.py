@@ -23,7 +23,7 @@ import pytest
 from noetl_dagster.errors import ToolError
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.tools.access.clients import open_bucket
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.sql.duckdb import DuckdbTool
 from noetl_dagster.tools.sql.ducklake import _load
 
@@ -54,7 +54,7 @@ def database(settings: Settings) -> dict[str, Any]:
 
 @lake
 async def test_a_catalog_in_postgresql_and_data_in_the_object_store(
-    run: Any, box: Toolbox, settings: Settings, database: dict[str, Any], pool: asyncpg.Pool
+    run: Any, box: ToolContext, settings: Settings, database: dict[str, Any], pool: asyncpg.Pool
 ) -> None:
     place = {**database, "data_path": f"s3://{settings.minio_bucket}/lakes/sales/"}
     people = [{"id": number, "name": f"name {number}"} for number in range(1000)]

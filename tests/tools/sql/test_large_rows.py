@@ -21,7 +21,7 @@ from noetl_dagster.playbook.templates.rendering import compile_value, render_asy
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from noetl_dagster.settings import dump_settings
 from noetl_dagster.tools.access.clients import POSTGRES_POOL_SIZE
-from noetl_dagster.tools.base import Chunk, Toolbox, ToolCall
+from noetl_dagster.tools.base import Chunk, ToolCall, ToolContext
 from noetl_dagster.tools.sql import views
 from tests.waiting import until
 
@@ -72,13 +72,13 @@ class Told:
 
 
 @pytest.fixture
-def small(box: Toolbox) -> Toolbox:
+def small(box: ToolContext) -> ToolContext:
     """The toolbox with small chunks."""
     box.settings = box.settings.model_copy(update={"chunk_bytes": SMALL, "inline_result_bytes": 256})
     return box
 
 
-async def rendered(box: Toolbox, ref: Any, template: str) -> Any:
+async def rendered(box: ToolContext, ref: Any, template: str) -> Any:
     """A template over a step ``big`` whose result is a reference, and how many results it fetched."""
     fetched = []
 
@@ -90,7 +90,7 @@ async def rendered(box: Toolbox, ref: Any, template: str) -> Any:
     return await render_async(compile_value(template), scope, fetch), len(fetched)
 
 
-async def test_values_of_every_type_are_those_of_a_small_result(run: Any, box: Toolbox) -> None:
+async def test_values_of_every_type_are_those_of_a_small_result(run: Any, box: ToolContext) -> None:
     first = (await run("postgres", command=EVERY_TYPE, params={"rows": 200})).data  # as the driver gives them
     box.settings = box.settings.model_copy(update={"chunk_bytes": 1024**3})
     few = (await run("postgres", command=EVERY_TYPE, params={"rows": 3000})).data
@@ -107,7 +107,7 @@ async def test_values_of_every_type_are_those_of_a_small_result(run: Any, box: T
     assert await box.results.get(f"{large.ref.ref}#rows") == few["rows"]
 
 
-async def test_templates_find_what_stands_around_the_rows_without_fetching(run: Any, small: Toolbox) -> None:
+async def test_templates_find_what_stands_around_the_rows_without_fetching(run: Any, small: ToolContext) -> None:
     sql = "create temp table t on commit drop as select n as id from generate_series(1, 2000) as n; select * from t"
     ref = (await run("postgres", command=sql)).ref
 
@@ -125,7 +125,7 @@ async def test_templates_find_what_stands_around_the_rows_without_fetching(run: 
     assert (await rendered(small, ref, "{{ big | tojson | fromjson }}"))[0] == whole
 
 
-async def test_statements_are_one_transaction_with_the_rows(run: Any, small: Toolbox, pool: asyncpg.Pool) -> None:
+async def test_statements_are_one_transaction_with_the_rows(run: Any, small: ToolContext, pool: asyncpg.Pool) -> None:
     await pool.execute("create table t (id int primary key)")
     insert = "insert into t select generate_series(1, 3000)"
 
@@ -144,7 +144,7 @@ async def test_statements_are_one_transaction_with_the_rows(run: Any, small: Too
     assert whole["rows"][-1] == {"n": 3000}
 
 
-async def test_earlier_statement_with_many_rows_is_not_in_the_event(run: Any, small: Toolbox) -> None:
+async def test_earlier_statement_with_many_rows_is_not_in_the_event(run: Any, small: ToolContext) -> None:
     sql = "select n from generate_series(1, 500) n; select n + 1 as m from generate_series(1, 3000) n"
     ref = (await run("postgres", command=sql)).ref
 
@@ -154,7 +154,7 @@ async def test_earlier_statement_with_many_rows_is_not_in_the_event(run: Any, sm
 
 
 async def test_same_statement_with_few_rows_and_then_many_runs_its_functions_once(
-    run: Any, small: Toolbox, pool: asyncpg.Pool
+    run: Any, small: ToolContext, pool: asyncpg.Pool
 ) -> None:
     await pool.execute("create table t (n int); create function note(n int) returns int language sql as "
                        "'insert into t values (n) returning n'")  # fmt: skip
@@ -204,7 +204,9 @@ async def test_rows_that_a_statement_lists_take_no_transaction_of_their_own(
 
 @pytest.mark.parametrize("key", [None, "id"])
 @pytest.mark.parametrize("stops", [1, 4])
-async def test_killed_call_goes_on_without_a_chunk_twice(run: Any, small: Toolbox, key: str | None, stops: int) -> None:
+async def test_killed_call_goes_on_without_a_chunk_twice(
+    run: Any, small: ToolContext, key: str | None, stops: int
+) -> None:
     sql = "select n as id, 'name ' || n as name from generate_series(1, 2000) as n"
     extra = {} if key is None else {"key": key}
     small.chunks = told = Told(stops=stops)
@@ -231,7 +233,7 @@ async def test_killed_call_goes_on_without_a_chunk_twice(run: Any, small: Toolbo
 
 
 async def test_source_that_changed_is_an_error_only_where_a_step_took_the_chunks(
-    run: Any, small: Toolbox, pool: asyncpg.Pool
+    run: Any, small: ToolContext, pool: asyncpg.Pool
 ) -> None:
     await pool.execute("create table t as select n as id, 0 as price from generate_series(1, 2000) as n")
     small.chunks = told = Told(stops=3)
@@ -251,7 +253,7 @@ async def test_source_that_changed_is_an_error_only_where_a_step_took_the_chunks
     assert value["rows"][0]["price"] == 1
 
 
-async def test_chunks_that_a_step_takes_are_cut_alike_whatever_ran_before(run: Any, box: Toolbox) -> None:
+async def test_chunks_that_a_step_takes_are_cut_alike_whatever_ran_before(run: Any, box: ToolContext) -> None:
     sql = "select n, repeat('x', :width::int) as x from generate_series(1, :rows::int) as n"
     wide = {"command": sql, "params": {"width": 200, "rows": 3000}}
     told = Told(takes=True, stops=2)
@@ -269,7 +271,7 @@ async def test_chunks_that_a_step_takes_are_cut_alike_whatever_ran_before(run: A
     assert (told.chunks[:2], ref.rows) == (before, 3000)
 
 
-async def test_key_has_to_be_a_unique_column(run: Any, small: Toolbox) -> None:
+async def test_key_has_to_be_a_unique_column(run: Any, small: ToolContext) -> None:
     sql = "select n / 500 as half, nullif(n, 1999) as id from generate_series(1, 2000) as n"
     with pytest.raises(ToolError, match="key 'half' is 0 in two rows"):
         await run("postgres", command=sql, key="half")
@@ -277,7 +279,7 @@ async def test_key_has_to_be_a_unique_column(run: Any, small: Toolbox) -> None:
         await run("postgres", command=sql, key="id")
 
 
-async def test_small_result_is_told_of_where_a_step_takes_chunks(run: Any, small: Toolbox) -> None:
+async def test_small_result_is_told_of_where_a_step_takes_chunks(run: Any, small: ToolContext) -> None:
     small.chunks = told = Told(takes=True)
 
     ref = (await run("postgres", command="select 1 as one")).ref
@@ -312,7 +314,7 @@ async def connections(pool: asyncpg.Pool, mark: str) -> int:
 
 @pytest.mark.parametrize("kind", ["rows", "table"])
 async def test_sources_that_wait_for_takers_leave_the_pool_to_them(
-    run: Any, small: Toolbox, pool: asyncpg.Pool, kind: str
+    run: Any, small: ToolContext, pool: asyncpg.Pool, kind: str
 ) -> None:
     small.chunks = waiting = Waiting()
     mark = f"source_of_{kind}"
@@ -333,7 +335,7 @@ async def test_sources_that_wait_for_takers_leave_the_pool_to_them(
 
 @pytest.mark.parametrize("kind", ["rows", "table"])
 async def test_source_may_be_idle_as_long_as_its_takers_need(
-    run: Any, small: Toolbox, pool: asyncpg.Pool, kind: str
+    run: Any, small: ToolContext, pool: asyncpg.Pool, kind: str
 ) -> None:
     small.chunks = waiting = Waiting()
     [database] = await pool.fetchrow("select quote_ident(current_database())")
@@ -347,7 +349,7 @@ async def test_source_may_be_idle_as_long_as_its_takers_need(
     assert (await source).ref.rows == 9
 
 
-async def test_lost_connection_in_the_middle_is_retryable(run: Any, small: Toolbox, pool: asyncpg.Pool) -> None:
+async def test_lost_connection_in_the_middle_is_retryable(run: Any, small: ToolContext, pool: asyncpg.Pool) -> None:
     small.chunks = waiting = Waiting()
     sql = "select n as interrupted from generate_series(1, 9) as n"
     source = asyncio.create_task(run("postgres", command=sql, chunk_size=3, **{"as": "rows"}))
@@ -361,7 +363,9 @@ async def test_lost_connection_in_the_middle_is_retryable(run: Any, small: Toolb
     assert (caught.value.kind, caught.value.retryable) == ("db_connection", True)
 
 
-async def test_server_without_a_connection_left_says_what_helps(run: Any, small: Toolbox, administrator: Any) -> None:
+async def test_server_without_a_connection_left_says_what_helps(
+    run: Any, small: ToolContext, administrator: Any
+) -> None:
     user = f"limited_{uuid4().hex}"
     administrator.execute(f"create role {user} login password 'x' connection limit 0")
     small.chunks = Told(takes=True)
@@ -375,7 +379,7 @@ async def test_server_without_a_connection_left_says_what_helps(run: Any, small:
     assert (caught.value.kind, caught.value.code, caught.value.retryable) == ("db_connection", "53300", True)
 
 
-async def test_chunks_have_as_many_rows_as_the_task_says(run: Any, small: Toolbox) -> None:
+async def test_chunks_have_as_many_rows_as_the_task_says(run: Any, small: ToolContext) -> None:
     sql = "select n from generate_series(1, 1000) as n"
     result = await run("postgres", command=sql, chunk_size=70, **{"as": "rows"})
 
@@ -391,7 +395,7 @@ AGGREGATE = """
 
 @pytest.mark.parametrize("price", ["n * 1.5::float8", "n * 1.5", "case when n > 10 then n end"])
 @pytest.mark.parametrize("given", ["whole", "rows"])
-async def test_duckdb_reads_many_rows_as_few(run: Any, box: Toolbox, price: str, given: str) -> None:
+async def test_duckdb_reads_many_rows_as_few(run: Any, box: ToolContext, price: str, given: str) -> None:
     sql = (
         f"select null as nothing, n as id, 'name ' || n as name, timestamp '2026-01-01' + n * interval '1 s' as moment, "
         f"{price} as price from generate_series(1, 3000) as n"
@@ -411,7 +415,7 @@ async def test_duckdb_reads_many_rows_as_few(run: Any, box: Toolbox, price: str,
     assert listed["rows"] == (few["rows"] if isinstance(few, dict) else few)[:20]
 
 
-async def test_many_rows_of_duckdb_are_in_chunks(run: Any, small: Toolbox) -> None:
+async def test_many_rows_of_duckdb_are_in_chunks(run: Any, small: ToolContext) -> None:
     sql = (
         "select 1 as a; select range as id, date '2026-01-01' as day, {'a': range} as part from range(5000) order by id"
     )
@@ -435,7 +439,7 @@ from noetl_dagster.settings import load_settings
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
-from noetl_dagster.tools.base import Toolbox, ToolCall
+from noetl_dagster.tools.base import ToolContext, ToolCall
 from noetl_dagster.tools.registry import tool_for
 
 def memory(name):
@@ -444,7 +448,7 @@ def memory(name):
 async def main(settings):
     pool, clients = await open_pool(settings.db_url, size=2), Clients(settings)
     async with ResultStore(settings, pool) as results:
-        box = Toolbox(settings, results, Credentials(settings, pool), clients, None)
+        box = ToolContext(settings, results, Credentials(settings, pool), clients, None)
         sql = "select n as id, 'name ' || n as name, n * 0.5::float8 as price from generate_series(1, {}) as n"
         for rows in (50_000, 400_000):
             gc.collect()
@@ -466,7 +470,7 @@ asyncio.run(main(load_settings(sys.stdin.read())))
 """
 
 
-async def test_memory_is_that_of_chunks_whatever_the_number_of_rows(small: Toolbox) -> None:
+async def test_memory_is_that_of_chunks_whatever_the_number_of_rows(small: ToolContext) -> None:
     settings = small.settings.model_copy(update={"chunk_bytes": 1024**2})
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", MEASURED, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -479,7 +483,7 @@ async def test_memory_is_that_of_chunks_whatever_the_number_of_rows(small: Toolb
     assert read < 12 * settings.chunk_bytes
 
 
-async def test_duckdb_reads_rows_that_are_long(run: Any, small: Toolbox) -> None:
+async def test_duckdb_reads_rows_that_are_long(run: Any, small: ToolContext) -> None:
     sql = "select n as id, repeat('x', case n when 3 then 20000000 else 1 end) as text from generate_series(1, 300) n"
     ref = (await run("postgres", command=sql)).ref
 
@@ -488,7 +492,7 @@ async def test_duckdb_reads_rows_that_are_long(run: Any, small: Toolbox) -> None
 
 
 async def test_lines_for_duckdb_are_cut_where_a_row_ends(
-    run: Any, small: Toolbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Any, small: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(views, "LINES_BYTES", 1000)
     sql = "select n as id, repeat('x', case n % 50 when 0 then 3000 else 20 end) as text from generate_series(1, 900) n"

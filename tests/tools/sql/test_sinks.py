@@ -15,7 +15,7 @@ from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.tools.access.credential_types import Credential, CredentialType
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.rows.batches import StoredResult, rows_of
 from noetl_dagster.tools.sinks.postgres import CompletingEvents, is_event_log, write_result, write_sink
 
@@ -128,7 +128,7 @@ async def test_two_workers_add_the_same_column(table: asyncpg.Pool) -> None:
     ]
 
 
-async def test_a_failed_transaction_adds_no_column(table: asyncpg.Pool, box: Toolbox) -> None:
+async def test_a_failed_transaction_adds_no_column(table: asyncpg.Pool, box: ToolContext) -> None:
     async def fail(connection: asyncpg.Connection) -> None:
         raise ToolError("ended by another worker", kind="claim")
 
@@ -167,7 +167,9 @@ async def test_command_with_arguments(table: asyncpg.Pool) -> None:
     "fields",
     [{"table": "out"}, {"command": "insert into out select * from jsonb_to_recordset(:result) as r(id int)"}],
 )
-async def test_a_stored_result_may_take_long_to_read(table: asyncpg.Pool, box: Toolbox, fields: dict[str, str]) -> None:
+async def test_a_stored_result_may_take_long_to_read(
+    table: asyncpg.Pool, box: ToolContext, fields: dict[str, str]
+) -> None:
     [database] = await table.fetchrow("select quote_ident(current_database())")
     await table.execute(f"alter database {database} set idle_in_transaction_session_timeout = 200")
     rows = [{"id": 1}, {"id": 2}]
@@ -185,7 +187,7 @@ async def test_a_stored_result_may_take_long_to_read(table: asyncpg.Pool, box: T
     assert [row["id"] for row in await table.fetch("select id from out order by id")] == [1, 2]
 
 
-async def test_sink_and_completion_are_one_transaction(table: asyncpg.Pool, box: Toolbox) -> None:
+async def test_sink_and_completion_are_one_transaction(table: asyncpg.Pool, box: ToolContext) -> None:
     sink = Sink(table="out", auth="{{ where }}", args={"id": "{{ result.id }}", "name": "{{ who }}"})
     scope = {"where": "main", "who": "me", "result": {"id": 3}}
 
@@ -218,7 +220,7 @@ def test_rows_inside_results() -> None:
     assert rows_of(None) == []
 
 
-async def test_event_log_is_recognised(box: Toolbox) -> None:
+async def test_event_log_is_recognised(box: ToolContext) -> None:
     own = Credential("x", CredentialType.POSTGRES, {"url": box.settings.db_url})
     other = Credential("y", CredentialType.POSTGRES, {"host": "elsewhere", "database": "d"})
 
@@ -226,7 +228,7 @@ async def test_event_log_is_recognised(box: Toolbox) -> None:
     assert not is_event_log(other, box.settings)
 
 
-async def test_a_table_that_has_changed_is_described_again(box: Toolbox, pool: asyncpg.Pool) -> None:
+async def test_a_table_that_has_changed_is_described_again(box: ToolContext, pool: asyncpg.Pool) -> None:
     await pool.execute("CREATE TABLE changing (id int, iter_index int)")
     sink = Sink(tool="postgres", auth="embedded", table="changing")
     await write_sink(box, sink, [{"id": 1}], {}, identity={"iter_index": 1})
@@ -257,7 +259,7 @@ class End(CompletingEvents):
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
-async def test_rows_come_with_the_end_that_the_log_takes(box: Toolbox, table: asyncpg.Pool, mode: str) -> None:
+async def test_rows_come_with_the_end_that_the_log_takes(box: ToolContext, table: asyncpg.Pool, mode: str) -> None:
     sink = Sink(table="out", auth="embedded", mode=mode)
     assert await write_sink(box, sink, {"id": 1}, {}, complete=End(table, 7, "first"))
     with pytest.raises(ToolError, match="another worker"):
@@ -286,7 +288,7 @@ async def test_rows_come_with_the_end_that_the_log_takes(box: Toolbox, table: as
     ],
 )  # fmt: skip
 async def test_a_lost_connection_in_plain_words(
-    table: asyncpg.Pool, box: Toolbox, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str, kind: str
+    table: asyncpg.Pool, box: ToolContext, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str, kind: str
 ) -> None:
     async def fail(*_: object) -> None:
         raise error

@@ -6,11 +6,11 @@ from typing import Any
 
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.tools.access.credential_types import CredentialType
-from noetl_dagster.tools.base import Toolbox
+from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.sql.databases.base import Database
 
 
-async def find_database(kind: str, box: Toolbox, *, auth: Any = None, path: str | None = None) -> Database:
+async def find_database(kind: str, context: ToolContext, *, auth: Any = None, path: str | None = None) -> Database:
     """Returns the database of a kind.
 
     Args:
@@ -24,7 +24,7 @@ async def find_database(kind: str, box: Toolbox, *, auth: Any = None, path: str 
         from noetl_dagster.tools.sql.databases.sqlite import IN_MEMORY, SqliteDatabase
 
         return SqliteDatabase(path or IN_MEMORY)
-    credential = await box.credentials.resolve(auth, CredentialType(kind))
+    credential = await context.credentials.resolve(auth, CredentialType(kind))
     if credential is None:
         raise CredentialError(f"no credential is named; write auth: <name of a {kind} credential>")
     if kind == "mysql":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from noetl_dagster.errors import CredentialError
-from noetl_dagster.tools.base import Tool, Toolbox, ToolCall, ToolResult, count_of, time_limit
+from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, count_of, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.files import check_path, written_in
 from noetl_dagster.tools.rows.jsonable import NotJsonableError
@@ -34,18 +34,18 @@ class DatabaseTool(Tool):
     BigQuery each statement is committed by itself.
     """
 
-    async def run(self, call: ToolCall, box: Toolbox) -> ToolResult:
+    async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the call's statements."""
-        database = await _database(call, box)
-        texts, params = await texts_of(call, box)
+        database = await _database(call, context)
+        texts, params = await texts_of(call, context)
         statements = bound(call, params, lambda: bind(texts, params, database.dialect, database.placeholder))
         where = f"{call.task.kind} in step {call.step}"
         if wants_table(call):
-            return await self._table(call, box, database, statements, where)
-        async with time_limit(call), await ChunkWriter.open(call, box, size=count_of(call, "chunk_size")) as writer:
+            return await self._table(call, context, database, statements, where)
+        async with time_limit(call), await ChunkWriter.open(call, context, size=count_of(call, "chunk_size")) as writer:
             if writer.is_whole:
                 return ToolResult(ref=await writer.finish({}))
-            rows = FetchedRows(writer, call, box)
+            rows = FetchedRows(writer, call, context)
             writer.holds_back = not all(only_reads(one.text) for one in statements)
             async with open_session(database, where) as session:
                 try:
@@ -58,7 +58,7 @@ class DatabaseTool(Tool):
             return ToolResult(ref=await writer.finish(found, at))
 
     async def _table(
-        self, call: ToolCall, box: Toolbox, database: Database, statements: Sequence[BoundStatement], where: str
+        self, call: ToolCall, context: ToolContext, database: Database, statements: Sequence[BoundStatement], where: str
     ) -> ToolResult:
         size = count_of(call, "chunk_size") or TABLE_ROWS
 
@@ -70,19 +70,19 @@ class DatabaseTool(Tool):
                 async for some in chunks:
                     yield some
 
-        return await store_table(call, box, statements, rows)
+        return await store_table(call, context, statements, rows)
 
 
-async def _database(call: ToolCall, box: Toolbox) -> Database:
+async def _database(call: ToolCall, context: ToolContext) -> Database:
     path = call.config.get("database")
     path = None if path in (None, "", IN_MEMORY) else str(path)
     if path is not None:
         written = written_in(call.task.config, "database")
-        check_path(path, written, call.folder, box.settings, f"{call.task.kind} in step {call.step}, database")
+        check_path(path, written, call.folder, context.settings, f"{call.task.kind} in step {call.step}, database")
         path = str(Path(call.folder, path))
     auth = call.auth if call.auth is not None else call.config.get("credential")
     try:
-        return await find_database(call.task.kind, box, auth=auth, path=path)
+        return await find_database(call.task.kind, context, auth=auth, path=path)
     except CredentialError as error:
         raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
