@@ -74,16 +74,16 @@ def meant_by(file: Path) -> tuple[AssetKey, ...]:
     if not isinstance(metadata, dict) or not isinstance(steps, list):
         return ()
     path = str(metadata.get("path") or metadata.get("name") or "").strip("/")
-    found = []
+    keys = []
     for step in steps:
         asset, name = (step.get("asset"), step.get("step")) if isinstance(step, dict) else (False, None)
         if asset is False or not isinstance(name, str) or not path:
             continue
         key = asset.get("key") if isinstance(asset, dict) else None
         parts = key if isinstance(key, list) else str(key or f"{path}/{name}").split("/")
-        if kept := [str(part) for part in parts if part]:
-            found.append(AssetKey(kept))
-    return tuple(found)
+        if key_parts := [str(part) for part in parts if part]:
+            keys.append(AssetKey(key_parts))
+    return tuple(keys)
 
 
 def definitions_of_broken(

@@ -101,8 +101,8 @@ def load_playbooks(
     for name, patterns in (("include", include), ("exclude", exclude)):
         if isinstance(patterns, str):
             raise DagsterInvalidDefinitionError(f"load_playbooks: {name} is a list of patterns: [{patterns!r}]")
-    given = dict(resources or {})
-    noetl = given.get(NOETL) or default_resource()
+    own_resources = dict(resources or {})
+    noetl = own_resources.get(NOETL) or default_resource()
     if not isinstance(noetl, EngineProvider):
         raise DagsterInvalidDefinitionError(
             f"load_playbooks: the resource 'noetl' is a NoetlResource, not a {type(noetl).__name__}"
@@ -110,7 +110,7 @@ def load_playbooks(
     jobs, broken = load_folder(
         folder, include=include, exclude=exclude, translation=translation, beside=beside, lenient=lenient
     )
-    playbooks = definitions_of_jobs(jobs, noetl, spark=spark, resources=given)
+    playbooks = definitions_of_jobs(jobs, noetl, spark=spark, resources=own_resources)
     if not jobs and not broken:
         logger.warning("there are no playbooks in %s that include and exclude leave", folder.absolute())
     among = None

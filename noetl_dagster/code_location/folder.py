@@ -109,10 +109,10 @@ def _translated(
     """
     specs: dict[str, Specs] = {}
     own: dict[str, dict[str, str]] = {}
-    kept = []
+    translated = []
     for playbook in playbooks:
         try:
-            found = {
+            step_specs = {
                 step.name: _translated_spec(PlaybookStep(playbook, step), translation)
                 for step in playbook.steps
                 if step.is_asset
@@ -120,14 +120,14 @@ def _translated(
         except DagsterInvalidDefinitionError as error:
             broken.append(_broken(playbook, str(error)))
             continue
-        kept.append(playbook)
-        specs[playbook.file] = found
-        keys = {key_text(playbook.asset_key(step)): key_text(tuple(spec.key.path)) for step, spec in found.items()}
+        translated.append(playbook)
+        specs[playbook.file] = step_specs
+        keys = {key_text(playbook.asset_key(step)): key_text(tuple(spec.key.path)) for step, spec in step_specs.items()}
         own[playbook.file] = {before: after for before, after in keys.items() if before != after}
     shared: dict[str, str] = {}
     for renamed in own.values():
         shared = renamed | shared  # of two with one key, other playbooks mean the first
-    return [_renamed(one, shared | own[one.file]) for one in kept], specs
+    return [_renamed(one, shared | own[one.file]) for one in translated], specs
 
 
 def _translated_spec(step: PlaybookStep, translation: Translation) -> AssetSpec:
@@ -166,7 +166,7 @@ def _without_duplicates(
 ) -> list[PlaybookJob]:
     names: dict[str, str] = {}
     keys = {key: "an asset in Python" for assets in beside for key in assets.keys}
-    kept = []
+    unique_jobs = []
     for job in jobs:
         twins = sorted(key.to_user_string() for key in keys.keys() & set(job.plan.keys))
         if job.plan.name in names:
@@ -177,8 +177,8 @@ def _without_duplicates(
         else:
             names[job.plan.name] = job.playbook.file
             keys |= dict.fromkeys(job.plan.keys, job.playbook.file)
-            kept.append(job)
-    return kept
+            unique_jobs.append(job)
+    return unique_jobs
 
 
 def _without_cycles(
@@ -190,7 +190,7 @@ def _without_cycles(
         maker = {key: job.plan.name for job in jobs for key in job.plan.keys}
         maker |= {key: name for name, (keys, _) in upstream.items() for key in keys}
         reads = {job.plan.name: {reading.key for reading in job.plan.readings} for job in jobs}
-        reads |= {name: found for name, (_, found) in upstream.items()}
+        reads |= {name: source_keys for name, (_, source_keys) in upstream.items()}
         try:
             TopologicalSorter(
                 {name: {maker[key] for key in keys if key in maker} for name, keys in reads.items()}
@@ -200,7 +200,7 @@ def _without_cycles(
             circle: list[str] = list(reversed(error.args[1]))
         inside = [number for number, job in enumerate(jobs) if job.plan.name in circle]
         if not inside:  # of Python assets alone, which is Dagster's to refuse
-            upstream = {name: found for name, found in upstream.items() if name not in circle}
+            upstream = {name: source_keys for name, source_keys in upstream.items() if name not in circle}
             continue
         why = f"playbooks read each other's assets in a circle: {' -> '.join(circle)}"
         broken.append(_broken(jobs[inside[-1]].playbook, why))
@@ -214,5 +214,5 @@ def _reads_beside(assets: AssetsDefinition) -> dict[str, tuple[set[AssetKey], se
     keys = set(assets.keys)
     if not keys:
         return {}
-    reads = {key for found in assets.asset_deps.values() for key in found} - keys
+    reads = {key for dependencies in assets.asset_deps.values() for key in dependencies} - keys
     return {f"asset {min(key.to_user_string() for key in keys)}": (keys, reads)}

@@ -134,14 +134,14 @@ def materialize_playbook(
         14
     """
     loaded = playbook if isinstance(playbook, Playbook) else load_playbook(playbook)
-    given = dict(resources or {})
-    noetl = given.get(NOETL) or default_resource()
+    own_resources = dict(resources or {})
+    noetl = own_resources.get(NOETL) or default_resource()
     try:
         values = to_jsonable(dict(workload or {}), "workload")
     except NotJsonableError as reason:
         raise WorkloadError(f"{loaded.name}: {reason}") from reason
     engine = noetl.engine()
-    prepared = prepare(loaded, noetl, given)
+    prepared = prepare(loaded, noetl, own_resources)
     if partition is not None:
         chosen = prepared.plan.partitions.find(partition)
         begun = noetl.run(engine.lifecycle.create(loaded, values, partition=chosen)).id

@@ -64,10 +64,10 @@ _results: WeakValueDictionary[int, NoetlResultIOManager] = WeakValueDictionary()
 
 def _results_of(noetl: EngineProvider) -> NoetlResultIOManager:
     """Returns the IO manager over an engine. It keeps the engine alive, so no other has its ``id`` meanwhile."""
-    found = _results.get(id(noetl))
-    if found is None:
-        found = _results[id(noetl)] = NoetlResultIOManager(lambda: noetl.engine().runtime.results)
-    return found
+    io_manager = _results.get(id(noetl))
+    if io_manager is None:
+        io_manager = _results[id(noetl)] = NoetlResultIOManager(lambda: noetl.engine().runtime.results)
+    return io_manager
 
 
 @cache

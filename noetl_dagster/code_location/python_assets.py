@@ -39,7 +39,7 @@ def definitions_in_python(folder: Path) -> Definitions:
 
     A file that does not load is left out, with its error in the log, and the playbooks load without it.
     """
-    found = []
+    modules = []
     for path in files_below(folder, PATTERN):
         with _left_out_if_broken(path):
             module = _module(path)
@@ -48,8 +48,8 @@ def definitions_in_python(folder: Path) -> Definitions:
             ]
             assets = load_assets_from_modules([module])
             checks = load_asset_checks_from_modules([module])
-            found.append(Definitions(assets=assets, asset_checks=checks, jobs=jobs))
-    return Definitions.merge(*found)
+            modules.append(Definitions(assets=assets, asset_checks=checks, jobs=jobs))
+    return Definitions.merge(*modules)
 
 
 def checks_in_python(folder: Path, assets: Collection[AssetKey]) -> list[AssetChecksDefinition]:
@@ -57,12 +57,12 @@ def checks_in_python(folder: Path, assets: Collection[AssetKey]) -> list[AssetCh
 
     Files that have none are not imported: what they import may take a while.
     """
-    found: list[AssetChecksDefinition] = []
+    checks: list[AssetChecksDefinition] = []
     for path in files_below(folder, PATTERN):
         if _CHECK.search(path.read_text(encoding="utf-8", errors="replace")) is not None:
             with _left_out_if_broken(path):
-                found += load_asset_checks_from_modules([_module(path)])
-    return [one for one in found if {key.asset_key for key in one.check_keys} <= set(assets)]
+                checks += load_asset_checks_from_modules([_module(path)])
+    return [one for one in checks if {key.asset_key for key in one.check_keys} <= set(assets)]
 
 
 @contextmanager

@@ -134,9 +134,9 @@ def copy_example(folder: Path, example: str) -> list[Path]:
         UnknownExampleError: there is no such example; the message lists them.
         ProjectExistsError: a file is there already; nothing was written.
     """
-    known = examples()
-    if example not in known:
-        listed = "".join(f"\n  {name:20} {title}" for name, title in known.items())
+    titles = examples()
+    if example not in titles:
+        listed = "".join(f"\n  {name:20} {title}" for name, title in titles.items())
         raise UnknownExampleError(f"there is no example {example!r}; the examples are{listed}")
     source = shipped_folder("examples") / example
     paths = sorted(path for path in source.rglob("*") if path.is_file() and not _is_made(path.relative_to(source)))

@@ -135,8 +135,8 @@ class HelperProcesses:
                 self._preloaded.close()
                 self._preloaded = None
             if self._preloaded is None:
-                known = self._settings.model_copy(update={"service_tokens": None, "server_token": None})
-                options = {"settings": dump_settings(known), "tool_kinds": kinds}
+                shared_settings = self._settings.model_copy(update={"service_tokens": None, "server_token": None})
+                options = {"settings": dump_settings(shared_settings), "tool_kinds": kinds}
                 self._preloaded = ForkServer(PRELOADED_MODULE, options)
             for _ in range(missing):
                 helper = await Helper.over(self._preloaded.fork())
@@ -167,8 +167,8 @@ class HelperProcesses:
         if message["do"] == "ready":
             helper.pid = message["pid"]
             self._helpers.add(helper)
-            for known in self._open.values():
-                known.add_helper(helper, known.processes, at_once=False)
+            for open_items in self._open.values():
+                open_items.add_helper(helper, open_items.processes, at_once=False)
             return
         if (items := self._open.get(message["range"])) is None:
             return

@@ -116,8 +116,8 @@ class WarmRunLauncher(DefaultRunLauncher):
             return True
         deadline = time.monotonic() + BEGIN_SECONDS  # a driver has received it and not started it yet
         while not interrupt(self._locks, run_id):
-            known = self._request_from_owner(run, "ask")
-            if known is None or not known["known"] or time.monotonic() > deadline:
+            answer = self._request_from_owner(run, "ask")
+            if answer is None or not answer["known"] or time.monotonic() > deadline:
                 return interrupt(self._locks, run_id)
             time.sleep(0.05)
         return True
@@ -134,8 +134,8 @@ class WarmRunLauncher(DefaultRunLauncher):
         if not run.tags.get(LAUNCHER_TAG):
             return CheckRunHealthResult(WorkerStatus.UNKNOWN, "the run was launched the default way")
         if run.status is DagsterRunStatus.STARTING:
-            known = self._request_from_owner(run, "ask")
-            if known is not None and known["known"]:
+            answer = self._request_from_owner(run, "ask")
+            if answer is not None and answer["known"]:
                 return CheckRunHealthResult(WorkerStatus.RUNNING, "waits to be driven")
         return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "no process drives the run")
 

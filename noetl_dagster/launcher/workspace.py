@@ -98,13 +98,13 @@ class Workspace:
             NotDeployedError: no code location has it.
             LaunchError: the workspace, or a code location that may have it, cannot be loaded just now.
         """
-        found = self._find(plan)
-        if found is None:
+        job = self._find(plan)
+        if job is None:
             self._refresh()
-            found = self._find(plan)
-        if found is None:
+            job = self._find(plan)
+        if job is None:
             raise self._missing(plan)
-        return found
+        return job
 
     def _refresh(self) -> None:
         """Refreshes the code locations one after another; known jobs can be found meanwhile."""
@@ -115,13 +115,15 @@ class Workspace:
                 self._process.refresh_code_location(name)
             self._refreshed_at = time.monotonic()
 
-    def submit(self, found: WorkspaceJob, run_id: str, run_config: dict[str, Any], tags: dict[str, str]) -> None:
+    def submit(
+        self, workspace_job: WorkspaceJob, run_id: str, run_config: dict[str, Any], tags: dict[str, str]
+    ) -> None:
         """Creates a run and gives it to the instance's run coordinator.
 
         Raises:
             Exception: the code location refuses the run, or the launcher cannot start it; the run has failed then.
         """
-        location, job = found
+        location, job = workspace_job
         planned = location.get_execution_plan(
             job, run_config, step_keys_to_execute=None, known_state=None, instance=self._instance
         )

@@ -113,12 +113,12 @@ def run_playbook(
     session.lead_to_dagster()
     error = _drive(session, playbook, execution_id, workload, resumed=resumed, quiet=quiet, verbose=verbose)
     try:
-        found = run_sync(full_overview(engine.runtime, execution_id))
+        overview = run_sync(full_overview(engine.runtime, execution_id))
     except ExecutionNotFoundError:
-        found = None
-    if found is None or (found.run_id is None and found.status == ExecutionStatus.RUNNING):
+        overview = None
+    if overview is None or (overview.run_id is None and overview.status == ExecutionStatus.RUNNING):
         fail(f"the Dagster run failed before its first step: {error}")
-    return found
+    return overview
 
 
 def _run_without_dagster(
@@ -185,8 +185,8 @@ def _of_file(path: Path, *, lenient: bool) -> Playbook | None:
         if path.suffix in SUFFIXES:
             fail(f"{path}: no such file", code=2)
         return None
-    found, problems = load_report(path, lenient=lenient)
-    loaded = required(found, problems)
+    playbook, problems = load_report(path, lenient=lenient)
+    loaded = required(playbook, problems)
     for problem in problems:
         warn(str(problem))
     return loaded
@@ -233,19 +233,19 @@ def _yaml(text: str, what: str) -> Any:
 
 def _warn_of_unknown_keys(playbook: Playbook, workload: dict[str, Any]) -> None:
     """Warns of keys that the playbook's workload lacks: templates may use them, but mostly they are misspelt."""
-    known = [str(key) for key in playbook.workload]
+    declared_keys = [str(key) for key in playbook.workload]
     for key in workload:
-        if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+        if key not in declared_keys:
+            near = get_close_matches(key, declared_keys, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(declared_keys) or 'none'}"
             warn(f"warning: the workload has no key {key!r}; {hint}")
 
 
-def _finish(session: Session, found: Overview, as_json: bool) -> None:
+def _finish(session: Session, overview: Overview, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(overview)
     else:
-        show(session.engine, found)
-        if found.status == ExecutionStatus.RUNNING:
-            note(f"it has not ended; to resume it: noetl-dagster resume {found.execution_id}")
-    raise typer.Exit(0 if found.status == ExecutionStatus.COMPLETED else 1)
+        show(session.engine, overview)
+        if overview.status == ExecutionStatus.RUNNING:
+            note(f"it has not ended; to resume it: noetl-dagster resume {overview.execution_id}")
+    raise typer.Exit(0 if overview.status == ExecutionStatus.COMPLETED else 1)

@@ -37,16 +37,16 @@ def down() -> None:
 @app.command()
 def status(as_json: Json = False) -> None:
     """Show which services run, and their addresses."""
-    found = embedded.status(get_settings())
+    services = embedded.status(get_settings())
     if as_json:
         print_json(
             [
                 {"service": one.name, "running": one.running, "url": one.url, "pid": one.pid, "log": one.log}
-                for one in found
+                for one in services
             ]
         )
     else:
-        _print(found)
+        _print(services)
 
 
 @app.command()
@@ -65,9 +65,9 @@ def env() -> None:
         typer.echo(f"export {name}={shlex.quote(value)}")
 
 
-def _print(found: list[embedded.ServiceStatus]) -> None:
+def _print(services: list[embedded.ServiceStatus]) -> None:
     table = Table("service", "state", Column("address", overflow="fold"), "pid", box=None)
-    for one in found:
+    for one in services:
         state = "[green]running[/]" if one.running else "stopped"
         table.add_row(one.name, state, one.url, str(one.pid or ""))
     console.print(table)
