@@ -11,9 +11,6 @@ import pytest
 
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.cluster.kubelet.process import unavailable
-from tests.tools.conftest import box, run
-
-__all__ = ["box", "run"]
 
 
 @pytest.fixture

@@ -31,10 +31,13 @@ from noetl_dagster.worker.context import own_context
 from tests.drivers import drive
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.cluster.failures import Refused
+from tests.kubernetes.conftest import cluster
 from tests.playbooks import playbook
 from tests.pool import working
 from tests.processes import StartProcess, killed_in_the_end
 from tests.waiting import PATIENCE_SECONDS, until
+
+__all__ = ["cluster"]
 
 SLOW = "echo once >> /out/ran; while [ ! -e /out/go ]; do sleep 0.05; done; echo the end"
 FAILS_FIRST = "echo once >> /out/ran; [ $(wc -l < /out/ran) = 1 ] && exit 3; " + SLOW.partition("; ")[2]

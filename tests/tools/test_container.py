@@ -17,7 +17,10 @@ from noetl_dagster.tools.commands import container, jobs, starting
 from tests.helm.chart import KIND, manifests, of_kind
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.cluster.failures import Refused
+from tests.kubernetes.conftest import cluster
 from tests.waiting import until
+
+__all__ = ["cluster"]
 
 
 @pytest.fixture(autouse=True)
