@@ -159,7 +159,7 @@ LABEL org.opencontainers.image.title="noetl-dagster-spark" \
 
 WORKDIR /opt/spark/work-dir
 USER 10001:10001
-# executors have no port that says so; their driver watches them
+# the driver of executors watches them
 HEALTHCHECK NONE
 ENTRYPOINT ["/opt/entrypoint.sh"]
 CMD ["connect"]
@@ -173,8 +173,7 @@ LABEL org.opencontainers.image.title="noetl-dagster-worker" \
       org.opencontainers.image.description="Pool workers for NoETL playbooks on Dagster, without Spark"
 
 USER 10001:10001
-HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-m", "noetl_dagster.cli.probe"]
+HEALTHCHECK NONE
 ENTRYPOINT ["/usr/bin/tini", "--"]
 CMD ["noetl-dagster", "worker"]
 
@@ -186,8 +185,7 @@ LABEL org.opencontainers.image.title="noetl-dagster" \
 
 USER 10001:10001
 EXPOSE 3000 4000 8700
-# for engines that ask by a command; Kubernetes has probes of its own
-HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-m", "noetl_dagster.cli.probe"]
+# probes ask over HTTP: /health and /ready of serve, and of NOETL_HEALTH_PORT
+HEALTHCHECK NONE
 ENTRYPOINT ["/usr/bin/tini", "--"]
 CMD ["noetl-dagster", "serve"]

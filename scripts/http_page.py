@@ -66,7 +66,7 @@ def http_page() -> str:
     document = create_app(Settings(), lambda: None).openapi()
     scopes = {
         (method, route.path_format): _scopes(route.dependant)
-        for router in (commands.hot.declared, *(module.router for module in MODULES))
+        for router in (commands.workers, *(module.router for module in MODULES))
         for route in router.routes
         for method in route.methods
     }

@@ -1,4 +1,4 @@
-"""One process of the HTTP API: the plane, a launcher of runs, and uvicorn on an existing socket."""
+"""The HTTP API with all that it needs: the plane, a launcher of runs, and upkeep in the background."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import gc
 import logging
 import os
 import signal
-import socket
-import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any
 
-import uvicorn
+from fastapi import FastAPI
 
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
@@ -27,25 +26,14 @@ from noetl_dagster.playbook.catalog import Catalog, names_version
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.service.app import create_app
-from noetl_dagster.service.connections import bounded_connections
 from noetl_dagster.service.plane import Launcher, Plane
 from noetl_dagster.settings import METRICS_FOLDER, RunLauncher, Settings
 
 logger = logging.getLogger(__name__)
 
-GRACE_SECONDS = 10
-"""Pending requests may take this long after SIGTERM."""
 
-KEEP_ALIVE_SECONDS = 75
-"""How long an idle connection stays open. It is longer than clients and load balancers keep theirs (mostly 15 to 60 s),
-so that no request arrives at a connection that the API is closing."""
-
-
-def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serves on a bound socket until SIGTERM or SIGINT; calls ``ready`` as soon as it accepts requests.
-
-    Runs, which outlive the service, must not inherit the socket.
-    """
+def create_api(settings: Settings, ready: Callable[[], None]) -> FastAPI:
+    """Returns the HTTP API, which opens what it needs when it starts; it calls ``ready`` when that is done."""
     environment = embedded.environment(settings)
     if "DAGSTER_HOME" not in os.environ:
         environment["DAGSTER_HOME"] = str(embedded.dagster_home(settings))
@@ -61,11 +49,10 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
         if settings.recovery_grace_seconds is not None and isinstance(opened.launcher, WarmLauncher):
             watch = recovery_watch(opened.engine, opened.launcher, opened.catalog, settings.recovery_grace_seconds)
             watching.append(asyncio.create_task(watch.run()))
-        listener.listen(config.backlog)  # callers of ready() may send requests at once
         ready()
         gc.freeze()  # loaded modules stay: no garbage collection visits them while requests wait
         try:
-            with opened.engine.projecting.running():
+            with opened.engine.projecting.running(), _noticed_signals(app):
                 yield opened
         finally:
             await cancel_and_wait(*watching)
@@ -73,24 +60,27 @@ def serve_api(settings: Settings, listener: socket.socket, ready: Callable[[], N
             await opened.close()
 
     app = create_app(settings, plane)
-    config = uvicorn.Config(
-        app,
-        ssl_certfile=settings.service_tls_cert,
-        ssl_keyfile=settings.service_tls_key,
-        log_config=None,  # noetl_dagster.process.logs formats its lines
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-        http=bounded_connections(settings),
-        ws="none",
-        proxy_headers=bool(settings.service_proxies),
-        forwarded_allow_ips=",".join(settings.service_proxies),
-    )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends, then raises the signal again
-    server = uvicorn.Server(config)
-    app.state.stopping = lambda: server.should_exit  # streams end before the server waits for its connections
-    server.run(sockets=[listener])
+    return app
+
+
+@contextmanager
+def _noticed_signals(app: FastAPI) -> Iterator[None]:
+    """Lets streams end on SIGTERM and SIGINT: the server waits for its connections before it ends the block."""
+    stopping = asyncio.Event()
+    app.state.stopping = stopping.is_set
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+        end_server = handlers[number]
+        if callable(end_server):
+            end_server(number, frame)
+
+    handlers = {int(number): signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def choose_partition(playbook: Playbook, workload: Mapping[str, Any], key: str | None) -> Partition | None:

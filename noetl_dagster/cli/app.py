@@ -21,7 +21,7 @@ from noetl_dagster.errors import NoetlError
 from noetl_dagster.process import logs
 from noetl_dagster.process.collector import importing
 from noetl_dagster.process.environment import hide_from_children
-from noetl_dagster.settings import LogFormat, get_settings
+from noetl_dagster.settings import LogFormat, Settings, get_settings
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run:run", "Run a playbook as its Dagster job; exit code 0 if it completes, else 1."),
@@ -159,17 +159,22 @@ def _variable(setting: str | int, *below: str | int) -> str:
     return ".".join((f"NOETL_{setting}".upper(), *map(str, below)))
 
 
-def main() -> None:
-    """Entry point of ``noetl-dagster``: errors raised on purpose become one line and exit code 1."""
+def set_up_process(settings: Settings) -> None:
+    """Sets up the collector, secrets and logs of a process of the command line."""
     gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
-    try:
-        settings = get_settings()
-    except ValidationError as error:  # its own text would show the value, which may be a secret
-        fail("\n".join(f"{_variable(*one['loc'])}: {one['msg']}" for one in error.errors()), code=2)
     hide_from_children()
     logs.set_up(settings)
     if settings.log_format is LogFormat.JSON:
         notes_become_records()
+
+
+def main() -> None:
+    """Entry point of ``noetl-dagster``: errors raised on purpose become one line and exit code 1."""
+    try:
+        settings = get_settings()
+    except ValidationError as error:  # its own text would show the value, which may be a secret
+        fail("\n".join(f"{_variable(*one['loc'])}: {one['msg']}" for one in error.errors()), code=2)
+    set_up_process(settings)
     try:
         app()
     except NoetlError as error:

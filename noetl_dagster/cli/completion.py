@@ -71,11 +71,11 @@ async def _newest(settings: Settings, incomplete: str) -> list[tuple[str, str]]:
         return []
     import asyncpg  # which most completions do not need
 
-    from noetl_dagster.engine.executions.overview import newest_executions
+    from noetl_dagster.engine.executions.listing import ExecutionFilter, list_executions
     from noetl_dagster.events.connection import connect
 
     async with asyncio.timeout(MOST_SECONDS):
         async with asyncpg.create_pool(url, min_size=0, max_size=1, connect=connect) as pool:
-            rows = await newest_executions(pool, MOST_OFFERED)
-    found = [(str(row["execution_id"]), f"{row['playbook']} {row['status']}") for row in rows]
-    return [one for one in found if one[0].startswith(incomplete)]
+            newest = await list_executions(pool, ExecutionFilter(), MOST_OFFERED)
+    offers = [(str(one.execution_id), f"{one.playbook} {one.status}") for one in newest]
+    return [offer for offer in offers if offer[0].startswith(incomplete)]

@@ -60,8 +60,8 @@ def watch(engine: Engine, execution_id: int, *, quiet: bool = False) -> None:
     with _Display() if quiet else _display() as display:
         while True:
             try:
-                found = display.refresh(engine, execution_id)
-                if found is not None and found.status != ExecutionStatus.RUNNING:
+                execution = display.refresh(engine, execution_id)
+                if execution is not None and execution.status != ExecutionStatus.RUNNING:
                     return
                 if not lonely and time.monotonic() - checked_at >= PLAIN_SECONDS:
                     checked_at = time.monotonic()
@@ -96,20 +96,20 @@ class _Display:
     def refresh(self, engine: Engine, execution_id: int) -> Overview | None:
         """Reads and shows the execution, and returns it; None if it is not in the log yet."""
         try:
-            found = run_sync(overview(engine.runtime, execution_id))
-            if all(step.status != "RUNNING" for step in found.steps):
-                self.show(found, {}, "")
-                return found
+            execution = run_sync(overview(engine.runtime, execution_id))
+            if all(step.status != "RUNNING" for step in execution.steps):
+                self.show(execution, {}, "")
+                return execution
             if self._estimate is None:
                 self._estimate = Estimate(run_sync(past_of(engine.runtime.pool, execution_id)))
-            seconds = self._estimate.remaining(found, time.monotonic())
+            seconds = self._estimate.remaining(execution, time.monotonic())
             left = "" if seconds is None else f"about {duration(seconds)} left"
-            self.show(found, run_sync(running_notes(engine.runtime.pool, execution_id)), left)
+            self.show(execution, run_sync(running_notes(engine.runtime.pool, execution_id)), left)
         except ExecutionNotFoundError:
             return None
-        return found
+        return execution
 
-    def show(self, found: Overview, commands: Mapping[str, str], left: str) -> None:
+    def show(self, execution: Overview, commands: Mapping[str, str], left: str) -> None:
         """Shows the steps, the latest note of a running command of each step, and the remaining time."""
 
     def describe(self, step: StepView, commands: Mapping[str, str]) -> str:
@@ -155,10 +155,10 @@ class _ProgressBars(_Display):
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
-    def show(self, found: Overview, commands: Mapping[str, str], left: str) -> None:
-        ended = sum(step.status != "RUNNING" for step in found.steps)
-        self._progress.update(self._whole, completed=ended, total=len(found.steps), note=left)
-        for step in found.steps:
+    def show(self, execution: Overview, commands: Mapping[str, str], left: str) -> None:
+        ended = sum(step.status != "RUNNING" for step in execution.steps)
+        self._progress.update(self._whole, completed=ended, total=len(execution.steps), note=left)
+        for step in execution.steps:
             task = self._tasks.get(step.step)
             if task is None:
                 task = self._tasks[step.step] = self._progress.add_task(step.step, total=1, note="")
@@ -179,19 +179,19 @@ class _ProgressLines(_Display):
         self._shown: dict[str, str] = {}
         self._at: dict[str, float] = {}
 
-    def show(self, found: Overview, commands: Mapping[str, str], left: str) -> None:
+    def show(self, execution: Overview, commands: Mapping[str, str], left: str) -> None:
         now = time.monotonic()
         if left and now - self._at.setdefault("", now) >= PLAIN_SECONDS:
             self._at[""] = now
-            note(f"{found.seconds:7.1f} s  whole: {left}")
-        for step in found.steps:
+            note(f"{execution.seconds:7.1f} s  whole: {left}")
+        for step in execution.steps:
             text = self.describe(step, commands)
             due = now - self._at.get(step.step, 0.0) >= PLAIN_SECONDS and step.status == "RUNNING"
             if self._shown.get(step.step) == step.status and not due:
                 continue
             self._shown[step.step], self._at[step.step] = step.status, now
             counts = f" {_counted(step.loop)}" if step.loop is not None else ""
-            note(f"{found.seconds:7.1f} s  {step.step}: {step.status.lower()}{counts}{text}")
+            note(f"{execution.seconds:7.1f} s  {step.step}: {step.status.lower()}{counts}{text}")
 
 
 def _counted(loop: LoopView) -> str:

@@ -500,35 +500,6 @@ WHERE recent.meta ? 'loop_id' AND recent.created_at >= since.moment
 GROUP BY 1, since.moment
 """
 
-_EXECUTIONS = """
-SELECT initialized.execution_id, initialized.node_name AS playbook,
-       initialized.context -> 'partition' ->> 'key' AS partition, initialized.created_at AS started_at,
-       ended.event_type AS ended, ended.created_at AS ended_at
-FROM noetl.event initialized
-LEFT JOIN LATERAL (
-    SELECT event_type, created_at FROM noetl.event terminal
-    WHERE terminal.execution_id = initialized.execution_id
-      AND terminal.event_type IN
-        ('playbook.completed', 'playbook.failed', 'execution.cancelled', 'execution.resumed')
-    ORDER BY terminal.event_id DESC LIMIT 1
-) ended ON true
-WHERE initialized.event_type = 'playbook.initialized' AND initialized.execution_id > $1{which}
-ORDER BY initialized.execution_id DESC
-LIMIT $2
-"""
-_OF_PARTITION = """
-  AND initialized.context ? 'partition' AND initialized.context -> 'partition' ->> 'key' = $3"""
-_MADE = """
-  AND initialized.execution_id IN (
-    SELECT execution_id FROM noetl.event
-    WHERE event_type = 'step.exit' AND status = 'COMPLETED' AND meta ? 'asset' AND meta ->> 'asset' = ${place})"""
-
-# The newest executions; those of one partition, those that made a result of an asset, or both.
-EXECUTIONS = _EXECUTIONS.format(which="")
-EXECUTIONS_OF_PARTITION = _EXECUTIONS.format(which=_OF_PARTITION)
-EXECUTIONS_THAT_MADE = _EXECUTIONS.format(which=_MADE.format(place=3))
-EXECUTIONS_THAT_MADE_PARTITION = _EXECUTIONS.format(which=_OF_PARTITION + _MADE.format(place=4))
-
 # The child execution that a command started.
 CHILD_OF_COMMAND = """
 SELECT execution_id FROM noetl.event

@@ -69,5 +69,5 @@ def token_in(headers: Mapping[bytes, bytes]) -> str | None:
 
 def cookies(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     """Returns the cookies of a request as browsers read them: those of other services may have any characters."""
-    found = cookie_parser(headers.get(b"cookie", b"").decode("latin-1"))
-    return {name: unquote(value) for name, value in found.items()}
+    values = cookie_parser(headers.get(b"cookie", b"").decode("latin-1"))
+    return {name: unquote(value) for name, value in values.items()}

@@ -12,7 +12,6 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noetl_dagster.service import catalog, commands, executions, health, workers
-from noetl_dagster.service.hot import HotRoutes
 from noetl_dagster.service.pages.app import add_pages
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.service.problems import handle_problems
@@ -48,12 +47,11 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
     app.state.tokens = tokens
     app.state.is_https = settings.service_tls_cert is not None or settings.service_tls_terminated
     handle_problems(app)
-    for router in (commands.hot.declared, *(module.router for module in MODULES)):
+    for router in (commands.workers, *(module.router for module in MODULES)):
         declared = [DECLARES_CLIENT] if router.prefix.startswith(API.rstrip("/")) and not tokens.required else []
         app.include_router(router, dependencies=declared)
     add_pages(app)
     # each one wraps the previous ones
-    app.add_middleware(HotRoutes, service=app, router=commands.hot)
     documents = (app.openapi_url, app.docs_url, app.swagger_ui_oauth2_redirect_url, app.redoc_url)
     app.add_middleware(
         RequestChecks,

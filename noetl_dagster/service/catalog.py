@@ -73,8 +73,8 @@ async def list_playbooks(
     after: Annotated[Name, Query(description="only paths that come after this one")] = "",
 ) -> Latest:
     """Lists the latest version of each registered playbook, in the order of their paths."""
-    found = await plane.engine.runtime.registered.latest(limit, after=after)
-    return Latest(playbooks=list(found))
+    latest = await plane.engine.runtime.registered.latest(limit, after=after)
+    return Latest(playbooks=list(latest))
 
 
 @router.get("/{path:path}", dependencies=[FOR_READERS])
@@ -88,9 +88,9 @@ async def list_versions(
     registered = plane.engine.runtime.registered
     if names_version(path):
         one = await registered.find(path)
-        found = [one] if one is not None else []
+        versions = [one] if one is not None else []
     else:
-        found = await registered.versions(path.strip("/"), limit, after=after)
-    if not found and not (after and await registered.find(path)):
+        versions = await registered.versions(path.strip("/"), limit, after=after)
+    if not versions and not (after and await registered.find(path)):
         raise ApiProblem(404, f"no playbook {path!r} is registered")
-    return Versions(path=split_version(path)[0], versions=found)
+    return Versions(path=split_version(path)[0], versions=versions)

@@ -142,8 +142,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-def _problem(given: Message) -> Problem:
-    return Problem(**given | {"place": Place(**given["place"]), "kind": ProblemKind(given["kind"])})
+def _problem(fields: Message) -> Problem:
+    return Problem(**fields | {"place": Place(**fields["place"]), "kind": ProblemKind(fields["kind"])})
 
 
 def _answer(request: Message) -> Message:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
 from starlette.convertors import IntegerConvertor, register_url_convertor
 
@@ -14,7 +14,6 @@ from noetl_dagster.events.transport.capacity import announce_commands
 from noetl_dagster.events.transport.wire import EventLimits, EventMessage, Id, Name, Text, accepted
 from noetl_dagster.events.types import EventType
 from noetl_dagster.service.access import FOR_WORKERS, Anyone, Worker
-from noetl_dagster.service.hot import HotRouter
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, ApiProblem
 from noetl_dagster.service.tokens import LONGEST_WORKER_ID, Principal
@@ -22,7 +21,7 @@ from noetl_dagster.settings import DEFAULT_POOL, POOL_NAME
 from noetl_dagster.worker.context import MOST_AT_ONCE, Batch, Grant
 
 router = APIRouter(prefix="/api", tags=["commands"], responses=RESPONSES)
-hot = HotRouter(prefix="/api", needs=FOR_WORKERS, tags=["workers"], responses=RESPONSES)
+workers = APIRouter(prefix="/api", tags=["workers"], dependencies=[FOR_WORKERS], responses=RESPONSES)
 
 MOST_EVENTS = 10_000
 
@@ -94,16 +93,16 @@ class PlaybookSource(BaseModel):
 @router.get("/commands/{command_id:path}")
 async def get_command(command_id: CommandId, plane: ThePlane, sender: Anyone) -> Grant:
     """Returns the context of a command that waits or runs; 404 once it has ended. Workers get those that they hold."""
-    found = await plane.claims.queued(command_id)
-    if found is None or not await plane.may_read(sender, found.execution_id, command_id=found.command_id):
+    grant = await plane.claims.queued(command_id)
+    if grant is None or not await plane.may_read(sender, grant.execution_id, command_id=grant.command_id):
         raise ApiProblem(
             404, f"command {command_id[:200]} is not queued: it has ended, was never issued, or is another worker's"
         )
-    return found
+    return grant
 
 
-@hot.post("/commands/claim", returns=Batch)
-async def claim_commands(claim: Claim, plane: ThePlane, sender: Worker) -> bytes:
+@workers.post("/commands/claim", response_model=Batch)
+async def claim_commands(claim: Claim, plane: ThePlane, sender: Worker) -> Response:
     """Claims as many commands as there are ``event_ids``, or fewer if no more wait; executions take turns."""
     _check(sender, claim.worker_id, claim.pool)
     only = claim.command_ids
@@ -112,10 +111,10 @@ async def claim_commands(claim: Claim, plane: ThePlane, sender: Worker) -> bytes
     versions = {one.execution_id: one.state_version for one in claimed}
     unknown = {execution_id for execution_id, version in versions.items() if claim.known.get(execution_id) != version}
     states = {execution_id: await plane.states.of(execution_id, versions[execution_id]) for execution_id in unknown}
-    return plane.claims.answer(claimed, states)
+    return Response(plane.claims.answer(claimed, states), media_type="application/json")
 
 
-@hot.post("/commands/release")
+@workers.post("/commands/release")
 async def release_commands(release: Release, plane: ThePlane, sender: Worker) -> Released:
     """Returns claims to the queue at once, for a worker that stops before it has begun their commands."""
     _check(sender, release.worker_id, release.pool)
@@ -151,7 +150,7 @@ class Accepted(BaseModel):
     refused: list[str] = []
 
 
-@hot.post("/events", status_code=202)
+@workers.post("/events", status_code=202)
 async def post_event(message: EventMessage, plane: ThePlane, sender: Worker) -> Accepted:
     """Appends one event. ``command.claimed`` claims its command; 409 if another worker holds it."""
     if message.event_type == EventType.COMMAND_CLAIMED:
@@ -159,7 +158,7 @@ async def post_event(message: EventMessage, plane: ThePlane, sender: Worker) -> 
     return await _append([message], plane, sender)
 
 
-@hot.post("/events/batch", status_code=202)
+@workers.post("/events/batch", status_code=202)
 async def post_events(batch: EventBatch, plane: ThePlane, sender: Worker) -> Accepted:
     """Appends events whose sender holds the command; malformed ones, none. Sending a batch twice is harmless."""
     return await _append(batch.events, plane, sender)

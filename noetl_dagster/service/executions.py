@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from noetl_dagster.engine.executions.overview import Overview, full_overview, newest_executions
+from noetl_dagster.engine.executions import listing
+from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.errors import LaunchError, NotDeployedError
 from noetl_dagster.events.connection import encode_json
@@ -51,6 +52,13 @@ class ExecutionSummary(BaseModel):
     status: str
     started_at: datetime | None
     ended_at: datetime | None
+
+    @classmethod
+    def of(cls, execution: listing.ListedExecution) -> ExecutionSummary:
+        """Makes one of an execution of the log."""
+        names = ("playbook", "partition", "status", "started_at", "ended_at")
+        values = {name: getattr(execution, name) for name in names}
+        return cls(execution_id=str(execution.execution_id), **values)
 
 
 class ExecutionListing(BaseModel):
@@ -118,9 +126,9 @@ async def list_executions(
 ) -> ExecutionListing:
     """Lists executions, the newest first."""
     pool = plane.engine.runtime.pool
-    rows = await newest_executions(pool, limit, after=after, partition=partition, asset=asset)
-    found = [{**row, "execution_id": str(row["execution_id"])} for row in rows]
-    return ExecutionListing(executions=[ExecutionSummary.model_validate(one) for one in found])
+    wanted = listing.ExecutionFilter(after=after, partition=partition, asset=asset)
+    executions = await listing.list_executions(pool, wanted, limit, seconds=None)
+    return ExecutionListing(executions=[ExecutionSummary.of(execution) for execution in executions])
 
 
 @router.post("/execute", status_code=202, dependencies=[FOR_OPERATORS])
@@ -142,10 +150,10 @@ async def execute(
     partition = None
     if request.partition is not None or playbook.dagster.partitions:
         partition = await asyncio.to_thread(plane.choose_partition, playbook, request.workload, request.partition)
-    given = (
+    effective = (
         request.workload if partition is None else request.workload | partition.workload(playbook.dagster.partitions)
     )
-    await plane.checker.check(playbook, given)
+    await plane.checker.check(playbook, effective)
     origin = origin_of_request(traceparent)
     if request.runner is Runner.ENGINE:
         origin = {**origin, "runner": request.runner.value}
@@ -222,14 +230,14 @@ async def _each(events: Iterable[Event]) -> AsyncIterator[Event]:
 
 async def _page(events: AsyncIterator[Event], plane: Plane, limit: int) -> dict[str, Any]:
     """Returns an ``EventPage`` of up to ``limit`` events, which ends earlier when it is large."""
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     size, most = 0, plane.engine.runtime.settings.service_page_bytes
     async for event in events:
-        if len(found) == limit or size >= most:
-            return {"events": found, "more": True}
-        found.append(message_of(event))
-        size += len(encode_json(found[-1]))
-    return {"events": found, "more": False}
+        if len(messages) == limit or size >= most:
+            return {"events": messages, "more": True}
+        messages.append(message_of(event))
+        size += len(encode_json(messages[-1]))
+    return {"events": messages, "more": False}
 
 
 @router.post("/{execution_id}/cancel", dependencies=[FOR_OPERATORS])

@@ -130,8 +130,8 @@ class Plane:
         if sender.reads_all:
             return True
         workers, pools = (None if names is None else list(names) for names in (sender.workers, sender.pools))
-        given = (workers, pools, list(sender.reserved), execution_id, command_id, catalog_id)
-        return bool(await self.engine.runtime.pool.fetchval(queries.HOLDS, *given))
+        values = (workers, pools, list(sender.reserved), execution_id, command_id, catalog_id)
+        return bool(await self.engine.runtime.pool.fetchval(queries.HOLDS, *values))
 
     async def close(self) -> None:
         """Closes everything; events that were already fetched are committed."""

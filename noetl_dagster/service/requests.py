@@ -216,7 +216,7 @@ def address_of(scope: Scope) -> str:
     address = str((scope.get("client") or ("unknown",))[0])
     if ":" in address:
         with contextlib.suppress(ValueError):
-            found = ipaddress.IPv6Address(address)
-            if found.ipv4_mapped is None:
-                return found.exploded[:19]
+            network = ipaddress.IPv6Address(address)
+            if network.ipv4_mapped is None:
+                return network.exploded[:19]
     return address

@@ -82,14 +82,14 @@ def parse_tokens(text: SecretStr | None) -> Tokens:
     if text is None:
         return Tokens({})
     try:
-        given = TypeAdapter(dict[str, list[str]]).validate_json(text.get_secret_value())
+        scopes_of = TypeAdapter(dict[str, list[str]]).validate_json(text.get_secret_value())
     except ValidationError:
         raise ServiceError(f"NOETL_SERVICE_TOKENS is not JSON {_FORM}") from None
-    if not given:
+    if not scopes_of:
         raise ServiceError(f"NOETL_SERVICE_TOKENS has no token; write {_FORM}, or unset it for an API without tokens")
-    if not all(token.strip() and scopes for token, scopes in given.items()):
+    if not all(token.strip() and scopes for token, scopes in scopes_of.items()):
         raise ServiceError(f"NOETL_SERVICE_TOKENS has an empty token or one without scopes; write {_FORM}")
-    principals = {digest(token): _principal(scopes) for token, scopes in given.items()}
+    principals = {digest(token): _principal(scopes) for token, scopes in scopes_of.items()}
     reserved = frozenset[str]().union(*(one.workers or () for one in principals.values()))
     return Tokens({key: Principal(one.scopes, one.workers, one.pools, reserved) for key, one in principals.items()})
 

@@ -88,15 +88,15 @@ async def resolve_result(ref: Ref, plane: ThePlane, sender: Anyone) -> ResultRef
 async def result_content(ref: Ref, plane: ThePlane, sender: Anyone) -> StreamingResponse:
     """Streams the decompressed bytes of a stored object, in constant memory; of the whole value if it has parts."""
     results = plane.engine.runtime.results
-    found = await _find(ref, plane, sender)
-    if found.kind is RefKind.DATASET:
-        raise ApiProblem(409, f"{ref[:200]} is a {found.kind}; resolve it and read its files")
+    reference = await _find(ref, plane, sender)
+    if reference.kind is RefKind.DATASET:
+        raise ApiProblem(409, f"{ref[:200]} is a {reference.kind}; resolve it and read its files")
 
     async def content() -> AsyncIterator[bytes]:
-        async for chunk in results.stream(found):
+        async for chunk in results.stream(reference):
             yield bytes(chunk)
 
-    return StreamingResponse(content(), media_type=await results.content_type(found))
+    return StreamingResponse(content(), media_type=await results.content_type(reference))
 
 
 async def _find(ref: str, plane: Plane, sender: Principal) -> ResultRef:

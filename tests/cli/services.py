@@ -15,13 +15,12 @@ from tests.waiting import PATIENCE_SECONDS, until_now
 class ServiceProcess:
     """``noetl-dagster <arguments>``; what it says is read as it comes."""
 
-    def __init__(self, environment: dict[str, str], folder: Path, *arguments: str, forks: bool = True) -> None:
+    def __init__(self, environment: dict[str, str], folder: Path, *arguments: str) -> None:
         self._process = forked.start(
             [*COMMAND, *arguments],
             env=environment,
             cwd=folder,
             stdout=subprocess.PIPE,
-            forks=forks,
             text=True,
         )
         self._said: list[str] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from noetl_dagster.cli import probe
 from noetl_dagster.settings import Settings
 from tests.image.dockerfile import PUBLISHED, context_files, environment, labels, last, pairs, read_dockerfile
 
@@ -67,12 +65,6 @@ def test_the_layout_is_what_the_chart_counts_on() -> None:
     assert last(dockerfile, "platform", "USER") == "10001:10001"
     assert last(dockerfile, "platform", "WORKDIR") == "/opt/noetl"
     assert last(dockerfile, "spark", "ENTRYPOINT") == '["/opt/entrypoint.sh"]'  # where Spark looks for it
-
-
-def test_the_health_check_is_the_package_s() -> None:
-    check = last(read_dockerfile(DOCKERFILE), "platform", "HEALTHCHECK")
-    assert check is not None
-    assert json.loads(check.partition("CMD ")[2]) == ["python", "-m", probe.__name__]
 
 
 def test_users_of_a_cluster_write_where_a_process_has_to() -> None:

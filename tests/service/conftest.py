@@ -145,6 +145,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 [sys.executable, "-m", "noetl_dagster", *arguments],
                 env={**environment, **embedded.environment(settings)},
                 stdout=written,
+                forks="--processes" not in arguments,  # uvicorn passes the standard input on to them
             )
         return Process(process, output)
 

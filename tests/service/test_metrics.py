@@ -220,3 +220,18 @@ def test_a_shared_folder_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "nowhere"))
     with pytest.raises(ServiceError, match=r"PROMETHEUS_MULTIPROC_DIR=.*nowhere is no folder"):
         Metrics()
+
+
+async def test_requests_are_counted_under_few_names(service: Service) -> None:
+    await service.client.request("PROPFIND", "/health")
+    await service.client.post("/api/executions/x/cancel", json={})
+    await service.client.get("/health", headers={"host": "evil.example"})
+    await service.client.get("/nowhere")
+    text = (await service.client.get("/metrics")).text
+    shown = {line.partition("{")[2] for line in text.splitlines() if line.startswith("noetl_http_requests")}
+    assert shown == {
+        'method="other",route="/health",status="405"} 1.0',
+        'method="POST",route="/api/executions/{execution_id}/cancel",status="422"} 1.0',
+        'method="GET",route="none",status="400"} 1.0',
+        'method="GET",route="none",status="404"} 1.0',
+    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from pathlib import Path
 
 import asyncpg
@@ -13,7 +12,6 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from noetl_dagster.cli.service_processes import ParentProcess
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.wire import encode_batch, encode_event
@@ -26,12 +24,13 @@ from tests.waiting import until, until_now
 
 PROCESSES = 3
 SENDERS = 4
-BATCHES = 60
+BATCHES = 24
 
 
 def children(process: Process) -> list[int]:
     """The processes that serve now."""
-    return [child.pid for child in psutil.Process(process.popen.pid).children() if not is_gone(child.pid)]
+    started = psutil.Process(process.popen.pid).children()
+    return [one.pid for one in started if not is_gone(one.pid) and "spawn_main" in " ".join(one.cmdline())]
 
 
 def serving(start: Start, settings: Settings) -> tuple[Process, str]:
@@ -104,14 +103,6 @@ async def test_events_lose_nothing_while_processes_are_killed(
         assert (await client.get("/health")).is_success, "who asks while nobody serves waits"
 
 
-def test_a_process_whose_parent_is_gone_before_it_began_says_nothing() -> None:
-    ours, theirs = socket.socketpair()
-    ours.close()
-    with pytest.raises(SystemExit) as ending:
-        ParentProcess(theirs.detach())
-    assert ending.value.code == 0
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_its_parent(settings: Settings, start: Start, number: int) -> None:
     parent, url = serving(start, settings)
@@ -122,8 +113,8 @@ def test_no_process_outlives_its_parent(settings: Settings, start: Start, number
     until_now(lambda: all(map(is_gone, serve)), "the end of all processes")
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
-    assert "Traceback" not in parent.said()
     if number != signal.SIGKILL:
+        assert "Traceback" not in parent.said()
         assert code == 0
         assert not folder.exists()
 

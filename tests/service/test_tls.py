@@ -7,7 +7,6 @@ import ipaddress
 import json
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -125,19 +124,13 @@ async def test_a_worker_talks_tls_to_everything(
         }
     )
     environment = {"PATH": "/usr/bin:/bin", **embedded.environment(own)}
-    service = ServiceProcess(environment, tmp_path, "serve", forks=False)  # its command line is probed
+    service = ServiceProcess(environment, tmp_path, "serve")
     try:
         url = (await asyncio.to_thread(service.says, "HTTP API on")).removeprefix("HTTP API on ")
         assert url.startswith("https://127.0.0.1:")
         worker = ServiceProcess(environment | {"NOETL_SERVER_URL": url}, tmp_path, "worker", "--id", "far")
         try:
             await runs(own.model_copy(update={"server_url": url}))
-            port = {"NOETL_SERVICE_PORT": url.rpartition(":")[2]}
-            assert await asyncio.to_thread(probed, service, environment | port) == (
-                0,
-                f"{url}/health answers\n",
-            )
-            assert await asyncio.to_thread(probed, worker, environment) == (0, "runs without a health port\n")
             assert await asyncio.to_thread(worker.terminate) == 0, worker.said
         finally:
             worker.kill()
@@ -145,13 +138,6 @@ async def test_a_worker_talks_tls_to_everything(
         assert await asyncio.to_thread(service.terminate) == 0, service.said
     finally:
         service.kill()
-
-
-def probed(service: ServiceProcess, environment: dict[str, str]) -> tuple[int, str]:
-    """What the image's health check says of a process."""
-    command = [sys.executable, "-m", "noetl_dagster.cli.probe", str(service.id)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    return done.returncode, done.stdout
 
 
 async def runs(settings: Settings) -> None:

@@ -38,10 +38,10 @@ def register(paths: Paths, lenient: Lenient = False, as_json: Json = False) -> N
 
     files: list[Path] = []
     for path in paths:
-        found = playbook_files(path, code=2)
-        if not found:
+        playbooks = playbook_files(path, code=2)
+        if not playbooks:
             fail(f"{path}: contains no playbooks (YAML with 'kind: Playbook')", code=2)
-        files += found
+        files += playbooks
     drafts, refused = _drafts(files, lenient=lenient)
     done = []
     if drafts:

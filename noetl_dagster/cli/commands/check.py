@@ -43,10 +43,10 @@ class ReportFormat(StrEnum):
 
 def report(findings: Findings, format: ReportFormat) -> str:
     """Returns all findings as one text, without a newline at the end."""
-    problems = [problem for found in findings.values() for problem in found]
+    problems = list(chain.from_iterable(findings.values()))
     match format:
         case ReportFormat.TEXT:
-            texts = (map(str, found) if found else [f"{file}: ok"] for file, found in findings.items())
+            texts = (map(str, of_file) if of_file else [f"{file}: ok"] for file, of_file in findings.items())
             return "\n".join((*chain.from_iterable(texts), *_summary(findings)))
         case ReportFormat.GITHUB:
             return "\n".join((*map(_workflow_command, problems), *_summary(findings)))
@@ -66,15 +66,15 @@ def _summary(findings: Findings) -> Iterable[str]:
     if len(findings) == 1:
         return
     # "error" comes before "warning" in the alphabet
-    worst = Counter(min((one.severity for one in found), default="right") for found in findings.values())
+    worst = Counter(min((one.severity for one in kinds), default="right") for kinds in findings.values())
     yield (
         f"{len(findings)} playbooks: {worst['right']} right, {worst['warning']} with warnings, "
         f"{worst['error']} with errors"
     )
     for severity in ("error", "warning"):
-        found = [one.kind.value for one in chain(*findings.values()) if one.severity == severity]
-        if found:
-            counts = ", ".join(f"{kind} {count}" for kind, count in Counter(found).most_common())
+        kinds = [one.kind.value for one in chain(*findings.values()) if one.severity == severity]
+        if kinds:
+            counts = ", ".join(f"{kind} {count}" for kind, count in Counter(kinds).most_common())
             yield f"{severity}s: {counts}"
 
 
@@ -82,8 +82,8 @@ def _workflow_command(problem: Problem) -> str:
     """Returns a command that GitHub Actions turns into an annotation of the file."""
     place = problem.place
     properties = {"file": place.file, "line": place.line, "col": place.column, "title": problem.kind.value}
-    given = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items())
-    return f"::{problem.severity} {given}::{_escaped(problem.message)}"
+    parameters = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items())
+    return f"::{problem.severity} {parameters}::{_escaped(problem.message)}"
 
 
 def _escaped(text: str, also: str = "") -> str:
@@ -141,14 +141,16 @@ def check(
 ) -> None:
     """Find mistakes in playbooks without running them; exit code 1 on errors, and for a folder without playbooks."""
     files = {path: playbook_files(path) for path in paths}
-    for path, found in files.items():
-        if not found:
+    for path, playbooks in files.items():
+        if not playbooks:
             fail(f"{path}: the folder has no playbooks: no visible .yaml or .yml file has the line 'kind: Playbook'")
     findings = {
-        str(file): load_report(file, lenient=lenient, code=True)[1] for found in files.values() for file in found
+        str(file): load_report(file, lenient=lenient, code=True)[1]
+        for playbooks in files.values()
+        for file in playbooks
     }
     typer.echo(report(findings, format))
-    errors = any(problem.severity == "error" for found in findings.values() for problem in found)
+    errors = any(problem.severity == "error" for of_file in findings.values() for problem in of_file)
     raise typer.Exit(1 if errors else 0)
 
 

@@ -63,12 +63,14 @@ def demo(
         os.environ.setdefault(name, value)
     get_settings.cache_clear()
     with open_session() as session:
-        found = run_playbook(session, load_playbook(playbook or shipped_folder("playbooks") / FLOW), dict(SIZES[size]))
-        pool, execution_id = session.engine.runtime.pool, int(found.execution_id)
+        overview = run_playbook(
+            session, load_playbook(playbook or shipped_folder("playbooks") / FLOW), dict(SIZES[size])
+        )
+        pool, execution_id = session.engine.runtime.pool, int(overview.execution_id)
         validation = run_sync(pool.fetch(VALIDATION, execution_id))
         results = run_sync(pool.fetch(RESULTS, execution_id))
-        _show(session, found, validation, results)
-    raise typer.Exit(0 if found.status == ExecutionStatus.COMPLETED else 1)
+        _show(session, overview, validation, results)
+    raise typer.Exit(0 if overview.status == ExecutionStatus.COMPLETED else 1)
 
 
 def records_api(
@@ -86,7 +88,7 @@ def records_api(
     os.execv(sys.executable, command)
 
 
-def _show(session: Session, found: Overview, validation: list[Any], results: list[Any]) -> None:
+def _show(session: Session, overview: Overview, validation: list[Any], results: list[Any]) -> None:
     right = [Column(name.replace("_", " "), justify="right") for name in (*DATA_TYPES, "records")]
     table = Table("facility", *right, "complete", title="patients per facility and data type")
     for row in validation:
@@ -100,16 +102,16 @@ def _show(session: Session, found: Overview, validation: list[Any], results: lis
         folder = row["first"].rstrip("/").rsplit("/", 1)[0] + "/"
         where.add_row(row["step"], row["tier"], str(row["results"]), f"{row['bytes'] / 1e6:.2f} MB", folder)
     console.print(where)
-    console.print(check_table(found))
-    if found.error:
-        console.print(found.error, style="red", markup=False)
+    console.print(check_table(overview))
+    if overview.error:
+        console.print(overview.error, style="red", markup=False)
     console.print(
-        f"execution [bold]{found.execution_id}[/] {found.status} in {found.seconds:.1f} s; "
-        f"Dagster run {found.run_id}\n"
+        f"execution [bold]{overview.execution_id}[/] {overview.status} in {overview.seconds:.1f} s; "
+        f"Dagster run {overview.run_id}\n"
         f"services and data: {session.settings.home.resolve()}\n"
-        f"every event:       noetl-dagster events {found.execution_id}\n"
+        f"every event:       noetl-dagster events {overview.execution_id}\n"
         f"its page:          noetl-dagster serve\n"
-        f"                   then {execution_url(session.settings, found.execution_id)}\n"
+        f"                   then {execution_url(session.settings, overview.execution_id)}\n"
         'in Dagster\'s UI:   eval "$(noetl-dagster services env)"; dagster dev -m noetl_dagster.definitions\n'
         "                   then Runs (the graph) and Assets (the lineage)",
         highlight=False,

@@ -16,6 +16,7 @@ from noetl_dagster.cli.console import Json, console, ended_by_interrupt, note, n
 from noetl_dagster.cli.progress import watch
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.executions.listing import ExecutionFilter, list_executions
 from noetl_dagster.engine.executions.overview import (
     ChunksView,
     LoopView,
@@ -23,7 +24,6 @@ from noetl_dagster.engine.executions.overview import (
     StepView,
     chunks_made,
     full_overview,
-    newest_executions,
     overview,
     small_results,
 )
@@ -64,15 +64,15 @@ def status(
         if watched:
             run_sync(overview(session.engine.runtime, execution_id))  # fails if there is none
             watch(session.engine, execution_id, quiet=as_json)
-        found = run_sync(full_overview(session.engine.runtime, execution_id))
+        execution = run_sync(full_overview(session.engine.runtime, execution_id))
         if as_json:
-            print_json(found)
+            print_json(execution)
         else:
-            show(session.engine, found)
+            show(session.engine, execution)
             note_page(session.settings, execution_id)
-            if found.status == "RUNNING" and not run_sync(session.engine.liveness.is_driven(execution_id)):
+            if execution.status == "RUNNING" and not run_sync(session.engine.liveness.is_driven(execution_id)):
                 _note_undriven(session.engine, execution_id)
-    if watched and found.status != ExecutionStatus.COMPLETED:
+    if watched and execution.status != ExecutionStatus.COMPLETED:
         raise typer.Exit(1)
 
 
@@ -90,8 +90,8 @@ def events(
         if followed:
             run_sync(_follow_events(session.engine, execution_id, after, as_json))
             return
-        found = run_sync(_print_events(session.engine, execution_id, after, as_json))
-    if not found and after == 0:
+        has_printed = run_sync(_print_events(session.engine, execution_id, after, as_json))
+    if not has_printed and after == 0:
         raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
 
 
@@ -104,17 +104,23 @@ def listing(
     """List the newest executions."""
     with open_session(quickly=True) as session:
         pool = session.engine.runtime.pool
-        rows = run_sync(newest_executions(pool, limit, partition=partition, asset=asset))
+        wanted = ExecutionFilter(partition=partition, asset=asset)
+        executions = run_sync(list_executions(pool, wanted, limit, seconds=None))
     if as_json:
-        print_json([{**row, "execution_id": str(row["execution_id"])} for row in rows])
+        names = ("playbook", "partition", "status", "started_at", "ended_at")
+        print_json(
+            [
+                {"execution_id": str(one.execution_id), **{name: getattr(one, name) for name in names}}
+                for one in executions
+            ]
+        )
         return
-    parted = any(row["partition"] for row in rows)
+    parted = any(one.partition for one in executions)
     table = Table("execution", "playbook", *(["partition"] if parted else []), "started", "state", box=None)
-    for row in rows:
-        started = f"{row['started_at']:%Y-%m-%d %H:%M:%S}"
-        own = [row["partition"] or ""] if parted else []
-        status = _coloured(row["status"])
-        table.add_row(str(row["execution_id"]), row["playbook"], *own, started, status)
+    for one in executions:
+        started = f"{one.started_at:%Y-%m-%d %H:%M:%S}"
+        own = [one.partition or ""] if parted else []
+        table.add_row(str(one.execution_id), one.playbook, *own, started, _coloured(one.status))
     console.print(table)
     note_page(session.settings)
 
@@ -129,39 +135,40 @@ def cancel(
     typer.echo(f"execution {execution_id} " + ("is cancelled" if done else "had ended already"))
 
 
-def show(engine: Engine, found: Overview) -> None:
+def show(engine: Engine, execution: Overview) -> None:
     """Prints an execution as a table."""
-    small = run_sync(small_results(engine.runtime, int(found.execution_id), RESULT_CHARACTERS + 1))
+    small = run_sync(small_results(engine.runtime, int(execution.execution_id), RESULT_CHARACTERS + 1))
     console.print(
-        f"execution [bold]{found.execution_id}[/]  {found.playbook}  {_coloured(found.status)}  {found.seconds:.1f} s",
+        f"execution [bold]{execution.execution_id}[/]  {execution.playbook}  {_coloured(execution.status)}  "
+        f"{execution.seconds:.1f} s",
         highlight=False,
     )
     table = Table("step", "state", "iterations", Column("result", overflow="fold"), box=None)
-    for step in found.steps:
-        outcome = Text(_outcome(step, found, small))
+    for step in execution.steps:
+        outcome = Text(_outcome(step, execution, small))
         table.add_row(step.step, _coloured(step.status), _counts(step.loop, step.chunks), outcome)
     console.print(table)
-    if any(step.checks for step in found.steps):
-        console.print(check_table(found))
-    for step in found.steps:
+    if any(step.checks for step in execution.steps):
+        console.print(check_table(execution))
+    for step in execution.steps:
         if (moved := step.watermark) is not None:
             was = "" if moved.previous is None else f", from {moved.previous}"
             console.print(f"{step.step} has loaded up to {moved.value}{was}", markup=False, highlight=False)
-    if any(step.pool for step in found.steps):
-        console.print(_pool_table(found))
-    for pool in dict.fromkeys(step.pool.unattended for step in found.steps if step.pool is not None):
+    if any(step.pool for step in execution.steps):
+        console.print(_pool_table(execution))
+    for pool in dict.fromkeys(step.pool.unattended for step in execution.steps if step.pool is not None):
         if pool is not None:
             console.print(f"warning: {no_worker(pool)}", style="yellow", markup=False)
-    for warning in found.warnings:
+    for warning in execution.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
-    if found.error:
-        console.print(found.error, style="red", markup=False, highlight=False)
+    if execution.error:
+        console.print(execution.error, style="red", markup=False, highlight=False)
 
 
-def check_table(found: Overview) -> Table:
+def check_table(execution: Overview) -> Table:
     """Builds the table of the check results of each step."""
     table = Table("check", "of", "", Column("why", overflow="fold"), box=None)
-    for step in found.steps:
+    for step in execution.steps:
         for check in step.checks:
             state, colour = ("passed", "green") if check.passed else ("failed", "red")
             if not check.passed and check.severity == "warn":
@@ -183,10 +190,10 @@ def _note_undriven(engine: Engine, execution_id: int) -> None:
     note(f"recovery has resumed it ({one.attempts} of {most} times); it {what} {when}")
 
 
-def _pool_table(found: Overview) -> Table:
+def _pool_table(execution: Overview) -> Table:
     """Builds the table of the pool's steps. The times are those of the latest commands."""
     table = Table("pool", "waiting", "running", "ended", "queue p50", "p99", "run p50", "p99", box=None)
-    for step in found.steps:
+    for step in execution.steps:
         if step.pool is not None:
             table.add_row(step.step, *_pool_figures(step.pool))
     return table
@@ -199,10 +206,10 @@ def _pool_figures(pool: PoolView) -> list[str]:
     return [waiting, str(pool.running), rate, *("" if one is None else brief(one) for one in times)]
 
 
-def _outcome(step: StepView, found: Overview, small: Mapping[str, str]) -> str:
+def _outcome(step: StepView, execution: Overview, small: Mapping[str, str]) -> str:
     """Summarises a step's end in one line; the error of the execution itself is printed below the table."""
     if step.error:
-        return "" if found.error and step.error in found.error else step.error
+        return "" if execution.error and step.error in execution.error else step.error
     if step.result:
         return step.result
     text = small.get(step.step, "") if step.status == "COMPLETED" else ""
@@ -231,11 +238,11 @@ def _coloured(state: str) -> str:
 
 
 async def _print_events(engine: Engine, execution_id: int, after: int, as_json: bool) -> bool:
-    found = False
+    has_printed = False
     async for event in engine.runtime.log.events(execution_id, after=after):
         typer.echo(_as_line(event, as_json))
-        found = True
-    return found
+        has_printed = True
+    return has_printed
 
 
 async def _follow_events(engine: Engine, execution_id: int, after: int, as_json: bool) -> None:

@@ -224,8 +224,8 @@ def _upgrade() -> str:
             assert instance.schedule_storage
             outdated = [
                 name
-                for name, found in (yaml.safe_load(instance.schema_str()) or {}).get("schema", {}).items()
-                if found and found["current"] != found["latest"]
+                for name, revisions in (yaml.safe_load(instance.schema_str()) or {}).get("schema", {}).items()
+                if revisions and revisions["current"] != revisions["latest"]
             ]
             if outdated:
                 instance.upgrade()

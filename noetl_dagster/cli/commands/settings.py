@@ -27,25 +27,25 @@ async def doctor(as_json: Json = False) -> None:
 
     The exit code is 1 if something is wrong.
     """
-    settings, found = get_settings(), []
+    settings, results = get_settings(), []
     try:
         filled = embedded.ensure(settings, announce=announce_start)
         if filled is not settings:
-            found.append(("embedded services", ok(f"run in {filled.home}")))
+            results.append(("embedded services", ok(f"run in {filled.home}")))
         settings = filled
     except ServiceError as error:
         remedy = "see the logs of 'noetl-dagster services status --json'"
-        found.append(("embedded services", wrong(" ".join(str(error).split()), remedy)))
-    found += await examine(settings)
-    healthy = all(one.state is not CheckState.WRONG for _, one in found)
+        results.append(("embedded services", wrong(" ".join(str(error).split()), remedy)))
+    results += await examine(settings)
+    healthy = all(one.state is not CheckState.WRONG for _, one in results)
     if as_json:
         checks = [
-            {"check": name, "state": one.state, "what": one.what, "remedy": one.remedy or None} for name, one in found
+            {"check": name, "state": one.state, "what": one.what, "remedy": one.remedy or None} for name, one in results
         ]
         print_json({"ok": healthy, "checks": checks})
     else:
         table = Table("", "check", Column("found", overflow="fold"), box=None)
-        for name, one in found:
+        for name, one in results:
             text = f"{one.what}; {one.remedy}" if one.remedy else one.what
             table.add_row(f"[{COLOURS[one.state]}]{one.state}[/]", escape(name), escape(text))
         console.print(table)

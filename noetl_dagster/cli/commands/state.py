@@ -28,16 +28,16 @@ Partition = Annotated[str, typer.Option(help="key of a partition, if the playboo
 def show(path: Path, as_json: Json = False) -> None:
     """Show how far each step of a playbook has loaded."""
     with open_session(quickly=True) as session:
-        found = run_sync(watermarks(session.engine.runtime.pool, path))
+        marks = run_sync(watermarks(session.engine.runtime.pool, path))
     if as_json:
-        print_json([asdict(one) | {"execution_id": _shown(one.execution_id, "") or None} for one in found])
+        print_json([asdict(one) | {"execution_id": _shown(one.execution_id, "") or None} for one in marks])
         return
-    if not found:
+    if not marks:
         console.print(f"playbook {path} has not loaded anything under a 'state'", markup=False)
         return
-    parted = any(one.partition for one in found)
+    parted = any(one.partition for one in marks)
     table = Table("step", *(["partition"] if parted else []), "value", "before", "since", "by", box=None)
-    for one in found:
+    for one in marks:
         own = [one.partition] if parted else []
         values = _shown(one.value, "initial"), _shown(one.previous, "")
         by = _shown(one.execution_id, "hand")
@@ -63,10 +63,10 @@ def set_(
         if before is None:
             _look_up(run_sync(runtime.registered.that_ran(path)), path, step)
         was_text = before is not None and isinstance(before.value, str)
-        given = value if as_text or was_text else _number(value)
-        run_sync(set_watermark(runtime.log, path, step, given, partition=partition))
+        mark = value if as_text or was_text else _number(value)
+        run_sync(set_watermark(runtime.log, path, step, mark, partition=partition))
     was = "" if before is None else f"; it was {_shown(before.value, 'reset')}"
-    typer.echo(f"{path}: {step} continues from {given}{was}")
+    typer.echo(f"{path}: {step} continues from {mark}{was}")
 
 
 @app.command()
@@ -74,13 +74,13 @@ def reset(path: Path, step: Step, partition: Partition = "") -> None:
     """Make the next run of a step start again from the state's initial value."""
     with open_session(quickly=True) as session:
         runtime = session.engine.runtime
-        found = run_sync(watermarks(runtime.pool, path))
-        before = _of(found, step, partition)
+        marks = run_sync(watermarks(runtime.pool, path))
+        before = _of(marks, step, partition)
         if before is not None:
             run_sync(set_watermark(runtime.log, path, step, None, partition=partition))
     if before is None:
-        known = [one.name + (f" --partition {one.partition}" if one.partition else "") for one in found]
-        loaded = ", ".join(known) or "nothing"
+        names = [one.name + (f" --partition {one.partition}" if one.partition else "") for one in marks]
+        loaded = ", ".join(names) or "nothing"
         fail(f"playbook {path} has not loaded anything as {step!r}; it has loaded: {loaded}")
     typer.echo(f"{path}: {step} starts again; it was {_shown(before.value, 'reset')}")
 
@@ -90,13 +90,13 @@ def _look_up(playbook: Playbook | None, path: str, name: str) -> None:
     if playbook is None:
         warn(f"warning: playbook {path} is not registered and has not run, so {name!r} is not checked")
         return
-    kept = [step.state.name or step.name for step in playbook.steps if step.state is not None]
-    if name not in kept and not any(map(is_template, kept)):
-        fail(f"playbook {path} stores no state as {name!r}; it stores: {', '.join(kept) or 'none'}")
+    states = [step.state.name or step.name for step in playbook.steps if step.state is not None]
+    if name not in states and not any(map(is_template, states)):
+        fail(f"playbook {path} stores no state as {name!r}; it stores: {', '.join(states) or 'none'}")
 
 
-def _of(found: list[Watermark], name: str, partition: str) -> Watermark | None:
-    return next((one for one in found if (one.name, one.partition) == (name, partition)), None)
+def _of(marks: list[Watermark], name: str, partition: str) -> Watermark | None:
+    return next((one for one in marks if (one.name, one.partition) == (name, partition)), None)
 
 
 def _number(text: str) -> int | float | str:

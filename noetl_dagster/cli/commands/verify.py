@@ -101,12 +101,12 @@ def _show(report: Report) -> None:
         console.print("nothing is wrong" + (" in what could be checked" if report.unchecked else ""))
         return
     table = Table("finding", "execution", "step", "item", "place", box=None)
-    for rule, found in report.findings.examples.items():
-        for one in found:
+    for rule, examples in report.findings.examples.items():
+        for one in examples:
             item = "" if one.iteration is None else str(one.iteration)
             cells = (rule, str(one.execution_id or ""), one.step or "", item, one.place)
             table.add_row(*(Text(cell, overflow="fold") for cell in cells))
-        if (more := report.findings.counts[rule] - len(found)) > 0:
+        if (more := report.findings.counts[rule] - len(examples)) > 0:
             table.add_row(rule, f"and {more} more")
     console.print(table)
     for rule, count in report.findings.counts.items():

@@ -91,8 +91,8 @@ async def _nats(settings: Settings) -> CheckResult:
     impatient = settings.model_copy(update={"nats_connect_seconds": CONNECT_SECONDS})
     client = await connect(impatient, "doctor")
     try:
-        found = client.connected_server_version
-        server = f"NATS {found.major}.{found.minor} at {','.join(map(place_of, settings.nats_servers))}"
+        version = client.connected_server_version
+        server = f"NATS {version.major}.{version.minor} at {','.join(map(place_of, settings.nats_servers))}"
         stream = client.jetstream(timeout=CONNECT_SECONDS)
         try:
             await stream.account_info()
@@ -169,8 +169,8 @@ def _cluster() -> CheckResult:
     except config.ConfigException:
         config.load_incluster_config(client_configuration=configuration)
     with client.ApiClient(configuration) as api:
-        found = client.VersionApi(api).get_code(_request_timeout=CONNECT_SECONDS)
-    return ok(f"Kubernetes {found.git_version} at {place_of(configuration.host)}")
+        version = client.VersionApi(api).get_code(_request_timeout=CONNECT_SECONDS)
+    return ok(f"Kubernetes {version.git_version} at {place_of(configuration.host)}")
 
 
 async def _event_log(settings: Settings) -> CheckResult:
@@ -180,24 +180,24 @@ async def _event_log(settings: Settings) -> CheckResult:
         if connection.get_server_version().major < OLDEST_SERVER:
             return wrong(f"{server} is too old", f"use PostgreSQL {OLDEST_SERVER} or later")
         try:
-            found = await found_schema(connection)
+            schema = await found_schema(connection)
         except ServiceError as error:
             what, _, remedy = str(error).partition(": ")
             return wrong(what, remedy)
         applies = "'noetl-dagster provision' or serve applies it"
-        if found is None:
+        if schema is None:
             return warning(f"{server} has no schema yet", applies)
-        if found.number > SCHEMA_VERSION:
-            return warning(f"{server} has a later schema, {found.number}", "update this version")
-        if not found.serves:
-            return warning(f"{server} has the schema of an earlier version, {found.number}", applies)
+        if schema.number > SCHEMA_VERSION:
+            return warning(f"{server} has a later schema, {schema.number}", "update this version")
+        if not schema.serves:
+            return warning(f"{server} has the schema of an earlier version, {schema.number}", applies)
         if not await connection.fetchval("SELECT has_table_privilege('noetl.event', 'SELECT, INSERT')"):
             remedy = "grant SELECT and INSERT on schema noetl"
             return wrong(f"{server}: the user is not allowed to write noetl.event", remedy)
         now = snowflake_floor(datetime.now(UTC))
         if not any(ids and now in ids for ids in (await partitions(connection)).values()):
             return warning(f"{server} has no partition for new executions", "'noetl-dagster maintain' creates it")
-    return ok(f"{server}, schema {found.number}, up to date")
+    return ok(f"{server}, schema {schema.number}, up to date")
 
 
 async def _dagster(settings: Settings) -> CheckResult:
@@ -223,8 +223,8 @@ async def _connected(url: str) -> AsyncIterator[tuple[Any, str]]:
     """Connects to a database, and yields the connection and the server's version and place."""
     connection = await connect_to_database(url, timeout=DATABASE_SECONDS)
     try:
-        found = connection.get_server_version()
-        yield connection, f"PostgreSQL {found.major}.{found.minor} at {place_of(url)}"
+        version = connection.get_server_version()
+        yield connection, f"PostgreSQL {version.major}.{version.minor} at {place_of(url)}"
     finally:
         await connection.close(timeout=DATABASE_SECONDS)
 
@@ -288,12 +288,12 @@ def program_checks(settings: Settings) -> Iterator[Check]:
 
 async def _variables() -> CheckResult:
     """Finds variables that look like settings and are none, such as misspelt ones."""
-    known = [f"NOETL_{name}".upper() for name in Settings.model_fields]
+    settings_names = [f"NOETL_{name}".upper() for name in Settings.model_fields]
     ours = sorted(name for name in os.environ if name.startswith("NOETL_"))
-    unknown = [name for name in ours if name not in known and not OTHER_VARIABLES.fullmatch(name)]
+    unknown = [name for name in ours if name not in settings_names and not OTHER_VARIABLES.fullmatch(name)]
     if not unknown:
         return ok(f"{len(ours)} variables NOETL_* are set")
-    nearest = [difflib.get_close_matches(name, known, 1, 0.8) for name in unknown]
+    nearest = [difflib.get_close_matches(name, settings_names, 1, 0.8) for name in unknown]
     shown = [f"{name} (did you mean {near[0]}?)" if near else name for name, near in zip(unknown, nearest, strict=True)]
     return warning(f"unknown, and ignored: {', '.join(shown[:10])}", VARIABLES_REMEDY)
 
@@ -332,12 +332,12 @@ async def find_java(settings: Settings) -> CheckResult:
     run = partial(subprocess.run, [java, "-version"], capture_output=True, errors="replace", timeout=SECONDS)
     done = await in_background(run)
     text = done.stderr + done.stdout
-    found = _JAVA_VERSION.search(text)
-    if found is None:
+    version = _JAVA_VERSION.search(text)
+    if version is None:
         return wrong(f"{java} reports no version: {text.strip()[:200]}", JAVA_REMEDY)
-    if int(found[1]) < OLDEST_JAVA:
-        return wrong(f"Java {found[1]} at {java} is too old", JAVA_REMEDY)
-    return ok(f"Java {found[1]} at {java}")
+    if int(version[1]) < OLDEST_JAVA:
+        return wrong(f"Java {version[1]} at {java} is too old", JAVA_REMEDY)
+    return ok(f"Java {version[1]} at {java}")
 
 
 async def _playbook_code(settings: Settings) -> CheckResult:

@@ -97,13 +97,13 @@ async def _key(credentials: Credentials) -> CheckResult:
 
 async def _credential(name: str, settings: Settings, credentials: Credentials) -> CheckResult:
     try:
-        found = await credentials.get(name)
+        credential = await credentials.get(name)
     except CredentialError as error:
         what, _, remedy = str(error).partition("; ")
         return wrong(what, remedy or "correct the credential")
-    match found.type:
+    match credential.type:
         case CredentialType.POSTGRES:
-            connection = await asyncpg.connect(**postgres_arguments(found), timeout=CONNECT_SECONDS)
+            connection = await asyncpg.connect(**postgres_arguments(credential), timeout=CONNECT_SECONDS)
             try:
                 database, user = await connection.fetchrow("SELECT current_database(), current_user")
             finally:
@@ -112,22 +112,22 @@ async def _credential(name: str, settings: Settings, credentials: Credentials) -
         case CredentialType.NATS:
             clients = Clients(settings.model_copy(update={"nats_connect_seconds": CONNECT_SECONDS}))
             try:
-                await clients.nats(found)
+                await clients.nats(credential)
             finally:
                 await clients.close()
             return ok("nats, the server answers")
         case kind if kind in TOKEN_TYPES:
             await credentials.fields(name)
             return ok(f"{kind}, its server issues a token")
-        case CredentialType.S3 if found.get("bucket") is not None:
-            store = open_bucket(settings, "s3", "", found)
+        case CredentialType.S3 if credential.get("bucket") is not None:
+            store = open_bucket(settings, "s3", "", credential)
             await obstore.list_with_delimiter_async(store, prefix=UNKNOWN_SECRET)
-            return ok(f"s3, bucket {found.get('bucket')} can be listed")
-    url = found.get("url", "base_url", "endpoint", "endpoint_url")
-    if url is not None and (found.type in HTTP_TYPES or found.type is CredentialType.S3):
+            return ok(f"s3, bucket {credential.get('bucket')} can be listed")
+    url = credential.get("url", "base_url", "endpoint", "endpoint_url")
+    if url is not None and (credential.type in HTTP_TYPES or credential.type is CredentialType.S3):
         place = await connects(str(url), 443 if str(url).startswith("https") else 80)
-        return ok(f"{found.type}, {place} answers; whether it accepts the secret is not tried")
-    return ok(f"{found.type}, can be read; it names no server to try")
+        return ok(f"{credential.type}, {place} answers; whether it accepts the secret is not tried")
+    return ok(f"{credential.type}, can be read; it names no server to try")
 
 
 def provider_checks(settings: Settings) -> Iterator[Check]:

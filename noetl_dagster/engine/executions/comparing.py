@@ -220,39 +220,39 @@ async def read_compared(pool: asyncpg.Pool, execution_id: int) -> ComparedExecut
     Raises:
         ExecutionNotFoundError: the log does not have it.
     """
-    found = await read_execution(pool, execution_id)
+    execution = await read_execution(pool, execution_id)
     started = await pool.fetchrow(STARTED, execution_id)
-    if found is None or started is None:
+    if execution is None or started is None:
         raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
     rows = await pool.fetch(COURSE, execution_id)
-    course, end = course_of(rows), found.end_time or datetime.now(UTC)
+    course, end = course_of(rows), execution.end_time or datetime.now(UTC)
     return ComparedExecution(
         execution_id=execution_id,
         playbook=started["playbook"] or "",
         path=started["path"] or started["playbook"] or "",
         version=started["version"] or None,
-        status=found.status,
-        started_at=found.start_time,
-        ended_at=found.end_time,
-        seconds=(end - found.start_time).total_seconds() if found.start_time else 0.0,
-        error=found.error,
+        status=execution.status,
+        started_at=execution.start_time,
+        ended_at=execution.end_time,
+        seconds=(end - execution.start_time).total_seconds() if execution.start_time else 0.0,
+        error=execution.error,
         workload=started["workload"],
-        steps=_steps(found, course, end),
+        steps=_steps(execution, course, end),
         course=course,
         is_whole=len(rows) < MOST_EVENTS,
     )
 
 
-def _steps(found: ProjectedExecution, course: Course, end: datetime) -> dict[str, StepCourse]:
+def _steps(execution: ProjectedExecution, course: Course, end: datetime) -> dict[str, StepCourse]:
     seconds: dict[str, float] = defaultdict(float)
     for visit in course.values():
         seconds[visit.step] += ((visit.ended or end) - visit.started).total_seconds()
     steps = {}
-    for step in found.state.get("steps", []):
+    for step in execution.state.get("steps", []):
         name, status = step["step"], step["status"]
-        if found.status == ExecutionStatus.FAILED and status == ExecutionStatus.RUNNING:
+        if execution.status == ExecutionStatus.FAILED and status == ExecutionStatus.RUNNING:
             status = OPEN
-        loop = found.state.get("fanout", {}).get(name) or found.state.get("loop", {}).get(name)
+        loop = execution.state.get("fanout", {}).get(name) or execution.state.get("loop", {}).get(name)
         counts = {}
         if loop is not None:
             total = loop["total_shards"] if "total_shards" in loop else loop["total"]

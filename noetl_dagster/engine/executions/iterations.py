@@ -289,11 +289,11 @@ async def list_iterations(
             wanted.state, [visit.success, visit.failure]
         )
         values = (execution_id, step, list(visit.loop_ids), duration, event_id, least, types, wanted.error)
-        found = await pool.fetch(_SLOWEST, *values, limit + 1, timeout=QUERY_SECONDS)
-        if len(found) > limit:
-            last = found[limit - 1]
+        slowest = await pool.fetch(_SLOWEST, *values, limit + 1, timeout=QUERY_SECONDS)
+        if len(slowest) > limit:
+            last = slowest[limit - 1]
             following = replace(wanted, after=(last["duration"], last["event_id"]))
-        indexes = list(dict.fromkeys(row["current_index"] for row in found[:limit]))
+        indexes = list(dict.fromkeys(row["current_index"] for row in slowest[:limit]))
     else:
         indexes = await _chosen(pool, execution_id, visit, wanted, limit + 1)
         if len(indexes) > limit:
@@ -306,20 +306,20 @@ async def _chosen(
     pool: asyncpg.Pool, execution_id: int, visit: CourseOfVisit, wanted: IterationFilter, limit: int
 ) -> list[int]:
     loops, success, failure = list(visit.loop_ids), visit.success.value, visit.failure.value
-    given: tuple[Any, ...] = (execution_id, loops, wanted.first)
+    bounds: tuple[Any, ...] = (execution_id, loops, wanted.first)
     match wanted.state:
         case "failed":
-            rows = await pool.fetch(_FAILED, *given, success, failure, wanted.error, limit, timeout=QUERY_SECONDS)
+            rows = await pool.fetch(_FAILED, *bounds, success, failure, wanted.error, limit, timeout=QUERY_SECONDS)
         case "open":
-            rows = await pool.fetch(_UNENDED, *given, success, failure, limit, timeout=QUERY_SECONDS)
+            rows = await pool.fetch(_UNENDED, *bounds, success, failure, limit, timeout=QUERY_SECONDS)
         case "completed":
-            rows = await pool.fetch(_COMPLETED, *given, success, wanted.slower, limit, timeout=QUERY_SECONDS)
+            rows = await pool.fetch(_COMPLETED, *bounds, success, wanted.slower, limit, timeout=QUERY_SECONDS)
         case _ if wanted.error:
-            rows = await pool.fetch(_FAILED, *given, success, failure, wanted.error, limit, timeout=QUERY_SECONDS)
+            rows = await pool.fetch(_FAILED, *bounds, success, failure, wanted.error, limit, timeout=QUERY_SECONDS)
         case _ if wanted.slower is not None:
-            rows = await pool.fetch(_COMPLETED, *given, success, wanted.slower, limit, timeout=QUERY_SECONDS)
+            rows = await pool.fetch(_COMPLETED, *bounds, success, wanted.slower, limit, timeout=QUERY_SECONDS)
         case _:
-            rows = await pool.fetch(_ALL, *given, limit, timeout=QUERY_SECONDS)
+            rows = await pool.fetch(_ALL, *bounds, limit, timeout=QUERY_SECONDS)
     return [row["current_index"] for row in rows]
 
 

@@ -44,7 +44,15 @@ _IN_STATE = """
   AND ($6::text IS NULL OR CASE ended.event_type WHEN 'playbook.completed' THEN 'COMPLETED'
        WHEN 'playbook.failed' THEN 'FAILED' WHEN 'execution.cancelled' THEN 'CANCELLED' ELSE 'RUNNING' END = $6)
 """
-LISTED = f"{_FILTERED} {_IN_STATE} ORDER BY initialized.execution_id DESC LIMIT $7"
+LISTED = f"{_FILTERED} {_IN_STATE} {{which}} ORDER BY initialized.execution_id DESC LIMIT $7"
+_OF_PARTITION = """
+  AND initialized.context ? 'partition' AND initialized.context -> 'partition' ->> 'key' = $8
+"""
+_THAT_MADE = """
+  AND initialized.execution_id IN (
+    SELECT execution_id FROM noetl.event
+    WHERE event_type = 'step.exit' AND status = 'COMPLETED' AND meta ? 'asset' AND meta ->> 'asset' = ${place})
+"""
 COUNTED = f"""
 SELECT ended, count(*) AS executions FROM ({_FILTERED} ORDER BY initialized.execution_id DESC LIMIT $6) newest
 GROUP BY ended
@@ -63,6 +71,9 @@ class ExecutionFilter:
         workload: a text that occurs in the JSON of the workload, in any case.
         parent: the execution that started them.
         before: those with a smaller id.
+        after: those with a larger id.
+        partition: those of the partition with this key; of two dimensions ``2026-01-01|berlin``.
+        asset: those that made a result of the asset with this key, its parts joined by slashes.
     """
 
     playbook: str | None = None
@@ -72,11 +83,14 @@ class ExecutionFilter:
     workload: str | None = None
     parent: int | None = None
     before: int | None = None
+    after: int = 0
+    partition: str | None = None
+    asset: str | None = None
 
     def _bounds(self) -> tuple[int, int]:
         first = 0 if self.since is None else snowflake_floor(self.since)
         last = _LAST if self.until is None else snowflake_floor(self.until)
-        return max(first, 0), max(last, 0)
+        return max(first, self.after + 1), max(last, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +108,25 @@ class ListedExecution:
     error: str | None
 
 
-async def list_executions(pool: asyncpg.Pool, wanted: ExecutionFilter, limit: int) -> list[ListedExecution]:
+async def list_executions(
+    pool: asyncpg.Pool, wanted: ExecutionFilter, limit: int, *, seconds: float | None = QUERY_SECONDS
+) -> list[ListedExecution]:
     """Returns executions, the newest first.
 
     Raises:
-        TimeoutError: the filters match too little of a long log.
+        TimeoutError: the filters match too little of a long log to be answered in so many seconds.
     """
     first, last = wanted._bounds()
     last = min(last, wanted.before if wanted.before is not None else _LAST)
-    values = (first, last, wanted.playbook, wanted.workload, wanted.parent, wanted.status, limit)
-    return [_listed(row) for row in await pool.fetch(LISTED, *values, timeout=QUERY_SECONDS)]
+    values = [first, last, wanted.playbook, wanted.workload, wanted.parent, wanted.status, limit]
+    which = ""
+    if wanted.partition is not None:
+        values.append(wanted.partition)
+        which = _OF_PARTITION
+    if wanted.asset is not None:
+        values.append(wanted.asset)
+        which += _THAT_MADE.format(place=len(values))
+    return [_listed(row) for row in await pool.fetch(LISTED.format(which=which), *values, timeout=seconds)]
 
 
 async def count_executions(pool: asyncpg.Pool, wanted: ExecutionFilter) -> dict[str, int]:
@@ -114,10 +137,10 @@ async def count_executions(pool: asyncpg.Pool, wanted: ExecutionFilter) -> dict[
     """
     first, last = wanted._bounds()
     values = (first, last, wanted.playbook, wanted.workload, wanted.parent, MOST_COUNTED)
-    found: Counter[str] = Counter(dict.fromkeys(ExecutionStatus, 0))
+    counts: Counter[str] = Counter(dict.fromkeys(ExecutionStatus, 0))
     for row in await pool.fetch(COUNTED, *values, timeout=QUERY_SECONDS):
-        found[_status(row)] += row["executions"]
-    return dict(found)
+        counts[_status(row)] += row["executions"]
+    return dict(counts)
 
 
 def _status(row: Any) -> ExecutionStatus:

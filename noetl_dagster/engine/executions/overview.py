@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import asyncpg
 from pydantic import BaseModel, ConfigDict
 
 from noetl_dagster.engine.executions.progress import PoolView, loop_rates, pool_views
@@ -18,16 +17,12 @@ from noetl_dagster.events.projection_row import ProjectedExecution
 from noetl_dagster.events.queries import (
     CHECKS,
     CHUNK_COUNTS,
-    EXECUTIONS,
-    EXECUTIONS_OF_PARTITION,
-    EXECUTIONS_THAT_MADE,
-    EXECUTIONS_THAT_MADE_PARTITION,
     SMALL_RESULTS,
     STEP_RESULTS,
     TAKERS,
     TEXT_OF_EXECUTION,
 )
-from noetl_dagster.events.state import PASSED, STATUS_OF_END, ExecutionStatus
+from noetl_dagster.events.state import PASSED, ExecutionStatus
 from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.result_ref import ResultRef
 
@@ -232,24 +227,24 @@ async def overview(runtime: Runtime, execution_id: int) -> Overview:
     Raises:
         ExecutionNotFoundError: the log has no such execution.
     """
-    found = await read_execution(runtime.pool, execution_id)
-    if found is None:
+    execution = await read_execution(runtime.pool, execution_id)
+    if execution is None:
         raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
     rates: dict[str, float] = {}
     waiting: set[str] = set()
-    if found.status == ExecutionStatus.RUNNING and found.has_open_loop:
-        rates, waiting = await loop_rates(runtime.pool, execution_id), await _waiting_loops(runtime, found)
-    sources, chunks = await _chunks(runtime, found)
-    state, start, end = found.state, found.start_time, found.end_time or datetime.now(UTC)
+    if execution.status == ExecutionStatus.RUNNING and execution.has_open_loop:
+        rates, waiting = await loop_rates(runtime.pool, execution_id), await _waiting_loops(runtime, execution)
+    sources, chunks = await _chunks(runtime, execution)
+    state, start, end = execution.state, execution.start_time, execution.end_time or datetime.now(UTC)
 
     def view(step: dict[str, Any]) -> StepView:
         name, status = step["step"], step["status"]
-        loop = _loop(state, name, rates)
+        loop = loop_view(state, name, rates)
         if loop is not None and status == ExecutionStatus.RUNNING and loop.loop_id in waiting:
             loop = loop.model_copy(update={"waiting": True})
         if loop is not None and name in sources and not loop.total:
             loop = loop.model_copy(update={"so_far": chunks[sources[name]].made})
-        is_open = found.status == ExecutionStatus.FAILED and status == ExecutionStatus.RUNNING
+        is_open = execution.status == ExecutionStatus.FAILED and status == ExecutionStatus.RUNNING
         return StepView(
             step=name,
             status=OPEN if is_open else status,
@@ -262,22 +257,23 @@ async def overview(runtime: Runtime, execution_id: int) -> Overview:
 
     return Overview(
         execution_id=str(execution_id),
-        playbook=found.playbook or "",
-        status=found.status,
+        playbook=execution.playbook or "",
+        status=execution.status,
         epoch=state.get("epoch", 1),
         run_id=state.get("run_id"),
-        parent_execution_id=str(found.parent_execution_id) if found.parent_execution_id else None,
+        parent_execution_id=str(execution.parent_execution_id) if execution.parent_execution_id else None,
         started_at=start,
-        ended_at=found.end_time,
+        ended_at=execution.end_time,
         seconds=round((end - start).total_seconds(), 3) if start else 0.0,
-        error=found.error,
+        error=execution.error,
         steps=tuple(map(view, state.get("steps", []))),
         warnings=tuple(state.get("warnings", ())),
         workload=state.get("workload", {}),
     )
 
 
-def _loop(state: dict[str, Any], step: str, rates: Mapping[str, float]) -> LoopView | None:
+def loop_view(state: dict[str, Any], step: str, rates: Mapping[str, float]) -> LoopView | None:
+    """Returns the counts of the latest loop or fan-out of a step; ``rates`` are per second, by loop id."""
     fanout = state.get("fanout", {}).get(step)
     entry = fanout or state.get("loop", {}).get(step)
     if entry is None:
@@ -296,21 +292,21 @@ def _loop(state: dict[str, Any], step: str, rates: Mapping[str, float]) -> LoopV
     )
 
 
-async def _waiting_loops(runtime: Runtime, found: ProjectedExecution) -> set[str]:
+async def _waiting_loops(runtime: Runtime, execution: ProjectedExecution) -> set[str]:
     """Returns the loops of which no iteration has begun."""
-    views = (_loop(found.state, step["step"], {}) for step in found.state.get("steps", []))
+    views = (loop_view(execution.state, step["step"], {}) for step in execution.state.get("steps", []))
     idle = [view.loop_id for view in views if view is not None and view.total and not view.done + view.failed]
-    rows = await runtime.pool.fetch(UNCLAIMED, found.execution_id, idle) if idle else ()
+    rows = await runtime.pool.fetch(UNCLAIMED, execution.execution_id, idle) if idle else ()
     return {row["loop_id"] for row in rows}
 
 
-async def _chunks(runtime: Runtime, found: ProjectedExecution) -> tuple[dict[str, str], dict[str, ChunksView]]:
+async def _chunks(runtime: Runtime, execution: ProjectedExecution) -> tuple[dict[str, str], dict[str, ChunksView]]:
     """Returns the source of each step that takes chunks, and the counts of each source."""
-    loops = found.state.get("loop", {})
+    loops = execution.state.get("loop", {})
     if not any(entry.get("mode") == LoopMode.STREAM for entry in loops.values()):
         return {}, {}
-    takers = await runtime.pool.fetch(TAKERS, found.execution_id)
-    rows = await runtime.pool.fetch(CHUNK_COUNTS, found.execution_id)
+    takers = await runtime.pool.fetch(TAKERS, execution.execution_id)
+    rows = await runtime.pool.fetch(CHUNK_COUNTS, execution.execution_id)
     made = {row["node_name"]: ChunksView(made=row["chunks"], rows=row["rows"]) for row in rows}
     sources = {row["taker"]: row["source"] for row in takers}
     return sources, {source: made.get(source, ChunksView(made=0)) for source in sources.values()}
@@ -318,14 +314,14 @@ async def _chunks(runtime: Runtime, found: ProjectedExecution) -> tuple[dict[str
 
 async def full_overview(runtime: Runtime, execution_id: int) -> Overview:
     """Adds results, checks and the figures of the pool of workers to :func:`overview`."""
-    found = await overview(runtime, execution_id)
-    pooled = await pool_views(runtime.pool, execution_id, [step.step for step in found.steps])
+    execution = await overview(runtime, execution_id)
+    pooled = await pool_views(runtime.pool, execution_id, [step.step for step in execution.steps])
     checks = await _checks(runtime, execution_id)
     results = {}
     for row in await runtime.pool.fetch(STEP_RESULTS, execution_id):
         results[row["node_name"]], moved = _result(from_result(row["result"])), row["watermark"]
         # rows of a pending watermark still have to be loaded by later steps
-        if moved is not None and ("pending" not in moved or found.status == ExecutionStatus.COMPLETED):
+        if moved is not None and ("pending" not in moved or execution.status == ExecutionStatus.COMPLETED):
             watermark = WatermarkView(value=moved["value"], previous=moved["previous"])
             results[row["node_name"]]["watermark"] = watermark
 
@@ -338,7 +334,7 @@ async def full_overview(runtime: Runtime, execution_id: int) -> Overview:
 
     row = await runtime.pool.fetchrow(TEXT_OF_EXECUTION, execution_id)
     text = {} if row is None else {**row, "version": row["version"] or None}
-    return found.model_copy(update={"steps": tuple(map(extended, found.steps)), **text})
+    return execution.model_copy(update={"steps": tuple(map(extended, execution.steps)), **text})
 
 
 def _result(envelope: Envelope) -> dict[str, Any]:
@@ -360,13 +356,13 @@ def _item(envelope: Envelope) -> Any:
 
 
 def _stored(reference: Any) -> StoredView:
-    found = ResultRef.model_validate(reference)
-    return StoredView(**{name: getattr(found, name) for name in StoredView.model_fields})
+    result = ResultRef.model_validate(reference)
+    return StoredView(**{name: getattr(result, name) for name in StoredView.model_fields})
 
 
 async def _checks(runtime: Runtime, execution_id: int) -> dict[str, list[CheckView]]:
     """Returns by step the latest outcome of each check."""
-    found: dict[str, list[CheckView]] = {}
+    views: dict[str, list[CheckView]] = {}
     for row in await runtime.pool.fetch(CHECKS, execution_id):
         view = CheckView(
             name=row["name"],
@@ -376,8 +372,8 @@ async def _checks(runtime: Runtime, execution_id: int) -> dict[str, list[CheckVi
             why=row["error"],
             facts=row["facts"] or {},
         )
-        found.setdefault(row["node_name"], []).append(view)
-    return found
+        views.setdefault(row["node_name"], []).append(view)
+    return views
 
 
 async def small_results(runtime: Runtime, execution_id: int, characters: int) -> dict[str, str]:
@@ -389,21 +385,3 @@ async def small_results(runtime: Runtime, execution_id: int, characters: int) ->
 def chunks_made(chunks: ChunksView) -> str:
     """Formats counts: ``60 chunks, 300000 rows``."""
     return f"{chunks.made} chunks" + ("" if chunks.rows is None else f", {chunks.rows} rows")
-
-
-async def newest_executions(
-    pool: asyncpg.Pool, limit: int, *, after: int = 0, partition: str | None = None, asset: str | None = None
-) -> list[dict[str, Any]]:
-    """Returns executions, the newest first, with their status.
-
-    Args:
-        after: only those with a larger id.
-        partition: only those of the partition with this key; of two dimensions ``2026-01-01|berlin``.
-        asset: only those that made a result of the asset with this key, its parts joined by slashes.
-    """
-    wanted = [one for one in (partition, asset) if one is not None]
-    query = EXECUTIONS if asset is None else EXECUTIONS_THAT_MADE
-    if partition is not None:
-        query = EXECUTIONS_OF_PARTITION if asset is None else EXECUTIONS_THAT_MADE_PARTITION
-    rows = await pool.fetch(query, after, limit, *wanted)
-    return [{**row, "status": STATUS_OF_END.get(row["ended"], ExecutionStatus.RUNNING)} for row in rows]

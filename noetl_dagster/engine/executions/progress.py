@@ -278,7 +278,7 @@ async def pool_views(pool: asyncpg.Pool, execution_id: int, steps: Sequence[str]
         attended = {row["pool"] for row in await pool.fetch(_ATTENDED)}
     most = [LATEST + (queued[step]["running"] if step in queued else 0) for step in steps]
     latest = {row["step"]: row for row in await pool.fetch(_LATEST, execution_id, list(steps), most)}
-    found = {}
+    views = {}
     for step in steps:
         figures: dict[str, Any] = {}
         if step in queued:
@@ -294,5 +294,5 @@ async def pool_views(pool: asyncpg.Pool, execution_id: int, steps: Sequence[str]
                 for share, value in zip(("p50", "p99"), row[name] or (), strict=False):
                     figures[f"{name}_{share}"] = round(value, 4)
         if figures:
-            found[step] = PoolView(**figures)
-    return found
+            views[step] = PoolView(**figures)
+    return views

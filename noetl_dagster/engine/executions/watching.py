@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
+from noetl_dagster.engine.executions.overview import OPEN, LoopView, loop_view
 from noetl_dagster.engine.executions.progress import Pace, loop_rates
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events import projection_queries as queries
@@ -23,9 +24,6 @@ from noetl_dagster.events.projection_row import Done, ProjectedExecution
 from noetl_dagster.events.queries import STATE_EVENTS
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.types import EventType
-
-OPEN = "OPEN"
-"""Status of a step without an end in a failed execution."""
 
 MOST_VISITS = 300
 """Visits that are kept, the latest ones."""
@@ -69,21 +67,6 @@ class StepVisit:
     ended: datetime | None = None
     status: str = "RUNNING"
     asset: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LoopCounts:
-    """Counts of a loop. ``total`` is 0 while it is not known; ``rate`` is per second, ``remaining`` in seconds."""
-
-    step: str
-    loop_id: str
-    visit: int
-    total: int
-    done: int
-    failed: int
-    is_fanout: bool
-    rate: float | None = None
-    remaining: float | None = None
 
 
 class SlowIteration(NamedTuple):
@@ -164,28 +147,28 @@ class WatchedExecution:
         """
         last = _LAST if until is None else until
         if until is None:
-            found = await cls._read_latest(pool, execution_id)
+            watched = await cls._read_latest(pool, execution_id)
             if not to_advance:
-                found.row = await read_execution(pool, execution_id) or found.row
+                watched.row = await read_execution(pool, execution_id) or watched.row
         else:
-            found = cls(ProjectedExecution(execution_id), 0)
+            watched = cls(ProjectedExecution(execution_id), 0)
             counted = await pool.fetch(queries.DONE_UNTIL, execution_id, until)
             done = {(one["node_name"], one["visit"]): one["done"] for one in counted}
-            found.row.apply(await pool.fetch(queries.EVENTS_UNTIL, execution_id, until), done)
-        row = found.row
+            watched.row.apply(await pool.fetch(queries.EVENTS_UNTIL, execution_id, until), done)
+        row = watched.row
         if row.created_at is None:
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-        found.visits.clear()
-        found.events.clear()
+        watched.visits.clear()
+        watched.events.clear()
         for event in reversed(await pool.fetch(LATEST_CHANGES, execution_id, last, 3 * MOST_VISITS)):
-            found._visit(event)
-            found.events.append(ShownEvent.of(event))
-        found.slowest = [
-            _slow(one) for one in await pool.fetch(SLOWEST, execution_id, last, list(found._loops_by_step()))
+            watched._visit(event)
+            watched.events.append(ShownEvent.of(event))
+        watched.slowest = [
+            _slow(one) for one in await pool.fetch(SLOWEST, execution_id, last, list(watched._loops_by_step()))
         ]
         if until is None and row.status == ExecutionStatus.RUNNING and row.has_open_loop:
-            found.rates = await loop_rates(pool, execution_id)
-        return found
+            watched.rates = await loop_rates(pool, execution_id)
+        return watched
 
     @classmethod
     async def _read_latest(cls, pool: asyncpg.Pool, execution_id: int) -> WatchedExecution:
@@ -193,13 +176,13 @@ class WatchedExecution:
         stored = dict(await pool.fetchrow(queries.ROW_AND_CHECKPOINT, execution_id))
         checkpoint = int(stored.pop("checkpoint") or 0)
         del stored["has_tail"]
-        known = stored["execution_id"] is not None
-        found = cls(ProjectedExecution(**stored) if known else ProjectedExecution(execution_id), checkpoint)
-        await found.advance(pool)
-        if found.row.created_at is None:  # its first transaction is above the horizon: to apply it twice is harmless
+        is_stored = stored["execution_id"] is not None
+        watched = cls(ProjectedExecution(**stored) if is_stored else ProjectedExecution(execution_id), checkpoint)
+        await watched.advance(pool)
+        if watched.row.created_at is None:  # its first transaction is above the horizon: to apply it twice is harmless
             first = await pool.fetch(queries.EVENTS_UNTIL, execution_id, _LAST)
-            found.row.apply([one for one in first if one["event_type"] == EventType.PLAYBOOK_INITIALIZED], {})
-        return found
+            watched.row.apply([one for one in first if one["event_type"] == EventType.PLAYBOOK_INITIALIZED], {})
+        return watched
 
     @property
     def id(self) -> int:
@@ -232,30 +215,14 @@ class WatchedExecution:
         shown = [ShownEvent.of(row) for row in changes]
         for row in changes:
             self._visit(row)
-        known = {one.event_id for one in self.events}  # it was read with events above the horizon
-        self.events.extend(one for one in shown if one.event_id not in known)
+        shown_ids = {one.event_id for one in self.events}  # it was read with events above the horizon
+        self.events.extend(one for one in shown if one.event_id not in shown_ids)
         self._see_pace()
         return shown
 
-    def loop_of(self, step: str) -> LoopCounts | None:
+    def loop_of(self, step: str) -> LoopView | None:
         """Returns the counts of the latest loop or fan-out of a step."""
-        entry = self._loops_by_step().get(step)
-        if entry is None:
-            return None
-        total = entry["total_shards"] if "total_shards" in entry else entry["total"]
-        rate = None if entry["completed"] or not self.is_running else self.rates.get(entry["loop_id"])
-        left = total - entry["done"] - entry["failed"]
-        return LoopCounts(
-            step=step,
-            loop_id=entry["loop_id"],
-            visit=entry["visit"],
-            total=total,
-            done=entry["done"],
-            failed=entry["failed"],
-            is_fanout="total_shards" in entry,
-            rate=rate,
-            remaining=left / rate if rate and left > 0 else None,
-        )
+        return loop_view(self.row.state, step, self.rates if self.is_running else {})
 
     def steps(self) -> Iterable[dict[str, Any]]:
         """Returns the steps in the order of their first visits, with ``step``, ``status`` and ``visits``."""

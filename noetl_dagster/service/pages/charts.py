@@ -40,7 +40,7 @@ def waterfall(visits: Sequence[TimeBar], slowest: Sequence[TimeBar], start: date
     scale = (WIDTH - LABEL - 70) / (whole := max((end - start).total_seconds(), 0.001))
     height = (len(shown) + len(slowest)) * ROW + (ROW if slowest else 0)
 
-    def bars(found: Sequence[TimeBar], top: int) -> Markup:
+    def bars(drawn: Sequence[TimeBar], top: int) -> Markup:
         return Markup("").join(
             Markup(
                 '<a href="{link}"><text class="label" x="{label}" y="{baseline}" text-anchor="end">{name}</text>'
@@ -58,7 +58,7 @@ def waterfall(visits: Sequence[TimeBar], slowest: Sequence[TimeBar], start: date
                 after=x + width + 5,
                 seconds=brief(seconds),
             )
-            for number, one in enumerate(found)
+            for number, one in enumerate(drawn)
         )
 
     rows, below = bars(shown, 24), len(shown) * ROW + 24
@@ -117,10 +117,10 @@ class Bar(NamedTuple):
     href: str
 
 
-def bars(found: Sequence[Bar], label: str, *, height: int = 110) -> Markup:
+def bars(shown: Sequence[Bar], label: str, *, height: int = 110) -> Markup:
     """Returns upright bars beside each other, each of which is a link, with the longest duration at the axis."""
-    most = max((one.seconds for one in found), default=0.0) or 1.0
-    width = max(len(found) * BAR + AXIS, 320)
+    most = max((one.seconds for one in shown), default=0.0) or 1.0
+    width = max(len(shown) * BAR + AXIS, 320)
     drawn = Markup("").join(
         Markup(
             '<a href="{href}" aria-label="{title}"><title>{title}</title>'
@@ -137,7 +137,7 @@ def bars(found: Sequence[Bar], label: str, *, height: int = 110) -> Markup:
             length=(length := max(height * one.seconds / most, 2)),
             y=8 + height - length,
         )
-        for place, one in enumerate(found)
+        for place, one in enumerate(shown)
     )
     axis = Markup(
         '<line class="axis" x1="{axis}" x2="{width}" y1="8" y2="8"/>'

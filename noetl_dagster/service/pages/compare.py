@@ -29,23 +29,21 @@ async def comparison(request: Request, plane: ThePlane, viewer: TheViewer) -> Re
 
     An execution that is given alone, as ``right``, is compared with the one of the same playbook before it.
     """
-    given = {side: request.query_params.get(side, "").strip()[:100] for side in SIDES}
-    wrong = [
-        text for text in given.values() if text and not (text.isascii() and text.isdecimal() and int(text) < 2**63)
-    ]
-    found, pool = None, plane.engine.runtime.pool
-    if given["right"] and not given["left"] and not wrong:
-        given["left"] = await _one_before(pool, int(given["right"]))
-    if all(given.values()) and not wrong:
-        found = await compare(pool, int(given["left"]), int(given["right"]))
+    ids = {side: request.query_params.get(side, "").strip()[:100] for side in SIDES}
+    wrong = [text for text in ids.values() if text and not (text.isascii() and text.isdecimal() and int(text) < 2**63)]
+    compared, pool = None, plane.engine.runtime.pool
+    if ids["right"] and not ids["left"] and not wrong:
+        ids["left"] = await _one_before(pool, int(ids["right"]))
+    if all(ids.values()) and not wrong:
+        compared = await compare(pool, int(ids["left"]), int(ids["right"]))
     return page(
         request,
         "compare.html",
         viewer,
         status=422 if wrong else 200,
-        given=given,
+        ids=ids,
         problem=f"{wrong[0]!r} is no execution id; ids are numbers" if wrong else "",
-        found=found,
+        compared=compared,
     )
 
 
@@ -54,10 +52,10 @@ async def _one_before(pool: asyncpg.Pool, execution_id: int) -> str:
     playbook = await pool.fetchval(PLAYBOOK_OF, execution_id)
     wanted = ExecutionFilter(playbook=playbook, before=execution_id)
     try:
-        found = await list_executions(pool, wanted, 1) if playbook else []
+        earlier = await list_executions(pool, wanted, 1) if playbook else []
     except TimeoutError:
-        found = []
-    return str(found[0].execution_id) if found else ""
+        earlier = []
+    return str(earlier[0].execution_id) if earlier else ""
 
 
 def _is_id(text: str) -> bool:

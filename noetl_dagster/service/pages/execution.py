@@ -135,8 +135,8 @@ async def live(
         )
 
     feed = await feeds_of(request).open(execution_id, Feed, make)
-    known = int(last) if last is not None and len(last) < 20 and last.isdecimal() else after
-    return event_stream(feed.follow(known))
+    last_seen = int(last) if last is not None and len(last) < 20 and last.isdecimal() else after
+    return event_stream(feed.follow(last_seen))
 
 
 @router.post("/executions/{execution_id}/cancel")
@@ -211,8 +211,8 @@ async def _event_id_at(plane: Plane, execution_id: int, seconds: float) -> int:
     first = await plane.engine.runtime.pool.fetchrow(FIRST_EVENT, execution_id)
     if first is None:
         raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-    found = snowflake_floor(first["created_at"] + timedelta(seconds=seconds, milliseconds=1)) - 1
-    return max(found, int(first["event_id"]))  # whose id may be made a little after its time
+    event_id = snowflake_floor(first["created_at"] + timedelta(seconds=seconds, milliseconds=1)) - 1
+    return max(event_id, int(first["event_id"]))  # whose id may be made a little after its time
 
 
 def _milliseconds(moment: datetime | None) -> int:

@@ -40,18 +40,18 @@ MOST_KEPT = 100
 @router.get("/executions")
 async def executions(request: Request, plane: ThePlane, viewer: TheViewer) -> Response:
     """Shows the executions that the filters of the address choose."""
-    given = _given(request.query_params)
-    problem = _problem(given)
-    listing = Markup("") if problem else await _listing(plane, given)
+    fields = _given(request.query_params)
+    problem = _problem(fields)
+    listing = Markup("") if problem else await _listing(plane, fields)
     return page(
         request,
         "executions.html",
         viewer,
-        given=given,
+        fields=fields,
         statuses=list(ExecutionStatus),
-        is_filtered=any(given.values()),
+        is_filtered=any(fields.values()),
         problem=problem,
-        query=_query(given),
+        query=_query(fields),
         listing=listing,
     )
 
@@ -59,25 +59,25 @@ async def executions(request: Request, plane: ThePlane, viewer: TheViewer) -> Re
 @router.get("/executions/listing")
 async def executions_listing(request: Request, plane: ThePlane, viewer: TheViewer) -> Response:
     """Returns the list alone, which open pages fetch every two seconds."""
-    given = _given(request.query_params)
-    if _problem(given):
+    fields = _given(request.query_params)
+    if _problem(fields):
         return HTMLResponse("", 422, secure_headers())
-    kept: dict[str, tuple[float, Markup]] = request.app.state.listings
-    query, now = _query(given), time.monotonic()
-    if query not in kept or now - kept[query][0] > KEPT_SECONDS:
-        if len(kept) >= MOST_KEPT:
-            kept.clear()
-        kept[query] = now, await _listing(plane, given)
-    return HTMLResponse(kept[query][1], headers=secure_headers())
+    listings: dict[str, tuple[float, Markup]] = request.app.state.listings
+    query, now = _query(fields), time.monotonic()
+    if query not in listings or now - listings[query][0] > KEPT_SECONDS:
+        if len(listings) >= MOST_KEPT:
+            listings.clear()
+        listings[query] = now, await _listing(plane, fields)
+    return HTMLResponse(listings[query][1], headers=secure_headers())
 
 
-async def _listing(plane: Plane, given: Mapping[str, str]) -> Markup:
-    pool, wanted = plane.engine.runtime.pool, _filter(given)
+async def _listing(plane: Plane, fields: Mapping[str, str]) -> Markup:
+    pool, wanted = plane.engine.runtime.pool, _filter(fields)
     rows = await list_executions(pool, wanted, SHOWN + 1)
     counts = await count_executions(pool, replace(wanted, before=None))
     whole = sum(counts.values())
     tabs = [("all", "", whole), *((status.lower(), status, number) for status, number in counts.items())]
-    older = _query({**given, "before": str(rows[SHOWN - 1].execution_id)}) if len(rows) > SHOWN else ""
+    older = _query({**fields, "before": str(rows[SHOWN - 1].execution_id)}) if len(rows) > SHOWN else ""
     return fragment(
         "listing.html",
         rows=[_row(one) for one in rows[:SHOWN]],
@@ -87,8 +87,8 @@ async def _listing(plane: Plane, given: Mapping[str, str]) -> Markup:
                 "name": name,
                 "number": number,
                 "capped": whole >= MOST_COUNTED,
-                "query": _query({**given, "status": status, "before": ""}),
-                "chosen": given["status"] == status,
+                "query": _query({**fields, "status": status, "before": ""}),
+                "chosen": fields["status"] == status,
             }
             for name, status, number in tabs
         ],
@@ -105,38 +105,38 @@ def _given(query: Mapping[str, str]) -> dict[str, str]:
     return {name: query.get(name, "").strip()[:500] for name in FIELDS}
 
 
-def _problem(given: Mapping[str, str]) -> str:
+def _problem(fields: Mapping[str, str]) -> str:
     """Returns what is wrong with filters, or an empty text."""
     for name in ("since", "until"):
-        if given[name] and _time(given[name]) is None:
-            return f"{name}: {given[name]!r} is no time; write it as 2026-01-31T12:00 (UTC)"
+        if fields[name] and _time(fields[name]) is None:
+            return f"{name}: {fields[name]!r} is no time; write it as 2026-01-31T12:00 (UTC)"
     for name in ("parent", "before"):
-        if given[name] and not (given[name].isdecimal() and int(given[name]) < 2**63):
-            return f"{name}: {given[name]!r} is no execution id; ids are numbers"
-    if given["status"] and given["status"] not in list(ExecutionStatus):
-        return f"state: {given['status']!r} is none of {', '.join(ExecutionStatus)}"
+        if fields[name] and not (fields[name].isdecimal() and int(fields[name]) < 2**63):
+            return f"{name}: {fields[name]!r} is no execution id; ids are numbers"
+    if fields["status"] and fields["status"] not in list(ExecutionStatus):
+        return f"state: {fields['status']!r} is none of {', '.join(ExecutionStatus)}"
     return ""
 
 
 def _time(text: str) -> datetime | None:
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
-def _filter(given: Mapping[str, str]) -> ExecutionFilter:
+def _filter(fields: Mapping[str, str]) -> ExecutionFilter:
     return ExecutionFilter(
-        playbook=given["playbook"] or None,
-        status=given["status"] or None,
-        since=_time(given["since"]),
-        until=_time(given["until"]),
-        workload=given["workload"] or None,
-        parent=int(given["parent"]) if given["parent"] else None,
-        before=int(given["before"]) if given["before"] else None,
+        playbook=fields["playbook"] or None,
+        status=fields["status"] or None,
+        since=_time(fields["since"]),
+        until=_time(fields["until"]),
+        workload=fields["workload"] or None,
+        parent=int(fields["parent"]) if fields["parent"] else None,
+        before=int(fields["before"]) if fields["before"] else None,
     )
 
 
-def _query(given: Mapping[str, str]) -> str:
-    return urlencode({name: text for name, text in given.items() if text})
+def _query(fields: Mapping[str, str]) -> str:
+    return urlencode({name: text for name, text in fields.items() if text})

@@ -251,8 +251,8 @@ class Feeds:
 
     def find(self, execution_id: int, kind: type[Found]) -> Found | None:
         """Returns the feed of an execution that somebody watches."""
-        found = self._feeds.get((execution_id, kind))
-        return found if isinstance(found, kind) else None
+        feed = self._feeds.get((execution_id, kind))
+        return feed if isinstance(feed, kind) else None
 
     async def open(self, execution_id: int, kind: type[Found], make: Callable[[Engine], Awaitable[Found]]) -> Found:
         """Returns the feed of an execution; ``make`` makes it if nobody watches.

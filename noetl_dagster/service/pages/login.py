@@ -68,9 +68,9 @@ def local(address: str) -> str:
 
 
 def _form(request: Request, wanted: str, error: str = "", *, status: int = 200) -> Response:
-    known = cookies(dict(request.scope["headers"])).get(FORM_COOKIE)
-    form = known or secrets.token_urlsafe(24)
+    cookie = cookies(dict(request.scope["headers"])).get(FORM_COOKIE)
+    form = cookie or secrets.token_urlsafe(24)
     response = page(request, "login.html", None, status=status, form=form, next=local(wanted), error=error)
-    if not known:
+    if not cookie:
         set_cookie(request, response, FORM_COOKIE, form)
     return response

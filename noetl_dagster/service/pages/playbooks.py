@@ -108,9 +108,9 @@ def _shortened(line: str) -> str:
 async def playbooks(request: Request, plane: ThePlane, viewer: TheViewer) -> Response:
     """Shows the playbooks in the order of their paths."""
     after = request.query_params.get("after", "").replace("\x00", "")[:500]
-    found = await list_playbooks(plane, after, SHOWN + 1)
-    further = urlencode({"after": found[SHOWN - 1].path}) if len(found) > SHOWN else ""
-    return page(request, "playbooks.html", viewer, playbooks=found[:SHOWN], further=further, after=after)
+    listed = await list_playbooks(plane, after, SHOWN + 1)
+    further = urlencode({"after": listed[SHOWN - 1].path}) if len(listed) > SHOWN else ""
+    return page(request, "playbooks.html", viewer, playbooks=listed[:SHOWN], further=further, after=after)
 
 
 async def list_playbooks(plane: Plane, after: str, limit: int) -> list[ListedPlaybook]:
@@ -164,8 +164,14 @@ async def _shown(plane: Plane, reference: str, query: Mapping[str, str]) -> Show
         return await _text_that_ran(plane, query["execution"], reference)
     if not names_version(reference) and reference in plane.catalog.paths:
         return await asyncio.to_thread(_text_of_folder, plane, reference)
-    if (found := await registered.find(reference)) is not None:
-        return await _as_shown(found.path, found.version, found.content or "", found.meta, None)
+    if (stored := await registered.find(reference)) is not None:
+        return await _as_shown(
+            stored.path,
+            stored.version,
+            stored.content or "",
+            stored.meta,
+            None,
+        )
     path, version = split_version(reference)
     row = await plane.engine.runtime.pool.fetchrow(queries.CATALOG_VERSION, path, version, 0)
     if row is None or names_version(reference):
@@ -187,8 +193,8 @@ def _text_of_folder(plane: Plane, path: str) -> ShownText:
     [file, *others] = plane.catalog.paths[path]
     origin = f"file {_below(file, plane.catalog.folder)}"
     try:
-        found = plane.catalog.load(path, lenient=True)
-        return ShownText(path, origin, found.source, found)
+        playbook = plane.catalog.load(path, lenient=True)
+        return ShownText(path, origin, playbook.source, playbook)
     except PlaybookError as error:
         problems = _problems(error)
     most = plane.engine.runtime.settings.playbook_bytes
@@ -203,10 +209,10 @@ def _text_of_folder(plane: Plane, path: str) -> ShownText:
 async def _as_shown(path: str, version: int, text: str, meta: Mapping[str, Any], model: str | None) -> ShownText:
     origin = f"version {version}, registered" if version else "text that ran from a file"
     try:
-        found = await asyncio.to_thread(_read, text, f"{path}@{version}" if version else path, model)
+        playbook = await asyncio.to_thread(_read, text, f"{path}@{version}" if version else path, model)
     except PlaybookError as error:
         return ShownText(path, origin, text, None, version or None, _problems(error))
-    return ShownText(path, origin, text, found, version or None)
+    return ShownText(path, origin, text, playbook, version or None)
 
 
 def _read(text: str, file: str, model: str | None) -> Playbook:
@@ -249,7 +255,7 @@ def _seconds(one: ListedExecution) -> float:
 
 def _chart(executions: Sequence[ListedExecution]) -> Markup:
     """Returns a bar for each execution, the newest one at the right."""
-    found = [
+    durations = [
         Bar(
             _seconds(one),
             one.status,
@@ -258,4 +264,4 @@ def _chart(executions: Sequence[ListedExecution]) -> Markup:
         )
         for one in reversed(executions)
     ]
-    return bars(found, "Duration of the newest executions")
+    return bars(durations, "Duration of the newest executions")

@@ -37,8 +37,8 @@ async def result(
     """Returns the content of a result of an execution, as a part of its page."""
     if not re.match(rf"noetl://execution/{execution_id}/", ref):
         raise ApiProblem(404, f"{ref[:200]} is no result of execution {execution_id}")
-    found = await plane.engine.runtime.results.find(ref)
-    html = await _shown(plane, found)
+    reference = await plane.engine.runtime.results.find(ref)
+    html = await _shown(plane, reference)
     return HTMLResponse(html, headers=secure_headers())
 
 

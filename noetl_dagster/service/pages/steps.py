@@ -26,8 +26,9 @@ from noetl_dagster.engine.executions.iterations import (
     failure_groups,
     list_iterations,
 )
+from noetl_dagster.engine.executions.overview import LoopView
 from noetl_dagster.engine.executions.progress import brief
-from noetl_dagster.engine.executions.watching import SLOW_SECONDS, LoopCounts
+from noetl_dagster.engine.executions.watching import SLOW_SECONDS
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.envelopes import Envelope, from_result
 from noetl_dagster.events.state import ExecutionStatus
@@ -108,8 +109,8 @@ async def step_page(
     """Shows a visit of a step: its iterations, chosen by filters, or the attempts of its command."""
     pool = plane.engine.runtime.pool
     course, chosen, playbook = await _found(plane, execution_id, step, visit)
-    given = {name: request.query_params.get(name, "").strip()[:500] for name in _FIELDS}
-    wanted, problem = _filter(given)
+    fields = {name: request.query_params.get(name, "").strip()[:500] for name in _FIELDS}
+    wanted, problem = _filter(fields)
     watched = await read_watched(plane, execution_id)
     names: dict[str, Any] = {
         "id": execution_id,
@@ -120,7 +121,7 @@ async def step_page(
         "visit": chosen,
         "lines": _definition(playbook, step),
         "can_resume": watched.row.status == ExecutionStatus.FAILED,
-        "given": given,
+        "fields": fields,
         "states": STATES,
         "problem": problem,
         "groups": (),
@@ -132,20 +133,20 @@ async def step_page(
         rules = _Rules(playbook, step)
         return page(request, "step.html", viewer, **names, loop=None, attempts=attempts_of(events), rules=rules)
     loop = watched.loop_of(step)
-    counts = loop if loop is not None and loop.visit == chosen.visit else None
+    counts = loop if loop is not None and loop.loop_id in chosen.loop_ids else None
     names |= {"loop": counts, "slow": brief(SLOW_SECONDS)}
-    if not given["first"] and not given["after"]:
+    if not fields["first"] and not fields["after"]:
         names |= await _summary(pool, execution_id, step, chosen, counts)
     is_over = counts is not None and 0 < counts.total <= counts.done + counts.failed
-    found = IterationPage([])
+    iterations = IterationPage([])
     if not problem and not (is_over and wanted.state == "open"):
-        found = await list_iterations(pool, execution_id, step, chosen, wanted, SHOWN)
-    following = "" if found.next is None else _query(given, chosen, found.next)
-    return page(request, "step.html", viewer, **names, iterations=found.rows, following=following)
+        iterations = await list_iterations(pool, execution_id, step, chosen, wanted, SHOWN)
+    following = "" if iterations.next is None else _query(fields, chosen, iterations.next)
+    return page(request, "step.html", viewer, **names, iterations=iterations.rows, following=following)
 
 
 async def _summary(
-    pool: asyncpg.Pool, execution_id: int, step: str, visit: CourseOfVisit, counts: LoopCounts | None
+    pool: asyncpg.Pool, execution_id: int, step: str, visit: CourseOfVisit, counts: LoopView | None
 ) -> dict[str, Any]:
     """Returns what the first page of a loop's iterations shows above them."""
     size = visit.total or (counts.done + counts.failed if counts is not None else 0)
@@ -192,12 +193,12 @@ async def iteration_page(
 
 def attempts_of(events: Sequence[Event]) -> list[Attempt]:
     """Groups the events of one iteration, or of a visit without a loop, by command."""
-    found: dict[str, Attempt] = {}
+    attempts: dict[str, Attempt] = {}
     for event in events:
         name = str(event.meta.get("command_id", "")).removesuffix("/shard")
         if not name:
             continue
-        one = found.setdefault(name, Attempt(int(event.meta.get("attempt", 1))))
+        one = attempts.setdefault(name, Attempt(int(event.meta.get("attempt", 1))))
         if event.event_type == EventType.COMMAND_ISSUED:
             one.issued, one.reason = event.created_at, event.meta.get("retry")
         elif event.event_type == EventType.COMMAND_CLAIMED:
@@ -206,7 +207,7 @@ def attempts_of(events: Sequence[Event]) -> list[Attempt]:
             one.notes.append(event)
         elif event.event_type in COMMAND_ENDS and (one.end is None or not one.tasks):
             one.end = event
-    return list(found.values())
+    return list(attempts.values())
 
 
 class _Rules:
@@ -237,10 +238,10 @@ async def _found(
     else:
         chosen = course[-1] if course else None
     if chosen is None:
-        known = playbook is not None and any(one.name == step for one in playbook.steps)
+        is_known = playbook is not None and any(one.name == step for one in playbook.steps)
         if playbook is None and not course:
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-        if not known and not course:
+        if not is_known and not course:
             raise ApiProblem(404, f"execution {execution_id} has no step {step!r:.200}")
         chosen = CourseOfVisit(visit or 1, status="WAITING")
     return course, chosen, playbook
@@ -250,42 +251,42 @@ def _definition(playbook: Playbook | None, step: str) -> SourceLines | None:
     """Returns the lines of the playbook that define a step."""
     if playbook is None:
         return None
-    found = next((one for one in playbook.steps if one.name == step), None)
-    if found is None or found.place is None:
+    shown = next((one for one in playbook.steps if one.name == step), None)
+    if shown is None or shown.place is None:
         return None
     following = [
-        one.place.line for one in playbook.steps if one.place is not None and one.place.line > found.place.line
+        one.place.line for one in playbook.steps if one.place is not None and one.place.line > shown.place.line
     ]
     lines = playbook.source.splitlines()
-    return SourceLines(found.place.line, lines[found.place.line - 1 : min(following, default=len(lines) + 1) - 1], 0)
+    return SourceLines(shown.place.line, lines[shown.place.line - 1 : min(following, default=len(lines) + 1) - 1], 0)
 
 
 _FIELDS = ("state", "error", "slower", "first", "order", "after")
 
 
-def _filter(given: Mapping[str, str]) -> tuple[IterationFilter, str]:
+def _filter(fields: Mapping[str, str]) -> tuple[IterationFilter, str]:
     """Returns the filter of the fields of an address, and what is wrong with them."""
-    found = IterationFilter(state=given["state"], error=given["error"] or None)
-    if given["state"] not in STATES:
-        return found, f"state: {given['state']!r} is none of {', '.join(one for one in STATES if one)}"
+    wanted = IterationFilter(state=fields["state"], error=fields["error"] or None)
+    if fields["state"] not in STATES:
+        return wanted, f"state: {fields['state']!r} is none of {', '.join(one for one in STATES if one)}"
     try:
-        if given["slower"]:
-            found = replace(found, slower=max(float(given["slower"]), 0.0))
-        if given["first"]:
-            found = replace(found, first=min(max(int(given["first"]), 0), 2**31 - 1))
-        is_slow = found.slower is not None and found.slower >= SLOW_SECONDS and not given["first"]
-        if given["order"] == "slowest" or is_slow:
-            found = replace(found, slowest_first=True)
-        if given["after"]:
-            seconds, _, event_id = given["after"].partition("-")
-            found = replace(found, after=(float(seconds), int(event_id)))
+        if fields["slower"]:
+            wanted = replace(wanted, slower=max(float(fields["slower"]), 0.0))
+        if fields["first"]:
+            wanted = replace(wanted, first=min(max(int(fields["first"]), 0), 2**31 - 1))
+        is_slow = wanted.slower is not None and wanted.slower >= SLOW_SECONDS and not fields["first"]
+        if fields["order"] == "slowest" or is_slow:
+            wanted = replace(wanted, slowest_first=True)
+        if fields["after"]:
+            seconds, _, event_id = fields["after"].partition("-")
+            wanted = replace(wanted, after=(float(seconds), int(event_id)))
     except ValueError as error:
-        return found, f"{error}; write seconds as 1.5 and an index as 40000"
-    return found, ""
+        return wanted, f"{error}; write seconds as 1.5 and an index as 40000"
+    return wanted, ""
 
 
-def _query(given: Mapping[str, str], visit: CourseOfVisit, following: IterationFilter) -> str:
-    fields = {**given, "visit": str(visit.visit), "first": str(following.first) if following.first else ""}
+def _query(names: Mapping[str, str], visit: CourseOfVisit, following: IterationFilter) -> str:
+    fields = {**names, "visit": str(visit.visit), "first": str(following.first) if following.first else ""}
     if following.after is not None:
         fields["after"] = f"{following.after[0]!r}-{following.after[1]}"
     return urlencode({name: text for name, text in fields.items() if text})

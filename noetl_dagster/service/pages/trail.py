@@ -39,23 +39,23 @@ TYPES = ("playbook.*", "step.*", "loop.*", "command.*", "command.failed", "check
 @router.get("/executions/{execution_id}/events")
 async def events(execution_id: ExecutionId, request: Request, plane: ThePlane, viewer: TheViewer) -> Response:
     """Shows a page of the events that the filters choose."""
-    given = _given(request)
-    wanted = _filter(given)
+    fields = _given(request)
+    wanted = _filter(fields)
     pool = plane.engine.runtime.pool
     position = await horizon(pool)  # first: an older transaction may commit after the events are read
-    found = await filtered_events(pool, execution_id, wanted, SHOWN + 1)
-    if not found:
+    rows = await filtered_events(pool, execution_id, wanted, SHOWN + 1)
+    if not rows:
         await _must_exist(plane, execution_id)
-    shown = found[:SHOWN]
-    following = _query({**given, "from": "", "after": str(shown[-1].event_id)}) if len(found) > SHOWN else ""
+    shown = rows[:SHOWN]
+    following = _query({**fields, "from": "", "after": str(shown[-1].event_id)}) if len(rows) > SHOWN else ""
     is_live = not following and not await has_ended(pool, execution_id, position)
     return page(
         request,
         "events.html",
         viewer,
         id=execution_id,
-        given=given,
-        query=_query(given),
+        fields=fields,
+        query=_query(fields),
         rows=fragment("parts/trail_rows.html", id=execution_id, events=shown),
         number=len(shown),
         following=following,
@@ -104,8 +104,8 @@ async def download(execution_id: ExecutionId, request: Request, plane: ThePlane,
         yield _json_lines(first)
         if len(first) == DOWNLOADED:
             following = replace(wanted, after=first[-1].event_id)
-            async for found in all_filtered_events(pool, execution_id, following, page=DOWNLOADED):
-                yield _json_lines(found)
+            async for chosen in all_filtered_events(pool, execution_id, following, page=DOWNLOADED):
+                yield _json_lines(chosen)
 
     headers = {**secure_headers(), "content-disposition": f'attachment; filename="events-{execution_id}.jsonl"'}
     return StreamingResponse(lines(), media_type="application/jsonl", headers=headers)
@@ -125,7 +125,7 @@ def _given(request: Request) -> dict[str, str]:
     return {name: request.query_params.get(name, "").strip()[:500] for name in FIELDS}
 
 
-def _filter(given: Mapping[str, str]) -> EventFilter:
+def _filter(fields: Mapping[str, str]) -> EventFilter:
     """Returns the filter of the fields of an address.
 
     Raises:
@@ -133,7 +133,7 @@ def _filter(given: Mapping[str, str]) -> EventFilter:
     """
     numbers: dict[str, Any] = {}
     for name, most in (("index", 2**31), ("after", 2**63), ("from", 2**63)):
-        text = given[name]
+        text = fields[name]
         if text and not (text.isdecimal() and int(text) < most):
             raise ApiProblem(422, f"{name}: {text!r} is no number from 0 to {most - 1}")
         numbers[name] = int(text) if text else None
@@ -141,13 +141,13 @@ def _filter(given: Mapping[str, str]) -> EventFilter:
     if numbers["from"]:
         after = numbers["from"] - 1
     return EventFilter(
-        type=given["type"] or None,
-        step=given["step"] or None,
+        type=fields["type"] or None,
+        step=fields["step"] or None,
         index=numbers["index"],
-        error=given["error"] or None,
+        error=fields["error"] or None,
         after=after,
     )
 
 
-def _query(given: Mapping[str, str]) -> str:
-    return urlencode({name: text for name, text in given.items() if text})
+def _query(fields: Mapping[str, str]) -> str:
+    return urlencode({name: text for name, text in fields.items() if text})

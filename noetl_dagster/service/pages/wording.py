@@ -13,7 +13,7 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u20
 
 def visible(text: str) -> str:
     """Returns a text whose characters can all be seen: ``⟨U+202E⟩`` stands for the one that turns text around."""
-    return _HIDDEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
+    return _HIDDEN.sub(lambda hidden: f"⟨U+{ord(hidden[0]):04X}⟩", text)
 
 
 def cells(text: str) -> int:

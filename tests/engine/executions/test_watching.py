@@ -96,7 +96,7 @@ async def test_who_watches_sees_each_change_once_and_the_same_state(
     assert [one.step for one in fresh.visits.values()] == ["start", "each", "end"]
     loop = watched.loop_of("each")
     assert loop is not None
-    assert (loop.total, loop.done, loop.failed, loop.is_fanout) == (23, 23, 0, True)
+    assert (loop.total, loop.done, loop.failed, loop.fanout) == (23, 23, 0, True)
     assert 3 in {one.iteration for one in fresh.slowest}
     everything = await changes_between(pool, execution_id, 0, watched.position)
     errors = {str(one.error) for one in everything if one.event_type == "loop.shard.failed"}

@@ -91,82 +91,85 @@ def _ranks(count: int, forward: Sequence[Pair]) -> list[int]:
 
 
 def _in_layers(count: int, forward: Sequence[Pair], rank: Sequence[int]) -> _Layers:
-    found = _Layers(count, [[] for _ in range(max(rank) + 1)])
+    drawing = _Layers(count, [[] for _ in range(max(rank) + 1)])
     for box, layer in enumerate(rank):
-        found.layers[layer].append(box)
+        drawing.layers[layer].append(box)
     free = count
     for source, target in forward:
         bends = range(free, free := free + rank[target] - rank[source] - 1)
         for layer, point in enumerate(bends, start=rank[source] + 1):
-            found.layers[layer].append(point)
-        chain = found.chains[source, target] = [source, *bends, target]
+            drawing.layers[layer].append(point)
+        chain = drawing.chains[source, target] = [source, *bends, target]
         for upper, lower in pairwise(chain):
-            found.below[upper].append(lower)
-            found.above[lower].append(upper)
-    for one in found.layers:
-        found.number(one)
-    return found
+            drawing.below[upper].append(lower)
+            drawing.above[lower].append(upper)
+    for one in drawing.layers:
+        drawing.number(one)
+    return drawing
 
 
-def _reduce_crossings(found: _Layers) -> None:
+def _reduce_crossings(drawing: _Layers) -> None:
     """Orders each layer by the mean place of the neighbours, down and up in turn, and keeps the best order."""
-    best, fewest = [[*layer] for layer in found.layers], _crossings(found)
+    best, fewest = [[*layer] for layer in drawing.layers], _crossings(drawing)
     for sweep in range(SWEEPS):
         if not fewest:
             break
-        neighbours, layers = (found.below, found.layers[-2::-1]) if sweep % 2 else (found.above, found.layers[1:])
+        neighbours, layers = (
+            (drawing.below, drawing.layers[-2::-1]) if sweep % 2 else (drawing.above, drawing.layers[1:])
+        )
         for layer in layers:
             means = {
-                point: sum(found.place[one] for one in near) / len(near) if (near := neighbours[point]) else place
+                point: sum(drawing.place[one] for one in near) / len(near) if (near := neighbours[point]) else place
                 for place, point in enumerate(layer)
             }
             layer.sort(key=means.__getitem__)
-            found.number(layer)
-        if (crossings := _crossings(found)) < fewest:
-            best, fewest = [[*layer] for layer in found.layers], crossings
-    found.layers = best
+            drawing.number(layer)
+        if (crossings := _crossings(drawing)) < fewest:
+            best, fewest = [[*layer] for layer in drawing.layers], crossings
+    drawing.layers = best
     for layer in best:
-        found.number(layer)
+        drawing.number(layer)
 
 
-def _crossings(found: _Layers) -> int:
+def _crossings(drawing: _Layers) -> int:
     total = 0
-    for layer in found.layers:
+    for layer in drawing.layers:
         passed: list[int] = []
         for point in layer:
-            targets = sorted(found.place[one] for one in found.below[point])
+            targets = sorted(drawing.place[one] for one in drawing.below[point])
             total += sum(len(passed) - bisect_right(passed, target) for target in targets)
             for target in targets:
                 insort(passed, target)
     return total
 
 
-def _place(found: _Layers, width: int) -> None:
+def _place(drawing: _Layers, width: int) -> None:
     """Draws the points of each layer towards their neighbours, as far as those beside them let them."""
-    half = {point: (width + GAP if point < found.count else BEND) / 2 for layer in found.layers for point in layer}
-    for layer in found.layers:
-        _spread(found, layer, half, dict.fromkeys(layer, 0.0))
-    last = len(found.layers) - 1
+    half = {point: (width + GAP if point < drawing.count else BEND) / 2 for layer in drawing.layers for point in layer}
+    for layer in drawing.layers:
+        _spread(drawing, layer, half, dict.fromkeys(layer, 0.0))
+    last = len(drawing.layers) - 1
     down, up = [*range(last + 1)], [*range(last, -1, -1)]
-    for order, sides in [(down, (found.above,)), (up, (found.below,))] * 4 + [(down, (found.above, found.below))] * 2:
+    passes = [(down, (drawing.above,)), (up, (drawing.below,))] * 4
+    for order, sides in [*passes, *[(down, (drawing.above, drawing.below))] * 2]:
         for number in order:
-            layer = found.layers[number]
-            _spread(found, layer, half, {point: _wanted(found, point, sides) for point in layer})
-    least = min(found.x[point] - half[point] for point in half)
+            layer = drawing.layers[number]
+            _spread(drawing, layer, half, {point: _wanted(drawing, point, sides) for point in layer})
+    least = min(drawing.x[point] - half[point] for point in half)
     for point in half:
-        found.x[point] += MARGIN - GAP / 2 - least
+        drawing.x[point] += MARGIN - GAP / 2 - least
 
 
-def _wanted(found: _Layers, point: int, sides: Sequence[dict[int, list[int]]]) -> float:
+def _wanted(drawing: _Layers, point: int, sides: Sequence[dict[int, list[int]]]) -> float:
     """Returns where a point would be if it were alone; long edges are straight rather than short ones."""
     total = weights = 0.0
     for one in (one for side in sides for one in side[point]):
-        weight = (1, 2, 8)[(one >= found.count) + (point >= found.count)]
-        total, weights = total + weight * found.x[one], weights + weight
-    return total / weights if weights else found.x[point]
+        weight = (1, 2, 8)[(one >= drawing.count) + (point >= drawing.count)]
+        total, weights = total + weight * drawing.x[one], weights + weight
+    return total / weights if weights else drawing.x[point]
 
 
-def _spread(found: _Layers, layer: Sequence[int], half: dict[int, float], wanted: dict[int, float]) -> None:
+def _spread(drawing: _Layers, layer: Sequence[int], half: dict[int, float], wanted: dict[int, float]) -> None:
     """Moves the points of a layer to the mean of the two closest places: pushed to the right, and to the left."""
     right, left, edge = {}, {}, float("-inf")
     for point in layer:
@@ -176,48 +179,50 @@ def _spread(found: _Layers, layer: Sequence[int], half: dict[int, float], wanted
     for point in reversed(layer):
         left[point] = min(wanted[point], edge - half[point])
         edge = left[point] - half[point]
-    found.x.update((point, (right[point] + left[point]) / 2) for point in layer)
+    drawing.x.update((point, (right[point] + left[point]) / 2) for point in layer)
 
 
 def _lines(
-    found: _Layers, rank: Sequence[int], tops: Sequence[float], width: int, height: int
+    drawing: _Layers, rank: Sequence[int], tops: Sequence[float], width: int, height: int
 ) -> dict[Pair, tuple[Point, ...]]:
-    starts = _ports(found, {pair: (pair[0], chain[1]) for pair, chain in found.chains.items()}, width)
-    ends = _ports(found, {pair: (pair[1], chain[-2]) for pair, chain in found.chains.items()}, width)
+    starts = _ports(drawing, {pair: (pair[0], chain[1]) for pair, chain in drawing.chains.items()}, width)
+    ends = _ports(drawing, {pair: (pair[1], chain[-2]) for pair, chain in drawing.chains.items()}, width)
     lines = {}
-    for pair, chain in found.chains.items():
+    for pair, chain in drawing.chains.items():
         source, target = pair
         points = [(starts[pair], tops[rank[source]] + height)]
         for layer, bend in enumerate(chain[1:-1], start=rank[source] + 1):
-            points += [(found.x[bend], tops[layer]), (found.x[bend], tops[layer] + height)]
+            points += [(drawing.x[bend], tops[layer]), (drawing.x[bend], tops[layer] + height)]
         lines[pair] = (*points, (ends[pair], tops[rank[target]]))
     return lines
 
 
-def _ports(found: _Layers, ends: dict[Pair, Pair], width: int) -> dict[Pair, float]:
+def _ports(drawing: _Layers, ends: dict[Pair, Pair], width: int) -> dict[Pair, float]:
     """Returns where edges touch their boxes: beside each other, in the order of the points that they lead to."""
     by_box = defaultdict(list)
     for pair, (box, _) in ends.items():
         by_box[box].append(pair)
     ports = {}
     for box, pairs in by_box.items():
-        pairs.sort(key=lambda pair: found.x[ends[pair][1]])
+        pairs.sort(key=lambda pair: drawing.x[ends[pair][1]])
         step = min(14.0, (width / 2) / len(pairs))
         for number, pair in enumerate(pairs):
-            ports[pair] = found.x[box] + (number - (len(pairs) - 1) / 2) * step
+            ports[pair] = drawing.x[box] + (number - (len(pairs) - 1) / 2) * step
     return ports
 
 
 def _lines_back(
-    back: Sequence[Pair], found: _Layers, rank: Sequence[int], tops: Sequence[float], width: int, height: int
+    back: Sequence[Pair], drawing: _Layers, rank: Sequence[int], tops: Sequence[float], width: int, height: int
 ) -> dict[Pair, tuple[Point, ...]]:
     """Returns the corners of edges that lead back: past the right side of all layers between."""
-    rights = [max(found.x[one] + (width / 2 if one < found.count else 0) for one in layer) for layer in found.layers]
+    rights = [
+        max(drawing.x[one] + (width / 2 if one < drawing.count else 0) for one in layer) for layer in drawing.layers
+    ]
     lines: dict[Pair, tuple[Point, ...]] = {}
     lane = 0
     for source, target in sorted(back, key=lambda pair: abs(rank[pair[0]] - rank[pair[1]])):
-        leaves, arrives = found.x[source] + width * 0.35, found.x[target] + width * 0.35
-        side = found.x[source] + width / 2 + GAP / 3
+        leaves, arrives = drawing.x[source] + width * 0.35, drawing.x[target] + width * 0.35
+        side = drawing.x[source] + width / 2 + GAP / 3
         if source != target:
             first, last = sorted((rank[source], rank[target]))
             side = max(rights[first : last + 1]) + 2 * LANE + lane * LANE

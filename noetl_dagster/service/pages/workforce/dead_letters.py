@@ -25,15 +25,15 @@ async def dead_letters_section(request: Request, plane: Plane, viewer: Viewer) -
     """Returns the section for a viewer; it contains forms, so viewers cannot share it."""
     letters = plane.dead_letters
     before, reprocessed = _number(request, BEFORE), _number(request, REPROCESSED)
-    found = await letters.newest(SHOWN + 1, before=before)
+    newest = await letters.newest(SHOWN + 1, before=before)
     return fragment(
         "parts/dead_letters.html",
         viewer=viewer,
-        letters=found[:SHOWN],
-        older=found[SHOWN - 1].id if len(found) > SHOWN else None,
+        letters=newest[:SHOWN],
+        older=newest[SHOWN - 1].id if len(newest) > SHOWN else None,
         number=await letters.count(),
         reprocessed=reprocessed,
-        kept=None if reprocessed is None else await letters.find(reprocessed),
+        remaining=None if reprocessed is None else await letters.find(reprocessed),
     )
 
 

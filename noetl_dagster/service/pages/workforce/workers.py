@@ -175,13 +175,13 @@ async def read_workforce(plane: Plane) -> Workforce:
 
 def workers_of(rows: Iterable[Mapping[str, Any]], registry: CapacityRegistry) -> list[ShownWorker]:
     """Returns the workers of ``noetl.runtime``, and of this process's registry where that is more recent."""
-    found = {(one.pool, one.worker_id): one for one in map(_stored, rows)}
+    shown = {(one.pool, one.worker_id): one for one in map(_stored, rows)}
     now = time.monotonic()
     for key, capacity in [*registry.workers.items()]:
-        report, silent, known = capacity.report, now - capacity.heard, found.get(key)
-        if known is not None and known.silent < silent:
+        report, silent, stored = capacity.report, now - capacity.heard, shown.get(key)
+        if stored is not None and stored.silent < silent:
             continue
-        found[key] = ShownWorker(
+        shown[key] = ShownWorker(
             worker_id=report.worker_id,
             pool=report.pool,
             status="lost" if capacity.lost and report.status != "stopped" else report.status,
@@ -190,10 +190,10 @@ def workers_of(rows: Iterable[Mapping[str, Any]], registry: CapacityRegistry) ->
             active=report.active_tasks,
             kinds=dict(report.tool_pools),
             silent=silent,
-            started_at=known.started_at if known is not None else None,
+            started_at=stored.started_at if stored is not None else None,
             about=_about(report.meta),
         )
-    return sorted(found.values(), key=lambda one: (not one.is_connected, one.pool, one.worker_id))
+    return sorted(shown.values(), key=lambda one: (not one.is_connected, one.pool, one.worker_id))
 
 
 def _stored(row: Mapping[str, Any]) -> ShownWorker:
@@ -250,23 +250,23 @@ async def workers_now(request: Request, plane: ThePlane, viewer: TheViewer) -> R
 
 
 async def _rendered(request: Request, plane: Plane) -> Markup:
-    kept: tuple[float, Markup] | None = getattr(request.app.state, "workforce", None)
-    if kept is None or time.monotonic() - kept[0] > KEPT_SECONDS:
-        found = await read_workforce(plane)
-        kept = time.monotonic(), fragment("parts/workforce.html", **_limited(found))
-        request.app.state.workforce = kept
-    return kept[1]
+    latest: tuple[float, Markup] | None = getattr(request.app.state, "workforce", None)
+    if latest is None or time.monotonic() - latest[0] > KEPT_SECONDS:
+        workforce = await read_workforce(plane)
+        latest = time.monotonic(), fragment("parts/workforce.html", **_limited(workforce))
+        request.app.state.workforce = latest
+    return latest[1]
 
 
-def _limited(found: Workforce) -> dict[str, Any]:
+def _limited(workforce: Workforce) -> dict[str, Any]:
     """Returns the names of the template: at most so many rows of each table."""
     return {
-        "workers": found.workers[:MOST_WORKERS],
-        "more_workers": len(found.workers) > MOST_WORKERS,
-        "connected": sum(one.is_connected for one in found.workers),
-        "running": found.running[:MOST_RUNNING],
-        "more_running": len(found.running) > MOST_RUNNING,
-        "pools": found.pools,
-        "ingest_lag": found.ingest_lag,
-        "projection_lag": found.projection_lag,
+        "workers": workforce.workers[:MOST_WORKERS],
+        "more_workers": len(workforce.workers) > MOST_WORKERS,
+        "connected": sum(one.is_connected for one in workforce.workers),
+        "running": workforce.running[:MOST_RUNNING],
+        "more_running": len(workforce.running) > MOST_RUNNING,
+        "pools": workforce.pools,
+        "ingest_lag": workforce.ingest_lag,
+        "projection_lag": workforce.projection_lag,
     }
