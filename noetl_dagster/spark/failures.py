@@ -69,13 +69,13 @@ def failure_of(error: BaseException) -> SparkFailure:
 
 def _spark_error(text: str) -> str:
     """Returns Spark's message up to the plan or stack."""
-    kept: list[str] = []
+    lines_kept: list[str] = []
     for line in text.splitlines():
         if _JAVA_FRAME.match(line) or _PLAN.match(line):
             break
         if line.strip():
-            kept.append(line.strip())
-    return " ".join(kept)
+            lines_kept.append(line.strip())
+    return " ".join(lines_kept)
 
 
 def _python_error(traceback: str) -> str:

@@ -108,9 +108,9 @@ def references_in(value: Any) -> list[ResultRef]:
     if isinstance(value, Mapping) and "physical_uri" in value and "store_tier" in value:
         return [ResultRef.model_validate(value)]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        found = [references_in(item) for item in value]
-        if all(found):
-            return [ref for refs in found for ref in refs]
+        references = [references_in(item) for item in value]
+        if all(references):
+            return [ref for refs in references for ref in refs]
     return []
 
 
@@ -236,8 +236,8 @@ def outside_frame(spark: SparkSession, value: Mapping[str, Any], folder: str) ->
     if set(value) == {"table"}:
         return spark.table(str(value["table"]))
     if "path" in value and set(value) <= {"path", "format", "options", "schema"}:
-        given = value["path"]
-        paths = [str(path) for path in ([given] if isinstance(given, str) else given)]
+        address = value["path"]
+        paths = [str(path) for path in ([address] if isinstance(address, str) else address)]
         paths = [path if "://" in path else str(Path(folder, path).absolute()) for path in paths]
         form = str(value.get("format") or Path(paths[0]).suffix.lstrip(".") or "parquet")
         reader = spark.read.format(form).options(**(value.get("options") or {}))

@@ -39,8 +39,8 @@ def load_function(address: str, folder: str) -> Callable[..., Any]:
         raise _unknown(address, str(error)) from error
     function = getattr(module, name, None)
     if not callable(function):
-        known = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value))
-        raise _unknown(address, f"it has no function {name!r}; there are {known}")
+        functions = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value))
+        raise _unknown(address, f"it has no function {name!r}; there are {functions}")
     return function  # type: ignore[no-any-return]
 
 

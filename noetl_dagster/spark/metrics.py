@@ -90,7 +90,7 @@ def metrics_of(spark: SparkSession, group: str) -> dict[str, int | float | str]:
         shuffled and spilled, and ``skew``: the longest task of a stage over its median one, of the worst
         stage; 1 if all take the same time. For Connect see :class:`ConnectMetrics`.
     """
-    found: dict[str, int | float | str] = {}
+    metrics: dict[str, int | float | str] = {}
     # metrics are for display: a session that ends now must not fail completed work
     with suppress(Exception):
         store = spark.sparkContext._jsc.sc().statusStore()
@@ -98,13 +98,13 @@ def metrics_of(spark: SparkSession, group: str) -> dict[str, int | float | str]:
         jobs = [info for job in tracker.getJobIdsForGroup(group) if (info := tracker.getJobInfo(job))]
         stages = [store.lastStageAttempt(stage) for stage in {one for job in jobs for one in job.stageIds}]
         ran = [stage for stage in stages if stage.numCompleteTasks() > 0]  # others were computed before
-        found = {"jobs": len(jobs), "stages": len(ran)}
-        found["tasks"] = sum(stage.numCompleteTasks() for stage in ran)
-        found["task_seconds"] = round(sum(stage.executorRunTime() for stage in ran) / 1000, 3)
+        metrics = {"jobs": len(jobs), "stages": len(ran)}
+        metrics["tasks"] = sum(stage.numCompleteTasks() for stage in ran)
+        metrics["task_seconds"] = round(sum(stage.executorRunTime() for stage in ran) / 1000, 3)
         for name, getter in _SUMS.items():
-            found[name] = sum(getattr(stage, getter)() for stage in ran)
-        found["skew"] = max((_skew(spark, store, stage) for stage in ran), default=1.0)
-    return found
+            metrics[name] = sum(getattr(stage, getter)() for stage in ran)
+        metrics["skew"] = max((_skew(spark, store, stage) for stage in ran), default=1.0)
+    return metrics
 
 
 class ConnectMetrics:
@@ -173,17 +173,17 @@ async def _report(spark: SparkSession, group: str, tell: Callable[[str], None]) 
     reported = ""
     while True:
         await asyncio.sleep(INTERVAL)
-        found = await asyncio.to_thread(_describe, spark, group)
-        if found and found != reported:
-            tell(found)
-            reported = found
+        progress = await asyncio.to_thread(_describe, spark, group)
+        if progress and progress != reported:
+            tell(progress)
+            reported = progress
 
 
-def report_connected(session: SparkSession, tell: Callable[[str], None], kept: ConnectMetrics) -> None:
+def report_connected(session: SparkSession, tell: Callable[[str], None], metrics: ConnectMetrics) -> None:
     """Reports the progress of all operations of a Connect session, whose server does not name them, and keeps it."""
 
     def on_progress(stages: Iterable[Any] | None, **_: object) -> None:
-        kept.add_stages(stages or ())
+        metrics.add_stages(stages or ())
         running = [one for one in stages or () if one.num_tasks and not one.done]
         texts = [_stage(one.stage_id, "", one.num_completed_tasks, one.num_tasks) for one in running]
         if texts:

@@ -115,10 +115,10 @@ class RefCatalog:
         self._pool = pool
 
     @asynccontextmanager
-    async def connection(self, given: Any = None) -> AsyncIterator[Any]:
+    async def connection(self, own: Any = None) -> AsyncIterator[Any]:
         """Yields the caller's connection, so that rows join its transaction, or one of the pool."""
-        if given is not None:
-            yield given
+        if own is not None:
+            yield own
         elif self._pool is None:
             raise StorageError("results are not recorded here: this store has no database; set NOETL_DB_URL")
         else:
@@ -151,8 +151,8 @@ class RefCatalog:
         """Returns the reference of a logical name; raises ``ReferenceNotAvailableError`` if it is not recorded."""
         whole = ref.removesuffix(ROWS_ALONE)
         async with self.connection() as connection:
-            found = _found(await connection.fetchrow(_BY_REF, whole), ref)
-        return found if whole == ref else found.rows_alone
+            ref_row = _found(await connection.fetchrow(_BY_REF, whole), ref)
+        return ref_row if whole == ref else ref_row.rows_alone
 
     async def by_name(self, execution_id: int, step: str, name: str) -> ResultRef:
         """Returns the latest result of this name; raises as :meth:`by_ref`."""

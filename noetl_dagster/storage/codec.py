@@ -140,7 +140,7 @@ def _parsed(text: Bytes) -> Any:
     view = memoryview(text)
     if len(view) >= _IN_PIECES and view[0] == _OPENS and view[-1] == _CLOSES:
         items, start = list[Any](), 1
-        ends = [*(found.start() for found in _NEXT_LINE.finditer(view)), len(view) - 1]
+        ends = [*(match.start() for match in _NEXT_LINE.finditer(view)), len(view) - 1]
         try:
             for end in ends:
                 line = orjson.loads(b"".join((b"[", view[start:end], b"]")))

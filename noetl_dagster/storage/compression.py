@@ -72,8 +72,8 @@ def compression_of(name: str) -> Compression:
     try:
         return Compression(name)
     except ValueError:
-        known = ", ".join(Compression)
-        raise FormatError(f"the compression {name!r:.40} is unknown; this version reads {known}") from None
+        supported = ", ".join(Compression)
+        raise FormatError(f"the compression {name!r:.40} is unknown; this version reads {supported}") from None
 
 
 def compress_stream(chunks: AsyncIterable[Bytes], compression: Compression) -> AsyncIterable[Bytes]:

@@ -95,8 +95,8 @@ def local_path(settings: Settings, uri: str) -> Path | None:
     if scheme != "file":
         return None
     for mount in mounts(settings):
-        if (found := below(mount, Path(path))) is not None:
-            return found
+        if (file := below(mount, Path(path))) is not None:
+            return file
     raise StorageError(f"{path} is below no mount of results ({', '.join(map(str, mounts(settings)))})")
 
 
@@ -205,8 +205,8 @@ def file_sizes(settings: Settings, uri: str, suffix: str = "") -> dict[str, int]
     """Returns the bytes of all files below a folder URI by their own URI, in its order; see :func:`list_files`."""
     folder = local_path(settings, uri)
     if folder is not None:
-        found = [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
-        sizes = [(path.as_uri(), path.name, path.stat().st_size) for path in found]
+        files = [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
+        sizes = [(path.as_uri(), path.name, path.stat().st_size) for path in files]
     else:
         scheme, bucket, key = split_uri(uri)
         sizes = [

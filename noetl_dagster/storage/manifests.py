@@ -104,8 +104,8 @@ def strategy_of(ref: ResultRef) -> Strategy:
     """Returns the strategy that a manifest's reference records."""
     if "around" in ref.extra:
         return Strategy.ROWS
-    found = ref.extra.get("strategy", Strategy.APPEND)
+    word = ref.extra.get("strategy", Strategy.APPEND)
     try:
-        return Strategy(found)
+        return Strategy(word)
     except ValueError:
-        raise IntegrityError(f"{ref.ref} has the unknown strategy {found!r:.40}; run the step again") from None
+        raise IntegrityError(f"{ref.ref} has the unknown strategy {word!r:.40}; run the step again") from None

@@ -163,8 +163,8 @@ def folder_of(execution_id: int | None) -> str:
 
 def owner_of(key: str) -> tuple[int, int] | None:
     """Returns execution and reference id of a key of :func:`key_of`, or of a file below it; None for others."""
-    found = _KEY.match(key)
-    return None if found is None else (int(found["execution"]), int(found["ref"]))
+    match = _KEY.match(key)
+    return None if match is None else (int(match["execution"]), int(match["ref"]))
 
 
 def _plain(text: str) -> str:

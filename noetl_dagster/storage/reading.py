@@ -44,8 +44,8 @@ class ResultReader:
 
         Raises ``ReferenceNotAvailableError`` if there is none, or if it has expired.
         """
-        found = self._catalog.by_ref(what) if isinstance(what, str) else self._catalog.by_name(*what)
-        return _unexpired(await found)
+        lookup = self._catalog.by_ref(what) if isinstance(what, str) else self._catalog.by_name(*what)
+        return _unexpired(await lookup)
 
     async def get(self, ref: ResultRef | str) -> Any:
         """Returns the value of a reference: an object, bytes, text, an Arrow table, or a manifest's combined parts.
@@ -99,13 +99,13 @@ class ResultReader:
             return ref.content_type
         if strategy_of(ref) is not Strategy.CONCAT:
             return codec.JSON
-        found = codec.JSON
+        type_of_parts = codec.JSON
         async for part in self.parts(ref):
             nested = part.kind is RefKind.MANIFEST
-            found = await self.content_type(part) if nested else part.content_type
-            if found != codec.PARQUET:
+            type_of_parts = await self.content_type(part) if nested else part.content_type
+            if type_of_parts != codec.PARQUET:
                 return codec.JSON
-        return found
+        return type_of_parts
 
     async def parts(self, ref: ResultRef | str, start: int = 0, stop: int | None = None) -> AsyncIterator[ResultRef]:
         """Yields the references in a half-open range of a manifest; any other reference is its own only part."""
@@ -194,8 +194,8 @@ class ResultReader:
                 case Strategy.ROWS | Strategy.MERGE | Strategy.REPLACE:
                     yield [await self._assemble(ref)]
         elif ref.kind is RefKind.DATASET:
-            found = (await asyncio.to_thread(self._dataset, ref)).to_batches()
-            while (batch := await asyncio.to_thread(next, found, None)) is not None:
+            batches = (await asyncio.to_thread(self._dataset, ref)).to_batches()
+            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
                 yield batch
         elif ref.content_type == codec.JSON_LINES:  # parsed rows are several times larger
             data = await self._read(ref)
@@ -283,8 +283,8 @@ class ResultReader:
 
         schema = pa.schema([])
         async for part in self.parts(ref):
-            found = (await self.get(part)).schema
-            schema = pa.unify_schemas([schema, found], promote_options="default")
+            own = (await self.get(part)).schema
+            schema = pa.unify_schemas([schema, own], promote_options="default")
         sink = io.BytesIO()  # emptied after each part
         writer = parquet.ParquetWriter(sink, schema)
         async for part in self.parts(ref):

@@ -313,9 +313,9 @@ class ResultStore(ResultReader):
 
     async def delete(self, ref: ResultRef | str) -> None:
         """Removes a result's bytes, then its row. A manifest's parts are separate results and stay."""
-        found = await self._catalog.by_ref(ref) if isinstance(ref, str) else ref
-        await self._delete_bytes(found)
-        await self._catalog.forget([found.ref_id])
+        stored = await self._catalog.by_ref(ref) if isinstance(ref, str) else ref
+        await self._delete_bytes(stored)
+        await self._catalog.forget([stored.ref_id])
 
     async def cleanup(self, now: datetime | None = None) -> int:
         """Removes expired results, a page at a time. Several processes may do so at once. Returns the number removed.

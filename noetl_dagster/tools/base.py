@@ -247,8 +247,8 @@ async def pipes_variables(
     try:
         channel = default if asked is True else JobMessages(str(asked)) if asked else None
     except ValueError:
-        known = " or ".join(JobMessages)
-        raise call.error(f"pipes is true, {known}, not {asked!r}") from None
+        channels = " or ".join(JobMessages)
+        raise call.error(f"pipes is true, {channels}, not {asked!r}") from None
     if channel is None or call.services.open_pipes is None:
         yield {}
         return
@@ -258,22 +258,22 @@ async def pipes_variables(
 
 def seconds_of(call: ToolCall) -> float | None:
     """Returns the ``timeout`` of a call's config; raises ``ToolError`` if it is no number."""
-    given = call.config.get("timeout")
+    timeout = call.config.get("timeout")
     try:
-        return None if given is None else float(given)
+        return None if timeout is None else float(timeout)
     except (TypeError, ValueError):
-        raise call.error(f"timeout {given!r} is no number of seconds") from None
+        raise call.error(f"timeout {timeout!r} is no number of seconds") from None
 
 
 def count_of(call: ToolCall, field: str) -> int | None:
     """Returns a number of rows in a call's config, None if missing or 0; raises ``ToolError`` for other values."""
-    given = call.config.get(field)
-    if not given:
+    value = call.config.get(field)
+    if not value:
         return None
     try:
-        count = int(given)
+        count = int(value)
     except (TypeError, ValueError, OverflowError):
         count = 0
     if count < 1:
-        raise call.error(f"{field} {given!r} is no number of rows; write a whole number from 1")
+        raise call.error(f"{field} {value!r} is no number of rows; write a whole number from 1")
     return count

@@ -70,8 +70,8 @@ def check_path(rendered: Any, written: Any, folder: str, settings: Settings, wha
     if not isinstance(rendered, str) or rendered == written or not rendered:
         return
     text, parts = str(written or ""), urlsplit(rendered)
-    found = _TEMPLATE.search(text)
-    before = text[: found.start()] if found else ""
+    template = _TEMPLATE.search(text)
+    before = text[: template.start()] if template else ""
     if not rendered.startswith(before):  # another value than that of the template
         before = ""
     if parts.scheme not in ("", "file") or (key and not parts.scheme):
@@ -99,8 +99,8 @@ def _leaves(what: str, path: str, why: str) -> ToolError:
 
 def written_in(fields: Any, *names: str) -> Any:
     """Returns a field as the playbook writes it, in one of its spellings; None if it is not written as such."""
-    found = (fields[name] for name in names if fields.get(name)) if isinstance(fields, Mapping) else ()
-    return next(iter(found), None)
+    values = (fields[name] for name in names if fields.get(name)) if isinstance(fields, Mapping) else ()
+    return next(iter(values), None)
 
 
 async def load_script(call: ToolCall, context: ToolContext) -> str | None:
@@ -137,8 +137,8 @@ async def load_script(call: ToolCall, context: ToolContext) -> str | None:
         raise ToolError(f"{where} is not text in UTF-8", kind="parse") from None
     except (OSError, CredentialError, obstore.exceptions.BaseError) as error:
         raise ToolError(f"{where} cannot be read: {error}", kind=kind_of(error)) from None
-    known = "file, http, s3, gcs, inline"
-    raise ToolError(f"{where}: source type {kind!r} is unknown; known: {known}", kind="schema")
+    types = "file, http, s3, gcs, inline"
+    raise ToolError(f"{where}: source type {kind!r} is unknown; known: {types}", kind="schema")
 
 
 def script_file(uri: str, call: ToolCall, context: ToolContext) -> Path:
@@ -150,21 +150,21 @@ def script_file(uri: str, call: ToolCall, context: ToolContext) -> Path:
     path, settings = Path(uri.removeprefix("file://")), context.settings
     allowed = own_folders(call.folder, settings)
     if path.is_absolute():
-        found = path.resolve()
-        if not any(map(found.is_relative_to, allowed)) and not is_permitted(found, settings):
-            known = ", ".join(map(str, (*allowed, *settings.file_folders)))
+        file = path.resolve()
+        if not any(map(file.is_relative_to, allowed)) and not is_permitted(file, settings):
+            folders = ", ".join(map(str, (*allowed, *settings.file_folders)))
             raise ToolError(
-                f"script {uri!r} of step {call.step} is not below {known}; move it there, or add its folder to "
+                f"script {uri!r} of step {call.step} is not below {folders}; move it there, or add its folder to "
                 "NOETL_FILE_FOLDERS",
                 kind="schema",
             )
-        return found
+        return file
     looked = []
     for folder in allowed:
-        found = (folder / path).resolve()
-        inside = any(found.is_relative_to(other) for other in allowed)
-        if inside and found.is_file():
-            return found
+        file = (folder / path).resolve()
+        inside = any(file.is_relative_to(other) for other in allowed)
+        if inside and file.is_file():
+            return file
         looked.append(f"{folder / path}{'' if inside else ' (outside of these folders)'}")
     raise ToolError(
         f"script {uri!r} of step {call.step} is not there; looked for {', '.join(looked)}", kind="not_found"

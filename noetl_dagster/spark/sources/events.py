@@ -158,10 +158,10 @@ class _EventsReader(DataSourceReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802, Spark's own name
         """Accepts the filters that PostgreSQL can evaluate; yields the rest for Spark."""
-        for given in filters:
-            condition = condition_of(given)
+        for pushed in filters:
+            condition = condition_of(pushed)
             if condition is None:
-                yield given
+                yield pushed
             else:
                 self.conditions.append(condition)
 
@@ -216,25 +216,25 @@ def slice_starts(keys: list[Key], tasks: int, *, whole: bool) -> list[Key]:
     return [key for key in dict.fromkeys(starts) if not whole or key.execution_id > first]
 
 
-def condition_of(given: Filter) -> SqlCondition | None:
+def condition_of(pushed: Filter) -> SqlCondition | None:
     """Returns a filter as a condition; None if Spark has to evaluate it.
 
     Spark compares the order of texts, since PostgreSQL's collation may differ.
     """
-    path: tuple[str, ...] = getattr(given, "attribute", ())
+    path: tuple[str, ...] = getattr(pushed, "attribute", ())
     if len(path) != 1 or path[0] not in COLUMNS or path[0] in _JSON:
         return None
     column, kind = _sql(path[0]), _SQL_TYPES[COLUMNS[path[0]]]
-    if isinstance(given, IsNull):
+    if isinstance(pushed, IsNull):
         return f"{column} IS NULL", ()
-    if isinstance(given, IsNotNull):
+    if isinstance(pushed, IsNotNull):
         return f"{column} IS NOT NULL", ()
-    if isinstance(given, In):
-        return f"{column} = ANY({{}}::{kind}[])", (list(given.value),)
-    operator = _OPERATORS.get(type(given))
+    if isinstance(pushed, In):
+        return f"{column} = ANY({{}}::{kind}[])", (list(pushed.value),)
+    operator = _OPERATORS.get(type(pushed))
     if operator is None or (kind == "text" and operator != "="):
         return None
-    return f"{column} {operator} {{}}::{kind}", (given.value,)  # type: ignore[attr-defined]
+    return f"{column} {operator} {{}}::{kind}", (pushed.value,)  # type: ignore[attr-defined]
 
 
 def where(conditions: Sequence[SqlCondition], bounds: Bounds, horizon: str) -> tuple[str, list[Any]]:

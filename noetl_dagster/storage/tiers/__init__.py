@@ -83,19 +83,19 @@ def open_tier(tier: StoreTier, settings: Settings, pool: asyncpg.Pool | None) ->
 
 def configured(settings: Settings) -> list[StoreTier]:
     """Returns the tiers whose buckets and mounts are configured."""
-    given = {
+    addresses = {
         StoreTier.MINIO: settings.minio_endpoint,
         StoreTier.S3: settings.s3_bucket,
         StoreTier.GCS: settings.gcs_bucket,
         StoreTier.PVC: settings.pvc_mount_path,
     }
-    return [tier for tier, value in given.items() if value is not None]
+    return [tier for tier, value in addresses.items() if value is not None]
 
 
 async def unready(settings: Settings) -> list[str]:
     """Returns a line for each configured store that cannot be used; empty if all can."""
-    found = await asyncio.gather(*(_unready(tier, settings) for tier in configured(settings)))
-    return [line for line in found if line is not None]
+    problems = await asyncio.gather(*(_unready(tier, settings) for tier in configured(settings)))
+    return [line for line in problems if line is not None]
 
 
 async def _unready(tier: StoreTier, settings: Settings) -> str | None:

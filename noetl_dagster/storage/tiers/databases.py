@@ -98,10 +98,10 @@ class DatabaseTier(Tier):
     async def size(self, uri: str) -> int:
         """Returns the number of bytes of an object."""
         async with self._connection() as connection:
-            found = await connection.fetchval(_SIZE, uri.removeprefix(self.root))
-        if found is None:
+            length = await connection.fetchval(_SIZE, uri.removeprefix(self.root))
+        if length is None:
             raise KeyError(uri)
-        return int(found)
+        return int(length)
 
     async def delete(self, uri: str) -> None:
         """Removes an object; a missing one is no error."""

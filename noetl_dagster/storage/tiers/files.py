@@ -139,8 +139,8 @@ class FileTier(Tier):
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         """Yields pages of the keys below a prefix."""
         folders = os.walk(self._root / prefix)
-        while (found := await asyncio.to_thread(next, folders, None)) is not None:
-            folder, _, names = found
+        while (entry := await asyncio.to_thread(next, folders, None)) is not None:
+            folder, _, names = entry
             yield [Path(folder, name).relative_to(self._root).as_posix() for name in names]
 
     def _path(self, uri: str) -> Path:

@@ -136,12 +136,12 @@ def s3_admin() -> Any:
     return _boto_client(endpoint_url=aws_endpoint())
 
 
-def _boto_client(**given: Any) -> Any:
+def _boto_client(**arguments: Any) -> Any:
     import boto3
     from botocore.config import Config
 
     config = Config(connect_timeout=3, read_timeout=60, retries={"total_max_attempts": 2})
-    return boto3.client("s3", config=config, **given)
+    return boto3.client("s3", config=config, **arguments)
 
 
 def aws_endpoint() -> str | None:

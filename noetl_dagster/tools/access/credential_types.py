@@ -99,11 +99,11 @@ class Credential:
 
     def secrets(self) -> list[str]:
         """Returns the values that must not appear in any text: all but those of fields that are public."""
-        found = named_secrets(self.data)
+        secrets_here = named_secrets(self.data)
         user, password = self.get("username", "user"), self.get("password")
         if user is not None and password is not None:
-            found.append(base64.b64encode(f"{user}:{password}".encode()).decode())
-        return found
+            secrets_here.append(base64.b64encode(f"{user}:{password}".encode()).decode())
+        return secrets_here
 
 
 def credential_type(text: str) -> CredentialType:
@@ -112,8 +112,8 @@ def credential_type(text: str) -> CredentialType:
     try:
         return CredentialType(_ALIASES.get(plain, plain))
     except ValueError:
-        known = ", ".join(CredentialType)
-        raise CredentialError(f"unknown credential type {text!r}; known types: {known}") from None
+        types = ", ".join(CredentialType)
+        raise CredentialError(f"unknown credential type {text!r}; known types: {types}") from None
 
 
 def parse_credential(name: str, value: Any, source: str) -> Credential:

@@ -120,8 +120,8 @@ class Credentials:
         if not isinstance(auth, Mapping):
             raise CredentialError(f"auth must be a credential's name or a mapping, not {type(auth).__name__}")
         if (name := _reference(auth)) is not None:
-            found = await self._opened(await self._named(name, types))
-            return await self._fitting(_adapted(found, auth), types)
+            credential = await self._opened(await self._named(name, types))
+            return await self._fitting(_adapted(credential, auth), types)
         if "type" in auth:
             return await self._inline(auth, types)
         if len(auth) == 1:
@@ -146,9 +146,9 @@ class Credentials:
         Raises:
             CredentialError: as :meth:`resolve`.
         """
-        found = await self.resolve(auth)
-        if found is not None and found.type in TOKEN_TYPES:
-            request = _request(found)
+        credential = await self.resolve(auth)
+        if credential is not None and credential.type in TOKEN_TYPES:
+            request = _request(credential)
             if self.tokens.shares(request):
                 await self.tokens.get(request)
 
@@ -173,15 +173,15 @@ class Credentials:
             CredentialError: the file cannot be read.
         """
         path = self._settings.credentials_file
-        found = [str(name) for name in _read_file(path)] if path is not None else []
-        known = {environment_name(name) for name in found} | {environment_name("key")}  # which is a setting
+        listed = [str(name) for name in _read_file(path)] if path is not None else []
+        in_file = {environment_name(name) for name in listed} | {environment_name("key")}  # which is a setting
         prefix = environment_name("")
-        variables = (name for name in setting_variables() if name.startswith(prefix) and name not in known)
-        found += sorted(name.removeprefix(prefix).lower() for name in variables)
+        variables = (name for name in setting_variables() if name.startswith(prefix) and name not in in_file)
+        listed += sorted(name.removeprefix(prefix).lower() for name in variables)
         if self._pool is not None:
             with suppress(asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
-                found += [row["name"] for row in await self._pool.fetch(SELECT_NAMES)]
-        return list(dict.fromkeys(found))
+                listed += [row["name"] for row in await self._pool.fetch(SELECT_NAMES)]
+        return list(dict.fromkeys(listed))
 
     async def sealed(self) -> dict[str, bytes]:
         """Returns the encrypted data of the table's credentials, by name."""
@@ -235,8 +235,8 @@ class Credentials:
         elif provider in MANAGERS:
             secret = await self._managers.find(provider, name)
         else:
-            known = ", ".join(names[0] for names in SECRET_PROVIDERS)
-            raise CredentialError(f"secret provider {asked!r} is unknown; known: {known}")
+            providers = ", ".join(names[0] for names in SECRET_PROVIDERS)
+            raise CredentialError(f"secret provider {asked!r} is unknown; known: {providers}")
         if secret in (None, ""):
             raise CredentialError(f"secret {name!r} is not found by provider {provider!r}")
         SECRETS.hide(str(secret))
@@ -266,21 +266,21 @@ class Credentials:
     async def _named(self, name: str, types: tuple[CredentialType, ...]) -> Credential:
         """Returns the credential of that name as it is stored."""
         now = time.monotonic()
-        cached_at, found, secrets = self._cache.get(name, (0.0, None, []))
-        if found is None or now - cached_at >= CACHE_SECONDS:
+        cached_at, credential, secrets = self._cache.get(name, (0.0, None, []))
+        if credential is None or now - cached_at >= CACHE_SECONDS:
             embedded = self._embedded(name, types)
             if embedded is not None and now - self._missed.get(name, 0.0) < MISSED_SECONDS:
                 return embedded
-            found = await self._find(name)
-            if found is None:
+            credential = await self._find(name)
+            if credential is None:
                 if embedded is not None:
                     self._missed[name] = now
                     return embedded
                 raise CredentialError(self._not_found(name))
-            secrets = found.secrets()
-            self._cache[name] = (now, found, secrets)
+            secrets = credential.secrets()
+            self._cache[name] = (now, credential, secrets)
         SECRETS.hide(*secrets)
-        return found
+        return credential
 
     async def _opened(self, credential: Credential, opening: tuple[str, ...] = ()) -> Credential:
         """Returns the credential with the secrets of the handles in its fields."""
@@ -308,8 +308,8 @@ class Credentials:
         text, token, is_earlier = await self._issued(credential)
         target = CredentialType.BEARER if CredentialType.BEARER in types else CredentialType.GCS
         used = (*credential.tokens, token) if is_earlier else credential.tokens
-        kept = ("bucket",) if target is CredentialType.GCS else ("url", "base_url", "headers")
-        own = {name: value for name, value in credential.data.items() if name in kept}
+        shared = ("bucket",) if target is CredentialType.GCS else ("url", "base_url", "headers")
+        own = {name: value for name, value in credential.data.items() if name in shared}
         return Credential(credential.name, target, {**own, "token": text}, used)
 
     async def _issued(self, credential: Credential) -> tuple[str, Token, bool]:
@@ -338,8 +338,8 @@ class Credentials:
         kind = credential_type(str(auth["type"]))
         if not _fits(kind, types):
             raise CredentialError(f"auth is of type {kind}; {' or '.join(types)} is needed here")
-        given = auth.get("data")
-        fields = given if isinstance(given, Mapping) else {key: auth[key] for key in auth if key != "type"}
+        data = auth.get("data")
+        fields = data if isinstance(data, Mapping) else {key: auth[key] for key in auth if key != "type"}
         credential = await self._opened(Credential(INLINE, kind, dict(fields)))
         SECRETS.hide(*credential.secrets())
         return await self._fitting(credential, types)
@@ -412,25 +412,25 @@ def _fits(kind: CredentialType, types: tuple[CredentialType, ...]) -> bool:
     return kind in TOKEN_TYPES - {CredentialType.GOOGLE_ID_TOKEN} and CredentialType.GCS in types
 
 
-def _adapted(found: Credential, auth: Mapping[str, Any]) -> Credential:
+def _adapted(credential: Credential, auth: Mapping[str, Any]) -> Credential:
     """Returns a credential for the scope or audience that ``auth`` adds to its name, and for the kind of token.
 
     Other fields, such as the address of the token server, are the credential's own.
     """
     asked = _type_of(auth)
-    kind = found.type if asked is None or asked not in TOKEN_TYPES else asked
+    kind = credential.type if asked is None or asked not in TOKEN_TYPES else asked
     if kind not in TOKEN_TYPES:
-        return found
-    is_google = CredentialType.OAUTH2 not in (kind, found.type) and found.type in TOKEN_TYPES
-    if kind is not found.type and not is_google:
-        raise CredentialError(f"credential {found.name!r} is of type {found.type}; auth asks for {kind}")
+        return credential
+    is_google = CredentialType.OAUTH2 not in (kind, credential.type) and credential.type in TOKEN_TYPES
+    if kind is not credential.type and not is_google:
+        raise CredentialError(f"credential {credential.name!r} is of type {credential.type}; auth asks for {kind}")
     own = {name: value for name, value in auth.items() if name not in _REFERENCE}
-    if unknown := own.keys() - set(known := [*_SCOPE, *_AUDIENCE]):
+    if unknown := own.keys() - set(fields := [*_SCOPE, *_AUDIENCE]):
         raise CredentialError(
             f"auth: {', '.join(map(repr, sorted(map(str, unknown))))} has no effect beside the name of a credential; "
-            f"known: {', '.join(known)}"
+            f"known: {', '.join(fields)}"
         )
-    is_other = kind is not found.type
+    is_other = kind is not credential.type
     replaced = {name for words in _PER_TOKEN for name in words if is_other or not own.keys().isdisjoint(words)}
-    kept = {name: value for name, value in found.data.items() if name not in replaced}
-    return Credential(found.name, kind, {**kept, **own}, found.tokens)
+    unchanged = {name: value for name, value in credential.data.items() if name not in replaced}
+    return Credential(credential.name, kind, {**unchanged, **own}, credential.tokens)

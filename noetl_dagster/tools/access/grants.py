@@ -98,13 +98,13 @@ class CredentialFields:
         self._spellings = spellings
         names = {_plain(one): name for name, spelled in spellings.items() for one in spelled}
         self._values: dict[str, Any] = {}
-        for given, value in data.items():
-            name = names.get(_plain(str(given)))
+        for field, value in data.items():
+            name = names.get(_plain(str(field)))
             if name is None:
-                if str(given) in DOCUMENTARY:
+                if str(field) in DOCUMENTARY:
                     continue
                 shown = tuple(spelled[0] for name, spelled in spellings.items() if name not in _KEY_FILE)
-                raise CredentialError(f"{what} has an unknown field {given!r}; known: {', '.join(shown)}")
+                raise CredentialError(f"{what} has an unknown field {field!r}; known: {', '.join(shown)}")
             if value in (None, ""):
                 continue
             if self._values.setdefault(name, value) != value:
@@ -123,8 +123,8 @@ class CredentialFields:
 
     def words(self, name: str, default: str = "") -> str:
         """Returns a list, or a text with commas or spaces, as a text with spaces."""
-        given = self._values.get(name, default)
-        return " ".join(map(str, given if isinstance(given, list | tuple) else re.split(r"[,\s]+", str(given)))).strip()
+        value = self._values.get(name, default)
+        return " ".join(map(str, value if isinstance(value, list | tuple) else re.split(r"[,\s]+", str(value)))).strip()
 
     def identity(self, kind: str) -> bytes:
         """Returns what distinguishes the credential's tokens."""
@@ -145,10 +145,10 @@ def oauth2(name: str, data: Mapping[str, Any]) -> TokenRequest:
         raise CredentialError(f"{what}: grant_type {grant!r} is unknown; known: client_credentials, refresh_token")
     refreshes = grant == "refresh_token"
     url, client = fields.need("token_url", "client_id", *(["refresh_token"] if refreshes else ["client_secret"]))[:2]
-    given = str(fields.get("auth_method", "basic"))
-    method = next((known for known, spelled in _METHODS.items() if given.lower() in spelled), None)
+    wanted = str(fields.get("auth_method", "basic"))
+    method = next((canonical for canonical, spelled in _METHODS.items() if wanted.lower() in spelled), None)
     if method is None:
-        raise CredentialError(f"{what}: auth_method {given!r} is unknown; known: {', '.join(_METHODS)}")
+        raise CredentialError(f"{what}: auth_method {wanted!r} is unknown; known: {', '.join(_METHODS)}")
     params = fields.get("params", {})
     if not isinstance(params, Mapping):
         raise CredentialError(f"{what}: params has to be a mapping of further fields of the request")

@@ -203,8 +203,8 @@ class TokenCache:
                 if stored != self._rejected.get(key):
                     return stored, row["seconds"]
             refresh, rotated = f"{name}:refresh", None
-            if request.rotates and (kept := await connection.fetchrow(_GET, refresh, owner)) is not None:
-                rotated = self._encryption.unseal(request.name, kept["data"])["refresh_token"]
+            if request.rotates and (newest := await connection.fetchrow(_GET, refresh, owner)) is not None:
+                rotated = self._encryption.unseal(request.name, newest["data"])["refresh_token"]
             try:
                 fields, seconds = await self._ask(request, rotated)
             except CredentialError as error:
@@ -282,8 +282,8 @@ def _claims(token: str) -> Mapping[str, Any]:
     """Returns the claims of a JWT, which are not verified; none for any other text."""
     parts = token.split(".")
     with suppress(binascii.Error, ValueError):
-        if len(parts) == 3 and isinstance(found := orjson.loads(base64.urlsafe_b64decode(parts[1] + "==")), dict):
-            return found
+        if len(parts) == 3 and isinstance(claims := orjson.loads(base64.urlsafe_b64decode(parts[1] + "==")), dict):
+            return claims
     return {}
 
 

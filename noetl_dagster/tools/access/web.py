@@ -249,9 +249,9 @@ def _redirected(request: HttpRequest, response: ClientResponse) -> HttpRequest |
     headers, method, body = dict(request.headers), request.method, request.body
     is_same = same_origin(url, request.url)
     if not is_same:
-        kept = {name: value for name, value in headers.items() if name.lower() in _FOR_ANY_ORIGIN}
-        kept = _without(kept, request.secrets)
-        headers = {name: value for name, value in kept.items() if SECRETS.redact(value) == value}
+        passed_on = {name: value for name, value in headers.items() if name.lower() in _FOR_ANY_ORIGIN}
+        passed_on = _without(passed_on, request.secrets)
+        headers = {name: value for name, value in passed_on.items() if SECRETS.redact(value) == value}
     if method not in ("GET", "HEAD") and (status in (302, 303) or (status == 301 and method == "POST")):
         headers, method, body = _without(headers, _ABOUT_THE_BODY), "GET", None
     if not is_same and (method not in ("GET", "HEAD") or body is not None):
@@ -283,10 +283,10 @@ def address(url: str, params: Mapping[str, Any] | None = None) -> URL:
         return URL(f"{url}?{_query(pairs)}", encoded=True)
     written = URL(url, encoded=encoded)
     before = parse_qsl(written.raw_query_string, keep_blank_values=True)
-    given = {name for name, _ in pairs}
-    kept = [(name, text) for name, text in before if name not in given]
+    replaced = {name for name, _ in pairs}
+    unchanged = [(name, text) for name, text in before if name not in replaced]
     bare = written.with_query(None).with_fragment(None)
-    return URL(f"{bare}?{_query(kept + pairs)}", encoded=True)
+    return URL(f"{bare}?{_query(unchanged + pairs)}", encoded=True)
 
 
 def form_encoded(fields: Mapping[str, Any]) -> bytes:

@@ -53,21 +53,21 @@ class ArtifactTool(Tool):
     async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Stores or finds the value."""
         default = ArtifactAction.PUT if "value" in call.config else ArtifactAction.GET
-        given = call.config.get("action")
-        action = default if given is None else _choice(call, "action", given, ArtifactAction)
+        word = call.config.get("action")
+        action = default if word is None else _choice(call, "action", word, ArtifactAction)
         uri = call.config.get("uri")
         try:
             if uri and action is ArtifactAction.GET and as_result_ref(uri) is None:
                 return await _read(str(uri), call, context)
-            found = await (_put(call, context) if action is ArtifactAction.PUT else _get(call, context))
+            result = await (_put(call, context) if action is ArtifactAction.PUT else _get(call, context))
         except StorageError as error:
             where, code = f"artifact {action} in step {call.step}", getattr(error, "code", None)
             raise ToolError(f"{where}: {error}", kind=error.kind, code=code) from None
-        if not isinstance(found, ResultRef):
-            return ToolResult(data=found)
+        if not isinstance(result, ResultRef):
+            return ToolResult(data=result)
         if action is ArtifactAction.GET:
-            await _record_parts(found, call, context)
-        return ToolResult(ref=found)
+            await _record_parts(result, call, context)
+        return ToolResult(ref=result)
 
 
 async def _read(uri: str, call: ToolCall, context: ToolContext) -> ToolResult:
@@ -99,18 +99,18 @@ def _row_format(uri: str, call: ToolCall, context: ToolContext) -> RowFormat | N
     """Returns the format of a file that may be read chunk by chunk."""
     if not uri.startswith(("s3://", "gs://")) and locations.local_path(context.settings, uri) is None:
         return None
-    given = str(call.config.get("format") or "").lower()
-    format = FORMAT_BY_ENDING.get(f".{given}" if given else PurePosixPath(uri).suffix.lower())
+    word = str(call.config.get("format") or "").lower()
+    format = FORMAT_BY_ENDING.get(f".{word}" if word else PurePosixPath(uri).suffix.lower())
     wanted = ChunkWriter.is_wanted(call, context)
-    return format if given or wanted or format in (RowFormat.JSON, RowFormat.PARQUET) else None
+    return format if word or wanted or format in (RowFormat.JSON, RowFormat.PARQUET) else None
 
 
-def _choice(call: ToolCall, field: str, given: Any, known: type[Choice]) -> Choice:
+def _choice(call: ToolCall, field: str, word: Any, choices: type[Choice]) -> Choice:
     try:
-        return known(str(given).lower())
+        return choices(str(word).lower())
     except ValueError:
         raise ToolError(
-            f"artifact in step {call.step}: {field} {given!r} is unknown; known: {', '.join(known)}",
+            f"artifact in step {call.step}: {field} {word!r} is unknown; known: {', '.join(choices)}",
             kind="schema",
         ) from None
 
@@ -137,12 +137,12 @@ async def _put(call: ToolCall, context: ToolContext) -> ResultRef:
 async def _get(call: ToolCall, context: ToolContext) -> Any:
     """Returns the requested reference, or the value of a step that was small enough not to be stored."""
     asked = {**call.input, **call.config}
-    given = next((asked[key] for key in ("ref", "result_ref", "uri") if asked.get(key) is not None), None)
-    if given is not None:
-        reference = as_result_ref(given)
+    address = next((asked[key] for key in ("ref", "result_ref", "uri") if asked.get(key) is not None), None)
+    if address is not None:
+        reference = as_result_ref(address)
         if reference is not None:
             return await context.results.find(reference if isinstance(reference, str) else reference.ref)
-        return given if not isinstance(given, str) else await _of_step(call, context, given)
+        return address if not isinstance(address, str) else await _of_step(call, context, address)
     step, name = asked.get("step"), asked.get("name")
     try:
         if name:

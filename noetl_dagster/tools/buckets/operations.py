@@ -92,8 +92,8 @@ class OpenBucket:
         call, format = self.call, self._format(key)
         if (reference := as_result_ref(value)) is not None:
             results = self.tool_context.results
-            found = await results.find(reference if isinstance(reference, str) else reference.ref)
-            value = await value_or_rows(found, results, self.tool_context.settings.chunk_bytes)
+            stored = await results.find(reference if isinstance(reference, str) else reference.ref)
+            value = await value_or_rows(stored, results, self.tool_context.settings.chunk_bytes)
         if isinstance(value, str):
             if str(call.config.get("encoding") or "").lower() == "base64":
                 try:
@@ -144,8 +144,8 @@ class OpenBucket:
         if places.file.endswith("/") or await asyncio.to_thread(path.is_dir):
             path /= PurePosixPath(key).name
         with self._errors("read", key):
-            found = await self._in_thread(self._fetch, key, path)
-        fields = {"uri": self.root + key, "bucket": self.name, "key": key, "bytes": found.bytes, "etag": found.etag}
+            stored = await self._in_thread(self._fetch, key, path)
+        fields = {"uri": self.root + key, "bucket": self.name, "key": key, "bytes": stored.bytes, "etag": stored.etag}
         return ToolResult(data={"path": str(path), **fields})
 
     def _fetch(self, key: str, path: Path) -> StoredObject:
@@ -181,8 +181,8 @@ class OpenBucket:
 
             async def fetched() -> RowFile:
                 if not files:
-                    found = await self._in_thread(self._fetch, key, path)
-                    files.append(replace(await RowFile.of(uri, None, str(path)), version=found.etag))
+                    stored = await self._in_thread(self._fetch, key, path)
+                    files.append(replace(await RowFile.of(uri, None, str(path)), version=stored.etag))
                 return files[0]
 
             if (word and format is not None) or format not in (None, RowFormat.JSON):
@@ -226,13 +226,13 @@ class OpenBucket:
         fields = {"bucket": self.name, "prefix": prefix, "count": count, "more": more}
         return await chunks.result(fields, at="rows")
 
-    def _row(self, found: StoredObject) -> dict[str, Any]:
+    def _row(self, entry: StoredObject) -> dict[str, Any]:
         return {
-            "key": found.key,
-            "uri": self.root + found.key,
-            "bytes": found.bytes,
-            "etag": found.etag,
-            "modified": found.modified.isoformat(),
+            "key": entry.key,
+            "uri": self.root + entry.key,
+            "bytes": entry.bytes,
+            "etag": entry.etag,
+            "modified": entry.modified.isoformat(),
         }
 
     async def delete(self, places: Places) -> dict[str, Any]:
@@ -249,15 +249,15 @@ class OpenBucket:
                 await asyncio.to_thread(self.objects.delete, keys[start : start + KEYS_AT_ONCE])
             if prefix:
                 async for page in threaded(self.objects.objects(prefix)):
-                    await asyncio.to_thread(self.objects.delete, [found.key for found in page])
+                    await asyncio.to_thread(self.objects.delete, [entry.key for entry in page])
                     deleted += len(page)
         return {"bucket": self.name, "deleted": deleted}
 
     def _keys(self, places: Places) -> list[str]:
-        given = self.call.config.get("key")
-        if not isinstance(given, Sequence) or isinstance(given, str):
+        key_field = self.call.config.get("key")
+        if not isinstance(key_field, Sequence) or isinstance(key_field, str):
             return [places.key] if places.key else []
-        keys = [str(key).removeprefix(self.root).lstrip("/") for key in given]
+        keys = [str(key).removeprefix(self.root).lstrip("/") for key in key_field]
         if not all(keys) or any("://" in key for key in keys):
             raise self.call.error(f"key: each of the list is a key or an address of bucket {self.name}")
         for key in keys:
@@ -265,10 +265,10 @@ class OpenBucket:
         return keys
 
     def _prefix(self) -> str | None:
-        given = self.call.config.get("prefix")
-        if given is None:
+        prefix = self.call.config.get("prefix")
+        if prefix is None:
             return None
-        text = str(given).removeprefix(self.root).lstrip("/")
+        text = str(prefix).removeprefix(self.root).lstrip("/")
         if "://" in text:
             raise self.call.error(f"prefix: {text!r:.200} is not in bucket {self.name}")
         self._check_key(text, "prefix")
@@ -282,12 +282,12 @@ class OpenBucket:
 
     def _format(self, key: str, *others: str) -> RowFormat | None:
         """Returns the format of rows by ``format``, else by the key's ending; None for ``others`` and unknown ones."""
-        given = str(self.call.config.get("format") or "").lower()
-        found = FORMAT_BY_ENDING.get(f".{given}" if given else PurePosixPath(key).suffix.lower())
-        if given and found is None and given not in others:
-            known = ", ".join((*RowFormat, *others))
-            raise self.call.error(f"format {given!r} is unknown; known: {known}")
-        return found
+        word = str(self.call.config.get("format") or "").lower()
+        format = FORMAT_BY_ENDING.get(f".{word}" if word else PurePosixPath(key).suffix.lower())
+        if word and format is None and word not in others:
+            formats = ", ".join((*RowFormat, *others))
+            raise self.call.error(f"format {word!r} is unknown; known: {formats}")
+        return format
 
     @contextmanager
     def _errors(self, done: str, key: str) -> Iterator[None]:
@@ -317,10 +317,10 @@ class _SentFile(io.FileIO):
             raise InterruptedError("the call is cancelled")
         at = self.tell()
         left = self.size - at
-        found = super().read(left if size is None or size < 0 else min(size, left)) or b""
-        if not found and left > 0 and size != 0:
+        data = super().read(left if size is None or size < 0 else min(size, left)) or b""
+        if not data and left > 0 and size != 0:
             raise OSError(f"the file became shorter while it was read: {at} of {self.size} bytes")
-        return found
+        return data
 
 
 def _kind(error: Exception) -> ErrorKind:

@@ -56,10 +56,10 @@ class BucketTool(Tool):
 
     async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the operation."""
-        given = str(call.config.get("operation") or Operation.UPLOAD).lower()
-        if given not in _OPERATIONS:
-            raise call.error(f"operation {given!r} is unknown; known: {', '.join(Operation)}")
-        operation = _OPERATIONS[given]
+        word = str(call.config.get("operation") or Operation.UPLOAD).lower()
+        if word not in _OPERATIONS:
+            raise call.error(f"operation {word!r} is unknown; known: {', '.join(Operation)}")
+        operation = _OPERATIONS[word]
         places = self._places(operation, call, context)
         try:
             credential = await context.credentials.resolve(call.auth, CredentialType(self.kind))

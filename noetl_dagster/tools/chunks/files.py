@@ -50,13 +50,13 @@ async def file_rows(
     if chunks.position is not None and chunks.position["version"] != file.version:
         await chunks.begin_again()
     if format is RowFormat.PARQUET:
-        found = threaded(_tables(file, chunks.position or {}, chunks.most_bytes))
+        chunks_of_file = threaded(_tables(file, chunks.position or {}, chunks.most_bytes))
     else:
         # if the playbook does not ask for rows, one value may be the whole file
         is_one_value = format is RowFormat.JSON and not call.config.get("format") and not chunks.wanted
         longest = file.size if is_one_value else RECORD_BYTES
-        found = _pieces(file, format, chunks.position or {}, chunks.most_bytes, longest)
-    async with aclosing(cast(Any, found)) as stream:
+        chunks_of_file = _pieces(file, format, chunks.position or {}, chunks.most_bytes, longest)
+    async with aclosing(cast(Any, chunks_of_file)) as stream:
         while True:
             with reading(name):
                 chunk = await anext(stream, None)

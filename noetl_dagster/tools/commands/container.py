@@ -131,19 +131,19 @@ class _ContainerJob:
         await self._refuse_stale(context)
         made_of = manifest["metadata"]["annotations"][jobs.MADE_OF]
         while (created := await self._created(manifest)) is None:
-            found = await self._found()
-            if found is not None and not self._is_own(found):
+            job = await self._found()
+            if job is not None and not self._is_own(job):
                 raise ToolError(
                     f"{self.asker}: namespace {self.namespace} has a job {self.name} that is "
                     "not of this call; delete it",
                     kind="client_error",
                 )
-            if found is not None and found.metadata.deletion_timestamp is None:
-                if found.metadata.annotations.get(jobs.MADE_OF) == made_of:
-                    await self._make_secret(found)
+            if job is not None and job.metadata.deletion_timestamp is None:
+                if job.metadata.annotations.get(jobs.MADE_OF) == made_of:
+                    await self._make_secret(job)
                     return
                 logger.warning("%s: job %s has another definition; it is replaced", self.asker, self.name)
-                await self._delete(found)
+                await self._delete(job)
             await asyncio.sleep(POLL_SECONDS)  # until the deletion is complete
         await self._make_secret(created)
 
@@ -223,20 +223,20 @@ class _ContainerJob:
         """Stops the job but keeps it, so that a resumed call does not run it again."""
         body = {"spec": {"activeDeadlineSeconds": 1}}
         with suppress(ToolError):  # it ends by its own deadline, or with its command
-            found = await self._found()
-            if found is not None and self._is_own(found) and _end_of(found) is None:
+            job = await self._found()
+            if job is not None and self._is_own(job) and _end_of(job) is None:
                 await self._ask(self._batch.patch_namespaced_job, self.name, self.namespace, body)
 
     async def remove(self) -> None:
         """Deletes the job with its pod, if it exists and belongs to this call."""
-        found = await self._found()
-        if found is not None and self._is_own(found):
-            await self._delete(found)
+        job = await self._found()
+        if job is not None and self._is_own(job):
+            await self._delete(job)
 
     async def clear(self) -> None:
         """Deletes every job of the call's command, including those of earlier processes."""
-        for found in await self._of_command():
-            await self._delete(found)
+        for job in await self._of_command():
+            await self._delete(job)
 
     async def _refuse_stale(self, context: ToolContext) -> None:
         """Raises ``ToolError`` if the command has ended elsewhere, or if a later call shows that this one failed."""

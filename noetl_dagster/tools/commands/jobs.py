@@ -107,8 +107,8 @@ def job_manifest(
     if config.get("service_account"):
         own |= {"serviceAccountName": config["service_account"], "automountServiceAccountToken": True}
     if config.get("image_pull_secrets"):
-        given = config["image_pull_secrets"]
-        named = [given] if isinstance(given, str) else given
+        pull_secrets = config["image_pull_secrets"]
+        named = [pull_secrets] if isinstance(pull_secrets, str) else pull_secrets
         own["imagePullSecrets"] = [{"name": one} if isinstance(one, str) else one for one in named]
     pod = _laid_over(below, own) | {"restartPolicy": "Never", "containers": [container]}
     pod = _laid_over(pod, {"nodeSelector": below.get("nodeSelector")})
@@ -153,8 +153,8 @@ def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
 
 def secret_variables(call: ToolCall, variables: Mapping[str, str], is_secret: Callable[[str], bool]) -> dict[str, str]:
     """Returns the variables of a call's container whose values contain a secret."""
-    given = [*_variables(call.config.get("env")), *_variables(variables)]
-    texts = {str(one.get("name")): one.get("value") for one in given}
+    pairs = [*_variables(call.config.get("env")), *_variables(variables)]
+    texts = {str(one.get("name")): one.get("value") for one in pairs}
     return {name: text for name, text in texts.items() if isinstance(text, str) and is_secret(text)}
 
 
@@ -223,8 +223,8 @@ def _given(config: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
     return {to_camel(field): config[field] for field in fields if config.get(field)}
 
 
-def _texts(given: Any) -> dict[str, str]:
-    return {str(name): str(value) for name, value in (given or {}).items()}
+def _texts(values: Any) -> dict[str, str]:
+    return {str(name): str(value) for name, value in (values or {}).items()}
 
 
 def _variables(env: Any) -> list[dict[str, Any]]:
@@ -271,8 +271,8 @@ async def _listed(batch: Any, selector: str) -> list[Any]:
             raise
         own = await asyncio.to_thread(cluster.own_namespace)
         listed = await cluster.ask_cluster(_ASKER, batch.list_namespaced_job, own, label_selector=selector)
-    found: list[Any] = listed.items
-    return found
+    items: list[Any] = listed.items
+    return items
 
 
 async def _removed(batch: Any, job: Any, is_over: IsOver) -> bool:

@@ -130,8 +130,8 @@ async def _from_events(ask: Ask, core: Any, namespace: str, kind: str, name: str
         if error.status != 403:
             raise
         return None
-    known = [event for event in events if event.reason in _MEANINGS]
-    latest = max(known, key=lambda one: str(one.last_timestamp or one.event_time or ""), default=None)
+    telling = [event for event in events if event.reason in _MEANINGS]
+    latest = max(telling, key=lambda one: str(one.last_timestamp or one.event_time or ""), default=None)
     if latest is None:
         return None
     return StartProblem(latest.reason, latest.message or "", "" if kind == "Job" else name)

@@ -80,10 +80,10 @@ class HttpTool(Tool):
         """Returns the headers and parameters for the credential that the task names; none without one."""
         try:
             credential = await context.credentials.resolve(call.auth, *HTTP_TYPES)
-            known = self._latest
-            if known.credential is not credential:
-                known = self._latest = _CredentialFields() if credential is None else _added(credential)
-            return known
+            latest = self._latest
+            if latest.credential is not credential:
+                latest = self._latest = _CredentialFields() if credential is None else _added(credential)
+            return latest
         except CredentialError as error:
             raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
@@ -258,10 +258,10 @@ def _http_error(message: str, kind: ErrorKind = "schema", *, retryable: bool = F
 
 def _row_format(call: ToolCall) -> RowFormat | None:
     """Returns the row format that the call specifies, if any."""
-    given = call.config.get("format")
-    if given is None:
+    word = call.config.get("format")
+    if word is None:
         return None
-    format = row_format(str(given), "")
+    format = row_format(str(word), "")
     if format not in CUT_FORMATS:
         raise _http_error(
             f"http in step {call.step}: format {format} is none of rows; write one of "

@@ -74,12 +74,12 @@ class NatsTool(Tool):
 
     async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the operation."""
-        given = call.config.get("operation")
+        word = call.config.get("operation")
         try:
-            operation = NatsOperation(str(given))
+            operation = NatsOperation(str(word))
         except ValueError:
-            known = ", ".join(NatsOperation)
-            raise call.error(f"operation {given!r} is unknown; known: {known}") from None
+            operations = ", ".join(NatsOperation)
+            raise call.error(f"operation {word!r} is unknown; known: {operations}") from None
         try:
             credential = await context.credentials.resolve(call.auth, CredentialType.NATS)
             client = await context.clients.nats(credential)
@@ -265,8 +265,8 @@ class _AckedMessages:
     async def _new(self, came: Sequence[Msg], messages: Sequence[Msg]) -> list[Msg]:
         """Returns the messages that this call has not read yet."""
         await self._acknowledge([message for message in came if _sequence(message) in self._logged])
-        known = self._logged.union(map(_sequence, self._waiting), map(_sequence, messages))
-        new = [message for message in came if _sequence(message) not in known]
+        earlier = self._logged.union(map(_sequence, self._waiting), map(_sequence, messages))
+        new = [message for message in came if _sequence(message) not in earlier]
         self._end.taken += len(new)
         return new
 
@@ -348,13 +348,13 @@ def _sequence(message: Msg) -> int:
 
 
 def _number(call: ToolCall, name: str, default: float | None) -> float | None:
-    given = call.config.get(name)
+    value = call.config.get(name)
     try:
-        number = default if given is None else float(given)
+        number = default if value is None else float(value)
     except (TypeError, ValueError):
         number = -1
     if number is not None and number < 0:
-        raise call.error(f"{name} {given!r} is no number from 0 on")
+        raise call.error(f"{name} {value!r} is no number from 0 on")
     return number
 
 

@@ -195,7 +195,7 @@ def run_program(
     """
     values = {name: copied(parse_literal(value)) for name, value in input.items()}
     names: dict[str, Any] = {"__name__": "__playbook__", "print": printer, "input_data": values, **values}
-    given = {name for name in values if name in ("main", "result")}
+    passed = {name for name in values if name in ("main", "result")}
     if position is not NO_POSITION:
         names[POSITION] = position
         scope = ChainMap({POSITION: position}, cast(MutableMapping[str, Any], scope))
@@ -209,11 +209,11 @@ def run_program(
         if value is not FELL_OFF:
             return value
         main = names.get("main")
-        if callable(main) and "main" not in given:
+        if callable(main) and "main" not in passed:
             return call_main(main, values, scope, context)
     except FAILURES as error:
         raise failure_of(error, program) from None
-    if "result" in names and ("result" not in given or names["result"] is not values["result"]):
+    if "result" in names and ("result" not in passed or names["result"] is not values["result"]):
         return names["result"]
     return {"status": "ok", "note": NOTE}
 
@@ -247,8 +247,8 @@ def call_main(
         elif default:
             continue
         else:
-            known = ", ".join(sorted(values)) or "nothing"
-            raise TypeError(f"main needs {name!r}, which neither input ({known}) nor the context has")
+            names = ", ".join(sorted(values)) or "nothing"
+            raise TypeError(f"main needs {name!r}, which neither input ({names}) nor the context has")
         if only_positional:
             positional.append(value)
         else:
@@ -267,30 +267,30 @@ def _parameters(main: Callable[..., Any]) -> _Parameters:
         defaults = len(main.__defaults__ or ()), frozenset(main.__kwdefaults__ or ())
         return _parameters_of_code(main.__code__, *defaults)
     kinds, parameters = inspect.Parameter, inspect.signature(main).parameters.values()
-    found = tuple(
+    described = tuple(
         (item.name, item.default is not kinds.empty, item.kind is kinds.POSITIONAL_ONLY)
         for item in parameters
         if item.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
     )
-    return found, any(item.kind is kinds.VAR_KEYWORD for item in parameters)
+    return described, any(item.kind is kinds.VAR_KEYWORD for item in parameters)
 
 
 @lru_cache(maxsize=512)
 def _parameters_of_code(code: CodeType, defaults: int, keyword_defaults: frozenset[str]) -> _Parameters:
     plain, only_positional = code.co_argcount, code.co_posonlyargcount
     names = code.co_varnames
-    found = [(names[place], place >= plain - defaults, place < only_positional) for place in range(plain)]
+    described = [(names[place], place >= plain - defaults, place < only_positional) for place in range(plain)]
     only_keyword = names[plain : plain + code.co_kwonlyargcount]
-    found += [(name, name in keyword_defaults, False) for name in only_keyword]
-    return tuple(found), bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    described += [(name, name in keyword_defaults, False) for name in only_keyword]
+    return tuple(described), bool(code.co_flags & inspect.CO_VARKEYWORDS)
 
 
 def _main_of(source: str) -> tuple[frozenset[str], bool]:
     """Returns the parameters of ``main`` in the source, and whether it is a generator."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "main":
-            given = node.args
-            parameters = (item.arg for item in (*given.posonlyargs, *given.args, *given.kwonlyargs))
+            signature = node.args
+            parameters = (item.arg for item in (*signature.posonlyargs, *signature.args, *signature.kwonlyargs))
             return frozenset(parameters), yields_in(node.body)
     return frozenset(), False
 

@@ -54,8 +54,8 @@ def _imported(entry: Any) -> Iterator[tuple[str, Any]]:
         module, _, alias = str(entry).partition(" as ")
         yield _bound(module.strip(), alias.strip())
     elif "from" in entry and "import" in entry:
-        given = entry["import"]
-        for name in map(str, given if isinstance(given, list) else [given]):
+        modules = entry["import"]
+        for name in map(str, modules if isinstance(modules, list) else [modules]):
             yield str(entry.get("as") or name), _member(str(entry["from"]), name)
     else:
         for alias, wanted in entry.items():

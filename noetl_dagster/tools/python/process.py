@@ -95,8 +95,8 @@ class _ChildFolder:
             return None
         except OSError as error:
             raise CodeFailure("OSError", f"{name} of the subprocess cannot be read: {error.strerror}", None) from None
-        found = os.fstat(opened)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        facts = os.fstat(opened)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
             os.close(opened)
             raise CodeFailure("OSError", f"{name} of the subprocess is no file of its own", None)
         return os.fdopen(opened, "rb")

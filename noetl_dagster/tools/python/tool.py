@@ -193,8 +193,8 @@ class _PythonRun:
 
     def _take(self, values: Generator[Any, Any, Any]) -> None:
         """Stores all values of a generator, in its thread."""
-        found = chunks_of(values, self.program, self.chunks.chunk_bytes, seeks=self.seeks)
-        with closing(found) as chunks:
+        cut = chunks_of(values, self.program, self.chunks.chunk_bytes, seeks=self.seeks)
+        with closing(cut) as chunks:
             try:
                 for chunk in chunks:
                     if not self._is_stored():
@@ -207,8 +207,8 @@ class _PythonRun:
 
     async def take_async(self, values: AsyncGenerator[Any, Any]) -> None:
         """Stores all values of an async generator, in its event loop."""
-        found = async_chunks_of(values, self.program, self.chunks.chunk_bytes, seeks=self.seeks)
-        async with aclosing(found) as chunks:
+        cut = async_chunks_of(values, self.program, self.chunks.chunk_bytes, seeks=self.seeks)
+        async with aclosing(cut) as chunks:
             async for chunk in chunks:
                 if not await asyncio.wrap_future(self._store(chunk)):
                     return

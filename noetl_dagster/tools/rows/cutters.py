@@ -106,8 +106,8 @@ class RowCutter:
             lines = rest.count(b"\n", self._at, skipped)
             if self._lines + lines < CHUNK_ROWS:
                 self._count(skipped, lines)
-        while (found := rest.find(b"\n", self._at)) >= 0:
-            self._count(found + 1, 1)
+        while (line_end := rest.find(b"\n", self._at)) >= 0:
+            self._count(line_end + 1, 1)
             if not self._quoted and (self._at >= self.size or self._lines >= CHUNK_ROWS):
                 return self._at
         return None
@@ -137,11 +137,11 @@ def last_record_end(block: bytes) -> int:
     quoted = block.count(b'"') % 2
     end = len(block)
     while end > 0:
-        found = block.rfind(b"\n", 0, end)
-        quoted ^= block.count(b'"', max(found, 0), end) % 2
-        if found >= 0 and not quoted:
-            return found + 1
-        end = found
+        line_end = block.rfind(b"\n", 0, end)
+        quoted ^= block.count(b'"', max(line_end, 0), end) % 2
+        if line_end >= 0 and not quoted:
+            return line_end + 1
+        end = line_end
     return 0
 
 
@@ -227,9 +227,9 @@ class ArrayCutter:
         rest = self._rest
         while self._at < len(rest):
             pattern = _IN_STRING if self._quoted else _IN_ARRAY if self._depth == 1 else _IN_VALUE
-            found = pattern.match(rest, self._at)
-            assert found is not None  # it may be empty
-            self._at = found.end()
+            match = pattern.match(rest, self._at)
+            assert match is not None  # it may be empty
+            self._at = match.end()
             mark = bytes(rest[self._at : self._at + 1])
             if mark in (b"", b"\\"):  # the rest of a string that ends in half an escape has not arrived
                 break

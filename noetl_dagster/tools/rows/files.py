@@ -146,16 +146,16 @@ def arrow_table(rows: Sequence[Row] | pa.Table, schema: pa.Schema | None = None)
 
 async def arrow_schema(batches: AsyncIterable[Sequence[Row]]) -> pa.Schema:
     """Returns the schema of all rows together; raises ``ToolError`` if the values of a column have no common type."""
-    known = pa.schema([])
+    schema = pa.schema([])
     async for rows in batches:
-        known = await asyncio.to_thread(_widened, known, rows)
-    return _without_null(known)
+        schema = await asyncio.to_thread(_widened, schema, rows)
+    return _without_null(schema)
 
 
-def _widened(known: pa.Schema, rows: Sequence[Row]) -> pa.Schema:
+def _widened(schema: pa.Schema, rows: Sequence[Row]) -> pa.Schema:
     """Returns a schema for rows and for earlier ones of a known schema."""
     with _one_type_a_column():
-        return pa.unify_schemas([known, _inferred(rows).schema], promote_options="permissive")
+        return pa.unify_schemas([schema, _inferred(rows).schema], promote_options="permissive")
 
 
 @contextmanager

@@ -36,10 +36,10 @@ FORMAT_BY_ENDING = {f".{format}": format for format in RowFormat} | {".ndjson": 
 def row_format(name: str | None, path: str) -> RowFormat:
     """Returns the format of a name, else of the path's ending; raises ``ToolError`` if neither determines it."""
     ending = f".{name}" if name else Path(path).suffix
-    if (found := FORMAT_BY_ENDING.get(ending.lower())) is not None:
-        return found
-    known = ", ".join(RowFormat)
-    raise ToolError(f"no format for {name or path!r}; write format: one of {known}", kind="schema")
+    if (format := FORMAT_BY_ENDING.get(ending.lower())) is not None:
+        return format
+    formats = ", ".join(RowFormat)
+    raise ToolError(f"no format for {name or path!r}; write format: one of {formats}", kind="schema")
 
 
 BOM = b"\xef\xbb\xbf"
@@ -66,9 +66,9 @@ class BlockOrigin:
         """Returns the error for the first misplaced quote in a block of CSV; None when there is none."""
         if b'"' not in data:
             return None
-        found = _QUOTED_WELL.match(data)
-        assert found is not None  # it may be empty
-        at = found.end()
+        quoted = _QUOTED_WELL.match(data)
+        assert quoted is not None  # it may be empty
+        at = quoted.end()
         if at == len(data):
             return None
         place = f"at byte {self.byte + at}"

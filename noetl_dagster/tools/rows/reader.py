@@ -59,8 +59,8 @@ class RowFile:
         import pyarrow as pa
 
         if store is None:
-            found = await asyncio.to_thread(Path(key).stat)
-            return cls(name, found.st_size, f"{found.st_size}:{found.st_mtime_ns}", lambda: pa.OSFile(key))
+            facts = await asyncio.to_thread(Path(key).stat)
+            return cls(name, facts.st_size, f"{facts.st_size}:{facts.st_mtime_ns}", lambda: pa.OSFile(key))
         meta = await obstore.head_async(store, key)
         version = f"{meta['size']}:{meta['e_tag'] or meta['last_modified']}"
 

@@ -25,15 +25,15 @@ def rank(value: Value) -> Value:
 
     A time without an offset is in UTC, and a date is its midnight. Numbers and other texts are compared as they are.
     """
-    if not isinstance(value, str) or (found := _TIME.fullmatch(value.strip())) is None:
+    if not isinstance(value, str) or (time := _TIME.fullmatch(value.strip())) is None:
         return value
-    zone = "+00:00" if found["zone"] in (None, "Z") else found["zone"]
+    zone = "+00:00" if time["zone"] in (None, "Z") else time["zone"]
     try:
-        moment = datetime.fromisoformat(f"{found['date']}T{found['time'] or '00:00'}{zone}")
+        moment = datetime.fromisoformat(f"{time['date']}T{time['time'] or '00:00'}{zone}")
         text = moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
     except (ValueError, OverflowError):  # a thirteenth month, or a time before the first year
         return value
-    return text + (found["fraction"] or "").rstrip("0").rstrip(".")
+    return text + (time["fraction"] or "").rstrip("0").rstrip(".")
 
 
 def _goes_beyond(value: Value, other: Value, step: str) -> bool:
@@ -49,12 +49,12 @@ def _goes_beyond(value: Value, other: Value, step: str) -> bool:
 
 def greatest(values: Iterable[Any], step: str) -> Value | None:
     """Returns the greatest value that is not missing, if any; raises ``ToolError`` if they cannot be compared."""
-    found: Value | None = None
+    most: Value | None = None
     for value in values:
         plain = _plain(value, step)
-        if plain is not None and (found is None or _goes_beyond(plain, found, step)):
-            found = plain
-    return found
+        if plain is not None and (most is None or _goes_beyond(plain, most, step)):
+            most = plain
+    return most
 
 
 async def greatest_of_batches(batches: AsyncIterable[Sequence[Mapping[str, Any]]], key: str, step: str) -> Value | None:
@@ -65,29 +65,29 @@ async def greatest_of_batches(batches: AsyncIterable[Sequence[Mapping[str, Any]]
     """
     path, has_column = key.split("."), False
     first: Mapping[str, Any] | None = None
-    found: Value | None = None
+    most: Value | None = None
     async for rows in batches:
         first = rows[0] if first is None else first
         values = [value for row in rows if (value := _at(row, path)) is not _MISSING]
         has_column = has_column or bool(values)
-        found = greatest([found, *values], step)
+        most = greatest([most, *values], step)
     if first is not None and not has_column:
         columns = ", ".join(map(str, list(first)[:_COLUMNS_SHOWN])) or "none"
         raise _unfit(step, f"no row of the result has the column {key!r} of state.key; columns: {columns}")
-    return found
+    return most
 
 
-def moved(kept: Mapping[str, Any], value: Value | None, step: str) -> dict[str, Any] | None:
+def moved(watermark: Mapping[str, Any], value: Value | None, step: str) -> dict[str, Any] | None:
     """Returns the log's record of a watermark that advances to a value; None if the value is not greater.
 
     Args:
         kept: the watermark when the step was entered.
     """
-    before = kept["value"]
+    before = watermark["value"]
     if value is None or (before is not None and not _goes_beyond(value, before, step)):
         return None
     # since: the event that last set it by hand, 0 if none has
-    identity = {name: kept[name] for name in ("playbook", "name", "partition", "since")}
+    identity = {name: watermark[name] for name in ("playbook", "name", "partition", "since")}
     return identity | {"value": value, "previous": before} | order_of(value)
 
 

@@ -80,8 +80,8 @@ class DatabaseParts:
 
     async def staged(self, target: PartPlace, prefix: str) -> set[str]:
         """Returns the names of staged parts with a prefix."""
-        found = await self._change(target, lambda session: session.run(session.fetch, PARTS, target.table))
-        return {part for (part,) in found if part.startswith(prefix)}
+        rows = await self._change(target, lambda session: session.run(session.fetch, PARTS, target.table))
+        return {part for (part,) in rows if part.startswith(prefix)}
 
     async def missing(self, target: PartPlace, parts: Collection[PartPlace]) -> list[str]:
         """Returns the names of parts that are not recorded as published."""
@@ -123,8 +123,10 @@ class DatabaseParts:
 
 def _json_row(row: Mapping[str, Any], place: PartPlace, writer: TableWriter) -> dict[str, Any]:
     """Returns a row with the columns of its iteration that the table has, as JSON values."""
-    given = {name.casefold() for name in row}
-    own = {name: value for name, value in place.own.items() if name in writer.columns and name.casefold() not in given}
+    columns = {name.casefold() for name in row}
+    own = {
+        name: value for name, value in place.own.items() if name in writer.columns and name.casefold() not in columns
+    }
     return {name: to_jsonable(value, "a row") for name, value in {**own, **row}.items()}
 
 
@@ -159,9 +161,9 @@ def _publish(session: DatabaseSession, parts: Collection[PartPlace]) -> None:
 
 
 def _published(session: DatabaseSession, target: PartPlace, names: Sequence[str]) -> set[str]:
-    found: set[str] = set()
+    published: set[str] = set()
     for start in range(0, len(names), NAMES_AT_ONCE):
         some = names[start : start + NAMES_AT_ONCE]
         query = PUBLISHED.format(places=", ".join("?" * len(some)))
-        found.update(part for (part,) in session.fetch(query, target.table, *some))
-    return found
+        published.update(part for (part,) in session.fetch(query, target.table, *some))
+    return published

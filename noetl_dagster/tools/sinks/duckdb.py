@@ -139,14 +139,14 @@ class _Staging:
         without = added - self._columns()
         self._view(without)
         self._run(CREATE_STAGED)
-        given, table = self._types("noetl_rows"), self._types(self._names["table"])
+        arriving, table = self._types("noetl_rows"), self._types(self._names["table"])
         drift = self._drift(place, table)
-        drift.sort(list(given), str)
+        drift.sort(list(arriving), str)
         if drift.ignored:
-            self._view(without | {given.pop(name)[0] for name in drift.ignored})
+            self._view(without | {arriving.pop(name)[0] for name in drift.ignored})
         staged = self._types(self._names["staged"])
-        for name in [name for name in given if name not in staged]:
-            self._add_column("staged", *table.get(name, given[name]))
+        for name in [name for name in arriving if name not in staged]:
+            self._add_column("staged", *table.get(name, arriving[name]))
         for target in ("table", "staged"):
             self._refuse_changed_values(self._names[target])
         self._run(FORGET, place.part)
@@ -181,10 +181,10 @@ class _Staging:
             self._run(DROP)
 
     def _run(self, query: str, *values: Any, **words: str) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self._connection.execute(
+        rows: list[tuple[Any, ...]] = self._connection.execute(
             query.format(**self._names, **words), list(values)
         ).fetchall()
-        return found
+        return rows
 
     def _view(self, without: frozenset[str]) -> None:
         self._run(ROWS, without=f"EXCLUDE ({listed(sorted(without))})" if without else "")
@@ -225,9 +225,9 @@ class _Staging:
 
         Tables with decimals or floats define their own precision.
         """
-        given = self._types("noetl_rows")
+        arriving = self._types("noetl_rows")
         for name, (_, kind) in self._types(table).items():
-            column, own = given.get(name, ("", kind))
+            column, own = arriving.get(name, ("", kind))
             if kind == own or kind == "FLOAT" or kind.startswith("DECIMAL"):
                 continue
             compared = own

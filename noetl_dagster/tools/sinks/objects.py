@@ -59,7 +59,7 @@ class ObjectParts:
         store = await self._store(target)
         names = set()
         async for page in obstore.list(store, prefix=_key(target, str(PurePosixPath(target.folder, STAGED)))):
-            names |= {PurePosixPath(found["path"]).stem for found in page}
+            names |= {PurePosixPath(entry["path"]).stem for entry in page}
         if target.kind is SinkKind.FILE:
             names |= await asyncio.to_thread(_drafts, target)
         return {name for name in names if name.startswith(prefix)}

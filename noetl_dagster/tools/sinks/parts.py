@@ -74,14 +74,14 @@ class PartSinks:
             ToolError: the store is unavailable, or a part is missing.
         """
         places = list(places)
-        known = {place.part for place in places}
+        recorded = {place.part for place in places}
         for target, complete in _by_target(places):
             with _errors(target):
                 parts = self._parts(target)
                 staged = await parts.staged(target, prefix)
                 if late := [place for place in complete if place.part in staged]:
                     await parts.publish(target, late)
-                if is_over and (left := staged - known):
+                if is_over and (left := staged - recorded):
                     await parts.discard(target, left)
                 others = [place for place in complete if place.part not in staged]
                 missing = await parts.missing(target, others)
@@ -111,11 +111,11 @@ class PartSinks:
 
 def _by_target(places: Iterable[PartPlace]) -> list[tuple[PartPlace, list[PartPlace]]]:
     """Groups parts by the table or folder that they go to, in their order."""
-    found: dict[str, tuple[PartPlace, list[PartPlace]]] = {}
+    groups: dict[str, tuple[PartPlace, list[PartPlace]]] = {}
     for place in places:
         target = place.target
-        found.setdefault(target.model_dump_json(), (target, []))[1].append(place)
-    return list(found.values())
+        groups.setdefault(target.model_dump_json(), (target, []))[1].append(place)
+    return list(groups.values())
 
 
 @contextmanager

@@ -133,10 +133,10 @@ def place_of(sink: Sink, part: str, own: dict[str, Any], folder: str) -> PartPla
     return PartPlace(kind=kind, bucket=bucket, path=path, part=part, format=format, auth=sink.auth)
 
 
-def _format(given: str | None, path: str) -> RowFormat:
-    if given is None and not PurePosixPath(path).suffix:
+def _format(word: str | None, path: str) -> RowFormat:
+    if word is None and not PurePosixPath(path).suffix:
         return RowFormat.PARQUET
-    format = row_format(given, path)
+    format = row_format(word, path)
     if format not in (RowFormat.PARQUET, RowFormat.JSONL):
         raise ToolError(f"a sink writes parquet or jsonl, not {format}", kind="schema")
     return format

@@ -110,15 +110,15 @@ async def write_sink(
         raise CredentialError("the sink names no credential; write auth: <name of a postgres credential>")
     shared = complete is not None and is_event_log(credential, context.settings)
     pool = await context.clients.postgres(credential)
-    known = KnownTables(context.clients.statements(pool))
+    tables = KnownTables(context.clients.statements(pool))
 
     async def write() -> None:
         async with pool.acquire() as connection:
             at_once = complete if shared and isinstance(complete, CompletingEvents) else None
-            if at_once and await _write_at_once(connection, ready, value, identity or {}, known, at_once):
+            if at_once and await _write_at_once(connection, ready, value, identity or {}, tables, at_once):
                 return
             async with connection.transaction():
-                await write_result(connection, ready, value, identity or {}, known)
+                await write_result(connection, ready, value, identity or {}, tables)
                 if shared and complete is not None:
                     await complete(connection)
 
@@ -126,7 +126,7 @@ async def write_sink(
         try:
             await write()
         except asyncpg.SyntaxOrAccessError:
-            if not known.forget(ready.table):
+            if not tables.forget(ready.table):
                 raise
             await write()  # the table has changed since it was described
     except POSTGRES_ERRORS as error:
@@ -141,16 +141,16 @@ class KnownTables:
         kept: where they are kept, with other facts about the server.
     """
 
-    def __init__(self, kept: dict[str, Any] | None = None) -> None:
-        self._kept = {} if kept is None else kept
+    def __init__(self, descriptions: dict[str, Any] | None = None) -> None:
+        self._kept = {} if descriptions is None else descriptions
 
     async def describe(self, connection: asyncpg.Connection, name: str, *, anew: bool = False) -> SqlTable:
         """Returns a description that may be as old as that, unless it is asked for ``anew``."""
         key = f"table {name}"
-        known: tuple[float, SqlTable] | None = self._kept.get(key)
-        if anew or known is None or time.monotonic() - known[0] >= KNOWN_SECONDS:
-            known = self._kept[key] = (time.monotonic(), await describe_table(connection, name))
-        return known[1]
+        described: tuple[float, SqlTable] | None = self._kept.get(key)
+        if anew or described is None or time.monotonic() - described[0] >= KNOWN_SECONDS:
+            described = self._kept[key] = (time.monotonic(), await describe_table(connection, name))
+        return described[1]
 
     def forget(self, name: str | None) -> bool:
         """Forgets a table; returns whether it was known."""
@@ -162,7 +162,7 @@ async def write_result(
     sink: Sink,
     value: Any,
     identity: Mapping[str, Any],
-    known: KnownTables | None = None,
+    tables: KnownTables | None = None,
 ) -> None:
     """Writes one result on an open connection, inside the caller's transaction.
 
@@ -186,9 +186,9 @@ async def write_result(
         return
     if not sink.table:
         raise ToolError("a sink needs 'table' or 'command'", kind="schema")
-    known = KnownTables() if known is None else known
+    tables = KnownTables() if tables is None else tables
     mode = write_mode(sink.mode)
-    table = await known.describe(connection, sink.table)
+    table = await tables.describe(connection, sink.table)
 
     async def batches() -> AsyncIterator[list[dict[str, Any]]]:
         async for rows in batches_of(sink.args or value):
@@ -199,14 +199,14 @@ async def write_result(
         async for rows in batches():
             for row in rows:
                 for name, item in row.items():
-                    found = kinds.setdefault(name, set())
+                    kinds_here = kinds.setdefault(name, set())
                     if item is not None and name not in table.columns:
-                        found.add(kind_of_value(item))
+                        kinds_here.add(kind_of_value(item))
         return kinds
 
     kinds = await kinds_of_columns()
     if not kinds.keys() <= table.columns.keys():
-        table = await known.describe(connection, sink.table, anew=True)
+        table = await tables.describe(connection, sink.table, anew=True)
         kinds = await kinds_of_columns()
     drift = drift_of_sink(sink.on_new_column, f"table {table.name}", table.columns)
     columns, new = drift.sort(list(kinds), lambda name: type_of_kinds(kinds[name]))
@@ -214,7 +214,7 @@ async def write_result(
         known_names = ", ".join(table.columns)
         raise ToolError(f"table {table.name}: the rows have none of its columns: {known_names}", kind="schema")
     if new:  # first, since it takes the table's strongest lock
-        known.forget(sink.table)
+        tables.forget(sink.table)
         await add_columns(connection, table, new)
     if mode is WriteMode.REPLACE:
         own = {name: item for name, item in identity.items() if name in table.columns}
@@ -235,7 +235,7 @@ async def _write_at_once(
     sink: Sink,
     value: Any,
     identity: Mapping[str, Any],
-    known: KnownTables,
+    tables: KnownTables,
     complete: CompletingEvents,
 ) -> bool:
     """Writes a few rows and the events of the completion in one statement; False if it takes several."""
@@ -244,7 +244,7 @@ async def _write_at_once(
     mode = write_mode(sink.mode)
     if mode is WriteMode.REPLACE:
         return False
-    table = await known.describe(connection, sink.table)
+    table = await tables.describe(connection, sink.table)
     rows = [row async for batch in batches_of(sink.args or value) for row in _rows_for(table, batch, identity)]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     if not columns or len(rows) > ROWS_PER_STATEMENT or not table.columns.keys() >= set(columns):
@@ -262,8 +262,8 @@ async def _write_at_once(
     events = await complete.events()
     arrays = [list(column) for column in zip(*map(as_row, events), strict=True)]
     last = events[-1]
-    found = await connection.fetch(statement, written, last.event_id, last.execution_id, *arrays)
-    complete.check({record["event_id"] for record in found})
+    written_events = await connection.fetch(statement, written, last.event_id, last.execution_id, *arrays)
+    complete.check({record["event_id"] for record in written_events})
     return True
 
 

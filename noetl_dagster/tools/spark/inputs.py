@@ -31,11 +31,11 @@ async def stored_inputs(call: ToolCall, context: ToolContext) -> dict[str, Input
 
     ``from`` has addresses, ``step``, ``task`` or ``task.key``, by input name; a list keeps their names.
     """
-    given = call.config.get("from") or {}
-    if not isinstance(given, Mapping):
-        given = {address: address for address in ([given] if isinstance(given, str) else given)}
+    addresses = call.config.get("from") or {}
+    if not isinstance(addresses, Mapping):
+        addresses = {address: address for address in ([addresses] if isinstance(addresses, str) else addresses)}
     stored: dict[str, InputRows] = {}
-    for name, address in given.items():
+    for name, address in addresses.items():
         rows = stored[str(name)] = InputRows()
         await rows.add_result(await _envelope(str(address), call, context), context.results)
     for name, value in call.input.items():
@@ -84,23 +84,23 @@ def inputs_of(
         rows_too: lists of rows become DataFrames as well, and JSON gets the columns that a first pass finds.
     """
     schemas = call.config.get("schemas") or {}
-    found: dict[str, Any] = dict(call.input)
+    inputs: dict[str, Any] = dict(call.input)
     for name, value in call.input.items():
         if isinstance(value, Mapping):
             _check_paths(value, name, call, settings)
             frame = outside_frame(spark, value, call.folder)
             if frame is not None:
-                found[name] = frame
+                inputs[name] = frame
                 read.add_files()
         elif rows_too and _are_rows(value):
-            found[name] = row_frame(spark, value)
+            inputs[name] = row_frame(spark, value)
     for name, rows in stored.items():
         frame = stored_frame(spark, settings, rows, staging, read)
         schema = schemas.get(name)
         if frame.columns == [VALUE] and (schema is not None or rows_too):
             frame = parsed(frame, None if schema in (None, "infer") else str(schema))
-        found[name] = frame
-    return found
+        inputs[name] = frame
+    return inputs
 
 
 def _are_rows(value: Any) -> bool:
@@ -156,10 +156,10 @@ def _dialect() -> Any:
 
 def _check_paths(value: Mapping[str, Any], name: str, call: ToolCall, settings: Settings) -> None:
     """Raises ``ToolError`` if a template leads a path of an input out of its folder."""
-    given, inputs = value.get("path"), call.task.input
+    rendered, inputs = value.get("path"), call.task.input
     written = written_in(inputs.get(name), "path") if isinstance(inputs, Mapping) else None
-    if given != written:
-        paths = given if isinstance(given, list) else [given]
+    if rendered != written:
+        paths = rendered if isinstance(rendered, list) else [rendered]
         texts = written if isinstance(written, list) and len(written) == len(paths) else [written] * len(paths)
         for path, text in zip(paths, texts, strict=True):
             check_path(path, text, call.folder, settings, f"spark in step {call.step}, input {name!r}, path")

@@ -245,8 +245,8 @@ class _SparkRun:
         for name, value in inputs.items():
             if isinstance(value, DataFrame):
                 value.createOrReplaceTempView(name)
-        given = self.call.config["command"]
-        texts = [given] if isinstance(given, str) else list(given)
+        command = self.call.config["command"]
+        texts = [command] if isinstance(command, str) else list(command)
         frame = None
         for statement in (statement for text in texts for statement in split_spark_statements(text)):
             frame = spark.sql(statement, args=self.call.config.get("params") or None)
@@ -326,17 +326,17 @@ class _SparkRun:
 
     def _with_bytes(self, metrics: Metrics, datasets: Mapping[str, Written], session: SparkSession) -> Metrics:
         """Returns metrics with the bytes that were really read and written; unknown ones are left out."""
-        found = dict(metrics)
-        counted = found.pop("input_bytes", None)
+        counts = dict(metrics)
+        counted = counts.pop("input_bytes", None)
         read = self.read.total(None if counted is None else int(counted), session)
         if read is not None:
-            found["input_bytes"] = read
+            counts["input_bytes"] = read
         own = [one for one in datasets.values() if isinstance(one, WrittenDataset)]
         if sessions.is_classic(session):
             own = [one for one in own if one.by_source]  # Spark has counted the others
         if metrics:
-            found["output_bytes"] = int(found.get("output_bytes", 0)) + sum(one.bytes_size for one in own)
-        return found
+            counts["output_bytes"] = int(counts.get("output_bytes", 0)) + sum(one.bytes_size for one in own)
+        return counts
 
     async def published(self, value: Any, datasets: Mapping[str, Written], metrics: Metrics) -> ToolResult:
         """Registers the written datasets, which makes them visible."""

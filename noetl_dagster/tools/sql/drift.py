@@ -52,11 +52,11 @@ class Drift:
 
         Raises ``ToolError`` if the target lacks columns, and none are to be added or ignored.
         """
-        known = self.columns = list(columns) if self.columns is None else self.columns
-        new = [name for name in columns if name not in known]
+        existing = self.columns = list(columns) if self.columns is None else self.columns
+        new = [name for name in columns if name not in existing]
         if new and self._on_drift is OnDrift.ERROR:
             raise ToolError(
-                f"{self._target} has no column {', '.join(map(str, new))}; its columns: {', '.join(known)}. Write "
+                f"{self._target} has no column {', '.join(map(str, new))}; its columns: {', '.join(existing)}. Write "
                 f"{self._remedy}",
                 kind="schema",
                 code="42703",
@@ -65,7 +65,7 @@ class Drift:
             self.ignored += [name for name in new if name not in self.ignored]
             return [name for name in columns if name not in new], {}
         types = {name: type_of(name) for name in new}
-        known += new
+        existing += new
         self.added |= types
         return list(columns), types
 

@@ -79,13 +79,13 @@ class DuckdbTool(Tool):
                     _limit_memory(connection, context.settings, folder)
                     work = partial(_run, connection, context.settings, attach, statements, views)
                     job = asyncio.to_thread(work, rows, wants_table(call))
-                    found = await interruptible(job, connection.interrupt)
+                    data = await interruptible(job, connection.interrupt)
                 finally:
                     await asyncio.to_thread(connection.close)
                 if not rows.in_chunks:
-                    return ToolResult(data=found)
+                    return ToolResult(data=data)
                 at = ("rows", f"command_{len(statements) - 1}.rows")
-                return ToolResult(ref=await writer.finish(found, at))
+                return ToolResult(ref=await writer.finish(data, at))
         except (duckdb.Error, NotJsonableError, OSError) as error:
             text = f"{type(error).__name__}: {error}"
             held = is_held(error)
@@ -127,15 +127,15 @@ def is_held(error: BaseException) -> bool:
 
 async def _views(call: ToolCall, context: ToolContext, folder: Path) -> dict[str, RowsSource]:
     """Returns the inputs that are readable as tables, by name."""
-    found: dict[str, RowsSource] = {}
+    sources: dict[str, RowsSource] = {}
     for name, value in call.input.items():
         try:
             source = await source_of(value, context.results, name, folder)
         except NoRowsError as error:
             raise ToolError(f"duckdb: {error}", kind="schema") from None
         if source is not None:
-            found[name] = source
-    return found
+            sources[name] = source
+    return sources
 
 
 def _run(

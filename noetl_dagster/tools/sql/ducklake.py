@@ -110,7 +110,7 @@ async def lake_of(call: ToolCall, context: ToolContext) -> Lake:
         ToolError: its catalog is missing, or a template leads one of its paths out of its folder.
     """
     config = call.config
-    given = next((config[name] for name in CATALOG_FIELDS if config.get(name)), None)
+    catalog_field = next((config[name] for name in CATALOG_FIELDS if config.get(name)), None)
     data_path = config.get("data_path")
     if data_path is not None:
         data_path = str(data_path)
@@ -118,12 +118,12 @@ async def lake_of(call: ToolCall, context: ToolContext) -> Lake:
         if not urlsplit(data_path).scheme:
             data_path = str(Path(call.folder, data_path))
     catalog: Mapping[str, str] | str
-    if isinstance(given, str) and (path := _file(given)) is not None:
+    if isinstance(catalog_field, str) and (path := _file(catalog_field)) is not None:
         _check(path, "catalog", call, context)
         catalog = str(Path(call.folder, path))
         Path(catalog).parent.mkdir(parents=True, exist_ok=True)
     else:
-        catalog = await _parameters(given if given is not None else call.auth, call, context)
+        catalog = await _parameters(catalog_field if catalog_field is not None else call.auth, call, context)
     text = config.get("metadata_schema")
     name = str(config.get("catalog_name") or DEFAULT_NAME)
     return Lake(name, catalog, data_path, None if text is None else str(text))

@@ -37,8 +37,8 @@ class FetchedRows:
 
     def take(self, cursor: Any, columns: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
         """Returns all rows of a cursor and their number; no rows if they are stored in chunks."""
-        while found := cursor.fetchmany(FETCHED):
-            rows = mappings(found, columns)
+        while batch := cursor.fetchmany(FETCHED):
+            rows = mappings(batch, columns)
             if not self.in_chunks:
                 self._held += rows
                 self._size += codec.byte_length(rows)

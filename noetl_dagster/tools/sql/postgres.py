@@ -127,12 +127,12 @@ async def run_call(
             return ToolResult(data=await run_statements(connection, statements, shapes))
         statement = statements[-1] if not key else _by_key(statements[-1], str(key), writer.position)
         rows = _PostgresRows(connection, statement, len(statements) - 1, shapes, writer, call, context)
-        if len(statements) == 1 and (found := await rows.at_once()) is not None:
-            return ToolResult(data=promoted([found]))
+        if len(statements) == 1 and (small := await rows.at_once()) is not None:
+            return ToolResult(data=promoted([small]))
         async with connection.transaction():
             results = [await run_one(connection, one, shapes, index) for index, one in enumerate(statements[:-1])]
-            found = await rows.at_once() if results else None
-            results.append(await rows.through_cursor() if found is None else found)
+            small = await rows.at_once() if results else None
+            results.append(await rows.through_cursor() if small is None else small)
         if not rows.in_chunks:
             return ToolResult(data=promoted(results))
         at = ("rows", f"command_{rows.index}.rows")

@@ -78,17 +78,17 @@ def _answers(checks: Sequence[CheckSpec], source: RowsSource, settings: Settings
         row = connection.execute(f"SELECT {', '.join(['count(*)', *wanted])} FROM {_VIEW}").fetchone()
         assert row is not None
         total, numbers = row[0], iter(row[1:])
-        found = []
+        verdicts = []
         for question in questions:
             if isinstance(question, CheckVerdict):
-                found.append(question)
+                verdicts.append(question)
                 continue
             answer = question.decide([next(numbers) for _ in question.counts])
             facts = {"rows": total, **answer.facts}
             if not answer.passed and question.bad is not None:
                 facts["examples"] = _rows(connection, question.bad, columns, question.about)
-            found.append(CheckVerdict(answer.passed, answer.why, facts))
-        return found
+            verdicts.append(CheckVerdict(answer.passed, answer.why, facts))
+        return verdicts
 
 
 def _question(check: CheckSpec, columns: tuple[str, ...]) -> _Question | CheckVerdict:
@@ -103,9 +103,9 @@ def _question(check: CheckSpec, columns: tuple[str, ...]) -> _Question | CheckVe
 def _unique(columns: Sequence[str]) -> _Question:
     names = listed(columns)
 
-    def decide(found: Sequence[Any]) -> CheckVerdict:
-        why = f"{found[0]} rows repeat {', '.join(columns)}" if found[0] else ""
-        return CheckVerdict(not found[0], why, {"duplicates": found[0]})
+    def decide(values: Sequence[Any]) -> CheckVerdict:
+        why = f"{values[0]} rows repeat {', '.join(columns)}" if values[0] else ""
+        return CheckVerdict(not values[0], why, {"duplicates": values[0]})
 
     return _Question(
         (f"count(*) - count(DISTINCT row({names}))",),
@@ -122,8 +122,8 @@ def _accepted(asks: dict[str, Sequence[Any]]) -> _Question:
     """Accepts null: ``not_null`` is a check of its own."""
     bad = {}
     for name, values in asks.items():
-        column, known = _comparable(name, values)
-        other = f"{column} IS NULL OR {column} NOT IN ({', '.join(known)})" if known else "true"
+        column, accepted = _comparable(name, values)
+        other = f"{column} IS NULL OR {column} NOT IN ({', '.join(accepted)})" if accepted else "true"
         bad[name] = f"{quoted(name)} IS NOT NULL AND ({other})"
     return _by_column(bad, "with another", "others")
 
@@ -131,9 +131,9 @@ def _accepted(asks: dict[str, Sequence[Any]]) -> _Question:
 def _between(asks: dict[str, Sequence[Any]]) -> _Question:
     bad = {}
     for name, bounds in asks.items():
-        column, known = _comparable(name, bounds)
+        column, limits = _comparable(name, bounds)
         signs = (sign for sign, bound in zip("<>", bounds, strict=True) if bound is not None)
-        beyond = (f"{column} {sign} {bound}" for sign, bound in zip(signs, known, strict=True))
+        beyond = (f"{column} {sign} {bound}" for sign, bound in zip(signs, limits, strict=True))
         bad[name] = f"{quoted(name)} IS NOT NULL AND ({' OR '.join([f'{column} IS NULL', *beyond])})"
     return _by_column(bad, "beyond in", "outside")
 
@@ -143,8 +143,8 @@ def _row_count(asks: Sequence[int | None]) -> _Question:
     wanted = " to ".join(str(bound) for bound in (lowest, highest) if bound is not None)
     at = "at least " if highest is None else "at most " if lowest is None else ""
 
-    def decide(found: Sequence[Any]) -> CheckVerdict:
-        number = found[0]
+    def decide(values: Sequence[Any]) -> CheckVerdict:
+        number = values[0]
         passed = (lowest is None or number >= lowest) and (highest is None or number <= highest)
         return CheckVerdict(passed, "" if passed else f"{number} rows, wanted {at}{wanted}")
 
@@ -154,10 +154,10 @@ def _row_count(asks: Sequence[int | None]) -> _Question:
 def _fresh(asks: dict[str, float]) -> _Question:
     newest = tuple(f"epoch(max(TRY_CAST(CAST({quoted(name)} AS VARCHAR) AS TIMESTAMPTZ)))" for name in asks)
 
-    def decide(found: Sequence[Any]) -> CheckVerdict:
+    def decide(values: Sequence[Any]) -> CheckVerdict:
         now = datetime.now(UTC).timestamp()
         facts, late = {}, []
-        for (name, limit), moment in zip(asks.items(), found, strict=True):
+        for (name, limit), moment in zip(asks.items(), values, strict=True):
             if moment is None:
                 late.append(f"{name} holds no time")
                 continue
@@ -172,8 +172,8 @@ def _fresh(asks: dict[str, float]) -> _Question:
 def _by_column(bad: dict[str, str], word: str, fact: str) -> _Question:
     """Counts the rows that fail for each of several columns."""
 
-    def decide(found: Sequence[Any]) -> CheckVerdict:
-        counts = {name: number for name, number in zip(bad, found, strict=True) if number}
+    def decide(values: Sequence[Any]) -> CheckVerdict:
+        counts = {name: number for name, number in zip(bad, values, strict=True) if number}
         text = ", ".join(f"{number} rows {word} {name}" for name, number in counts.items())
         return CheckVerdict(not counts, text, {fact: sum(counts.values())})
 
@@ -187,10 +187,10 @@ def _by_column(bad: dict[str, str], word: str, fact: str) -> _Question:
 
 def _comparable(name: str, values: Sequence[Any]) -> tuple[str, list[str]]:
     """Returns a column and the values that are not null, in one type: as numbers if all values are, else as text."""
-    known = [value for value in values if value is not None]
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
-        return f"TRY_CAST({quoted(name)} AS DOUBLE)", [repr(float(value)) for value in known]
-    texts = (str(value).lower() if isinstance(value, bool) else str(value) for value in known)
+    constants = [value for value in values if value is not None]
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in constants):
+        return f"TRY_CAST({quoted(name)} AS DOUBLE)", [repr(float(value)) for value in constants]
+    texts = (str(value).lower() if isinstance(value, bool) else str(value) for value in constants)
     return f"TRY_CAST({quoted(name)} AS VARCHAR)", [str(sql_literal(text)) for text in texts]
 
 

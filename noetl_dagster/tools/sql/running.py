@@ -62,12 +62,14 @@ class Shape:
     def of(cls, statement: Any) -> Shape:
         """Describes a prepared statement."""
         columns = [(column.name, column.type.name) for column in statement.get_attributes()]
-        found = [(name, kind, column_converter(kind)) for name, kind in columns]
+        converters = [(name, kind, column_converter(kind)) for name, kind in columns]
         return cls(
             tuple(item.name for item in statement.get_parameters()),
             tuple(name for name, _ in columns),
             tuple(kind for _, kind in columns),
-            tuple((name, convert, kind in ENCODED_THE_SAME) for name, kind, convert in found if convert is not None),
+            tuple(
+                (name, convert, kind in ENCODED_THE_SAME) for name, kind, convert in converters if convert is not None
+            ),
         )
 
 

@@ -98,12 +98,12 @@ class BoundStatement:
 def scan(sql: str) -> Iterator[tuple[Part, str]]:
     """Yields the parts of the text; their concatenation is the text."""
     at = 0
-    while found := _PART.match(sql, at):
-        part, end = _PARTS[found.lastgroup or ""], found.end()
-        if part is Part.QUOTED and (dollars := found["DOLLARS"]):
+    while match := _PART.match(sql, at):
+        part, end = _PARTS[match.lastgroup or ""], match.end()
+        if part is Part.QUOTED and (dollars := match["DOLLARS"]):
             close = sql.find(dollars, end)
             end = len(sql) if close < 0 else close + len(dollars)
-        elif part is Part.COMMENT and found["BLOCK"]:
+        elif part is Part.COMMENT and match["BLOCK"]:
             end = _comment_end(sql, end)
         yield part, sql[at:end]
         at = end
@@ -195,9 +195,9 @@ def bind(statement: str, params: Mapping[str, Any] | Sequence[Any]) -> BoundStat
 
 
 @lru_cache(maxsize=128)
-def _placed(statement: str, known: frozenset[str] | None) -> tuple[str, tuple[str, ...]]:
+def _placed(statement: str, names: frozenset[str] | None) -> tuple[str, tuple[str, ...]]:
     """Returns the statement with numbered parameters, and their names (or numbers) in order."""
-    wanted = Part.NUMBERED if known is None else Part.NAMED
+    wanted = Part.NUMBERED if names is None else Part.NAMED
     places: dict[str, int] = {}
     pieces: list[str] = []
     opened: list[str] = []
@@ -206,7 +206,7 @@ def _placed(statement: str, known: frozenset[str] | None) -> tuple[str, tuple[st
             _follow(text, opened)
         name = text[1:]
         is_slice = part is Part.NAMED and opened[-1:] == ["["] and _OPERAND.search(pieces[-1]) is not None
-        if part is wanted and (known is None or name in known) and not is_slice:
+        if part is wanted and (names is None or name in names) and not is_slice:
             pieces.append(f"${places.setdefault(name, len(places) + 1)}")
         else:
             pieces.append(text)
@@ -307,5 +307,5 @@ def lists_rows(text: str) -> bool:
     """
     shown = {Part.QUOTED: "x", Part.COMMENT: " "}
     plain = "".join(shown.get(kind, part) for kind, part in scan(text))
-    found = _LISTS.match(plain)
-    return found is not None and not _CALL.search(_CONFLICT.sub("", plain[found.end() :]))
+    match = _LISTS.match(plain)
+    return match is not None and not _CALL.search(_CONFLICT.sub("", plain[match.end() :]))

@@ -156,10 +156,10 @@ def _files(settings: Settings, ref: ResultRef) -> list[str]:
         return [ref.physical_uri]
     names = ref.extra.get("files") or ()
     folder = ref.physical_uri.rstrip("/")
-    found = [f"{folder}/{name}" for name in names] or locations.list_files(settings, folder, ".parquet")
-    if not found:
+    files = [f"{folder}/{name}" for name in names] or locations.list_files(settings, folder, ".parquet")
+    if not files:
         raise NoRowsError(f"no Parquet files are below {folder}")
-    return found
+    return files
 
 
 FILE_ROWS = 20_000  # of a Parquet file that is made of JSON
@@ -216,15 +216,15 @@ async def write_files(results: ResultReader, ref: ResultRef, folder: Path, table
         return RowFiles(files.paths, {name: TYPES[kind] for name, kind in kinds.items()}, files.largest)
     columns: dict[str, pa.DataType] = {}
     paths: list[Path] = []
-    async for found in _tables(results, ref, table):
-        for field in found.schema:
+    async for batch in _tables(results, ref, table):
+        for field in batch.schema:
             if columns.get(field.name, pa.null()) == pa.null():
                 columns[field.name] = field.type
         paths.append(folder / f"{ref.ref_id}-{len(paths)}.parquet")
-        found = found.select([field.name for field in found.schema if field.type != pa.null()])
-        if not found.num_columns:  # one column, so that the rows are counted
-            found = pa.table({"": pa.nulls(found.num_rows, pa.int32())})
-        await asyncio.to_thread(pq.write_table, found, paths[-1], compression="lz4")
+        batch = batch.select([field.name for field in batch.schema if field.type != pa.null()])
+        if not batch.num_columns:  # one column, so that the rows are counted
+            batch = pa.table({"": pa.nulls(batch.num_rows, pa.int32())})
+        await asyncio.to_thread(pq.write_table, batch, paths[-1], compression="lz4")
     empty = {name: pa.array([], pa.int32()) for name, kind in columns.items() if kind == pa.null()}
     if empty:
         paths.append(folder / f"{ref.ref_id}-null.parquet")
@@ -264,9 +264,9 @@ class _LineFiles:
 def _line_end(piece: memoryview, start: int) -> int | None:
     """Returns the end of the first line that ends after ``start`` bytes; None if there is none."""
     for at in range(max(0, start - 1), len(piece), _SEARCH_BYTES):
-        found = bytes(piece[at : at + _SEARCH_BYTES]).find(b"\n")
-        if found >= 0:
-            return at + found + 1
+        offset = bytes(piece[at : at + _SEARCH_BYTES]).find(b"\n")
+        if offset >= 0:
+            return at + offset + 1
     return None
 
 

@@ -91,20 +91,20 @@ def as_read(stored: pa.Table, read: pa.Table, where: str) -> tuple[pa.Table, pa.
     columns, others = [], []
     for field in read.schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        given, kept = read.column(field.name).cast(kind), stored.column(field.name)
+        sent, written = read.column(field.name).cast(kind), stored.column(field.name)
         if pa.types.is_null(kind):
-            kind, given = kept.type, given.cast(kept.type)
+            kind, sent = written.type, sent.cast(written.type)
         try:
-            if is_text(kind) and not is_text(kept.type):
+            if is_text(kind) and not is_text(written.type):
                 raise pa.ArrowNotImplementedError
-            columns.append(kept.cast(kind))
+            columns.append(written.cast(kind))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise ToolError(
                 f"transfer: verify: checksum cannot compare column {field.name}, which was read as {kind} and is "
-                f"{kept.type} in {where}. It is as it was. Convert the column in the source, or write verify: rows",
+                f"{written.type} in {where}. It is as it was. Convert the column in the source, or write verify: rows",
                 kind="schema",
             ) from None
-        others.append(given)
+        others.append(sent)
     names = read.column_names
     return pa.table(columns, names=names), pa.table(others, names=names)
 

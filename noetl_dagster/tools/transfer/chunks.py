@@ -59,8 +59,8 @@ class TransferChunk:
         """Returns the rows without any other columns than these."""
         if isinstance(self.data, pa.Table):
             return TransferChunk(self.data.select(list(columns)), self.after)
-        kept = frozenset(columns)
-        rows = [{name: value for name, value in row.items() if name in kept} for row in self.data]
+        names = frozenset(columns)
+        rows = [{name: value for name, value in row.items() if name in names} for row in self.data]
         return TransferChunk(rows, self.after)
 
 
@@ -152,9 +152,9 @@ async def piped(fill: Callable[[Put[T]], Awaitable[object]], most: int) -> Async
     filling = asyncio.ensure_future(fill(put))
     filling.add_done_callback(lambda _: queue.put_nowait(None))
     try:
-        while (found := await queue.get()) is not None:
+        while (queued := await queue.get()) is not None:
             room.release()
-            yield found[0]
+            yield queued[0]
         await filling
     finally:
         filling.cancel()

@@ -104,22 +104,22 @@ class Copier:
         """Runs one COPY, which ends when the columns change or after ``seconds``; returns the position after it."""
         assert self._next is not None
         columns = self._fixed or await self._sorted(self._next.columns, partial(postgres_type, self._next))
-        fixed, due, after, given = self._fixed is not None, time.monotonic() + seconds, None, 0
+        fixed, due, after, rows_sent = self._fixed is not None, time.monotonic() + seconds, None, 0
         names = frozenset() if fixed else frozenset(self._next.columns)
-        kept = io.BytesIO()
+        unchecked = io.BytesIO()
 
         async def blocks() -> AsyncIterator[bytes]:
-            nonlocal after, given
+            nonlocal after, rows_sent
             while (chunk := self._next) is not None and (fixed or frozenset(chunk.columns) == names):
                 block = await self._encoded(chunk, columns)
                 yield block
                 if self._checked:
-                    kept.write(block)
-                given += chunk.rows
+                    unchecked.write(block)
+                rows_sent += chunk.rows
                 after, self._next = chunk.after, None
                 if after is not None and time.monotonic() >= due:
                     break
-                if kept.tell() >= CHECKED_BYTES and (after is not None or not self._resumable):
+                if unchecked.tell() >= CHECKED_BYTES and (after is not None or not self._resumable):
                     break
                 await self.ready()
 
@@ -130,10 +130,10 @@ class Copier:
                 name, schema_name=schema, source=stream, columns=columns, format=self._format
             )
         if self._checked:
-            self.checksum += await self._checksum(kept, columns)
+            self.checksum += await self._checksum(unchecked, columns)
         if self._format == "binary":  # whose rows only the server can count
-            given = cast(PostgresSource, self._source).copied or 0
-        self.read += given
+            rows_sent = cast(PostgresSource, self._source).copied or 0
+        self.read += rows_sent
         self.written += _count(tag)
         self.columns |= dict.fromkeys(columns)
         return after
@@ -151,9 +151,9 @@ class Copier:
         await self._connection.copy_to_table(READ_AS_TEXT, source=text, columns=columns, format=self._format)
         types = await self._base_types()
         digest = rows_digest(columns, self._into.columns, lambda name: f"{quoted(name)}::{types[name]}")
-        found = await self._connection.fetchval(f"SELECT {digest} FROM {READ_AS_TEXT}")
+        digest_text = await self._connection.fetchval(f"SELECT {digest} FROM {READ_AS_TEXT}")
         await self._connection.execute(f"DROP TABLE {READ_AS_TEXT}")
-        return Checksum.of_text(found)
+        return Checksum.of_text(digest_text)
 
     async def _sorted(self, names: Sequence[str], type_of: Any) -> list[str]:
         columns, new = self._drift.sort(names, type_of)
@@ -184,9 +184,9 @@ class Copier:
                 if keys
                 else DIGEST_MOVED.format(move=move, columns=names["columns"], digest=digest)
             )
-            kept = Checksum.of_text(await connection.fetchval(query))
-            compare_checksums(read, kept, f"table {table.name}", kind="db")
-            outcome.checksum, outcome.written = str(kept), kept.rows
+            stored = Checksum.of_text(await connection.fetchval(query))
+            compare_checksums(read, stored, f"table {table.name}", kind="db")
+            outcome.checksum, outcome.written = str(stored), stored.rows
         if columns and (keys or outcome.checksum is None):
             outcome.written = _count(await connection.execute(move))
         if options.verify is not Verify.NONE and not keys:

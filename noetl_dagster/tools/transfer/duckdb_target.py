@@ -226,8 +226,8 @@ class DuckdbTarget(StagedTable):
         """Drops the stage of a transfer that was not published, when the end of the command is in the log."""
         try:
             async with self._alone():
-                found = await self._found()
-                if found is None or found.ended >= self._call.number:
+                staged = await self._found()
+                if staged is None or staged.ended >= self._call.number:
                     return
                 await self._run(DROP.format(table=self._stage))
                 await self._run(FORGET, *self._place)
@@ -277,11 +277,11 @@ class _Rows:
             _delete_replaced(connection, table, "noetl_chunk", self._key)
             insert = INSERT.format(table=table, rows="noetl_chunk", columns="*")
             if self._checked:
-                kept = connection.sql(f"{insert} RETURNING {listed(rows.column_names)}").to_arrow_table()
-                count = len(kept)
-                stored, given = as_read(kept, rows, self._where)
+                inserted = connection.sql(f"{insert} RETURNING {listed(rows.column_names)}").to_arrow_table()
+                count = len(inserted)
+                stored, sent = as_read(inserted, rows, self._where)
                 self._kept += sum_of_table(connection, stored)
-                self._read += sum_of_table(connection, given)
+                self._read += sum_of_table(connection, sent)
             else:
                 [count] = connection.execute(insert).fetchone() or (0,)
         self.written += int(count)
@@ -297,8 +297,8 @@ class _Rows:
 
     def take_checksum(self) -> Checksum:
         """Returns the checksum of the rows since the last call."""
-        found, self._read, self._kept = self._kept, Checksum(), Checksum()
-        return found
+        checksum, self._read, self._kept = self._kept, Checksum(), Checksum()
+        return checksum
 
 
 def _delete_replaced(connection: duckdb.DuckDBPyConnection, table: str, rows: str, key: Iterable[str]) -> None:

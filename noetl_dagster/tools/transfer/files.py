@@ -151,8 +151,8 @@ class FolderSource(TransferSource):
     def __init__(self, names: list[str], files: list[FileSource]) -> None:
         self._files = files
         self.bytes = sum(file.bytes for file in files)
-        known = "\n".join(f"{name}:{file.identity}" for name, file in zip(names, files, strict=True))
-        self.identity = hashlib.blake2b(known.encode(), digest_size=16).hexdigest()
+        versions = "\n".join(f"{name}:{file.identity}" for name, file in zip(names, files, strict=True))
+        self.identity = hashlib.blake2b(versions.encode(), digest_size=16).hexdigest()
 
     @classmethod
     async def of(cls, end: TransferEnd, call: ToolCall, context: ToolContext, size: int) -> FolderSource:
@@ -195,8 +195,8 @@ async def write_file(transfer: Transfer) -> TransferOutcome:
             outcome.verified["bytes"] = size
             outcome.checksum = f"sha256:{await asyncio.to_thread(file.sha256)}"
         if options.verify is Verify.CHECKSUM:
-            kept = await asyncio.to_thread(file.check_values, options.size, f"the file {target.path}")
-            outcome.verified["sha256"], outcome.checksum = outcome.checksum, str(kept)
+            stored = await asyncio.to_thread(file.check_values, options.size, f"the file {target.path}")
+            outcome.verified["sha256"], outcome.checksum = outcome.checksum, str(stored)
         await refuse_if_over(transfer)
         if store is None:
             await asyncio.to_thread(file.path.replace, key)
@@ -214,10 +214,10 @@ async def upload(store: Any, key: str, path: Path, name: str, size: int | None) 
         _compare("bytes", size, (await obstore.head_async(store, key))["size"], name)
 
 
-def _compare(unit: str, given: int, found: int, name: Any) -> None:
+def _compare(unit: str, sent: int, stored: int, name: Any) -> None:
     """Raises ``ToolError`` if a file does not hold as much as was written."""
-    if given != found:
-        raise ToolError(f"transfer: {given} {unit} were written to {name}, which has {found}", kind="storage")
+    if sent != stored:
+        raise ToolError(f"transfer: {sent} {unit} were written to {name}, which has {stored}", kind="storage")
 
 
 ROWS_OF_A_GROUP = 100_000  # smaller groups make Parquet large and slow; a resumed transfer skips whole ones
@@ -276,16 +276,16 @@ class ChunkFile:
 
     def check_values(self, size: int, where: str) -> Checksum:
         """Compares the checksum of the rows that were written with that of the file, and returns it."""
-        kept = Checksum()
+        stored = Checksum()
         if self._duckdb is not None:
             with pq.ParquetFile(self.path) as file:
                 for batch in file.iter_batches(batch_size=size):
-                    kept += sum_of_table(self._duckdb, pa.Table.from_batches([batch]))
+                    stored += sum_of_table(self._duckdb, pa.Table.from_batches([batch]))
         else:
             for rows in read_written(self.path, self._format):
-                kept += sum_of_kept(rows, self._format)
-        compare_checksums(self._read, kept, where, kind="storage")
-        return kept
+                stored += sum_of_kept(rows, self._format)
+        compare_checksums(self._read, stored, where, kind="storage")
+        return stored
 
     def sha256(self) -> str:
         """Returns the hash of the bytes."""

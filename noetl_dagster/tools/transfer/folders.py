@@ -115,22 +115,22 @@ class StagedFolder(StagedTarget):
     async def begun(self) -> AsyncIterator[TransferOutcome | None]:
         """Finds the position of an earlier process or call, or creates one."""
         await self._clear(self._attempt - 1)
-        found = await self._found(self._attempt) if self._lasting else None
-        if found is not None and (
-            self._call.number <= found.ended
-            or found.complete
-            or (found.parts and await self._is_unchanged(found.identity, found.after, found.rows))
+        state = await self._found(self._attempt) if self._lasting else None
+        if state is not None and (
+            self._call.number <= state.ended
+            or state.complete
+            or (state.parts and await self._is_unchanged(state.identity, state.after, state.rows))
         ):
-            self._position, self._resumed = found, found.rows
-            if found.outcome is not None and self._call.number <= found.ended:
-                yield TransferOutcome(**found.outcome)
+            self._position, self._resumed = state, state.rows
+            if state.outcome is not None and self._call.number <= state.ended:
+                yield TransferOutcome(**state.outcome)
             else:
                 yield None
             return
         await self.discard()
         position = self._position = FolderPosition(identity=self._source.identity, prefix=self._prefix)
-        if found is not None:
-            position.ended, position.outcome = found.ended, found.outcome
+        if state is not None:
+            position.ended, position.outcome = state.ended, state.outcome
         if self._options.mode is WriteMode.APPEND and self._format is RowFormat.PARQUET:
             names, _ = await self._folder.data_files()
             if names:
@@ -185,8 +185,8 @@ class StagedFolder(StagedTarget):
         name = f"{self._target.path}, part {len(position.parts)}"
         size = await asyncio.to_thread(part.check_rows, name)
         if self._options.verify is Verify.CHECKSUM:
-            kept = await asyncio.to_thread(part.check_values, self._options.size, name)
-            position.kept = str(Checksum.of_text(position.kept) + kept)
+            stored = await asyncio.to_thread(part.check_values, self._options.size, name)
+            position.kept = str(Checksum.of_text(position.kept) + stored)
         key = self._key(self._name(position, len(position.parts)))
         await upload(self._folder.store, key, part.path, name, size)
         if part.schema is not None:
@@ -252,12 +252,12 @@ class StagedFolder(StagedTarget):
         """Removes the staging of the attempts up to ``last``."""
         staging = self._folder.key(self._staging)
         try:
-            found = await obstore.list(self._folder.store, prefix=staging).collect_async()
+            objects = await obstore.list(self._folder.store, prefix=staging).collect_async()
         except obstore.exceptions.BaseError as error:
             if "NoSuchBucket" not in str(error):
                 raise
             return
-        names = [meta["path"].rpartition("/")[2] for meta in found]
+        names = [meta["path"].rpartition("/")[2] for meta in objects]
         old = [name for name in names if int(name.partition(".")[0]) <= last]
         for attempt in {int(name.partition(".")[0]) for name in old}:
             position = await self._found(attempt)

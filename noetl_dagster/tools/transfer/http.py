@@ -78,10 +78,10 @@ class HttpSource(TransferSource):
             )
         for name in filter(None, self._end.rows.split(".")):
             if not isinstance(body, dict) or name not in body:
-                found = f"text: {body[:80]!r}" if isinstance(body, str) else "another value"
+                shown = f"text: {body[:80]!r}" if isinstance(body, str) else "another value"
                 raise ToolError(
                     f"transfer: {answer['url']} has no {self._end.rows!r}; "
-                    f"where {name!r} should be is {'a mapping without it' if isinstance(body, dict) else found}",
+                    f"where {name!r} should be is {'a mapping without it' if isinstance(body, dict) else shown}",
                     kind="schema",
                 )
             body = body[name]
@@ -151,9 +151,13 @@ async def write_http(transfer: Transfer) -> TransferOutcome:
     async for chunk in transfer.chunks():
         rows = [json_row(row) for row in chunk.as_rows()]
         config: dict[str, Any] = {"method": "POST", **target.request, "json": rows}
-        given = config.get("headers") or {}
-        if call.command_id and isinstance(given, Mapping) and not any(name.lower() == IDEMPOTENCY for name in given):
-            config["headers"] = {**given, "Idempotency-Key": f"{key}-{transfer.chunk_count}"}
+        headers = config.get("headers") or {}
+        if (
+            call.command_id
+            and isinstance(headers, Mapping)
+            and not any(name.lower() == IDEMPOTENCY for name in headers)
+        ):
+            config["headers"] = {**headers, "Idempotency-Key": f"{key}-{transfer.chunk_count}"}
         await tool.run(replace(transfer.call, config=config, auth=target.auth), transfer.tool_context)
         count += len(rows)
     return TransferOutcome(count, count)

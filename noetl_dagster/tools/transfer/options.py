@@ -160,23 +160,23 @@ def read_end(value: Any, end: str, call: ToolCall, settings: Settings) -> Transf
         if isinstance(fields.get(name), str):
             fields[name] = (fields[name],)
     try:
-        found = TransferEnd.model_validate(fields)
+        checked = TransferEnd.model_validate(fields)
     except ValidationError as error:
         raise call.error(_field_error(end, error.errors()[0])) from None
     written, where = call.task.config.get(end), f"transfer in step {call.step}, {end}"
-    if found.kind is EndKind.OBJECT:
-        check_path(found.path, written_in(written, "uri", "url", "path"), call.folder, settings, f"{where}.path")
-    if found.kind in (EndKind.DUCKDB, EndKind.SQLITE):
-        check_path(found.database, written_in(written, "database"), call.folder, settings, f"{where}.database")
-    return found
+    if checked.kind is EndKind.OBJECT:
+        check_path(checked.path, written_in(written, "uri", "url", "path"), call.folder, settings, f"{where}.path")
+    if checked.kind in (EndKind.DUCKDB, EndKind.SQLITE):
+        check_path(checked.database, written_in(written, "database"), call.folder, settings, f"{where}.database")
+    return checked
 
 
 def _field_error(end: str, detail: ErrorDetails) -> str:
     *path, name = (str(part) for part in detail["loc"])
     where = ".".join((end, *path))
     if detail["type"] == "extra_forbidden":
-        known = tuple((Paging if path else TransferEnd).model_fields)
-        return f"{where} has no field {name!r}; {suggestion(name, known, 'fields')}"
+        fields = tuple((Paging if path else TransferEnd).model_fields)
+        return f"{where} has no field {name!r}; {suggestion(name, fields, 'fields')}"
     if detail["loc"] == ("kind",):
         return f"{where}.kind is {detail['input']!r}; {suggestion(str(detail['input']), tuple(PLACE_KINDS), 'kinds')}"
     return f"{where}.{name}: {detail['msg']}"
@@ -221,9 +221,9 @@ class ObjectFolder:
 
     async def data_files(self) -> tuple[list[str], list[str]]:
         """Returns the names of the files and of the folders in it, except those that begin with ``_`` or ``.``."""
-        found = await obstore.list_with_delimiter_async(self.store, prefix=self.prefix or None)
-        files = [meta["path"].rpartition("/")[2] for meta in found["objects"]]
-        below = [name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
+        listed = await obstore.list_with_delimiter_async(self.store, prefix=self.prefix or None)
+        files = [meta["path"].rpartition("/")[2] for meta in listed["objects"]]
+        below = [name.rstrip("/").rpartition("/")[2] for name in listed["common_prefixes"]]
         return _visible(files), _visible(below)
 
 
@@ -294,8 +294,8 @@ def read_options(call: ToolCall, target: TransferEnd) -> TransferOptions:
 
 def _word(field: str, default: Word, call: ToolCall) -> Word:
     """Returns the value of a field among the words of its default's kind."""
-    given, words = call.config.get(field), type(default)
-    text = str(default if given is None else given).strip().lower()
+    value, words = call.config.get(field), type(default)
+    text = str(default if value is None else value).strip().lower()
     with suppress(ValueError):
         return words(text)
     raise call.error(f"{field}: {text!r} is unknown; write {', '.join(words)}")

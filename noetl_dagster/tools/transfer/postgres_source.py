@@ -73,9 +73,9 @@ class PostgresSource(TransferSource):
         """Yields rows of Python values, or Arrow tables if they are wanted and have a type for every column."""
         query, values = self._following(tuple(self.types), after)
         if self.tables and all(kind in _ARROW for kind in self.types.values()):
-            known: dict[str, Any] = {}
+            types: dict[str, Any] = {}
             async for block in self._out(query, values, "csv", CSV_BLOCK):
-                table = await asyncio.to_thread(self._table, block, known)
+                table = await asyncio.to_thread(self._table, block, types)
                 async for chunk in sliced(table, self.size):
                     yield TransferChunk(chunk.data, self._key_of(chunk.data.slice(len(chunk.data) - 1)))
             return
@@ -173,7 +173,7 @@ class PostgresSource(TransferSource):
             async for block in blocks:
                 yield block
 
-    def _table(self, block: bytes, known: dict[str, Any]) -> pa.Table:
+    def _table(self, block: bytes, earlier_types: dict[str, Any]) -> pa.Table:
         """Parses CSV of COPY; ``known`` are the types of JSON columns in earlier blocks."""
         types = {name: _ARROW[kind] for name, kind in self.types.items()}
         table = arrow_csv.read_csv(
@@ -194,9 +194,9 @@ class PostgresSource(TransferSource):
                 table = table.set_column(index, name, table.column(index).cast(pa.float64()))
             elif kind in ("json", "jsonb"):
                 values = [None if text is None else orjson.loads(text) for text in table[name].to_pylist()]
-                array = pa.array(values, known.get(name))
+                array = pa.array(values, earlier_types.get(name))
                 if not pa.types.is_null(array.type):
-                    known[name] = array.type
+                    earlier_types[name] = array.type
                 table = table.set_column(index, name, array)
         return table
 

@@ -108,15 +108,15 @@ class StagedTable(StagedTarget):
     async def begun(self) -> AsyncIterator[TransferOutcome | None]:
         """Waits until no other process transfers for the command: one that is assumed dead may still run."""
         async with self._alone():
-            found = await self._found()
-            if found is not None and found.outcome is not None and self._call.number <= found.ended:
-                yield TransferOutcome(**found.outcome)
+            state = await self._found()
+            if state is not None and state.outcome is not None and self._call.number <= state.ended:
+                yield TransferOutcome(**state.outcome)
                 return
-            if found is not None and self._lasting and await self._fits(found):
-                self._position, self._resumed = found, found.rows
+            if state is not None and self._lasting and await self._fits(state):
+                self._position, self._resumed = state, state.rows
             else:
-                if found is not None:
-                    self._position.ended, self._position.outcome = found.ended, found.outcome
+                if state is not None:
+                    self._position.ended, self._position.outcome = state.ended, state.outcome
                 if self._lasting:
                     await self._create()
             yield None

@@ -100,19 +100,19 @@ class SecretManagers:
     def _answer(self, provider: str, path: str, asked: _Asked) -> None:
         module, function, extra = _MANAGERS[provider]
         where = _where(provider, path)
-        kept = REFUSED_SECONDS
+        seconds = REFUSED_SECONDS
         try:
             fetch = getattr(import_module(f"{__package__}.{module}"), function)
-            found: Secret | Exception = fetch(path, where, self._settings)
-            kept = KEPT_SECONDS
+            answer: Secret | Exception = fetch(path, where, self._settings)
+            seconds = KEPT_SECONDS
         except ImportError:
-            found = CredentialError(
+            answer = CredentialError(
                 needs_extra(where, extra) if extra else f"{where} needs dagster-aws: pip install dagster-aws"
             )
         except Exception as error:
-            found = error
-        asked.until = time.monotonic() + kept
-        asked.answer.set_result(found)
+            answer = error
+        asked.until = time.monotonic() + seconds
+        asked.answer.set_result(answer)
 
 
 def _where(provider: str, path: str) -> str:

@@ -47,11 +47,11 @@ def secret(name: str, where: str, settings: Settings) -> str:
         CredentialError: there is none, it may not be read, or the AWS environment is not complete.
     """
     with _errors(where, "secretsmanager:GetSecretValue"):
-        found = _client(SecretsManagerResource, name).get_secret_value(SecretId=name)
-    if "SecretString" in found:
-        return str(found["SecretString"])
+        response = _client(SecretsManagerResource, name).get_secret_value(SecretId=name)
+    if "SecretString" in response:
+        return str(response["SecretString"])
     try:
-        return str(found["SecretBinary"].decode())
+        return str(response["SecretBinary"].decode())
     except UnicodeDecodeError:
         raise CredentialError(f"{where} is binary; only text can be used") from None
 

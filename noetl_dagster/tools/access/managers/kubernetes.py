@@ -30,7 +30,7 @@ def secret(name: str, where: str, settings: Settings) -> Mapping[str, str]:
         raise CredentialError(f"{where}: write <namespace>/<secret>")
     try:
         with _client(where) as api:
-            found = api.read_namespaced_secret(own, namespace, _request_timeout=PATIENCE_SECONDS)
+            stored = api.read_namespaced_secret(own, namespace, _request_timeout=PATIENCE_SECONDS)
     except ApiException as error:
         raise _refused(where, namespace, error) from None
     except HTTPError as error:
@@ -39,7 +39,7 @@ def secret(name: str, where: str, settings: Settings) -> Mapping[str, str]:
             retryable=True,
         ) from None
     values = {}
-    for key, value in (found.data or {}).items():
+    for key, value in (stored.data or {}).items():
         with suppress(UnicodeDecodeError):
             values[key] = base64.b64decode(value).decode()
     return values

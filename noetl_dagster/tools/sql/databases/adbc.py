@@ -161,7 +161,7 @@ def snowflake_options(credential: Credential) -> dict[str, str]:
             raise CredentialError(f"{where}: its private_key_path cannot be read: {type(error).__name__}") from None
     if token is None and (user is None or (password is None and key is None)):
         raise CredentialError(f"{where} needs 'user' with 'password' or 'private_key', or 'token'")
-    found = {
+    options = {
         "username": user,
         f"{prefix}account": account,
         f"{prefix}client_option.disable_telemetry": "true",
@@ -175,16 +175,16 @@ def snowflake_options(credential: Credential) -> dict[str, str]:
         f"{prefix}uri.protocol": credential.get("protocol"),
     }
     if token is not None:
-        found |= {f"{prefix}auth_type": "auth_oauth", f"{prefix}client_option.auth_token": token}
+        options |= {f"{prefix}auth_type": "auth_oauth", f"{prefix}client_option.auth_token": token}
     elif key is not None:
-        found |= {
+        options |= {
             f"{prefix}auth_type": "auth_jwt",
             f"{prefix}client_option.jwt_private_key_pkcs8_value": key,
             f"{prefix}client_option.jwt_private_key_pkcs8_password": credential.get("private_key_passphrase"),
         }
     else:
-        found["password"] = password
-    return {name: str(item) for name, item in found.items() if item is not None}
+        options["password"] = password
+    return {name: str(item) for name, item in options.items() if item is not None}
 
 
 def bigquery_options(credential: Credential) -> dict[str, str]:
@@ -206,17 +206,17 @@ def bigquery_options(credential: Credential) -> dict[str, str]:
     project = credential.get("project", "project_id", default=own)
     if project is None:
         raise CredentialError(f"credential {credential.name!r} of type bigquery has no 'project'")
-    found = {
+    options = {
         f"{prefix}project_id": project,
         f"{prefix}dataset_id": credential.get("dataset", "dataset_id"),
         f"{prefix}location": credential.get("location"),
     }
     if key is not None:
         text = orjson.dumps(dict(key)).decode() if isinstance(key, Mapping) else str(key)
-        found |= {
+        options |= {
             f"{prefix}auth_type": f"{prefix}auth_type.json_credential_string",
             f"{prefix}auth_credentials": text,
         }
     elif path is not None:
-        found |= {f"{prefix}auth_type": f"{prefix}auth_type.json_credential_file", f"{prefix}auth_credentials": path}
-    return {name: str(item) for name, item in found.items() if item is not None}
+        options |= {f"{prefix}auth_type": f"{prefix}auth_type.json_credential_file", f"{prefix}auth_credentials": path}
+    return {name: str(item) for name, item in options.items() if item is not None}

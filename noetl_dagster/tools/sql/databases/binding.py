@@ -53,7 +53,7 @@ def split(sql: str, dialect: str) -> tuple[tuple[str, Spans], ...]:
         tokens = _scanner(dialect).tokenize(sql)
     except TokenError:
         return ((sql.strip(), ()),) if sql.strip() else ()
-    found: list[tuple[str, Spans]] = []
+    statements: list[tuple[str, Spans]] = []
     start, spans, words = 0, list[tuple[int, int]](), list[str]()
     whole = False
 
@@ -62,7 +62,7 @@ def split(sql: str, dialect: str) -> tuple[tuple[str, Spans], ...]:
         if words:
             text = sql[start:end]
             before = start + len(text) - len(text.lstrip())
-            found.append((text.strip(), tuple((first - before, last - before) for first, last in spans)))
+            statements.append((text.strip(), tuple((first - before, last - before) for first, last in spans)))
         start, spans = end + 1, []
         words.clear()
 
@@ -80,7 +80,7 @@ def split(sql: str, dialect: str) -> tuple[tuple[str, Spans], ...]:
         else:
             spans.append((token.start, token.end + 1))
     end_statement(len(sql))
-    return tuple(found)
+    return tuple(statements)
 
 
 def _begins_block(words: Sequence[str]) -> bool:
@@ -105,7 +105,7 @@ def bind(texts: Sequence[str], params: Params, dialect: str, placeholder: str) -
     counter = iter(range(1, 1 << 62))
     pairs = [pair for text in texts for pair in split(text, dialect)]
     doubled = params and any(
-        found["s"] or found["percent"] for text, spans in pairs for found in _places(text, spans, params)
+        match["s"] or match["percent"] for text, spans in pairs for match in _places(text, spans, params)
     )
     return [_bound(text, spans, params, placeholder, counter, bool(doubled)) for text, spans in pairs]
 
@@ -116,13 +116,13 @@ def _bound(
     pieces: list[str] = []
     values: list[Any] = []
     at = 0
-    for found in _places(text, spans, params) if params else ():
-        pieces.append(text[at : found.start()])
-        at = found.end()
+    for match in _places(text, spans, params) if params else ():
+        pieces.append(text[at : match.start()])
+        at = match.end()
         if isinstance(params, Mapping):
-            values.append(params[found["name"] or found["percent"]])
+            values.append(params[match["name"] or match["percent"]])
             continue
-        number = int(found["number"] or next(counter))
+        number = int(match["number"] or next(counter))
         if number > len(params):
             raise KeyError(f"${number}")
         values.append(params[number - 1])
@@ -138,10 +138,10 @@ def _places(text: str, spans: Spans, params: Params) -> Iterator[re.Match[str]]:
     """Yields the places of parameters: of known names, or of a list."""
     named = isinstance(params, Mapping)
     for start, end in spans:
-        for found in _PLACE.finditer(text, start, end):
-            name = found["name"] or found["percent"]
+        for match in _PLACE.finditer(text, start, end):
+            name = match["name"] or match["percent"]
             if (name in params) if named else (name is None):
-                yield found
+                yield match
 
 
 _READS = re.compile(r"\s*\(*\s*(?:select|values|table|explain|show|describe|desc)\b", re.IGNORECASE)

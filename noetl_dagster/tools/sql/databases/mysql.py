@@ -182,26 +182,26 @@ def mysql_arguments(credential: Credential) -> dict[str, Any]:
             "database": unquote(parts.path.lstrip("/")) or None,
             **{name.replace("-", "_"): text for name, text in parse_qsl(parts.query)},
         }
-    given = Credential(credential.name, credential.type, {name: item for name, item in fields.items() if item})
+    resolved = Credential(credential.name, credential.type, {name: item for name, item in fields.items() if item})
     where = f"credential {credential.name!r} of type mysql"
-    host, unix_socket = given.get("host", "hostname", "db_host"), given.get("unix_socket", "socket")
+    host, unix_socket = resolved.get("host", "hostname", "db_host"), resolved.get("unix_socket", "socket")
     if host is None and unix_socket is None:
         raise CredentialError(f"{where} has neither 'url' nor 'host'")
-    found = {
+    arguments = {
         "host": host,
         "unix_socket": unix_socket,
-        "port": int(given.get("port", "db_port", default=PORT)),
-        "user": given.get("user", "username", "db_user"),
-        "password": given.get("password", "db_password"),
-        "database": given.get("database", "dbname", "db_name", "schema"),
+        "port": int(resolved.get("port", "db_port", default=PORT)),
+        "user": resolved.get("user", "username", "db_user"),
+        "password": resolved.get("password", "db_password"),
+        "database": resolved.get("database", "dbname", "db_name", "schema"),
     }
-    return {name: item for name, item in found.items() if item is not None} | _encryption(given, where)
+    return {name: item for name, item in arguments.items() if item is not None} | _encryption(resolved, where)
 
 
 def _encryption(credential: Credential, where: str) -> dict[str, Any]:
     words = {"disabled": "disable", "preferred": "prefer", "required": "require", "true": "require", "false": "disable"}
-    given = str(credential.get("sslmode", "ssl_mode", "ssl", default="prefer")).lower().replace("_", "-")
-    mode = {"verify-identity": "verify-full"}.get(given, words.get(given, given))
+    word = str(credential.get("sslmode", "ssl_mode", "ssl", default="prefer")).lower().replace("_", "-")
+    mode = {"verify-identity": "verify-full"}.get(word, words.get(word, word))
     authorities = credential.get("ssl_ca", "sslrootcert")
     if mode == "prefer" and authorities is not None:
         mode = "verify-full"
@@ -213,8 +213,8 @@ def _encryption(credential: Credential, where: str) -> dict[str, Any]:
         case "require" | "verify-ca" | "verify-full":
             pass
         case _:
-            known = "disable, prefer, require, verify-ca, verify-full"
-            raise CredentialError(f"{where}: sslmode {given!r} is unknown; write {known}")
+            modes = "disable, prefer, require, verify-ca, verify-full"
+            raise CredentialError(f"{where}: sslmode {word!r} is unknown; write {modes}")
     try:
         context = ssl.create_default_context(cafile=authorities)
         if mode != "verify-full":

@@ -49,13 +49,13 @@ class DatabaseTool(Tool):
             writer.holds_back = not all(only_reads(one.text) for one in statements)
             async with open_session(database, where) as session:
                 try:
-                    found = await session.run(_run, session, statements, rows)
+                    data = await session.run(_run, session, statements, rows)
                 except NotJsonableError as error:
                     raise call.error(str(error), "transform") from None
             if not rows.in_chunks:
-                return ToolResult(data=found)
+                return ToolResult(data=data)
             at = ("rows", f"command_{len(statements) - 1}.rows")
-            return ToolResult(ref=await writer.finish(found, at))
+            return ToolResult(ref=await writer.finish(data, at))
 
     async def _table(
         self, call: ToolCall, context: ToolContext, database: Database, statements: Sequence[BoundStatement], where: str
@@ -118,6 +118,6 @@ async def read_rows(
     await session.run(lambda: database.begin(connection, reads=only_reads(statement.text)))
     cursor = await session.run(database.execute, connection, statement.text, statement.values)
     columns = [column[0] for column in cursor.description or ()]
-    while columns and (found := await session.run(cursor.fetchmany, size)):
-        yield [dict(zip(columns, row, strict=True)) for row in found]
+    while columns and (batch := await session.run(cursor.fetchmany, size)):
+        yield [dict(zip(columns, row, strict=True)) for row in batch]
     await session.run(database.commit, connection)
