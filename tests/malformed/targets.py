@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 import orjson
 import pyarrow as pa
@@ -20,9 +21,38 @@ from noetl_dagster.storage import codec
 from noetl_dagster.storage.compression import Compression, compress
 from noetl_dagster.worker.context import Batch
 from tests.events.transport.conftest import ended
-from tests.malformed.generated import ATOMS, FILTERS, FOREIGN, OPERATORS, SCALARS, corpus
 from tests.playbook.playbooks import HEAD
 
+ROOT = Path(__file__).parents[2]
+
+SCALARS = (
+    *("null", "~", "true", "on", "yes", "017", "0x1F", "0o17", "1:30", "1:30:00", "1_000", "-0", "+1", ".5", "1e400"),
+    *("-1e400", ".inf", "-.inf", ".nan", "1e-400", "9" * 30, "9" * 390, "0x" + "f" * 300, "-" + "9" * 350, "2024-02-30"),
+    *("2026-01-01T00:00:00Z", "24:00", "!!binary aGk=", "!!binary é", "!!set {a}", "!!omap [a: 1]", "!!str 1", "!!int x"),
+    *("!!float x", "!!bool x", "!!null x", "!!map x", "!!seq x", "!!python/object:os.system x", "!x y", "*a", "&a x", "<<"),
+    *('"\\0"', '"\\ud800"', '"\\U0010ffff"', "'{{ a }}'", "'{{ a'", "'{% if %}'", "'{# x'", "[]", "{}", "[[[]]]", "{a: {b: 1}}"),
+    *("''", "'\u202e'", "'@'", "'s3://b/../..'", "'${x}'", "'a\\\\b'", "-1", "0", "1", "5s", "'1e9d'", "999999999999d", "P1D"),
+    *("'* * * * *'", "'0 0 31 2 *'", "'*/0 * * * *'", "'99 99 * * *'", "Europe/Nowhere", "a/b/c", "a.b.c", "@latest"),
+)  # fmt: skip
+ATOMS = (
+    *("1", "0", "-1", "1.5", "'x'", "a", "workload", "workload.n", "workload.rows", "ctx.x", "none", "true", "[]", "{}", "()"),
+    *("range(9)", "'%s'", "'{}'", "'%9999999999d'", "99999999999", "1e308", "'\\\\'", "loop", "dict()", "namespace(x=1)"),
+    *("cycler(1, 2)", "joiner(',')", "self", "caller", "varargs", "_", "''.format", "[1, 2, 3]", "{'a': 1}"),
+)  # fmt: skip
+FOREIGN = (
+    *("{{.Names}}", "{{json .}}", "{{range .x}}", "{{end}}", "{{`", "{{", "}}", "{%", "%}", "{#", "#}", "${#a}", "{%s}", "'"),
+    *("{% raw %}", "{% endraw %}", "{{1,2},{3,4}}", "{", "}", '"', " ", "\n"),
+)  # fmt: skip
+OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "~", "==", "<", "in", "not in", "and", "or", "is", "|", ".")
+FILTERS = (
+    *("abs", "batch(3)", "batch(9999999999, 'x')", "capitalize", "center(99999999999)", "count", "default(1)", "dictsort"),
+    *("e", "filesizeformat", "first", "float", "format(1)", "groupby('a')", "indent(999999999)", "int", "int(base=99)"),
+    *("items", "join('x')", "last", "list", "lower", "map('upper')", "map(attribute='a')", "max", "min", "pprint", "random"),
+    *("reject", "replace('', 'xx')", "reverse", "round(99999)", "round(-99999)", "safe", "select", "slice(999999999)", "sort"),
+    *("string", "striptags", "sum", "sum(start=[])", "title", "tojson", "tojson(indent=9999999)", "trim", "truncate(-5)"),
+    *("unique", "upper", "urlencode", "urlize", "wordcount", "wordwrap(1)", "wordwrap(0)", "wordwrap(-1)", "xmlattr"),
+    *("from_json", "b64encode", "b64decode", "sql_literal", "sql_list", "sql_identifier", "shell_quote", "path_part", "attr('x')"),
+)  # fmt: skip
 LONGEST = 20_000
 
 CONTENT_TYPES = (codec.JSON, codec.JSON_LINES, codec.PARQUET, codec.TEXT, codec.BINARY)
@@ -38,6 +68,14 @@ WORDS = {
         *(b'"', b"\\u0000", b"\\ud800", b"\n"),
     ],
 }
+
+
+def corpus() -> list[str]:
+    """Returns the playbooks of the repository."""
+    files = sorted(
+        file for folder in ("tests/corpus", "playbooks", "examples") for file in (ROOT / folder).rglob("*.yaml")
+    )
+    return [file.read_text(encoding="utf-8", errors="replace") for file in files]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.loader import parse_report
 from noetl_dagster.playbook.templates.rendering import compile_value
-from tests.malformed.generated import check, corpus
 from tests.malformed.targets import LONGEST, TARGETS, WORDS, Target, damaged
 from tests.playbook.playbooks import HEAD
 
@@ -26,17 +25,6 @@ fuzzing = settings(
     suppress_health_check=list(HealthCheck),
     database=None,
 )
-
-
-def test_generated_texts_end_with_playbooks_or_problems() -> None:
-    texts = corpus()
-
-    @fuzzing
-    @given(st.integers(0, 2**32))
-    def ends(seed: int) -> None:
-        check(seed, texts)
-
-    ends()
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)

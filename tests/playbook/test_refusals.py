@@ -317,17 +317,6 @@ BROKEN_ROOTS = [
         "x.yaml:4:23: playbook, spec, on_error: do is 'wait'; use one of continue",
     ),
     (HEAD + "vars: {}\n" + ONE_STEP, "unknown key 'vars'"),
-    ("", "the file is empty"),
-    ("- a\n", "playbook: expected a mapping"),
-    (
-        HEAD + "workload: {}\nworkload: {}\n" + ONE_STEP,
-        "x.yaml:5:1: key 'workload' occurs twice (first on line 4); keep one",
-    ),
-    ("apiVersion: noetl.io/v2\n	kind: Playbook\n", "x.yaml:2:1: not valid YAML"),
-    (HEAD + 'workload: {a: "b}\n', "not valid YAML"),
-    (HEAD + "workload: *nope\n", "not valid YAML"),
-    (HEAD + "workload: [1]\n" + ONE_STEP, "workload must be a mapping"),
-    (HEAD + "workflow: [{step: a, tool: {kind: noop}}]\n---\na: 1\n", "not valid YAML"),
 ]
 
 
