@@ -30,29 +30,19 @@ JSON = b'{"execution_id": "7", "event_id": "8", "event_type": "command.completed
 CONTENTS: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "EOF"),
     "text": (b"hello", "expected value"),
-    "NUL": (b"\0", "expected value"),
     "null": (b"null", "valid dictionary"),
     "a number": (b"1", "valid dictionary"),
-    "a text": (b'"x"', "valid dictionary"),
     "a list": (b"[]", "valid dictionary"),
-    "a list of events": (b"[" + JSON + b"]", "valid dictionary"),
     "truncated": (JSON[:40], "EOF"),
-    "truncated in a text": (JSON[:-3], "EOF"),
     "two events": (JSON * 2, "trailing"),
     "single quotes": (b"{'a': 1}", "key must be a string"),
-    "a comma too many": (b'{"a": 1,}', "trailing comma"),
-    "UTF-16": (JSON.decode().encode("utf-16"), "expected value"),
     "a byte order mark": (b"\xef\xbb\xbf" + JSON, "expected value"),
-    "invalid UTF-8": (b'{"a": "\xff"}', "unicode"),
     "half a surrogate": (b'{"a": "\\ud800"}', "escape"),
     "not a number": (b'{"execution_id": NaN}', "execution_id"),
     "a number of 5,000 digits": (b'{"execution_id": ' + b"9" * 5_000 + b"}", "out of range"),
-    "MessagePack": (b"\x81\xacexecution_id\x07", "expected value"),
     "gzip": (gzip.compress(JSON), "expected value"),
     "deep lists": (b"[" * 100_000, "recursion"),
     "deep mappings": (b'{"a":' * 100_000, "recursion"),
-    "a form": (b"execution_id=7&event_id=8", "expected value"),
-    "no batch": (b'{"events": "x"}', "execution_id"),
     "an empty mapping": (b"{}", "execution_id"),
 }
 """Contents of messages, and what the refusal names."""
@@ -134,57 +124,27 @@ SELECT (SELECT count(*) FROM noetl.event), (SELECT count(*) FROM noetl.queue), (
        (SELECT count(*) FROM noetl.runtime), (SELECT max(lease_until) FROM noetl.queue)
 """
 
-BODIES: dict[str, dict[str, Any]] = {
-    "commands/claim": {
-        "no worker": {"event_ids": ["1"]},
-        "a worker without a name": {"worker_id": "", "event_ids": ["1"]},
-        "a long worker": {"worker_id": "x" * 5_000, "event_ids": ["1"]},
-        "no ids": {"worker_id": "w1", "event_ids": []},
-        "ids that are none": {"worker_id": "w1", "event_ids": ["x"]},
-        "too many ids": {"worker_id": "w1", "event_ids": [str(one) for one in range(1_001)]},
-        "negative limits": {"worker_id": "w1", "event_ids": ["1"], "limits": {"http": -1}},
-        "limits of the wrong type": {"worker_id": "w1", "event_ids": ["1"], "limits": ["http"]},
-        "a pool that is no name": {"worker_id": "w1", "event_ids": ["1"], "pool": "A b"},
-        "states of no executions": {"worker_id": "w1", "event_ids": ["1"], "known": {"x": "1"}},
-    },
-    "commands/release": {
-        "no worker": {"event_ids": ["1"]},
-        "no ids": {"worker_id": "w1", "event_ids": []},
-        "ids that are none": {"worker_id": "w1", "event_ids": [None]},
-    },
-    "workers": {
-        "no worker": {"slots": 1},
-        "slots that are none": {"worker_id": "w1", "slots": "many"},
-        "negative slots": {"worker_id": "w1", "slots": -1},
-        "much": {"worker_id": "w1", "meta": {"a": "x" * 5_000}},
-        "a pool that is no name": {"worker_id": "w1", "pool": "a.>"},
-    },
-    "events/batch": {
-        "no events": {},
-        "events of the wrong type": {"events": {}},
-        "events that are none": {"events": [1]},
-        "too many events": {"events": [{}] * 10_001},
-    },
-    "executions/execute": {
-        "nothing": {},
-        "a path of the wrong type": {"path": 1},
-        "a path with NUL": {"path": "a\0b"},
-        "a path out of the folder": {"path": "../../etc/passwd"},
-        "an unknown path": {"path": "nowhere/at-all"},
-        "a version that is none": {"path": "a", "version": "x"},
-        "a workload that is a list": {"path": "a", "workload": []},
-        "a workload that is a text": {"path": "a", "workload": "x"},
-        "a priority that is none": {"path": "a", "priority": "high"},
-        "a runner that is none": {"path": "a", "runner": "cron"},
-    },
-    "catalog": {
-        "nothing": {},
-        "a text of the wrong type": {"content": 1},
-        "no playbook": {"content": "hello"},
-        "a text that is no YAML": {"content": "a: ["},
-        "NUL": {"content": "a: \0"},
-    },
-}
+CLAIM = {"worker_id": "w1", "event_ids": ["1"]}
+BODIES: dict[str, list[dict[str, Any]]] = {
+    "commands/claim": [
+        *({"event_ids": ["1"]}, CLAIM | {"worker_id": ""}, CLAIM | {"worker_id": "x" * 5_000}, CLAIM | {"event_ids": []}),
+        *(CLAIM | {"event_ids": ids} for ids in (["x"], [str(number) for number in range(1_001)])),
+        *(CLAIM | {"limits": limits} for limits in ({"http": -1}, ["http"])),
+        *(CLAIM | {"pool": "A b"}, CLAIM | {"known": {"x": "1"}}),
+    ],
+    "commands/release": [{"event_ids": ["1"]}, CLAIM | {"event_ids": []}, CLAIM | {"event_ids": [None]}],
+    "workers": [
+        {"slots": 1},
+        *({"worker_id": "w1"} | one for one in ({"slots": "many"}, {"slots": -1}, {"meta": {"a": "x" * 5_000}}, {"pool": "a.>"})),
+    ],
+    "events/batch": [{}, {"events": {}}, {"events": [1]}, {"events": [{}] * 10_001}],
+    "executions/execute": [
+        {},
+        *({"path": path} for path in (1, "a\0b", "../../etc/passwd", "nowhere/at-all")),
+        *({"path": "a"} | one for one in ({"version": "x"}, {"workload": []}, {"priority": "high"}, {"runner": "cron"})),
+    ],
+    "catalog": [{}, *({"content": content} for content in (1, "hello", "a: [", "a: \0"))],
+}  # fmt: skip
 """Bodies of requests by their path below ``/api``."""
 
 ANY_BODY = [b"", b"null", b"1", b'"x"', b"[]", b"{", b"\xff", b"\0", gzip.compress(b"{}"), b"[" * 100_000]
@@ -243,7 +203,7 @@ async def test_requests(service: Service) -> None:
     for content, _ in CONTENTS.values():
         assert (await refused(service, "events", content)).startswith("body")
     for path, bodies in BODIES.items():
-        for content in (*(json.dumps(body).encode() for body in bodies.values()), *ANY_BODY):
+        for content in (*(json.dumps(body).encode() for body in bodies), *ANY_BODY):
             await refused(service, path, content)
         for headers, content in ENCODED:
             await refused(service, path, content, headers)

@@ -126,34 +126,63 @@ def test_shapes_of_tool() -> None:
     assert [task.name for task in labelled.tasks] == ["a", "b"]
 
 
-def test_words_for_new_columns() -> None:
-    for field in ("on_new_column", "on_drift"):
-        sink = (
-            step_of(f"- step: start\n  tool: {{kind: noop, sink: {{auth: a, table: t, {field}: add}}}}").tasks[0].sink
+SPELLINGS = (
+    "noop input args",
+    "playbook input args payload workload",
+    "playbook path playbook task",
+    "http url endpoint",
+    "http json payload body data",
+    "http timeout timeout_seconds timeout_s",
+    "postgres command query commands sql",
+    "duckdb command query commands sql",
+    "postgres auth credential credentials",
+    "transfer on_drift on_new_column",
+    *(
+        f"{kind} {words}"
+        for kind in ("s3", "gcs")
+        for words in (
+            "operation action",
+            "uri url",
+            "key object keys blob object_name object_key",
+            "source src",
+            "destination dest target",
+            "file path local_path file_path filename",
+            "content data body value payload text",
+            "limit max_keys max_results",
         )
-        assert sink is not None
-        assert sink.on_new_column == "add"
-        task = task_of(f"{{kind: transfer, source: {{table: a}}, target: {{table: b}}, {field}: fail}}")
-        assert task.config["on_drift"] == "fail"
+    ),
+)
+"""A kind, and words for one of its fields, the canonical one first."""
+
+NEEDS = {
+    "playbook": {"path": "a"},
+    "http": {"url": "x"},
+    "transfer": {"source": {"table": "a"}, "target": {"table": "b"}},
+}
+VALUES = {"input": {"a": 1}, "json": {"a": 1}, "timeout": 5, "operation": "upload", "on_drift": "fail"}
 
 
-def test_words_of_buckets() -> None:
-    words = {
-        "operation": ("operation", "action"),
-        "uri": ("uri", "url"),
-        "key": ("key", "object", "keys", "blob", "object_name", "object_key"),
-        "source": ("source", "src"),
-        "destination": ("destination", "dest", "target"),
-        "file": ("file", "path", "local_path", "file_path", "filename"),
-        "content": ("content", "data", "body", "value", "payload", "text"),
-        "limit": ("limit", "max_keys", "max_results"),
-    }
-    for kind in ("s3", "gcs"):
-        for name, spellings in words.items():
-            for word in spellings:
-                value = "upload" if name == "operation" else "x"
-                task = task_of(f"{{kind: {kind}, {word}: {value}, credential: c, metadata: {{a: b}}}}")
-                assert (task.config, task.auth) == ({name: value, "metadata": {"a": "b"}}, "c"), word
+@pytest.mark.parametrize("words", SPELLINGS)
+def test_every_word_for_a_field_means_the_same(words: str) -> None:
+    kind, canonical, *older = words.split()
+    value, needs = VALUES.get(canonical, "x"), {"kind": kind, **NEEDS.get(kind, {})}
+    needs |= {"command": "SELECT 1"} if canonical == "auth" else {}
+    needs = {name: one for name, one in needs.items() if name != canonical}
+    expected = task_of(json.dumps({**needs, canonical: value}))
+    assert value in (expected.config.get(canonical), expected.input, expected.auth)
+    for word in older:
+        assert meaning(task_of(json.dumps({**needs, word: value}))) == meaning(expected), word
+
+
+def test_the_name_of_a_child_playbook_is_its_path() -> None:
+    assert task_of("{kind: playbook, name: a/b}").config["path"] == "a/b"
+
+
+@pytest.mark.parametrize("field", ["on_new_column", "on_drift"])
+def test_words_for_new_columns_of_a_sink(field: str) -> None:
+    sink = task_of(f"{{kind: noop, sink: {{auth: a, table: t, {field}: add}}}}").sink
+    assert sink is not None
+    assert sink.on_new_column == "add"
 
 
 def test_seeds_tool_beside_its_fields() -> None:
@@ -246,28 +275,11 @@ def test_arguments_of_an_arc_are_set_before_its_target() -> None:
     assert step.routing.arcs[0].set == {"ctx.id": 1}
 
 
-@pytest.mark.parametrize("word", ["json", "payload", "body", "data"])
-def test_words_of_an_http_body(word: str) -> None:
-    task = task_of(f"kind: http\nurl: x\nmethod: POST\n{word}: {{a: 1}}")
-    assert task.config == {"url": "x", "method": "POST", "json": {"a": 1}}
-
-
 def test_a_form_by_its_word_or_by_its_header() -> None:
     assert task_of("kind: http\nurl: x\nform: {a: 1}").config["form"] == {"a": 1}
     by_header = task_of("kind: http\nurl: x\nheaders: {content-type: application/x-www-form-urlencoded}\ndata: {a: 1}")
     assert by_header.config["form"] == {"a": 1}
     assert "json" not in by_header.config
-
-
-@pytest.mark.parametrize("word", ["command", "query", "commands", "sql"])
-@pytest.mark.parametrize("kind", ["postgres", "duckdb"])
-def test_words_of_sql(kind: str, word: str) -> None:
-    assert task_of(f"kind: {kind}\n{word}: SELECT 1").config == {"command": "SELECT 1"}
-
-
-def test_a_child_playbook_takes_its_workload_under_three_names() -> None:
-    for word in ("input", "args", "payload", "workload"):
-        assert task_of(f"kind: playbook\npath: child\n{word}: {{a: 1}}").input == {"a": 1}
 
 
 def test_names_of_workbook_tasks() -> None:
@@ -643,11 +655,6 @@ def test_a_playbook_without_a_path_has_its_name_as_path() -> None:
     assert [str(problem) for problem in problems] == [
         "flows/other.yaml:3:11: warning: playbook, metadata: 'path' is missing; the playbook's path is its name, 'daily'"
     ]
-
-
-@pytest.mark.parametrize("word", ["path", "playbook", "task", "name"])
-def test_words_for_the_path_of_a_child_playbook(word: str) -> None:
-    assert task_of(f"{{kind: playbook, {word}: a/b}}").config["path"] == "a/b"
 
 
 def test_keychain_as_list_or_mapping() -> None:
