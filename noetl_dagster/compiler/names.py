@@ -16,8 +16,8 @@ TAG_NAMESPACE = "noetl_tag"
 LOCATION = "noetl_dagster.definitions"
 """Module and name of the code location in workspace.yaml."""
 
-POD_TAG = "noetl/pod"
-"""Op tag of a step that asks for a pod of its own; the value is the name of its playbook."""
+POD_TAG = "dagster-k8s/config"
+"""Tag of runs, and of the ops of steps, that ask for a pod: its configuration."""
 
 NOETL = "noetl"
 """Key of the resource that provides the engine."""

@@ -36,7 +36,6 @@ from noetl_dagster.settings import get_settings
 
 KIND_PREFIX = "dagster/kind/"
 RELATION = "dagster/relation_identifier"
-CONFIG_TAG = "dagster-k8s/config"
 BLOCKING = "noetl/blocking"
 """Metadata of a check that fails its step. Dagster gets no blocking check, since an arc may handle the failure."""
 
@@ -132,7 +131,7 @@ def run_tags(playbook: Playbook) -> dict[str, str]:
     """Returns the tags of a playbook's runs; none if it does not configure their pods."""
     if playbook.pod is None:
         return {}
-    return {CONFIG_TAG: _checked(playbook.pod, Place(playbook.file, 1), "executor")}
+    return {POD_TAG: _checked(playbook.pod, Place(playbook.file, 1), "executor")}
 
 
 def op_tags(playbook: Playbook, steps: Iterable[str]) -> dict[str, str]:
@@ -144,7 +143,7 @@ def op_tags(playbook: Playbook, steps: Iterable[str]) -> dict[str, str]:
         step = playbook.step(name)
         if step.spec.pod is not None:
             place = step.place or Place(playbook.file, 1)
-            return {POD_TAG: playbook.name, CONFIG_TAG: _checked(step.spec.pod, place, f"step {name!r}")}
+            return {POD_TAG: _checked(step.spec.pod, place, f"step {name!r}")}
     return {}
 
 
@@ -197,7 +196,7 @@ def _checked(pod: Pod, place: Place, what: str) -> str:
         from dagster_k8s.job import get_user_defined_k8s_config
 
         try:
-            get_user_defined_k8s_config({CONFIG_TAG: text})
+            get_user_defined_k8s_config({POD_TAG: text})
         except Exception as error:
             message = f"{what}: dagster-k8s refuses its kubernetes settings: {error}"
             raise PlaybookError([Problem(place, message)]) from error

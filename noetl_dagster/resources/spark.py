@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dagster_pyspark import LazyPySparkResource
+from dagster_spark.utils import flatten_dict
 from pydantic import Field, PrivateAttr
 
 from noetl_dagster.settings import Settings, get_settings
@@ -56,21 +57,12 @@ class PySparkResource(LazyPySparkResource):
 
     def _settings(self) -> Settings:
         settings = get_settings()
+        nested = flatten_dict(self.spark_config)  # type: ignore[no-untyped-call]
+        config = {name: str(value) for name, value in nested}
         own = {
             "spark_master": self.master,
             "spark_remote": self.remote,
             "spark_driver_memory": self.driver_memory,
-            "spark_config": {**settings.spark_config, **_flat(self.spark_config)} or None,
+            "spark_config": {**settings.spark_config, **config} or None,
         }
         return settings.model_copy(update={name: value for name, value in own.items() if value is not None})
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Flattens nested names, which dagster-pyspark accepts too: ``{"spark": {"executor": {"memory": "4g"}}}``."""
-    flat: dict[str, str] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = str(value)
-    return flat

@@ -14,7 +14,7 @@ from dagster_k8s.job import get_user_defined_k8s_config
 
 from noetl_dagster.code_location.launch import launch
 from noetl_dagster.compiler.names import POD_TAG
-from noetl_dagster.compiler.specs import CONFIG_TAG, config_of
+from noetl_dagster.compiler.specs import config_of
 from noetl_dagster.engine.executions.spark_ahead import spark_steps_ahead
 from noetl_dagster.playbook.pods import Amount, Pod
 from noetl_dagster.process.event_loop import run_sync
@@ -71,7 +71,6 @@ def test_a_run_and_its_ops_say_what_their_pods_are_like(noetl: EngineProvider) -
     ops = {name: node.definition.tags for name, node in graph.node_dict.items()}
     asking = {name for name, tags in ops.items() if POD_TAG in tags}
     assert asking == {"train_group", "end"}
-    assert {name for name, tags in ops.items() if CONFIG_TAG in tags} == asking
     group = get_user_defined_k8s_config(ops["train_group"])
     assert group.container_config == {
         "resources": {
@@ -82,7 +81,7 @@ def test_a_run_and_its_ops_say_what_their_pods_are_like(noetl: EngineProvider) -
         "env_from": [{"secret_ref": {"name": "keys"}}],
     }
     assert group.pod_spec_config == {"service_account_name": "etl"}
-    assert json.loads(ops["end"][CONFIG_TAG]) == json.loads(job.run_tags[CONFIG_TAG])
+    assert json.loads(ops["end"][POD_TAG]) == json.loads(job.run_tags[POD_TAG])
 
 
 def test_a_request_alone_is_the_limit_too() -> None:
