@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from noetl_dagster.compiler.partitions import PlaybookPartitions
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import overview
@@ -32,27 +30,25 @@ def calling(tool: str) -> str:
     """
 
 
-@pytest.mark.parametrize(
-    ("tool", "result"),
-    [
-        ("path: tests/child@1", 1),
-        ("path: tests/child@2", 2),
-        ("path: tests/child@latest", 2),
-        ("path: tests/child", 2),
-        ("path: 'tests/child@{{ number }}'", 1),
-        ("path: tests/child, version: 1", 1),
-        ("path: tests/child, version: latest", 2),
-        ("path: tests/child, version: '0.1.0'", 2),  # of the metadata, which names no registered one
-    ],
-)
-async def test_a_child_of_a_version(engine: Engine, run: Run, tool: str, result: int) -> None:
+VERSIONS = [
+    ("path: tests/child@1", 1),
+    ("path: tests/child@2", 2),
+    ("path: tests/child@latest", 2),
+    ("path: tests/child", 2),
+    ("path: 'tests/child@{{ number }}'", 1),
+    ("path: tests/child, version: 1", 1),
+    ("path: tests/child, version: latest", 2),
+    ("path: tests/child, version: '0.1.0'", 2),  # of the metadata, which names no registered one
+]
+
+
+async def test_a_child_of_a_version(engine: Engine, run: Run) -> None:
     for number in (1, 2):
         await engine.runtime.registered.register(draft_of(child(number)))
-
-    state = await run(calling(tool))
-
-    assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert state.latest["call"].envelope["data"] == result
+    for tool, result in VERSIONS:
+        state = await run(calling(tool))
+        assert state.status is ExecutionStatus.COMPLETED, (tool, state.error)
+        assert state.latest["call"].envelope["data"] == result, tool
 
 
 async def test_a_version_that_is_not_there(engine: Engine, run: Run) -> None:

@@ -38,7 +38,7 @@ workflow:
 """
 
 
-@pytest.mark.parametrize("rows", [3, 2_500])
+@pytest.mark.parametrize("rows", [3, 1_100])
 async def test_rows_of_a_stored_table_are_items(run: Run, engine: Engine, rows: int) -> None:
     state = await run(TABLE, rows=rows)
     assert state.status is ExecutionStatus.COMPLETED, state.error
@@ -53,7 +53,7 @@ async def test_results_of_a_fan_out_are_items_of_the_next(run: Run) -> None:
         """
         workflow:
           - step: first
-            loop: {in: "{{ range(2500) }}", iterator: n}
+            loop: {in: "{{ range(1100) }}", iterator: n}
             spec: {loop_mode: fanout}
             tool: {kind: python, input: {n: "{{ n }}"}, code: "result = {'n': n}"}
             next: [second]
@@ -66,7 +66,7 @@ async def test_results_of_a_fan_out_are_items_of_the_next(run: Run) -> None:
         """
     )
     assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert state.latest["end"].envelope["data"] == sum(range(1, 2501))
+    assert state.latest["end"].envelope["data"] == sum(range(1, 1101))
 
 
 async def test_a_stored_collection_stays_where_it_is_until_it_is_read_part_by_part(engine: Engine) -> None:

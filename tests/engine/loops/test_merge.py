@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from noetl_dagster.engine.loops.gather import merge_patches
 
 
-def test_equal_values_stand() -> None:
-    patches = [(0, ["unit"], "mm"), (1, ["unit"], "mm")]
-    assert merge_patches(patches, {}) == ({("unit",): "mm"}, [])
-
-
-def test_of_different_values_the_last_item_wins() -> None:
-    patches = [(0, ["a", "b"], 1), (1, ["a", "b"], 2), (1, ["c"], 3)]
-    assert merge_patches(patches, {"a": {"b": 0}}) == ({("a", "b"): 2, ("c",): 3}, ["a.b"])
-
-
-def test_lists_that_grew_from_the_one_that_was_read_are_put_together() -> None:
-    patches = [(0, ["seen"], ["x", 1]), (2, ["seen"], ["x", 2, 3]), (3, ["seen"], ["x"])]
-    assert merge_patches(patches, {"seen": ["x"]}) == ({("seen",): ["x", 1, 2, 3]}, [])
-
-
-def test_a_list_that_did_not_grow_from_it_is_a_conflict() -> None:
-    patches = [(0, ["seen"], ["x", 1]), (1, ["seen"], [2])]
-    assert merge_patches(patches, {"seen": ["x"]}) == ({("seen",): [2]}, ["seen"])
-
-
-def test_the_last_write_of_one_item_counts() -> None:
-    patches = [(0, ["page"], 1), (0, ["page"], 2), (1, ["page"], 2)]
-    assert merge_patches(patches, {"page": 0}) == ({("page",): 2}, [])
+@pytest.mark.parametrize(
+    ("patches", "ctx", "merged", "conflicts"),
+    [
+        pytest.param([(0, ["u"], "mm"), (1, ["u"], "mm")], {}, {("u",): "mm"}, [], id="equal values"),
+        pytest.param(
+            [(0, ["a", "b"], 1), (1, ["a", "b"], 2), (1, ["c"], 3)],
+            {"a": {"b": 0}},
+            {("a", "b"): 2, ("c",): 3},
+            ["a.b"],
+            id="of different values the last item's",
+        ),
+        pytest.param(
+            [(0, ["s"], ["x", 1]), (2, ["s"], ["x", 2, 3]), (3, ["s"], ["x"])],
+            {"s": ["x"]},
+            {("s",): ["x", 1, 2, 3]},
+            [],
+            id="lists that grew from the one that was read are joined",
+        ),
+        pytest.param(
+            [(0, ["s"], ["x", 1]), (1, ["s"], [2])],
+            {"s": ["x"]},
+            {("s",): [2]},
+            ["s"],
+            id="a list that did not grow from it is a conflict",
+        ),
+        pytest.param(
+            [(0, ["p"], 1), (0, ["p"], 2), (1, ["p"], 2)], {"p": 0}, {("p",): 2}, [], id="the last write of an item"
+        ),
+    ],
+)
+def test_writes_are_merged(patches: Any, ctx: Any, merged: Any, conflicts: list[str]) -> None:
+    assert merge_patches(patches, ctx) == (merged, conflicts)

@@ -35,7 +35,7 @@ PAGES = """
           - when: "{{{{ response.paging.hasMore }}}}"
             then:
               max_attempts: 20
-              delay: 0.5
+              delay: 0.2
               next_call: {{params: {{page: "{{{{ response.paging.page + 1 }}}}"}}}}
               collect: {{strategy: append, path: data}}
     """
