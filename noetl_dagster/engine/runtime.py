@@ -66,6 +66,7 @@ class Runtime:
         dispatcher: CommandExecutor | None = None,
         helpers: HelperProcesses | None = None,
         run_playbook: RunPlaybook | None = None,
+        worker_id: str | None = None,
     ) -> None:
         """Makes the parts.
 
@@ -76,6 +77,7 @@ class Runtime:
             dispatcher: runs the commands of steps whose tools run in the pool; default: this process does.
             helpers: the processes with which this one shares large loops.
             run_playbook: runs child playbooks; default: the process cannot.
+            worker_id: the name of this process in events; default: its host and process id.
         """
         self.settings = settings
         self.pool = pool
@@ -92,7 +94,7 @@ class Runtime:
         self.results = ResultStore(settings, pool, ids=ids)
         self.spark = SparkSessions(settings) if spark is None else None
         self.dispatcher, self.helpers = dispatcher, helpers
-        self.commands = commands = CommandEvents(ids)
+        self.commands = commands = CommandEvents(ids, worker_id)
         self.heartbeats = heartbeats = Heartbeats(buffer, commands, settings.command_heartbeat_seconds)
         self.streams = streams = ChunkStreams(buffer, commands, pool)
         cleanup = ExternalCleanup(buffer, pool)
@@ -121,14 +123,20 @@ class Runtime:
         *,
         apply: bool = True,
         writer: Callable[[EventLog], EventWriter] | None = None,
+        worker_id: str | None = None,
     ) -> Runtime:
         """Connects to the services of a process that drives no executions; see :func:`connect`.
 
         Args:
             apply: apply ``schema/*.sql`` first; else wait until the control plane has done so.
             writer: where this process's events go; default: straight into the log.
+            worker_id: the name of this process in events.
         """
-        return await connect(settings, lambda pool, node: cls(settings, pool, node, writer=writer), apply=apply)
+
+        def make(pool: asyncpg.Pool, node: int) -> Runtime:
+            return cls(settings, pool, node, writer=writer, worker_id=worker_id)
+
+        return await connect(settings, make, apply=apply)
 
     async def close(self) -> None:
         """Commits what is buffered and closes every connection."""

@@ -89,11 +89,11 @@ class PoolWorker:
                 settings.model_copy(update={"event_buffer_milliseconds": LINGER_MILLISECONDS}),
                 apply=direct,
                 writer=lambda log: open_transport(settings, log, client),
+                worker_id=worker_id,
             )
         except ServiceError:
             await client.close()
             raise
-        runtime.commands.worker_id = worker_id
         control: ControlPlane
         if direct:
             announce = partial(announce_commands, client, pool=settings.worker_pool)

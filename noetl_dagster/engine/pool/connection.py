@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from noetl_dagster.engine.pool.ends import CommandEnds
+from noetl_dagster.engine.pool.ends import PATIENCE, CommandEnds
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ToolError
 from noetl_dagster.events.connection import DATABASE_AWAY, DATABASE_ERRORS, encode_json
@@ -27,7 +27,7 @@ from noetl_dagster.events.transport.ingest import Ingestor
 from noetl_dagster.events.transport.nats import NatsClient
 from noetl_dagster.events.types import EventType
 from noetl_dagster.process.event_loop import cancel_and_wait
-from noetl_dagster.process.retrying import RetryLimits, with_retries
+from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.settings import EventTransport
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES, Outcome
 from noetl_dagster.worker.context import CommandContext, Shared, own_context
@@ -44,9 +44,6 @@ SWEEP_SECONDS = 5.0
 
 BROADCAST_SECONDS, MOST_SECONDS = 0.0005, 0.1
 """Pause between two notices to all workers of a pool: for each worker, and at most."""
-
-PATIENCE = RetryLimits(DATABASE_AWAY)
-
 
 _FAILED = Outcome({"status": "error"})
 

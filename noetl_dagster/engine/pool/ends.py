@@ -23,6 +23,7 @@ from noetl_dagster.worker.command import Outcome
 logger = logging.getLogger(__name__)
 
 PATIENCE = RetryLimits(DATABASE_AWAY)
+"""Commands that workers run outlive any outage of the database, so their driver waits for it without end."""
 
 PAUSE_SECONDS = 1.0
 """Pause after an unexpected error."""
