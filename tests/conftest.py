@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
@@ -137,6 +138,8 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Ends forked processes that tests have left, and stops the servers, unless another session or worker uses them."""
     end_forks()
+    if "noetl_dagster.testing.runs" in sys.modules:
+        sys.modules["noetl_dagster.testing.runs"].close()
     handle = config.stash.get(IN_USE, None)
     if handle is None:
         return

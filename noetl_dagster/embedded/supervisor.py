@@ -10,7 +10,6 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,8 +98,8 @@ def down(settings: Settings) -> None:
     home = settings.home.resolve()
     with _locked(home):
         state = read_state(home)
-        with ThreadPoolExecutor() as threads:
-            list(threads.map(lambda name: _end(service(name, settings, state), state.services[name]), state.services))
+        for name, record in state.services.items():  # one after another, since a process that exits starts no threads
+            _end(service(name, settings, state), record)
         stopped = {"pid": None, "started": "", "ready": False}
         records = {name: record.model_copy(update=stopped) for name, record in state.services.items()}
         _write_state(home, ServicesFile(services=records))

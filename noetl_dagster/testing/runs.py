@@ -218,13 +218,21 @@ def home_of_tests(folder: Path) -> Path:
     return Path(os.environ.get("NOETL_TEST_HOME", folder / ".noetl-test")).resolve()
 
 
+_own = ExitStack()
+atexit.register(_own.close)
+
+
 @cache
 def _own_resource() -> EngineProvider:
-    """Returns the engine of a database that lives as long as this process."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    services = stack.enter_context(servers(home_of_tests(Path.cwd())))
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="noetl-test-")))
-    resource = EngineProvider(stack.enter_context(isolated(services, folder)))
-    stack.callback(resource.close)
+    """Returns the engine of a database that lives as long as this process, or until :func:`close`."""
+    services = _own.enter_context(servers(home_of_tests(Path.cwd())))
+    folder = Path(_own.enter_context(tempfile.TemporaryDirectory(prefix="noetl-test-")))
+    resource = EngineProvider(_own.enter_context(isolated(services, folder)))
+    _own.callback(resource.close)
     return resource
+
+
+def close() -> None:
+    """Deletes the database of this process, and stops the servers unless others use them."""
+    _own_resource.cache_clear()
+    _own.close()
