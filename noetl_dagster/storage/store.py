@@ -21,13 +21,12 @@ from noetl_dagster.process.redaction import LONGEST
 from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope, RowsAround, logical_ref
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations
-from noetl_dagster.storage.catalog import RefCatalog
+from noetl_dagster.storage.catalog import RefCatalog, StoredBytes
 from noetl_dagster.storage.checking import orphans_of
 from noetl_dagster.storage.codec import THREAD_ABOVE, Encoded, RunningDigest, digest_of
 from noetl_dagster.storage.compression import Compression, compress_stream
 from noetl_dagster.storage.manifests import Strategy, record_manifest
 from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, folder_of, key_of, owner_of
-from noetl_dagster.storage.quota import StoredBytes
 from noetl_dagster.storage.reading import ResultReader
 from noetl_dagster.storage.tiers.base import Bytes, TierUnavailableError
 

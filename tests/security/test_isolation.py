@@ -13,7 +13,7 @@ from noetl_dagster.cli.doctor.checks import program_checks
 from noetl_dagster.errors import ToolError
 from noetl_dagster.settings import Settings
 from noetl_dagster.tools.base import ToolContext
-from noetl_dagster.tools.commands.confinement import confinement
+from noetl_dagster.tools.commands.processes import confinement
 
 Confine = Callable[..., None]
 

@@ -41,8 +41,7 @@ from noetl_dagster.extras import needs_extra
 from noetl_dagster.playbook.catalog import find_playbooks
 from noetl_dagster.settings import EventTransport, Settings, StoreTier
 from noetl_dagster.storage.tiers import configured, probe
-from noetl_dagster.tools.commands.confinement import confinement
-from noetl_dagster.tools.commands.processes import run_process
+from noetl_dagster.tools.commands.processes import confinement, run_process
 
 CONNECT_SECONDS = 5.0
 

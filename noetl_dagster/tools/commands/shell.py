@@ -22,8 +22,7 @@ from noetl_dagster.tools.base import (
     pipes_variables,
     time_limit,
 )
-from noetl_dagster.tools.commands.confinement import confinement
-from noetl_dagster.tools.commands.processes import Finished, run_process
+from noetl_dagster.tools.commands.processes import Finished, confinement, run_process
 from noetl_dagster.tools.files import load_script, working_folder
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 

@@ -22,8 +22,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.tools.base import ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
-from noetl_dagster.tools.commands.confinement import Confinement
-from noetl_dagster.tools.commands.processes import Finished, run_process
+from noetl_dagster.tools.commands.processes import Confinement, Finished, run_process
 from noetl_dagster.tools.python.child import ENOUGH, MORE, REQUEST, RESULT, STREAMED, TABLE
 from noetl_dagster.tools.python.code import CodeFailure, Printed
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable

@@ -23,7 +23,7 @@ from noetl_dagster.settings import PythonIsolation
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, time_limit
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
-from noetl_dagster.tools.commands.confinement import confinement
+from noetl_dagster.tools.commands.processes import confinement
 from noetl_dagster.tools.files import load_script
 from noetl_dagster.tools.python.code import (
     FAILURES,

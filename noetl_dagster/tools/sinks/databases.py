@@ -18,7 +18,7 @@ from noetl_dagster.tools.rows.batches import batches_of
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.sinks.place import PartPlace, SinkKind
 from noetl_dagster.tools.sql.databases.base import DatabaseSession, open_session
-from noetl_dagster.tools.sql.databases.places import find_database
+from noetl_dagster.tools.sql.databases.tool import find_database
 from noetl_dagster.tools.sql.databases.writing import TableWriter, create_bookkeeping
 from noetl_dagster.tools.sql.drift import drift_of_sink
 from noetl_dagster.tools.sql.tables import WriteMode

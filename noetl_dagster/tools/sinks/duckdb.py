@@ -26,8 +26,7 @@ from noetl_dagster.tools.rows.batches import StoredResult, batches_of
 from noetl_dagster.tools.rows.files import arrow_schema, arrow_table
 from noetl_dagster.tools.sinks.place import PartPlace
 from noetl_dagster.tools.sql.drift import Drift, drift_of_sink
-from noetl_dagster.tools.sql.duckdb import is_held, kind_of_duckdb
-from noetl_dagster.tools.sql.duckdb_files import open_file
+from noetl_dagster.tools.sql.duckdb import is_held, kind_of_duckdb, open_file
 from noetl_dagster.tools.sql.tables import WriteMode, listed, quoted
 
 T = TypeVar("T")

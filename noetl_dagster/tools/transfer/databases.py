@@ -12,8 +12,7 @@ from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.sql.databases.base import Database, DatabaseSession, open_session
 from noetl_dagster.tools.sql.databases.binding import bind
-from noetl_dagster.tools.sql.databases.places import find_database
-from noetl_dagster.tools.sql.databases.tool import read_rows
+from noetl_dagster.tools.sql.databases.tool import find_database, read_rows
 from noetl_dagster.tools.sql.databases.writing import TableWriter, create_bookkeeping
 from noetl_dagster.tools.sql.drift import Drift
 from noetl_dagster.tools.sql.tables import WriteMode

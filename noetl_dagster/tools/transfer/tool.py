@@ -18,8 +18,7 @@ from noetl_dagster.tools.sql.duckdb import is_held, kind_of_duckdb
 from noetl_dagster.tools.sql.views import mount_object_storage
 from noetl_dagster.tools.transfer.chunks import Transfer, TransferChunk, TransferOutcome, TransferSource
 from noetl_dagster.tools.transfer.databases import DatabaseSource, database_of, open_database, write_database
-from noetl_dagster.tools.transfer.duckdb import DuckdbSource
-from noetl_dagster.tools.transfer.duckdb_target import write_duckdb
+from noetl_dagster.tools.transfer.duckdb import DuckdbSource, write_duckdb
 from noetl_dagster.tools.transfer.files import FileSource, FolderSource, write_file
 from noetl_dagster.tools.transfer.folders import write_folder
 from noetl_dagster.tools.transfer.http import HttpSource, write_http

@@ -50,11 +50,11 @@ TARGETS = {
 
 
 def die_in_transfer(moment: str) -> None:
-    from noetl_dagster.tools.transfer import duckdb_target, postgres_target, staging
+    from noetl_dagster.tools.transfer import duckdb, postgres_target, staging
 
     staging.COMMIT_SECONDS = 0.0
     seen: Counter[str] = Counter()
-    kinds = (postgres_target.PostgresTable, duckdb_target.DuckdbTarget)
+    kinds = (postgres_target.PostgresTable, duckdb.DuckdbTarget)
     for kind in kinds:
         publish, record = kind.publish, kind._record
 

@@ -29,7 +29,7 @@ from noetl_dagster.tools.rows.batches import StoredResult
 from noetl_dagster.tools.sinks import duckdb as duckdb_parts
 from noetl_dagster.tools.sinks.parts import PartSinks
 from noetl_dagster.tools.sinks.place import PartPlace, SinkKind
-from noetl_dagster.tools.sql import duckdb_files
+from noetl_dagster.tools.sql import duckdb as duckdb_files
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.runner import Call
 from tests.playbooks import playbook

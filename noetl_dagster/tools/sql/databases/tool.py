@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from noetl_dagster.errors import CredentialError
+from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, count_of, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.files import check_path, written_in
 from noetl_dagster.tools.rows.jsonable import NotJsonableError
 from noetl_dagster.tools.sql.databases.base import Database, DatabaseSession, open_session
 from noetl_dagster.tools.sql.databases.binding import bind, needs_own_transaction, only_reads
-from noetl_dagster.tools.sql.databases.places import find_database
 from noetl_dagster.tools.sql.databases.sqlite import IN_MEMORY
 from noetl_dagster.tools.sql.fetching import TABLE_ROWS, FetchedRows, result_of_cursor, store_table
 from noetl_dagster.tools.sql.running import bound, promoted, texts_of, wants_table
@@ -121,3 +121,31 @@ async def read_rows(
     while columns and (batch := await session.run(cursor.fetchmany, size)):
         yield [dict(zip(columns, row, strict=True)) for row in batch]
     await session.run(database.commit, connection)
+
+
+async def find_database(kind: str, context: ToolContext, *, auth: Any = None, path: str | None = None) -> Database:
+    """Returns the database of a kind.
+
+    Args:
+        auth: of the others: a credential of the type that the kind has.
+        path: of sqlite: its file, already checked; None: in memory.
+
+    Raises:
+        CredentialError: the credential is missing, or of another type.
+    """
+    if kind == "sqlite":
+        from noetl_dagster.tools.sql.databases.sqlite import IN_MEMORY, SqliteDatabase
+
+        return SqliteDatabase(path or IN_MEMORY)
+    credential = await context.credentials.resolve(auth, CredentialType(kind))
+    if credential is None:
+        raise CredentialError(f"no credential is named; write auth: <name of a {kind} credential>")
+    if kind == "mysql":
+        from noetl_dagster.tools.sql.databases.mysql import MysqlDatabase, mysql_arguments
+
+        return MysqlDatabase(mysql_arguments(credential))
+    from noetl_dagster.tools.sql.databases import adbc
+
+    if kind == "snowflake":
+        return adbc.SnowflakeDatabase(adbc.snowflake_options(credential))
+    return adbc.BigqueryDatabase(adbc.bigquery_options(credential))
