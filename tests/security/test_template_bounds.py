@@ -74,6 +74,15 @@ def test_deep_values_are_a_template_error() -> None:
         compile_value("{{ workload.text | from_json }}").render(SCOPE)
 
 
+def test_compiling_computes_nothing() -> None:
+    assert (
+        compile_value(
+            "{% set a = 1 %}{% if a == 2 %}{{ ()[1.5:] or 'x' | center(99999999999) }}{% endif %}{{ a }}"
+        ).render({})
+        == "1"
+    )
+
+
 @pytest.mark.parametrize("setting", ["timeout: '{{ 9 ** (9 ** 9) }}'", "timeout: '{{ workload.n * [1] }}'"])
 def test_validation_evaluates_nothing_without_bounds(setting: str) -> None:
     step = "{step: start, loop: {in: [1], iterator: x}, tool: {kind: noop}, spec: {SETTING}}"

@@ -15,7 +15,9 @@ from uuid import UUID
 
 import orjson
 from jinja2 import TemplateSyntaxError, Undefined, nodes, pass_environment
+from jinja2.compiler import CodeGenerator
 from jinja2.filters import do_first, make_attrgetter, sync_do_sum
+from jinja2.meta import TrackingCodeGenerator
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -223,12 +225,39 @@ MOST_REPEATED = 10_000_000
 _WIDE = re.compile(r"%(?:\([^)]*\))?[^%a-zA-Z]*(?:\d{6}|\*)")
 
 
+class _NothingComputed:
+    """Makes a code generator compute nothing: a constant expression may be long, or fail where it is never reached."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
+        if not isinstance(node, nodes.Const | nodes.TemplateData):
+            raise nodes.Impossible
+        return str(super()._output_child_to_const(node, frame, finalize))  # type: ignore[misc]
+
+
+class _PlaybookCodeGenerator(_NothingComputed, CodeGenerator):
+    pass
+
+
+class _NameFinder(_NothingComputed, TrackingCodeGenerator):
+    pass
+
+
+def undeclared_names(tree: nodes.Template) -> set[str]:
+    """Returns the names that a template does not define itself, as Jinja's ``find_undeclared_variables``."""
+    assert tree.environment is not None
+    finder = _NameFinder(tree.environment)
+    finder.optimizer = None
+    finder.visit(tree)
+    return finder.undeclared_identifiers
+
+
 class PlaybookEnvironment(ImmutableSandboxedEnvironment):
     """Keys win over methods (``row.items`` is the column ``items``), and only harmless methods remain.
 
     A few characters of ``*``, ``**`` and ``%`` can make values that exceed all memory: these operators have limits.
     """
 
+    code_generator_class = _PlaybookCodeGenerator
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self) -> None:

@@ -14,10 +14,9 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, nodes
-from jinja2.meta import find_undeclared_variables
 
 from noetl_dagster.errors import NoetlError, TemplateError, UndefinedNameError
-from noetl_dagster.playbook.templates.environment import ScopeContext, TooComplexError, UnknownName
+from noetl_dagster.playbook.templates.environment import ScopeContext, TooComplexError, UnknownName, undeclared_names
 from noetl_dagster.playbook.templates.reading import ENVIRONMENT, Foreign, read, whole_expression
 from noetl_dagster.playbook.templates.views import (
     LEAVES,
@@ -356,7 +355,7 @@ def _names(tree: nodes.Template) -> frozenset[str]:
             elif isinstance(value, list):
                 waiting.extend(item for item in value if isinstance(item, nodes.Node))
     # names bound inside need Jinja's own, slower analysis of what is visible where
-    return frozenset(find_undeclared_variables(tree) if binds else names)
+    return frozenset(undeclared_names(tree) if binds else names)
 
 
 def _holds_views(value: Any) -> bool:
