@@ -68,7 +68,6 @@ class GcsBucket:
     """A bucket of Google Cloud Storage, with the methods of :class:`~noetl_dagster.storage.tiers.objects.S3Bucket`.
 
     Args:
-        patience: seconds for which a request is repeated while Google does not answer; None is the client's default.
         account, token: see :func:`gcs_client`.
     """
 
@@ -77,14 +76,13 @@ class GcsBucket:
         settings: Settings,
         bucket: str,
         *,
-        patience: float | None = None,
         account: str | None = None,
         token: str | None = None,
     ) -> None:
         self.bucket = gcs_client(settings, account, token).bucket(bucket)
         from google.cloud.storage.retry import DEFAULT_RETRY
 
-        self._retry = DEFAULT_RETRY if patience is None else DEFAULT_RETRY.with_timeout(patience)
+        self._retry = DEFAULT_RETRY
 
     def read(self, key: str) -> bytes:
         """Returns the bytes of an object."""
