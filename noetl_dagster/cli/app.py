@@ -47,8 +47,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "new": ("authoring:app", "Write a commented template of a playbook, or of a step in one."),
     "demo": ("demo:demo", "Run the patient flow on a simulated records API with faults."),
     "serve": ("serve:serve", "Serve the HTTP API, and move worker events from NATS into the event log."),
-    "worker": ("worker:worker", "Run commands of steps with ``dispatch: workers`` until interrupted."),
-    "ingest": ("ingest:ingest", "Move worker events from NATS into the event log until interrupted."),
+    "worker": ("processes:worker", "Run commands of steps with ``dispatch: workers`` until interrupted."),
+    "ingest": ("processes:ingest", "Move worker events from NATS into the event log until interrupted."),
     "project": ("upkeep:project", "Apply the events to noetl.execution that it does not have yet."),
     "replay": ("upkeep:replay", "Rebuild noetl.execution from the event log alone."),
     "reap": (

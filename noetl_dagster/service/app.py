@@ -9,10 +9,15 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from prometheus_client import Counter
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noetl_dagster.service import catalog, commands, executions, health, workers
-from noetl_dagster.service.pages.app import add_pages
+from noetl_dagster.service.pages import execution, login, playbooks, results, steps, trail
+from noetl_dagster.service.pages import executions as executions_page
+from noetl_dagster.service.pages import workers as workers_page
+from noetl_dagster.service.pages.live import Feeds
+from noetl_dagster.service.pages.rendering import FOLDER
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.service.problems import handle_problems
 from noetl_dagster.service.requests import API, DECLARES_CLIENT, RequestChecks
@@ -25,6 +30,10 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS",
 
 MODULES = (commands, catalog, executions, workers, health)
 """Modules with routes, in order: ``/api/catalog/<number>`` of ``commands`` comes before the paths of ``catalog``."""
+
+
+PAGES = (login, executions_page, execution, steps, results, trail, workers_page, playbooks)
+"""Modules with pages for people."""
 
 
 def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManager[Plane]]) -> FastAPI:
@@ -50,7 +59,7 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
     for router in (commands.workers, *(module.router for module in MODULES)):
         declared = [DECLARES_CLIENT] if router.prefix.startswith(API.rstrip("/")) and not tokens.required else []
         app.include_router(router, dependencies=declared)
-    add_pages(app)
+    _add_pages(app)
     # each one wraps the previous ones
     documents = (app.openapi_url, app.docs_url, app.swagger_ui_oauth2_redirect_url, app.redoc_url)
     app.add_middleware(
@@ -64,6 +73,16 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
     app.add_middleware(Counting, service=app)
     return app
+
+
+def _add_pages(app: FastAPI) -> None:
+    """Adds the routes of the pages, and their static files. ``app.state.stopping`` tells that streams must end."""
+    app.state.listings = {}
+    app.state.stopping = lambda: False
+    app.state.feeds = Feeds(lambda: app.state.plane.engine, lambda: app.state.stopping())
+    for module in PAGES:
+        app.include_router(module.router)
+    app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
 
 
 class Counting:

@@ -35,7 +35,7 @@ TWO_STEPS = text_of(
 
 WORK = """
 import asyncio
-from noetl_dagster.cli.commands.worker import PoolWorker
+from noetl_dagster.cli.commands.processes import PoolWorker
 from noetl_dagster.settings import get_settings
 
 async def work():

@@ -10,8 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from noetl_dagster.service.access import TOKEN_COOKIE, cookies
 from noetl_dagster.service.pages.access import FORM_COOKIE, FORM_FIELD, read_form, set_cookie
-from noetl_dagster.service.pages.rendering import page
-from noetl_dagster.service.pages.routing import page_router
+from noetl_dagster.service.pages.rendering import page, page_router
 
 router = page_router()
 

@@ -1,25 +1,28 @@
-"""Renders the pages. Everything from playbooks, results and workers is text, never markup."""
+"""Renders pages, and makes their routes. Everything from playbooks, results and workers is text, never markup."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
-from fastapi import Request
+from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
 from noetl_dagster.engine.executions.addresses import in_path
 from noetl_dagster.engine.executions.progress import brief, duration, per_second
 from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.redaction import SECRETS
-from noetl_dagster.service.pages.access import Viewer, secure_headers
+from noetl_dagster.service.pages.access import Viewer, secure_headers, viewer_of
 from noetl_dagster.service.pages.wording import counted, visible
+from noetl_dagster.service.problems import EXPECTED, ApiProblem, problem_of
 
 FOLDER = Path(__file__).parent
 
@@ -152,3 +155,37 @@ def page(request: Request, template: str, viewer: Viewer | None, *, status: int 
     if viewer is not None:
         viewer.remember(request, response)
     return response
+
+
+_SLOW = "the filters match too little of a long log to be found in time; choose a shorter time or fewer filters"
+
+
+class _PageRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except TimeoutError:
+                return problem_page(request, ApiProblem(503, _SLOW))
+            except EXPECTED as error:
+                return problem_page(request, error)
+
+        return answer
+
+
+def problem_page(request: Request, error: Exception) -> Response:
+    """Returns the page of an expected error; its text and status are those of the problem document."""
+    document = problem_of(error, f"{request.method} {request.url.path}")
+    try:
+        viewer = viewer_of(request)
+    except ApiProblem:
+        viewer = None
+    problem = orjson.loads(document.body)
+    return page(request, "problem.html", viewer, status=document.status_code, problem=problem)
+
+
+def page_router() -> APIRouter:
+    """Returns a router for pages, which are not part of the API's description."""
+    return APIRouter(route_class=_PageRoute, include_in_schema=False)

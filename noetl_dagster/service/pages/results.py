@@ -12,8 +12,7 @@ from starlette.responses import HTMLResponse, Response
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.service.pages.access import TheViewer, secure_headers
 from noetl_dagster.service.pages.execution import ExecutionId
-from noetl_dagster.service.pages.rendering import MOST_ROWS, fragment, size
-from noetl_dagster.service.pages.routing import page_router
+from noetl_dagster.service.pages.rendering import MOST_ROWS, fragment, page_router, size
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
 from noetl_dagster.storage import codec

@@ -38,8 +38,7 @@ from noetl_dagster.playbook.rules import RulePlace, rule_places
 from noetl_dagster.service.pages.access import TheViewer
 from noetl_dagster.service.pages.charts import histogram
 from noetl_dagster.service.pages.execution import ExecutionId, SourceLines, playbook_of, read_watched
-from noetl_dagster.service.pages.rendering import page
-from noetl_dagster.service.pages.routing import page_router
+from noetl_dagster.service.pages.rendering import page, page_router
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
 

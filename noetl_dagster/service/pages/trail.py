@@ -19,8 +19,7 @@ from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.service.pages.access import TheViewer, secure_headers
 from noetl_dagster.service.pages.execution import ExecutionId, event_stream, feeds_of
 from noetl_dagster.service.pages.live import Trail
-from noetl_dagster.service.pages.rendering import fragment, page
-from noetl_dagster.service.pages.routing import page_router
+from noetl_dagster.service.pages.rendering import fragment, page, page_router
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
 

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from noetl_dagster.events.transport.queries import PUT_DEAD_LETTER
 from noetl_dagster.events.transport.wire import encode_event
 from noetl_dagster.events.types import Event
-from noetl_dagster.service.pages.workforce.dead_letters import SHOWN
+from noetl_dagster.service.pages.workers import SHOWN_LETTERS
 from noetl_dagster.settings import Settings
 from tests.events.transport.conftest import ended, hold, started
 from tests.service.conftest import Service, Start, serving
@@ -50,10 +50,10 @@ async def reprocess(service: Service, letter: int, token: str) -> str:
 
 async def test_letters_are_shown_and_reprocessed(service: Service) -> None:
     assert "No dead letters: the log has taken every message" in await page_of(service)
-    await put(service, SHOWN + 1)
+    await put(service, SHOWN_LETTERS + 1)
     page = await page_of(service)
-    assert f"{SHOWN + 1} messages of workers" in page
-    assert page.count("early") == SHOWN
+    assert f"{SHOWN_LETTERS + 1} messages of workers" in page
+    assert page.count("early") == SHOWN_LETTERS
     older = re.search(r'href="(/workers\?letters_before=\d+)#dead-letters"', page)
     assert older is not None
     assert (await page_of(service, older[1])).count("early") == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from noetl_dagster.events.transport.capacity import CapacityRegistry, WorkerReport, put_worker
-from noetl_dagster.service.pages.workforce.workers import MOST_COUNTED, WAITING, PoolQueue, read_workforce, workers_of
+from noetl_dagster.service.pages.workers import MOST_COUNTED, WAITING, PoolQueue, read_workforce, workers_of
 from tests.playbooks import playbook
 from tests.pool import working
 from tests.service.conftest import Service

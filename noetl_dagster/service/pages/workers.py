@@ -1,4 +1,4 @@
-"""``/workers``: who is connected, what runs where, and what waits."""
+"""``/workers``: who is connected, what runs where, what waits, and messages that could not be ingested."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Path, Request
 from markupsafe import Markup
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.transport.capacity import CapacityRegistry
 from noetl_dagster.events.transport.queries import MISSED_REPORTS, no_worker
+from noetl_dagster.events.transport.wire import Id
 from noetl_dagster.service.health import ingest_lag
-from noetl_dagster.service.pages.access import TheViewer, secure_headers
-from noetl_dagster.service.pages.rendering import fragment, page
-from noetl_dagster.service.pages.routing import page_router
-from noetl_dagster.service.pages.workforce.dead_letters import dead_letters_section
+from noetl_dagster.service.pages.access import TheForm, TheViewer, Viewer, secure_headers
+from noetl_dagster.service.pages.rendering import fragment, page, page_router
 from noetl_dagster.service.plane import Plane, ThePlane
 
 router = page_router()
@@ -270,3 +269,37 @@ def _limited(workforce: Workforce) -> dict[str, Any]:
         "ingest_lag": workforce.ingest_lag,
         "projection_lag": workforce.projection_lag,
     }
+
+
+SHOWN_LETTERS = 20
+BEFORE, REPROCESSED = "letters_before", "reprocessed"
+"""Parameters of ``/workers``: only letters with a smaller id; the letter whose reprocessing has just ended."""
+
+
+async def dead_letters_section(request: Request, plane: Plane, viewer: Viewer) -> Markup:
+    """Returns the section for a viewer; it contains forms, so viewers cannot share it."""
+    letters = plane.dead_letters
+    before, reprocessed = _number(request, BEFORE), _number(request, REPROCESSED)
+    newest = await letters.newest(SHOWN_LETTERS + 1, before=before)
+    return fragment(
+        "parts/dead_letters.html",
+        viewer=viewer,
+        letters=newest[:SHOWN_LETTERS],
+        older=newest[SHOWN_LETTERS - 1].id if len(newest) > SHOWN_LETTERS else None,
+        number=await letters.count(),
+        reprocessed=reprocessed,
+        remaining=None if reprocessed is None else await letters.find(reprocessed),
+    )
+
+
+@router.post("/dead-letters/{letter_id}/reprocess")
+async def reprocess(letter_id: Annotated[Id, Path()], plane: ThePlane, form: TheForm) -> Response:
+    """Reprocesses a dead letter, and shows the outcome in the section."""
+    await plane.dead_letters.reprocess(letter_id)
+    return RedirectResponse(f"/workers?{REPROCESSED}={letter_id}#dead-letters", 303)
+
+
+def _number(request: Request, name: str) -> int | None:
+    """Returns a parameter that is the id of a letter, else None."""
+    text = request.query_params.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
