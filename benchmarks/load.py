@@ -141,7 +141,7 @@ def percentiles(seconds: list[float]) -> tuple[float, float]:
 def apart(settings: Settings) -> Iterator[Settings]:
     """A database and NATS names of its own, so that nothing is left of an earlier step; the bucket is one for all."""
     name = f"load{uuid.uuid4().hex[:8]}"
-    own = {"nats_namespace": name, "event_nats_subject_prefix": f"{name}.events", "minio_bucket": "load"}
+    own = {"nats_namespace": name, "minio_bucket": "load"}
     with database(settings) as made:
         try:
             yield made.model_copy(update=own)

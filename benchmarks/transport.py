@@ -218,7 +218,6 @@ async def main(count: int, rounds: int) -> None:
         update={
             "db_url": await own_database(settings),
             "nats_namespace": "bench",
-            "event_nats_subject_prefix": "bench.events",
         }
     )
     assert settings.db_url is not None

@@ -197,8 +197,8 @@ class StorageError(NoetlError):
     @property
     def kind(self) -> ErrorKind:  # type: ignore[override]
         """The kind of the exception from which this one was raised."""
-        found = kind_of(self.__cause__)
-        return found if found in ("storage_access", "storage_quota") else "storage"
+        cause = kind_of(self.__cause__)
+        return cause if cause in ("storage_access", "storage_quota") else "storage"
 
 
 class ReferenceNotAvailableError(StorageError):

@@ -10,8 +10,7 @@ import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 SUBJECT_NAME = r"^[A-Za-z0-9_-]+$"
-SUBJECT = r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$"
-"""Parts of names of NATS: without wildcards and spaces."""
+"""A part of names of NATS: without wildcards and spaces."""
 
 _ADDRESS_SEPARATOR = re.compile(r",(?=\s*\w+://)")
 
@@ -51,11 +50,13 @@ def address_with(*schemes: str, names_host: bool = True, host: str = "host") -> 
         if address is None or address[1] not in schemes:
             return False
         hosts = [_HOST.fullmatch(text) for text in address[2].split(",")]
-        return all(found and (found[1] or not names_host) and 0 < int(found[2] or 1) < 65536 for found in hosts)
+        return all(matches and (matches[1] or not names_host) and 0 < int(matches[2] or 1) < 65536 for matches in hosts)
 
     def check(value: str | None) -> str | None:
-        found = separate_addresses(value or "")
-        if value and not (found and all(map(fits, found))):  # the error has no value, which may contain a password
+        addresses = separate_addresses(value or "")
+        if value and not (
+            addresses and all(map(fits, addresses))
+        ):  # the error has no value, which may contain a password
             raise ValueError(f"write {example}, with a port from 1 to 65535 or none")
         return value or None
 
@@ -123,7 +124,7 @@ class PodTemplate(BaseModel):
 
 def separate_addresses(text: str) -> list[str]:
     """Returns the addresses in a text, which commas separate; passwords may contain commas."""
-    return [address for given in _ADDRESS_SEPARATOR.split(text) if (address := given.strip(", "))]
+    return [address for part in _ADDRESS_SEPARATOR.split(text) if (address := part.strip(", "))]
 
 
 def without_login(url: str) -> str:

@@ -21,7 +21,6 @@ from pydantic_settings import (
 
 from noetl_dagster import machine
 from noetl_dagster.setting_types import (
-    SUBJECT,
     SUBJECT_NAME,
     DatabaseAddress,
     HttpAddress,
@@ -131,11 +130,6 @@ class Settings(BaseSettings):
     playbook_bytes: int = Field(
         4 * 1024**2, ge=1024, description="Largest size of a playbook; aliases count with everything that they repeat"
     )
-    playbook_values: int = Field(
-        200_000,
-        ge=1000,
-        description="Maximum number of values in a playbook; aliases count with everything that they repeat",
-    )
     playbook_depth: int = Field(100, ge=20, le=200, description="Maximum nesting depth of a playbook")
     check_seconds: float = Field(
         10.0, gt=0, description="Maximum processor time for checking a playbook that a client sends to the HTTP API"
@@ -186,9 +180,6 @@ class Settings(BaseSettings):
     event_transport: EventTransport = Field(
         EventTransport.DIRECT, description="How workers send events to the log: direct, http or nats"
     )
-    event_nats_subject_prefix: str = Field(
-        "noetl.events", pattern=SUBJECT, description="Subject prefix of worker events"
-    )
     nats_replicas: int = Field(1, ge=1, description="Replicas of streams: 1 on one server, 3 in a cluster")
 
     server_url: Annotated[str, HttpAddress] = Field(
@@ -218,16 +209,6 @@ class Settings(BaseSettings):
     service_body_bytes: int = Field(8 * 1024**2, ge=1024, description="Largest request body of the HTTP API")
     service_rate: float = Field(
         2000.0, gt=0, description="Maximum requests per second of one client: a known token, otherwise an address"
-    )
-    service_header_bytes: int = Field(
-        64 * 1024, ge=1024, description="Maximum size of the address and headers of a request to the HTTP API"
-    )
-    service_headers: int = Field(100, ge=10, description="Maximum number of headers of a request to the HTTP API")
-    service_header_seconds: float = Field(
-        10, gt=0, description="Maximum time in which a client must send all headers of a request"
-    )
-    service_body_seconds: float = Field(
-        60, gt=0, description="Maximum further time in which a client must send the body"
     )
     service_connections: int = Field(
         4096, ge=1, description="Maximum connections of one process of the HTTP API; further ones get 503"
@@ -321,16 +302,11 @@ class Settings(BaseSettings):
         description="Maximum stored bytes of the results of one execution; a task that stores more fails; "
         "empty: no limit",
     )
-    result_preview_bytes: int = Field(1024, ge=0, description="Largest preview stored with a reference")
     loop_collection_threshold: int = Field(1000, ge=0, description="Larger loop collections become references")
 
     command_heartbeat_seconds: float = Field(15.0, gt=0, description="Interval of a running command's heartbeats")
     command_heartbeat_timeout_seconds: float = Field(
         300.0, gt=0, description="Time after which a claim without heartbeats expires"
-    )
-    event_buffer_size: int = Field(1000, ge=1, description="Maximum number of events in a group commit")
-    event_buffer_milliseconds: float = Field(
-        5.0, ge=0, description="Maximum time that an event waits for its group commit"
     )
 
     partition_hours: Annotated[float | None, NoneIfEmpty] = Field(
@@ -341,11 +317,6 @@ class Settings(BaseSettings):
     )
     retention_days: Annotated[float | None, NoneIfEmpty] = Field(
         None, gt=0, description="Age of partitions of events that are dropped with their executions; empty: never"
-    )
-    replaced_asset_seconds: float = Field(
-        24 * 3600.0,
-        ge=0,
-        description="Time for which an IO manager keeps a replaced asset, for current readers",
     )
     recovery_attempts: int = Field(5, ge=0, description="Maximum resumptions of an execution whose process has ended")
     recovery_backoff_seconds: float = Field(30.0, gt=0, description="Pause before a resumption; it doubles")
@@ -447,7 +418,6 @@ class Settings(BaseSettings):
     spark_driver_java_options: str = Field(
         "", description="Further JVM options of a local driver, for example -XX:+UseSerialGC"
     )
-    spark_start_ahead: bool = Field(True, description="Start a run's session before its first spark step")
     spark_staging: bool = Field(
         True,
         description="Local masters read and write objects as files in the state folder; false: through Python data "
@@ -499,13 +469,13 @@ def get_settings() -> Settings:
     return Settings()
 
 
-def settings_with(**given: object) -> Settings:
+def settings_with(**values: object) -> Settings:
     """Returns the settings of this process with some values replaced; None keeps the value.
 
     Raises:
         ValidationError: a value is none that the setting may have.
     """
-    update = {name: value for name, value in given.items() if value is not None}
+    update = {name: value for name, value in values.items() if value is not None}
     return Settings.model_validate(get_settings().model_dump() | update)
 
 

@@ -57,13 +57,15 @@ def ensure(
     if not names:
         return settings
     home = settings.home.resolve()
-    found: dict[str, object] = {**supervisor.start(settings, names, announce)}
-    if "db_url" in found and settings.db_url is None:
-        found["pvc_mount_path"] = closed_folder(home / "pvc")  # on one machine, a folder serves as the shared volume
-        found["default_postgres_credential"] = "embedded"  # so that playbooks run without any set-up
-    if "minio_secret_key" in found:
-        found["minio_secret_key"] = SecretStr(str(found["minio_secret_key"]))
-    missing = {name: value for name, value in found.items() if not getattr(settings, name, "set")}
+    addresses: dict[str, object] = {**supervisor.start(settings, names, announce)}
+    if "db_url" in addresses and settings.db_url is None:
+        addresses["pvc_mount_path"] = closed_folder(
+            home / "pvc"
+        )  # on one machine, a folder serves as the shared volume
+        addresses["default_postgres_credential"] = "embedded"  # so that playbooks run without any set-up
+    if "minio_secret_key" in addresses:
+        addresses["minio_secret_key"] = SecretStr(str(addresses["minio_secret_key"]))
+    missing = {name: value for name, value in addresses.items() if not getattr(settings, name, "set")}
     return settings.model_copy(update={**missing, "home": home})
 
 

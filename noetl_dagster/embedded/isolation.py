@@ -32,7 +32,7 @@ def isolated(
     with database or new_database(services) as name:
         url = database_url(services, name)
         places = {"home": home, "pvc_mount_path": volume, "db_url": url, "dagster_db_url": url}
-        names = {"nats_namespace": name, "event_nats_subject_prefix": f"{name}.events", "minio_bucket": name}
+        names = {"nats_namespace": name, "minio_bucket": name}
         own = services.model_copy(update={**places, **names})
         try:
             yield own

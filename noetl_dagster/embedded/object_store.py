@@ -43,8 +43,8 @@ class ObjectStore(Service):
 
     def __init__(self, settings: Settings, recorded: Mapping[str, str]) -> None:
         super().__init__(settings, recorded)
-        if given := settings.minio_secret_key.get_secret_value():
-            self.secrets["secret_key"] = given
+        if secret_key := settings.minio_secret_key.get_secret_value():
+            self.secrets["secret_key"] = secret_key
 
     def prepare(self, folder: Path, ports: Ports) -> LaunchCommand:
         """Writes the access keys, and the certificate and signing key that the parts of the server share."""

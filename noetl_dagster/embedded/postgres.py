@@ -238,14 +238,14 @@ def _set_password(data: Path, programs: Path, user: pwd.struct_passwd | None, pa
 
 def _run(argv: Sequence[str], data: Path, user: pwd.struct_passwd | None, text: str) -> None:
     """Runs a program in the data folder with a text as its standard input, which is a file that only it may read."""
-    with tempfile.TemporaryFile("w+") as given:
-        given.write(f"{text}\n")
-        given.seek(0)
+    with tempfile.TemporaryFile("w+") as stdin:
+        stdin.write(f"{text}\n")
+        stdin.seek(0)
         if user is not None:
-            os.fchown(given.fileno(), user.pw_uid, user.pw_gid)
+            os.fchown(stdin.fileno(), user.pw_uid, user.pw_gid)
         done = subprocess.run(
             argv,
-            stdin=given,
+            stdin=stdin,
             check=False,
             capture_output=True,
             text=True,

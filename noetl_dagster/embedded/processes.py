@@ -168,5 +168,5 @@ def free_ports(count: int, taken: set[int]) -> list[int]:
 
 def tail(log: Path, lines: int = 20) -> str:
     """Returns the last lines of a log, indented for an error message."""
-    kept = log.read_text(errors="replace").splitlines()[-lines:] if log.exists() else []
-    return "\n".join(f"  {line}" for line in kept) or "  (the log is empty)"
+    last_lines = log.read_text(errors="replace").splitlines()[-lines:] if log.exists() else []
+    return "\n".join(f"  {line}" for line in last_lines) or "  (the log is empty)"

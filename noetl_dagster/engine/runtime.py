@@ -12,7 +12,7 @@ import asyncpg
 
 from noetl_dagster.engine.helpers import HelperProcesses
 from noetl_dagster.errors import ExecutionNotFoundError, ServiceError
-from noetl_dagster.events.buffer import EventBuffer, EventWriter
+from noetl_dagster.events.buffer import GROUP_EVENTS, LINGER_SECONDS, EventBuffer, EventWriter
 from noetl_dagster.events.catalog import RegisteredPlaybooks
 from noetl_dagster.events.connection import PATIENCE, PatientReads
 from noetl_dagster.events.ids import Snowflake
@@ -67,6 +67,7 @@ class Runtime:
         helpers: HelperProcesses | None = None,
         run_playbook: RunPlaybook | None = None,
         worker_id: str | None = None,
+        linger: float = LINGER_SECONDS,
     ) -> None:
         """Makes the parts.
 
@@ -78,6 +79,7 @@ class Runtime:
             helpers: the processes with which this one shares large loops.
             run_playbook: runs child playbooks; default: the process cannot.
             worker_id: the name of this process in events; default: its host and process id.
+            linger: seconds that an event waits for others, which are committed with it.
         """
         self.settings = settings
         self.pool = pool
@@ -88,8 +90,8 @@ class Runtime:
         self.registered = RegisteredPlaybooks(pool, ids)
         self.buffer = buffer = EventBuffer(
             writer(log) if writer is not None else log,
-            size=settings.event_buffer_size,
-            linger=settings.event_buffer_milliseconds / 1000,
+            size=GROUP_EVENTS,
+            linger=linger,
         )
         self.results = ResultStore(settings, pool, ids=ids)
         self.spark = SparkSessions(settings) if spark is None else None
@@ -124,6 +126,7 @@ class Runtime:
         apply: bool = True,
         writer: Callable[[EventLog], EventWriter] | None = None,
         worker_id: str | None = None,
+        linger: float = LINGER_SECONDS,
     ) -> Runtime:
         """Connects to the services of a process that drives no executions; see :func:`connect`.
 
@@ -131,10 +134,11 @@ class Runtime:
             apply: apply ``schema/*.sql`` first; else wait until the control plane has done so.
             writer: where this process's events go; default: straight into the log.
             worker_id: the name of this process in events.
+            linger: seconds that an event waits for others, which are committed with it.
         """
 
         def make(pool: asyncpg.Pool, node: int) -> Runtime:
-            return cls(settings, pool, node, writer=writer, worker_id=worker_id)
+            return cls(settings, pool, node, writer=writer, worker_id=worker_id, linger=linger)
 
         return await connect(settings, make, apply=apply)
 

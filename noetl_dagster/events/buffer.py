@@ -16,6 +16,12 @@ from noetl_dagster.process.retrying import with_retries
 
 EventWriter = EventLog | Transport
 
+GROUP_EVENTS = 1000
+"""Maximum number of events in a group commit: more would hold up those that wait for the first of them."""
+
+LINGER_SECONDS = 0.005
+"""Time that an event waits for others: a few times as long as a commit on a local disk."""
+
 
 @dataclass(slots=True, eq=False)
 class _BufferedEvents:

@@ -130,9 +130,9 @@ class RegisteredPlaybooks:
 
     async def _missing(self, reference: str) -> str:
         path, version = split_version(reference)
-        known = [str(one.version) for one in await self.versions(path, 20)]
-        if known:
-            return f"playbook {path!r} has no version {version}; it has {', '.join(known)}"
+        numbers = [str(one.version) for one in await self.versions(path, 20)]
+        if numbers:
+            return f"playbook {path!r} has no version {version}; it has {', '.join(numbers)}"
         paths = [row["path"] for row in await self._pool.fetch(queries.CATALOG_NEAR)]
         near = get_close_matches(path, paths, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "register it with 'noetl-dagster register FILE'"

@@ -115,7 +115,7 @@ async def follow(pool: asyncpg.Pool, execution_id: int, after: Position = START)
 
     A short outage of the database only delays it.
     """
-    given = after  # pages go back to the horizon if it is lower: an older transaction may still run
+    passed = after  # pages go back to the horizon if it is lower: an older transaction may still run
     while True:
         try:
             page = await events_in_commit_order(pool, execution_id, after)
@@ -125,7 +125,7 @@ async def follow(pool: asyncpg.Pool, execution_id: int, after: Position = START)
             await asyncio.sleep(AWAY_SECONDS)
             continue
         for one in page.events:
-            if one.position > given:
+            if one.position > passed:
                 yield one.event
         after = page.position
         if ended:

@@ -111,12 +111,12 @@ def _key_order(key: str) -> tuple[int, bytes]:
 
 def check_certificates(url: str) -> None:
     """Raises ``ServiceError`` if a file of a TLS connection cannot be read; asyncpg's own error does not name it."""
-    given = dict(parse_qsl(urlsplit(url).query))
+    options = dict(parse_qsl(urlsplit(url).query))
     for name in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
         variable = f"PG{name.upper()}"
-        path = given.get(name) or os.environ.get(variable)
+        path = options.get(name) or os.environ.get(variable)
         if path and not os.access(path, os.R_OK):
-            place = f"{name} of the database's address" if name in given else variable
+            place = f"{name} of the database's address" if name in options else variable
             raise ServiceError(f"{place}: there is no file {path} that may be read; mount it, or correct the path")
 
 

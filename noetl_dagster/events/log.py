@@ -118,17 +118,17 @@ class EventLog:
         """Appends a few events in one round trip; nothing if one of their executions is cancelled."""
         columns = [list(column) for column in zip(*map(as_row, events), strict=True)]
         if gates := _gates(events, all_gated):
-            found = await where.fetch(queries.INSERT_NEW_GATED, gates, *columns)
+            records = await where.fetch(queries.INSERT_NEW_GATED, gates, *columns)
         else:
-            found = await where.fetch(queries.INSERT_NEW, *columns)
-        return {record["event_id"] for record in found}
+            records = await where.fetch(queries.INSERT_NEW, *columns)
+        return {record["event_id"] for record in records}
 
     async def present(self, events: Sequence[Event], *, connection: Connection | None = None) -> set[int]:
         """Returns which of these events the log holds, for a writer whose connection broke during a commit."""
-        found = await (connection or self.pool).fetch(
+        records = await (connection or self.pool).fetch(
             queries.PRESENT, [event.execution_id for event in events], [event.event_id for event in events]
         )
-        return {record["event_id"] for record in found}
+        return {record["event_id"] for record in records}
 
     async def append_once(self, event: Event, *, connection: Connection | None = None, gated: bool = False) -> bool:
         """Appends an event that may exist only once; returns True for the one caller that created it.
@@ -156,10 +156,10 @@ class EventLog:
 
         Later events of this process get greater ids, even if those of a clock that was ahead are among them.
         """
-        found = await (connection or self.pool).fetch(queries.LIFECYCLE, execution_id)
-        if found:
-            self.ids.follow(found[-1]["event_id"])
-        return [as_event(record) for record in found]
+        records = await (connection or self.pool).fetch(queries.LIFECYCLE, execution_id)
+        if records:
+            self.ids.follow(records[-1]["event_id"])
+        return [as_event(record) for record in records]
 
     async def events(self, execution_id: int, *, after: int = 0, page: int = PAGE) -> AsyncIterator[Event]:
         """Yields every event of an execution in the order of their ids, reading ``page`` events at a time."""

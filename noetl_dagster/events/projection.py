@@ -150,10 +150,10 @@ class Projection:
         ids = sorted(events.keys() | done.keys())
         if not ids:
             return
-        known = {row["execution_id"]: row for row in await connection.fetch(queries.EXECUTIONS, ids)}
+        stored_rows = {row["execution_id"]: row for row in await connection.fetch(queries.EXECUTIONS, ids)}
         rows = []
         for execution_id in ids:
-            row = known.get(execution_id)
+            row = stored_rows.get(execution_id)
             execution = ProjectedExecution(**row) if row is not None else ProjectedExecution(execution_id)
             execution.apply(events.get(execution_id, ()), done.get(execution_id, {}))
             if execution.created_at is not None:  # not so for late events of an execution that was dropped
@@ -203,14 +203,14 @@ async def differing(connection: Any, execution_ids: Sequence[int]) -> list[int]:
         row["execution_id"]: ProjectedExecution(**row)
         for row in await connection.fetch(queries.EXECUTIONS, execution_ids)
     }
-    found = []
+    differing_ids = []
     async for execution in replayed(connection, execution_ids):
         row, same = stored.pop(execution.execution_id, None), False
         with suppress(AttributeError, KeyError, TypeError):  # the row's state has another shape
             same = row is not None and row.comparable() == execution.comparable()
         if not same:
-            found.append(execution.execution_id)
-    return sorted([*found, *stored])
+            differing_ids.append(execution.execution_id)
+    return sorted([*differing_ids, *stored])
 
 
 class BackgroundProjection:
@@ -274,10 +274,10 @@ async def read_execution(pool: asyncpg.Pool, execution_id: int) -> ProjectedExec
         row = dict(await connection.fetchrow(queries.ROW_AND_CHECKPOINT, execution_id))
         checkpoint = row.pop("checkpoint") or "0"
         has_tail = row.pop("has_tail")
-        known = row["execution_id"] is not None
-        execution = ProjectedExecution(**row) if known else ProjectedExecution(execution_id)
+        has_row = row["execution_id"] is not None
+        execution = ProjectedExecution(**row) if has_row else ProjectedExecution(execution_id)
         if not has_tail:
-            return execution if known else None
+            return execution if has_row else None
         tail = await connection.fetch(queries.TAIL, execution_id, checkpoint, TAIL_LIMIT)
         done: Done = defaultdict(int)
         if tail[0]["seen"] >= TAIL_LIMIT:

@@ -141,8 +141,8 @@ class ProjectedExecution:
             return
         step["visits"] = _visit(event)
         step["status"] = event["status"]
-        known = {"error": event["error"], "result": event["result_uri"], "unhandled": unhandled}
-        step.update({key: value for key, value in known.items() if value})
+        details = {"error": event["error"], "result": event["result_uri"], "unhandled": unhandled}
+        step.update({key: value for key, value in details.items() if value})
 
     def _loop_started(self, event: Mapping[str, Any], done: Done) -> None:
         fanout = event["event_type"] == EventType.LOOP_FANOUT_STARTED
@@ -190,11 +190,11 @@ class ProjectedExecution:
 
     def _step(self, name: str) -> dict[str, Any]:
         steps = self.state.setdefault("steps", [])
-        found = next((step for step in steps if step["step"] == name), None)
-        if found is None:
-            found = {"step": name, "status": ExecutionStatus.RUNNING, "visits": 1}
-            steps.append(found)
-        return found
+        entry = next((step for step in steps if step["step"] == name), None)
+        if entry is None:
+            entry = {"step": name, "status": ExecutionStatus.RUNNING, "visits": 1}
+            steps.append(entry)
+        return entry
 
     def _loops(self) -> list[dict[str, Any]]:
         return [*self.state.get("loop", {}).values(), *self.state.get("fanout", {}).values()]

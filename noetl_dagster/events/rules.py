@@ -61,23 +61,23 @@ class Findings:
     def add(self, finding: Finding, count: int = 1) -> None:
         """Adds a finding, or the first of several."""
         self.counts[finding.rule] = self.counts.get(finding.rule, 0) + count
-        kept = self.examples.setdefault(finding.rule, [])
-        if len(kept) < EXAMPLES:
-            kept.append(finding)
+        examples = self.examples.setdefault(finding.rule, [])
+        if len(examples) < EXAMPLES:
+            examples.append(finding)
 
     def merge(self, others: Findings) -> None:
         """Adds the findings of another check."""
-        for rule, found in others.examples.items():
+        for rule, findings in others.examples.items():
             self.counts[rule] = self.counts.get(rule, 0) + others.counts[rule]
-            kept = self.examples.setdefault(rule, [])
-            kept.extend(found[: EXAMPLES - len(kept)])
+            examples = self.examples.setdefault(rule, [])
+            examples.extend(findings[: EXAMPLES - len(examples)])
 
     def confirmed_by(self, later: Findings) -> Findings:
         """Returns those of a later check whose rule had one of the same findings before."""
         both = Findings()
-        for rule, found in later.examples.items():
-            if set(found) & set(self.examples.get(rule, ())):
-                both.counts[rule], both.examples[rule] = later.counts[rule], found
+        for rule, findings in later.examples.items():
+            if set(findings) & set(self.examples.get(rule, ())):
+                both.counts[rule], both.examples[rule] = later.counts[rule], findings
         return both
 
 

@@ -121,11 +121,11 @@ class HeldError(ServiceError):
 
 async def holders(connection: asyncpg.Connection) -> str:
     """Describes the oldest transactions of a database that hold locks."""
-    found = await connection.fetch(_HOLDERS)
+    rows = await connection.fetch(_HOLDERS)
     oldest = [
         f"process {one['pid']} ({one['application_name'] or 'without a name'}, {one['state']}, "
         f"{one['seconds']} s): {one['query']}"
-        for one in found
+        for one in rows
     ]
     return f"the oldest transactions are {'; '.join(oldest)}" if oldest else "no transaction holds locks any more"
 
@@ -157,14 +157,14 @@ async def apply_schema_on(
 ) -> AppliedSchema:
     """Applies the schema like :func:`apply_schema`, on an open connection."""
     now = datetime.now(UTC)
-    found = await found_schema(connection)
-    is_complete = found is not None and found.serves and not _missing(await partitions(connection), now, width)
-    if found is not None and is_complete and not await is_of_another_server(connection):
-        return _warn_if_later(AppliedSchema(found, changed=False))  # no lock, because processes start often
+    schema = await found_schema(connection)
+    is_complete = schema is not None and schema.serves and not _missing(await partitions(connection), now, width)
+    if schema is not None and is_complete and not await is_of_another_server(connection):
+        return _warn_if_later(AppliedSchema(schema, changed=False))  # no lock, because processes start often
 
     async def apply() -> AppliedSchema:
-        found = await found_schema(connection)
-        changed = found is None or not found.serves
+        schema = await found_schema(connection)
+        changed = schema is None or not schema.serves
         if changed:
             for text in _texts():
                 await connection.execute(text)
@@ -232,13 +232,13 @@ async def found_schema(connection: asyncpg.Connection | asyncpg.Pool) -> FoundSc
     row = await connection.fetchrow(_NUMBERED) if await connection.fetchval(_HAS_NUMBER) else None
     if row is None:
         return FoundSchema(1, "", 1)
-    found = FoundSchema(**row)
-    if found.works_from > SCHEMA_VERSION:
+    schema = FoundSchema(**row)
+    if schema.works_from > SCHEMA_VERSION:
         raise VersionError(
-            f"the event log has schema {found.number}, with which versions whose schema is before "
-            f"{found.works_from} may not work; this one's is {SCHEMA_VERSION}: update this process"
+            f"the event log has schema {schema.number}, with which versions whose schema is before "
+            f"{schema.works_from} may not work; this one's is {SCHEMA_VERSION}: update this process"
         )
-    return found
+    return schema
 
 
 def _texts() -> list[str]:
@@ -268,9 +268,9 @@ async def ensure_schema(settings: Settings, pool: asyncpg.Pool, *, apply: bool =
     patience = 300.0 if settings.health_port is None else math.inf
     began = time.monotonic()
     warned = False
-    while (found := await found_schema(pool)) is None or found.number < number:
+    while (schema := await found_schema(pool)) is None or schema.number < number:
         if not warned:
-            what = "no schema yet" if found is None else f"schema {found.number}, {number} is needed"
+            what = "no schema yet" if schema is None else f"schema {schema.number}, {number} is needed"
             logger.warning("the event log has %s; waiting for 'noetl-dagster provision' or 'serve'", what)
             warned = True
         if time.monotonic() > began + patience:
@@ -297,11 +297,11 @@ async def open_pool_with_schema(
 
 async def partitions(connection: asyncpg.Connection) -> dict[str, range | None]:
     """Returns the partitions of ``noetl.event``: the execution ids of each by its name, None for the default one."""
-    found = {}
+    bounds_by_name = {}
     for row in await connection.fetch(_PARTITIONS):
         bounds = _BOUNDS.search(row["bounds"])
-        found[row["relname"]] = range(*map(int, bounds.groups())) if bounds is not None else None
-    return found
+        bounds_by_name[row["relname"]] = range(*map(int, bounds.groups())) if bounds is not None else None
+    return bounds_by_name
 
 
 async def ensure_partitions(connection: asyncpg.Connection, now: datetime, width: timedelta | None = None) -> list[str]:

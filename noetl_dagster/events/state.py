@@ -225,13 +225,13 @@ class ExecutionState:
         self.visits[step] = max(visit, self.visits.get(step, 0))
         self.entered.setdefault(key, event.event_id)
         context = event.context or {}
-        for name, known in (
+        for name, values in (
             ("reads", self.reads),
             ("settings", self.settings),
             ("watermark", self.watermarks),
         ):
             if context.get(name):
-                known[key] = context[name]
+                values[key] = context[name]
 
     def _exited(self, event: Event) -> None:
         step, visit = key = _visit_of(event)

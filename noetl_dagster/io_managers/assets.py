@@ -31,6 +31,9 @@ from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.tiers import open_tier
 from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier
 
+KEEP_REPLACED = timedelta(days=1)
+"""Time for which a replaced asset is kept: no run reads one input for longer."""
+
 _ROOT = UPath("memory:///")
 """Of Dagster's paths, which serve as keys: no file is at any of them, since nothing is stored there."""
 
@@ -155,7 +158,7 @@ class AssetIOManager(UPathIOManager):
     async def _without_old(self, before: StoredAsset, current: str) -> tuple[Replaced, ...]:
         """Removes old values and returns the others. A process that is killed here leaves nothing unrecorded."""
         now = datetime.now(UTC)
-        until = now - timedelta(seconds=self._settings.replaced_asset_seconds)
+        until = now - KEEP_REPLACED
         earlier_values = [one for one in (*before.replaced, Replaced(uri=before.uri, at=now)) if one.uri != current]
         for one in earlier_values:
             if one.at <= until and one.uri != before.uri:
@@ -170,9 +173,7 @@ class AssetIOManager(UPathIOManager):
         if type(value).__module__.startswith("pyspark.sql") and type(value).__name__ == "DataFrame":
             return await self._store_spark(key, value)
         content_type = "text/plain" if isinstance(value, str) else None
-        encoded = await asyncio.to_thread(
-            codec.encode, value, content_type=content_type, preview_bytes=self._settings.result_preview_bytes
-        )
+        encoded = await asyncio.to_thread(codec.encode, value, content_type=content_type)
         uri = await self._tier.put(key + codec.EXTENSIONS[encoded.content_type], encoded.data)
         return StoredAsset(
             uri=uri,

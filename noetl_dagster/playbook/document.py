@@ -29,6 +29,9 @@ _BINARY_TAG = "tag:yaml.org,2002:binary"
 NOT_UNDERSTOOD = frozenset({ProblemKind.UNKNOWN_FIELD, ProblemKind.UNSUPPORTED_KIND})
 """Problems of keys and tool kinds that other engines may know."""
 
+MOST_VALUES = 200_000
+"""Maximum number of values in a playbook; aliases count with everything that they repeat."""
+
 _LONGEST_NUMBER = 400
 """Characters of a number, date or other scalar that is not text. Converting long ones takes quadratic time."""
 
@@ -48,7 +51,7 @@ class _CountingLoader(_Loader):  # type: ignore[misc]
         super().__init__(text)
         settings = get_settings()
         self._depth, self._deepest = 0, settings.playbook_depth
-        self._values, self._most = 0, settings.playbook_values
+        self._values, self._most = 0, MOST_VALUES
 
     def descend_resolver(self, parent: Any, index: Any) -> None:
         """Counts a value; raises if it exceeds a limit."""
@@ -75,10 +78,9 @@ def _too_deep(mark: Any) -> _LimitError:
 
 
 def _too_many(mark: Any) -> _LimitError:
-    limit = get_settings().playbook_values
     return _LimitError(
-        problem=f"more than {limit:,} values up to here, each alias counted with all that it repeats; read large data "
-        "from a file or table (limit: NOETL_PLAYBOOK_VALUES)",
+        problem=f"more than {MOST_VALUES:,} values up to here, each alias counted with all that it repeats; read large "
+        "data from a file or table",
         problem_mark=mark,
     )
 
@@ -114,7 +116,7 @@ class Document:
         self._commands: set[int] = set()
         self._constructor = SafeConstructor()
         settings = get_settings()
-        self._most_values, self._most_characters = settings.playbook_values, settings.playbook_bytes
+        self._most_values, self._most_characters = MOST_VALUES, settings.playbook_bytes
         self._most_levels = settings.playbook_depth
         self._values = self._characters = self._deepest = 0
         self._extents: dict[int, _Extent] = {}

@@ -36,7 +36,7 @@ from noetl_dagster.worker.runner import Call
 
 logger = logging.getLogger(__name__)
 
-LINGER_MILLISECONDS = 20.0
+LINGER_SECONDS = 0.02
 """Ends of commands wait this long for others while further commands wait for a slot; otherwise they do not wait."""
 
 CHANGE_SECONDS = 0.25
@@ -86,10 +86,11 @@ class PoolWorker:
         direct = settings.event_transport is EventTransport.DIRECT
         try:
             runtime = await Runtime.open(
-                settings.model_copy(update={"event_buffer_milliseconds": LINGER_MILLISECONDS}),
+                settings,
                 apply=direct,
                 writer=lambda log: open_transport(settings, log, client),
                 worker_id=worker_id,
+                linger=LINGER_SECONDS,
             )
         except ServiceError:
             await client.close()

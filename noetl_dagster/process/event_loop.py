@@ -98,6 +98,6 @@ def _wait_for_native_threads() -> None:
     end = time.monotonic() + NATIVE_THREADS_SECONDS
     while True:
         time.sleep(0.001)  # gives up the GIL
-        known = {thread.ident for thread in threading.enumerate()}
-        if sys._current_frames().keys() <= known or time.monotonic() > end:
+        python_threads = {thread.ident for thread in threading.enumerate()}
+        if sys._current_frames().keys() <= python_threads or time.monotonic() > end:
             return

@@ -109,31 +109,31 @@ class Redactor:
 
     def hide(self, *values: str) -> None:
         """Hides values that an execution is given from now on, with the parts of compound ones."""
-        given, is_new = self._given, False
+        values_by_text, is_new = self._given, False
         with self._lock:
             for value in values:
-                known = given.pop(value, None)
-                is_new = is_new or known is None
-                given[value] = known or _Hidden.of(value)  # the last is the most recent
+                hidden = values_by_text.pop(value, None)
+                is_new = is_new or hidden is None
+                values_by_text[value] = hidden or _Hidden.of(value)  # the last is the most recent
             if is_new:
-                while len(given) > MOST:
-                    del given[next(iter(given))]
+                while len(values_by_text) > MOST:
+                    del values_by_text[next(iter(values_by_text))]
                 self._copy()
         if is_new:
             _install()
 
     def hide_settings(self, settings: Settings) -> None:
         """Hides the secrets of a process: values that its settings declare secret, and passwords in addresses."""
-        found: set[str] = set()
+        secrets: set[str] = set()
         for name, field in type(settings).model_fields.items():
             value = getattr(settings, name)
             if isinstance(value, SecretStr) and value != field.default:
-                found |= _secrets_of_setting(value.get_secret_value())
+                secrets |= _secrets_of_setting(value.get_secret_value())
             elif isinstance(value, str) and "://" in value:
-                found |= set(_passwords(value))
-        if not found <= self._own.keys():
+                secrets |= set(_passwords(value))
+        if not secrets <= self._own.keys():
             with self._lock:
-                self._own |= {value: _Hidden.of(value) for value in found}
+                self._own |= {value: _Hidden.of(value) for value in secrets}
                 self._copy()
             _install()
 
@@ -209,13 +209,13 @@ class Redactor:
 
     def found_in(self, encoded: bytes | str) -> bool:
         """Reports whether a result contains a secret as it is: in the first :data:`LOOKED_AT` bytes of its JSON."""
-        given = self._all_given
-        if not given:
+        all_given = self._all_given
+        if not all_given:
             return False
         text = encoded[:LOOKED_AT]
         if isinstance(text, bytes):
             text = text.decode("utf-8", "ignore")
-        for hidden in given:
+        for hidden in all_given:
             for one in hidden.looked_for:
                 if one in text:
                     return True
@@ -271,7 +271,7 @@ def _named_values(fields: Mapping[str, Any]) -> Iterator[str]:
 
 def _secrets_of_setting(value: str) -> set[str]:
     """Returns the secrets of a setting; of JSON such as the tokens of the API the long keys and values."""
-    found: set[str] = set()
+    secrets: set[str] = set()
     try:
         waiting = [orjson.loads(value)]
     except orjson.JSONDecodeError:
@@ -283,10 +283,10 @@ def _secrets_of_setting(value: str) -> set[str]:
             case list() as entries:
                 waiting += entries
             case str() as text if len(text) >= _SETTING:
-                found.add(text)
+                secrets.add(text)
             case int() | float():
-                found.add(value)
-    return found
+                secrets.add(value)
+    return secrets
 
 
 def parts_of(value: str) -> Iterator[str]:
@@ -327,13 +327,13 @@ def _passwords_of_pair(encoded: str) -> list[str]:
 
 def _passwords(url: str) -> list[str]:
     """Returns the passwords in addresses or a connection string, and its parameters with the name of a secret."""
-    found = [value for encoded in _ASSIGNED.findall(url) for value in (encoded, unquote(encoded))]
+    passwords = [value for encoded in _ASSIGNED.findall(url) for value in (encoded, unquote(encoded))]
     for address in separate_addresses(url):
         with suppress(ValueError):
             parts = urlsplit(address)
             if parts.password and parts.password != parts.username:  # not a default such as postgres:postgres
-                found += [parts.password, unquote(parts.password)]
-    return found
+                passwords += [parts.password, unquote(parts.password)]
+    return passwords
 
 
 def _is_secret(value: str) -> bool:

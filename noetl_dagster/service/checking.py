@@ -29,7 +29,7 @@ _PATIENCE = 3
 """Wall-clock time on a busy machine, as a multiple of the processor time."""
 
 _HEADER = 8
-_LIMITS = ("playbook_bytes", "playbook_values", "playbook_depth")
+_LIMITS = ("playbook_bytes", "playbook_depth")
 """Settings of a checking process; it gets no others, and none of the service's secrets."""
 
 Message = dict[str, Any]

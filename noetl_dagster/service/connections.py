@@ -20,6 +20,13 @@ from noetl_dagster.settings import Settings
 
 CLOSE = {"connection": "close"}
 
+MOST_HEADERS = 100
+HEADER_BYTES = 64 * 1024
+"""Limits of a request's address and headers; the longest token and the headers of several proxies fit."""
+
+HEADER_SECONDS, BODY_SECONDS = 10.0, 60.0
+"""Time in which a client must send all headers, and then the body: 8 MiB in a minute is a slow mobile network."""
+
 
 def bounded_connections(settings: Settings) -> type[HttpToolsProtocol]:
     """Returns uvicorn's protocol with the limits of the settings.
@@ -30,13 +37,13 @@ def bounded_connections(settings: Settings) -> type[HttpToolsProtocol]:
     most = settings.service_connections
     if allowed != resource.RLIM_INFINITY:
         most = min(most, max(allowed * 3 // 4, 1))
-    headers = f"more than {settings.service_headers} headers or {settings.service_header_bytes} bytes of headers"
+    headers = f"more than {MOST_HEADERS} headers or {HEADER_BYTES} bytes of headers"
     limits = {
         "most": most,
-        "most_headers": settings.service_headers,
-        "header_bytes": settings.service_header_bytes,
-        "header_seconds": settings.service_header_seconds,
-        "body_seconds": settings.service_body_seconds,
+        "most_headers": MOST_HEADERS,
+        "header_bytes": HEADER_BYTES,
+        "header_seconds": HEADER_SECONDS,
+        "body_seconds": BODY_SECONDS,
         "too_many": problem_response(503, f"more than {most} connections", CLOSE | {"retry-after": "1"}),
         "too_large": problem_response(431, headers, CLOSE),
         "too_late": problem_response(408, "the request was not sent in time", CLOSE),

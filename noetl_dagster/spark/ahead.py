@@ -58,7 +58,7 @@ def start_ahead(
 
 def may_start_ahead(settings: Settings) -> bool:
     """Reports whether there is neither a session nor a thread that starts one; Connect's server already runs."""
-    if settings.spark_remote is not None or not settings.spark_start_ahead:
+    if settings.spark_remote is not None:
         return False
     running = _starting.get(os.getpid())
     return not _has_session() and (running is None or not running.is_alive())

@@ -179,12 +179,16 @@ def _decimal(value: Decimal) -> int | float | str:
     return float(value) if Decimal(str(float(value))) == value else str(value)
 
 
+PREVIEW_BYTES = 1024
+"""Largest preview of a result: its row in the event log stays small."""
+
+
 def encode(
     value: Any,
     *,
     content_type: str | None = None,
     compression: Compression = Compression.NONE,
-    preview_bytes: int = 1024,
+    preview_bytes: int = PREVIEW_BYTES,
 ) -> Encoded:
     """Returns a value as bytes, with everything that a reference records about them.
 

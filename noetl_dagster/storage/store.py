@@ -154,7 +154,7 @@ class ResultStore(ResultReader):
         """
         where = (execution_id, step, spec.name or name)
         content_type = content_type or spec.content_type or codec.BINARY
-        compression, most = Compression(spec.compression), self.settings.result_preview_bytes
+        compression, most = Compression(spec.compression), codec.PREVIEW_BYTES
         digest, head, size = RunningDigest(), b"", 0
 
         async def metered() -> AsyncIterator[Bytes]:
@@ -421,7 +421,6 @@ class ResultStore(ResultReader):
                 value,
                 content_type=spec.content_type,
                 compression=compression,
-                preview_bytes=self.settings.result_preview_bytes,
             )
 
         heavy = compression is not Compression.NONE or codec.is_table(value)

@@ -20,7 +20,7 @@ async def test_database_has_the_schema_and_is_empty(pool: asyncpg.Pool[Any]) -> 
 
 
 def test_names_belong_to_the_test(settings: Settings, services: Settings) -> None:
-    for name in ("db_url", "minio_bucket", "pvc_mount_path", "nats_namespace", "event_nats_subject_prefix"):
+    for name in ("db_url", "minio_bucket", "pvc_mount_path", "nats_namespace"):
         assert getattr(settings, name) != getattr(services, name)
 
 

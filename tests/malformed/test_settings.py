@@ -54,7 +54,6 @@ WRONG: dict[str, list[str]] = {
     ],
     "spark_remote": ["x", "http://host", "sc://"],
     "nats_namespace": ["a b", "a.b", "a*", "a>", "\u00e4"],
-    "event_nats_subject_prefix": ["a..b", ".a", "a.", "a.*", "a b"],
     "worker_pool": ["A", "a_b", "-a", "a" * 64, "a b"],
     "log_level": ["x", "WARN ING", "-"],
     "log_format": ["x", "JSON LINES"],

@@ -132,7 +132,7 @@ async def test_the_protocol_is_enough(settings: Settings, slots: int) -> None:
         engine = await Engine.open(service.settings)
         assert settings.nats_url is not None
         worker = ForeignWorker(
-            settings.nats_url, service.url, settings.nats_namespace, settings.event_nats_subject_prefix, slots
+            settings.nats_url, service.url, settings.nats_namespace, NatsNames(settings).event_prefix, slots
         )
         running = asyncio.create_task(engine.run(playbook(TEXT)))
         await until(lambda: made(settings), "the streams, which our side makes")

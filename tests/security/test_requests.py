@@ -16,6 +16,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from noetl_dagster.service import connections
 from noetl_dagster.settings import Settings
 from tests.service.conftest import Service, serving
 
@@ -66,7 +67,10 @@ def with_tokens(serve: Serve) -> Service:
 
 @pytest.fixture(scope="module")
 def impatient(serve: Serve) -> Service:
-    return serve(service_header_seconds=0.4, service_body_seconds=0.4, service_connections=20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "HEADER_SECONDS", 0.4)
+        patch.setattr(connections, "BODY_SECONDS", 0.4)
+        return serve(service_connections=20)
 
 
 @pytest.mark.parametrize("path", [EXECUTE, CANCEL, CLAIM, EVENTS, "/api/catalog", "/api/workers"])

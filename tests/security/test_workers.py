@@ -269,7 +269,7 @@ def permitted(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
         return str(json.loads(written[0])["nats"][0]).rpartition(":")[2] if any(written) else ""
 
     port = until_now(address, "the NATS server")
-    names = {"nats_namespace": "noetl", "event_nats_subject_prefix": "noetl.events"}
+    names = {"nats_namespace": "noetl"}
     yield settings.model_copy(update={**names, "nats_url": f"nats://control:control@127.0.0.1:{port}"})
     process.kill()
     process.wait()

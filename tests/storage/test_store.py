@@ -19,6 +19,7 @@ from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, Sto
 from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.storage import codec
 from noetl_dagster.storage.locations import local_path
 from noetl_dagster.storage.store import NewResult, ResultStore, fits_inline
 from tests.waiting import until
@@ -132,7 +133,7 @@ async def test_preview_and_selected_fields(store: ResultStore, settings: Setting
     ref = await store.put(value, **WHERE, select=["paging.page", "rows.0.id", "rows.-1.id", "rows.9.id", "no"])
     assert ref.extracted == {"paging.page": 2, "rows.0.id": 5, "rows.-1.id": 5}
     assert ref.preview is not None
-    assert len(ref.preview.encode()) <= settings.result_preview_bytes
+    assert len(ref.preview.encode()) <= codec.PREVIEW_BYTES
     assert await store.find(ref.ref) == ref
 
 

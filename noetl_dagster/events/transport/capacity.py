@@ -264,8 +264,8 @@ async def put_workers(pool: asyncpg.Pool, reports: Sequence[WorkerReport]) -> di
     shown = {"pool", "slots", "available_slots", "active_tasks", "tool_pools", "interval"}
     rows = [(one.worker_id, one.status, one.model_dump(include=shown), one.meta) for one in reports]
     columns = map(list, zip(*rows, strict=True))
-    found = await pool.fetch(queries.PUT_WORKERS, *columns, float(MISSED_REPORTS))
-    return {row["worker_id"]: row["pool"] for row in found}
+    records = await pool.fetch(queries.PUT_WORKERS, *columns, float(MISSED_REPORTS))
+    return {row["worker_id"]: row["pool"] for row in records}
 
 
 async def publish_report(client: NatsClient, report: WorkerReport) -> None:

@@ -68,8 +68,8 @@ class DeadLetters:
 
     async def find(self, letter_id: int) -> DeadLetter | None:
         """Returns a letter, None if there is none with this id."""
-        found = await self.newest(1, before=letter_id + 1)
-        return found[0] if found and found[0].id == letter_id else None
+        letters = await self.newest(1, before=letter_id + 1)
+        return letters[0] if letters and letters[0].id == letter_id else None
 
     async def count(self) -> int:
         """Returns how many there are."""
@@ -130,8 +130,8 @@ class DeadLetters:
         self, letter_id: int, reason: str, connection: asyncpg.Connection | None = None
     ) -> Reprocessed | None:
         reason = SECRETS.redact(reason)
-        kept = await (connection or self._pool).fetchval(queries.KEEP_DEAD_LETTER, letter_id, reason)
-        return None if kept is None else Reprocessed(0, 0, reason)
+        stored_id = await (connection or self._pool).fetchval(queries.KEEP_DEAD_LETTER, letter_id, reason)
+        return None if stored_id is None else Reprocessed(0, 0, reason)
 
 
 def _letter(row: asyncpg.Record) -> DeadLetter:
@@ -158,5 +158,5 @@ def _stored(row: asyncpg.Record) -> datetime:
         stored = datetime.fromisoformat((row["message_id"] or "").partition("@")[2].partition("/")[0])
         if stored.tzinfo is not None:
             return stored
-    found: datetime = row["created_at"]
-    return found
+    created: datetime = row["created_at"]
+    return created

@@ -122,12 +122,12 @@ class EventHandler:
         asked = {one for one in ids if one not in self._known}
         if not asked:
             return set()
-        found = await self.log.pool.fetch(queries.KNOWN_EXECUTIONS, list(asked))
-        for record in found:
+        records = await self.log.pool.fetch(queries.KNOWN_EXECUTIONS, list(asked))
+        for record in records:
             self._known[record["execution_id"]] = None
         while len(self._known) > KNOWN_EXECUTIONS:
             self._known.popitem(last=False)
-        return asked - {record["execution_id"] for record in found}
+        return asked - {record["execution_id"] for record in records}
 
     async def _copy(self, events: Sequence[Event], consequences: tuple[Any, ...]) -> set[int]:
         async with self.log.pool.acquire() as connection, connection.transaction():
@@ -169,8 +169,8 @@ class EventHandler:
 
 def _place(watermark: Any) -> dict[str, Any]:
     """Returns what names a watermark; null stands for what is missing, which no watermark has."""
-    known = watermark if isinstance(watermark, dict) else {}
-    return {name: known.get(name) for name in ("playbook", "name", "partition", "since")}
+    fields = watermark if isinstance(watermark, dict) else {}
+    return {name: fields.get(name) for name in ("playbook", "name", "partition", "since")}
 
 
 _WHILE_RUNNING = frozenset({EventType.COMMAND_HEARTBEAT, EventType.CALL_PARTIAL})

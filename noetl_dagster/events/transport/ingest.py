@@ -387,9 +387,9 @@ class Ingestor:
         for entry in entries:
             if entry.event.execution_id not in unknown:
                 by_pool.setdefault(entry.pool, []).append(entry)
-        for known in by_pool.values():
-            for begin in range(0, len(known), TRANSACTION_EVENTS):
-                await self._append(known[begin : begin + TRANSACTION_EVENTS], messages)
+        for of_pool in by_pool.values():
+            for begin in range(0, len(of_pool), TRANSACTION_EVENTS):
+                await self._append(of_pool[begin : begin + TRANSACTION_EVENTS], messages)
 
     async def _append(self, entries: list[_DeliveredEvent], messages: list[Msg]) -> None:
         """Appends events of one pool; if the log refuses a batch, halving it finds the faulty event."""
@@ -407,13 +407,13 @@ class Ingestor:
         committed = datetime.now(UTC)
         note_refused(events, taken.refused)
         new, refused = len(taken.new), len(taken.refused)
-        known = len(events) - new - refused
+        duplicates = len(events) - new - refused
         self.total.refused += refused
         self.total.events += new
-        self.total.duplicates += known
+        self.total.duplicates += duplicates
         if self._observe is not None:
             delays = [(committed - entry.delivery.stored).total_seconds() for entry in entries]
-            self._observe(new, known, delays)
+            self._observe(new, duplicates, delays)
 
     async def _retry_later(self, entry: _DeliveredEvent, error: str) -> None:
         delivery = entry.delivery

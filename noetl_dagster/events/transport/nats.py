@@ -46,7 +46,7 @@ class NatsNames:
     def __init__(self, settings: Settings) -> None:
         namespace = settings.nats_namespace
         self.event_stream = f"{namespace.upper()}_WORKER_EVENTS"
-        self.event_prefix = settings.event_nats_subject_prefix
+        self.event_prefix = f"{namespace}.events"
         self.commands = f"{namespace}.commands"  # of the default pool: commands wait
         self.capacity = f"{namespace}.workers"  # prefix of the workers' capacity reports
         self.replicas = settings.nats_replicas  # copies of a stream in a cluster
@@ -181,12 +181,12 @@ def event_stream_config(names: NatsNames) -> StreamConfig:
 async def check_stream(stream: JetStreamContext, names: NatsNames) -> tuple[bool, list[str]]:
     """Returns whether the stream exists, and a line for each of its settings that differs; creates nothing."""
     try:
-        found = (await stream.stream_info(names.event_stream)).config
+        actual = (await stream.stream_info(names.event_stream)).config
     except nats.js.errors.NotFoundError:
         return False, []
     wanted, differences = event_stream_config(names), []
     for field in _COMPARED:
-        ours, theirs = (_plain(getattr(config, field)) for config in (wanted, found))
+        ours, theirs = (_plain(getattr(config, field)) for config in (wanted, actual))
         if ours != theirs:
             differences.append(
                 f"stream {names.event_stream}: {field} is {theirs}, not {ours}; it is left as it is "

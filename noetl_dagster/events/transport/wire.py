@@ -218,13 +218,13 @@ def decode_message(content: bytes, received: datetime, limits: EventLimits) -> l
         EventRefusedError: the message is neither an event nor a batch, or a worker may not emit its only event.
     """
     try:
-        found = from_json(content)  # it keeps integers of any length
+        message = from_json(content)  # it keeps integers of any length
     except ValueError as error:
         raise EventRefusedError(f"not an event: {error}") from None
-    if not isinstance(found, dict) or not isinstance(found.get("events"), list):
-        return [_event(found, received, limits)]
+    if not isinstance(message, dict) or not isinstance(message.get("events"), list):
+        return [_event(message, received, limits)]
     events: list[Event | RefusedEvent] = []
-    for position, one in enumerate(found["events"]):
+    for position, one in enumerate(message["events"]):
         try:
             events.append(_event(one, received, limits))
         except EventRefusedError as error:
@@ -232,9 +232,9 @@ def decode_message(content: bytes, received: datetime, limits: EventLimits) -> l
     return events
 
 
-def _event(found: Any, received: datetime, limits: EventLimits) -> Event:
+def _event(fields: Any, received: datetime, limits: EventLimits) -> Event:
     try:
-        message = EventMessage.model_validate(found)
+        message = EventMessage.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "message"

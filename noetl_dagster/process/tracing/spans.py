@@ -31,10 +31,10 @@ class SpanRef(NamedTuple):
     @classmethod
     def parse(cls, header: str) -> SpanRef | None:
         """Returns the span of a ``traceparent`` header, or None if the header is invalid."""
-        found = _SHAPE.fullmatch(header.strip())
-        if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):
+        match = _SHAPE.fullmatch(header.strip())
+        if match is None or match[1] == "ff" or (match[1] == "00" and match[5]):
             return None
-        span = cls(int(found[2], 16), int(found[3], 16))
+        span = cls(int(match[2], 16), int(match[3], 16))
         return span if all(span) else None
 
 

@@ -130,10 +130,10 @@ def log_fields(span: SpanRef) -> dict[str, str]:
 
 def headers() -> dict[str, str]:
     """Returns the header for a request that is sent here and now; empty if no trace is recorded."""
-    known = log_context.current()
-    if "trace_id" not in known:
+    fields = log_context.current()
+    if "trace_id" not in fields:
         return {}
-    return {TRACEPARENT: f"00-{known['trace_id']}-{known['span_id']}-01"}
+    return {TRACEPARENT: f"00-{fields['trace_id']}-{fields['span_id']}-01"}
 
 
 def headers_about(execution_id: int, command_id: str | None) -> dict[str, str]:
@@ -150,10 +150,10 @@ def origin_of_child() -> dict[str, Any]:
 
     The parent is the span of the command, since that exists even if another process runs the command again.
     """
-    known = log_context.current()
-    if "trace_id" not in known or known.get("command_id") is None:
+    fields = log_context.current()
+    if "trace_id" not in fields or fields.get("command_id") is None:
         return {}
-    command = SpanRef(int(known["trace_id"], 16), span_id_of(known["command_id"]))
+    command = SpanRef(int(fields["trace_id"], 16), span_id_of(fields["command_id"]))
     return {ORIGIN: {"parent": command.traceparent}}
 
 

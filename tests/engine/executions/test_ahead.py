@@ -179,9 +179,8 @@ async def test_a_session_that_does_not_start_fails_its_step_alone(
     assert "crunch" in str(state.error)
 
 
-def test_nothing_starts_on_connect_or_against_the_settings() -> None:
+def test_nothing_starts_on_connect() -> None:
     assert not ahead.start_ahead(refused, Settings(spark_remote="sc://here:1"))  # type: ignore[arg-type]
-    assert not ahead.start_ahead(refused, Settings(spark_start_ahead=False))  # type: ignore[arg-type]
 
 
 def test_a_module_that_another_thread_imports_holds_no_session(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ async def test_events_arrive_as_they_were_sent(
 
 
 async def test_the_streams_are_the_seeds(client: NatsClient, settings: Settings) -> None:
-    plain = settings.model_copy(update={"nats_namespace": "noetl", "event_nats_subject_prefix": "noetl.events"})
+    plain = settings.model_copy(update={"nats_namespace": "noetl"})
     assert NatsNames(plain).event_stream == "NOETL_WORKER_EVENTS"
     assert NatsNames(plain).commands == "noetl.commands"
     assert await ensure_stream(client.jetstream(), NatsNames(settings)) == []
@@ -58,7 +58,7 @@ async def test_the_streams_are_the_seeds(client: NatsClient, settings: Settings)
 async def test_a_stream_that_differs_is_reported_and_left_alone(client: NatsClient, settings: Settings) -> None:
     name = NatsNames(settings).event_stream
     stream = client.jetstream()
-    await stream.add_stream(name=name, subjects=[f"{settings.event_nats_subject_prefix}.>"], max_age=60)
+    await stream.add_stream(name=name, subjects=[f"{NatsNames(settings).event_prefix}.>"], max_age=60)
     differences = await ensure_stream(stream, NatsNames(settings))
     assert any("max_age is 60" in line and name in line for line in differences)
     assert any("retention is limits" in line for line in differences)
