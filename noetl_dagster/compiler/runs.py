@@ -20,7 +20,7 @@ from noetl_dagster.engine.executions.addresses import execution_url
 from noetl_dagster.engine.recovery.abandoned import ONE_PROCESS, RECOVERY
 from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.process.tracing.trace import Trace
+from noetl_dagster.process.tracing import Trace
 from noetl_dagster.worker.execution import Execution
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.process import tracing
 from noetl_dagster.process.retrying import with_retries
-from noetl_dagster.process.tracing import trace as tracing
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.storage.store import ResultStore

@@ -35,7 +35,7 @@ from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import loop_stats, plain
 from noetl_dagster.process.retrying import with_retries
-from noetl_dagster.process.tracing.trace import origin_of_child
+from noetl_dagster.process.tracing import origin_of_child
 from noetl_dagster.tools.base import ToolCall, ToolResult
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES
 from noetl_dagster.worker.execution import Execution

@@ -20,7 +20,7 @@ from noetl_dagster.events.transport.wire import EventMessage, Id, Name, message_
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.catalog import names_version
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.process.tracing.trace import origin_of_request
+from noetl_dagster.process.tracing import origin_of_request
 from noetl_dagster.service.access import FOR_OPERATORS, FOR_READERS, Anyone
 from noetl_dagster.service.catalog import LENIENT
 from noetl_dagster.service.plane import Plane, ThePlane

@@ -21,7 +21,7 @@ from noetl_dagster.playbook.templates.chunks import ChunkView
 from noetl_dagster.playbook.templates.rendering import Fetch, render_input
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import LazyMapping, ReferenceCache, ResultView
-from noetl_dagster.process.tracing.trace import Trace
+from noetl_dagster.process.tracing import Trace
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.tools.base import NO_RUN, RunServices
 from noetl_dagster.worker.command import Command

@@ -132,7 +132,7 @@ async def _traces(settings: Settings) -> CheckResult:
         return not_set("NOETL_TRACING_ENDPOINT")
     where = f"collector at {place_of(settings.tracing_endpoint)}"
     try:
-        from noetl_dagster.process.tracing.otlp import try_collector
+        from noetl_dagster.process.otlp import try_collector
 
         answer = await in_background(partial(try_collector, settings.tracing_endpoint, CONNECT_SECONDS))
     except ImportError:

@@ -17,7 +17,6 @@ from noetl_dagster.events.transport.base import Transport, note_refused
 from noetl_dagster.events.transport.wire import CLIENT_HEADER, message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.retrying import RetryLimits, with_retries
-from noetl_dagster.process.tracing import trace
 from noetl_dagster.settings import Settings
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ class ApiClient:
         from aiohttp import ClientError
 
         url = self._url + path
-        carried = trace.headers() if headers is None else headers
+        carried = tracing.headers() if headers is None else headers
 
         def unanswered(reason: str, retry_after: str | None = None) -> _Unanswered:
             hint = "check NOETL_SERVER_URL and 'noetl-dagster serve'"
@@ -170,7 +169,7 @@ class HttpTransport(Transport):
     async def publish(self, events: Sequence[Event]) -> None:
         """Posts the events; a batch that is too large is halved."""
         content = encode_json({"events": [message_of(event) for event in events]})
-        headers = trace.headers_about(events[0].execution_id, events[0].meta.get("command_id"))
+        headers = tracing.headers_about(events[0].execution_id, events[0].meta.get("command_id"))
         answer = await self._client.request("POST", "/api/events/batch", content=content, headers=headers)
         if answer.status == 413:
             if len(events) > 1:

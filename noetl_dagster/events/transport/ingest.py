@@ -23,6 +23,7 @@ from nats.aio.msg import Msg
 from pydantic_core import to_json
 
 from noetl_dagster.errors import EventRefusedError
+from noetl_dagster.events.buffer import BatchPause
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.base import note_refused
@@ -38,7 +39,6 @@ from noetl_dagster.events.transport.nats import (
 )
 from noetl_dagster.events.transport.wire import EventLimits, RefusedEvent, decode_message, message_of
 from noetl_dagster.events.types import Event
-from noetl_dagster.process.pace import BatchPause
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 

@@ -23,7 +23,6 @@ from noetl_dagster.events.transport.nats import BATCH_TYPE, EVENT_BYTES, NatsCli
 from noetl_dagster.events.transport.wire import encode_batch, encode_event
 from noetl_dagster.events.types import Event
 from noetl_dagster.process.retrying import RetryLimits, with_retries
-from noetl_dagster.process.tracing import trace
 from noetl_dagster.settings import DEFAULT_POOL, EventTransport, Settings
 
 HEADER_BYTES = 512
@@ -111,7 +110,7 @@ class NatsTransport(Transport):
 
     def _message(self, entries: Sequence[tuple[Event, bytes]]) -> _Message:
         event, content = entries[0]
-        carried = trace.headers_about(event.execution_id, event.meta.get("command_id"))
+        carried = tracing.headers_about(event.execution_id, event.meta.get("command_id"))
         type_ = event.event_type if len(entries) == 1 else BATCH_TYPE
         subject = self._names.event_subject(self._pool, event.worker_id or "", event.execution_id, type_)
         if len(entries) == 1:

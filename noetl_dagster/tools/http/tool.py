@@ -15,8 +15,7 @@ import orjson
 from yarl import URL
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of_status
-from noetl_dagster.process.tracing import trace
-from noetl_dagster.process.tracing.spans import TRACEPARENT
+from noetl_dagster.process.tracing import TRACEPARENT
 from noetl_dagster.tools.access.credential_types import HTTP_TYPES, Credential, CredentialType
 from noetl_dagster.tools.access.grants import API_KEY, BEARER, CredentialFields
 from noetl_dagster.tools.access.web import (
@@ -226,7 +225,7 @@ def _build_request(url: str, access: _CredentialFields, config: Mapping[str, Any
     elif content is not None:
         body, kind = orjson.dumps(to_jsonable(content, "json")), "application/json"
     if not any(name.lower() == TRACEPARENT for name in headers):
-        headers.update(trace.headers())
+        headers.update(tracing.headers())
     if kind is not None and not any(name.lower() == "content-type" for name in headers):
         headers["Content-Type"] = kind
     params = config.get("params") or {}

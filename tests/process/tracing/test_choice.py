@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.process.tracing import trace
-from noetl_dagster.process.tracing.spans import SpanRef, is_sampled, trace_id_of
+from noetl_dagster.process import tracing
+from noetl_dagster.process.tracing import SpanRef, is_sampled, trace_id_of
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.spans import trace_of
 from tests.playbooks import playbook, text_of
@@ -89,7 +89,7 @@ async def test_a_collector_that_is_away_is_said_once_and_waited_for_in_vain(
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert (await engine.run(playbook(BODY))).status is ExecutionStatus.COMPLETED
-            await asyncio.to_thread(trace.flush)
+            await asyncio.to_thread(tracing.flush)
     begun = time.monotonic()
     await engine.close()
     assert time.monotonic() - begun < PATIENCE_SECONDS
@@ -172,8 +172,8 @@ def test_a_forked_process_sends_what_is_its_own(settings: Settings, collector: C
 
 FORKED = """
 import concurrent.futures.thread, os, sys, threading, time
-from noetl_dagster.process.tracing.spans import Span, SpanRef
-from noetl_dagster.process.tracing.trace import collector_of, flush
+from noetl_dagster.process.tracing import Span, SpanRef
+from noetl_dagster.process.tracing import collector_of, flush
 
 def record(name, number):
     collector_of(sys.argv[1], trusted=True).add([Span(SpanRef(1, number), None, name, 1, 2, {})])
@@ -184,7 +184,7 @@ if len(sys.argv) < 3:
 else:
     importing = threading.Thread(target=record, args=("before", 2))
     importing.start()
-    while "noetl_dagster.process.tracing.otlp" not in sys.modules:
+    while "noetl_dagster.process.otlp" not in sys.modules:
         time.sleep(0.0001)
 child = os.fork()
 record(*(("parent", 3) if child else ("child", 4)))
