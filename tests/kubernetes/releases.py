@@ -92,7 +92,6 @@ def values_for(settings: Settings) -> dict[str, Any]:
         },
         "settings": {
             "NOETL_NATS_NAMESPACE": settings.nats_namespace,
-            "NOETL_EVENT_NATS_SUBJECT_PREFIX": settings.event_nats_subject_prefix,
             "NOETL_WORKER_HEARTBEAT_SECONDS": "0.5",  # a killed worker is noticed soon
             "NOETL_RECOVERY_BACKOFF_SECONDS": "1",
         },

@@ -16,6 +16,7 @@ from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.transport.base import Transport, note_refused
 from noetl_dagster.events.transport.wire import CLIENT_HEADER, message_of
 from noetl_dagster.events.types import Event
+from noetl_dagster.process import tracing
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import Settings
 

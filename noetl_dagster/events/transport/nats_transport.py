@@ -22,6 +22,7 @@ from noetl_dagster.events.transport.http import ApiClient, HttpTransport
 from noetl_dagster.events.transport.nats import BATCH_TYPE, EVENT_BYTES, NatsClient
 from noetl_dagster.events.transport.wire import encode_batch, encode_event
 from noetl_dagster.events.types import Event
+from noetl_dagster.process import tracing
 from noetl_dagster.process.retrying import RetryLimits, with_retries
 from noetl_dagster.settings import DEFAULT_POOL, EventTransport, Settings
 
