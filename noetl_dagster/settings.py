@@ -130,7 +130,6 @@ class Settings(BaseSettings):
     playbook_bytes: int = Field(
         4 * 1024**2, ge=1024, description="Largest size of a playbook; aliases count with everything that they repeat"
     )
-    playbook_depth: int = Field(100, ge=20, le=200, description="Maximum nesting depth of a playbook")
     check_seconds: float = Field(
         10.0, gt=0, description="Maximum processor time for checking a playbook that a client sends to the HTTP API"
     )

@@ -100,7 +100,7 @@ def launch(
         WorkloadError: a value of ``workload`` does not have the type of the playbook's default, names no partition of
             a playbook that has them, or cannot be stored.
     """
-    check_workload(workload or {}, noetl.settings)
+    check_workload(workload or {})
     plan, job = prepare(playbook, noetl) if isinstance(playbook, Playbook) else playbook
     before = latest_run(instance, execution_id, plan.playbook.name) if resumed else None
     if before is not None:

@@ -29,6 +29,9 @@ _BINARY_TAG = "tag:yaml.org,2002:binary"
 NOT_UNDERSTOOD = frozenset({ProblemKind.UNKNOWN_FIELD, ProblemKind.UNSUPPORTED_KIND})
 """Problems of keys and tool kinds that other engines may know."""
 
+MOST_LEVELS = 100
+"""Maximum nesting depth of a playbook; Python's own limit of recursion is ten times as far away."""
+
 MOST_VALUES = 200_000
 """Maximum number of values in a playbook; aliases count with everything that they repeat."""
 
@@ -49,17 +52,15 @@ class _CountingLoader(_Loader):  # type: ignore[misc]
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        settings = get_settings()
-        self._depth, self._deepest = 0, settings.playbook_depth
-        self._values, self._most = 0, MOST_VALUES
+        self._depth = self._values = 0
 
     def descend_resolver(self, parent: Any, index: Any) -> None:
         """Counts a value; raises if it exceeds a limit."""
         self._depth += 1
         self._values += 1
-        if self._depth > self._deepest:
+        if self._depth > MOST_LEVELS:
             raise _too_deep(parent.start_mark)
-        if self._values > self._most:
+        if self._values > MOST_VALUES:
             last = parent.value[-1] if parent.value else parent
             raise _too_many((last[0] if isinstance(last, tuple) else last).start_mark)
 
@@ -69,10 +70,8 @@ class _CountingLoader(_Loader):  # type: ignore[misc]
 
 
 def _too_deep(mark: Any) -> _LimitError:
-    limit = get_settings().playbook_depth
     return _LimitError(
-        problem=f"nested deeper than {limit} levels, or an alias inside itself; flatten it (limit: "
-        "NOETL_PLAYBOOK_DEPTH)",
+        problem=f"nested deeper than {MOST_LEVELS} levels, or an alias inside itself; flatten it",
         problem_mark=mark,
     )
 
@@ -115,9 +114,7 @@ class Document:
         self._kept: dict[int, Any] = {}
         self._commands: set[int] = set()
         self._constructor = SafeConstructor()
-        settings = get_settings()
-        self._most_values, self._most_characters = MOST_VALUES, settings.playbook_bytes
-        self._most_levels = settings.playbook_depth
+        self._most_characters = get_settings().playbook_bytes
         self._values = self._characters = self._deepest = 0
         self._extents: dict[int, _Extent] = {}
         try:
@@ -189,7 +186,7 @@ class Document:
         if value_before is not None:
             self._repeat(node, depth)
             return value_before[0]
-        if depth > self._most_levels:  # an alias inside itself
+        if depth > MOST_LEVELS:  # an alias inside itself
             raise _too_deep(node.start_mark)
         values, characters, outer = self._values, self._characters, self._deepest
         self._deepest = depth
@@ -213,11 +210,11 @@ class Document:
         self._values += extent.values
         self._characters += extent.characters
         self._deepest = max(self._deepest, depth + extent.height)
-        if self._deepest > self._most_levels:
+        if self._deepest > MOST_LEVELS:
             raise _too_deep(node.start_mark)
 
     def _check_size(self, node: Node) -> None:
-        if self._values > self._most_values:
+        if self._values > MOST_VALUES:
             raise _too_many(node.start_mark)
         if self._characters > self._most_characters:
             raise _too_long(node.start_mark, "the texts up to here, each alias counted with all that it repeats, have")

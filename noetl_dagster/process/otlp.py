@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from noetl_dagster.process.tracing import Span, SpanRef
+from noetl_dagster.process.spans import Span, SpanRef
 from noetl_dagster.setting_types import without_login
 
 logger = logging.getLogger(__name__)

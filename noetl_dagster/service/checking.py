@@ -29,9 +29,6 @@ _PATIENCE = 3
 """Wall-clock time on a busy machine, as a multiple of the processor time."""
 
 _HEADER = 8
-_LIMITS = ("playbook_bytes", "playbook_depth")
-"""Settings of a checking process; it gets no others, and none of the service's secrets."""
-
 Message = dict[str, Any]
 
 
@@ -93,7 +90,7 @@ class PlaybookChecker:
 
     async def _started(self) -> asyncio.subprocess.Process:
         settings = self._settings
-        environment = basic_environment() | {f"NOETL_{name.upper()}": str(getattr(settings, name)) for name in _LIMITS}
+        environment = {**basic_environment(), "NOETL_PLAYBOOK_BYTES": str(settings.playbook_bytes)}  # and no secrets
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", __name__, str(settings.check_seconds), str(settings.check_bytes)),
             stdin=asyncio.subprocess.PIPE,

@@ -18,16 +18,8 @@ from noetl_dagster.playbook.models import Playbook, Task
 from noetl_dagster.process import log_context
 from noetl_dagster.process.log_context import LogContext
 from noetl_dagster.process.redaction import SECRETS
-from noetl_dagster.process.tracing import (
-    Attributes,
-    Span,
-    SpanFailure,
-    Trace,
-    any_span_id,
-    log_fields,
-    open_trace,
-    span_id_of,
-)
+from noetl_dagster.process.spans import Attributes, Span, SpanFailure, any_span_id, span_id_of
+from noetl_dagster.process.tracing import Trace, log_fields, open_trace
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import Command, Outcome

@@ -24,11 +24,10 @@ from noetl_dagster.events.state import ExecutionState, ExecutionStatus, StepEnd
 from noetl_dagster.events.transport.queries import WITHDRAW_ALL
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.assets import Partition
-from noetl_dagster.playbook.document import levels_of
+from noetl_dagster.playbook.document import MOST_LEVELS, levels_of
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.retrying import with_retries
-from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
 from noetl_dagster.worker.running import remove_orphans
@@ -62,14 +61,14 @@ class _Cancelled(NamedTuple):
     unended: list[Event]
 
 
-def check_workload(workload: Mapping[str, Any], settings: Settings) -> None:
+def check_workload(workload: Mapping[str, Any]) -> None:
     """Checks that the event log can store the values of a workload.
 
     Raises:
         WorkloadError: it is nested too deep, or the event log cannot store a value of it.
     """
-    if levels_of(workload) > (deepest := settings.playbook_depth):
-        raise WorkloadError(f"workload: nested deeper than {deepest} levels; flatten it (limit: NOETL_PLAYBOOK_DEPTH)")
+    if levels_of(workload) > MOST_LEVELS:
+        raise WorkloadError(f"workload: nested deeper than {MOST_LEVELS} levels; flatten it")
     for name, value in workload.items():
         try:
             encode_json(value)
@@ -115,7 +114,7 @@ class Lifecycle:
         effective = {**playbook.workload, **(workload or {})}
         if partition is not None:
             effective |= partition.workload(playbook.dagster.partitions)
-        check_workload(effective, runtime.settings)
+        check_workload(effective)
         if playbook.settled:
             # in a thread, since its templates may take seconds
             options: Any = {"file": playbook.file, "lenient": playbook.lenient, "workload": effective}

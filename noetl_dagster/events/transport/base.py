@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -16,6 +17,13 @@ logger = logging.getLogger(__name__)
 
 WORKER_EVENTS = COMMAND_ENDS | {EventType.COMMAND_HEARTBEAT, EventType.CALL_PARTIAL}
 """Events that a worker may emit. All others route, and only the control plane routes."""
+
+PAUSE_SECONDS = 0.001
+MOST_PAUSE_SECONDS = 0.1
+"""Pause between two batches for each sender, and at most."""
+
+SENDER_SECONDS = 1.0
+"""Time for which a sender counts, and once more as long."""
 
 
 class Transport(ABC):
@@ -95,3 +103,36 @@ def _failure(event: Event, error: EventTooLargeError | EventRefusedError) -> Eve
         error=str(error)[:1_000],
         current_item=None,
     )
+
+
+class BatchPause:
+    """The pause between two batches, so that the requests of many senders share a statement.
+
+    It is 1 ms for each sender of the last seconds, and at most 100 ms. A few senders hardly wait: they send as much as
+    they have at once. After a quiet time, nothing waits.
+    """
+
+    def __init__(self) -> None:
+        self._senders: set[str] = set()
+        self._earlier = 0
+        self._since = self._begun = float("-inf")
+
+    def note(self, sender: str) -> None:
+        """Counts a sender."""
+        now = time.monotonic()
+        if now - self._since > SENDER_SECONDS:
+            self._earlier = len(self._senders) if now - self._since <= 2 * SENDER_SECONDS else 0
+            self._senders.clear()
+            self._since = now
+        self._senders.add(sender)
+
+    def begin(self) -> None:
+        """Notes that a batch begins."""
+        self._begun = time.monotonic()
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next batch should begin; 0 if now."""
+        senders = max(len(self._senders), self._earlier)
+        wait = min(senders * PAUSE_SECONDS, MOST_PAUSE_SECONDS)
+        return max(self._begun + wait - time.monotonic(), 0.0)

@@ -23,10 +23,9 @@ from nats.aio.msg import Msg
 from pydantic_core import to_json
 
 from noetl_dagster.errors import EventRefusedError
-from noetl_dagster.events.buffer import BatchPause
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.transport import queries
-from noetl_dagster.events.transport.base import note_refused
+from noetl_dagster.events.transport.base import BatchPause, note_refused
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.transport.nats import (
     ACK_SECONDS,

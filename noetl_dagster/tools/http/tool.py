@@ -16,7 +16,7 @@ from yarl import URL
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of_status
 from noetl_dagster.process import tracing
-from noetl_dagster.process.tracing import TRACEPARENT
+from noetl_dagster.process.spans import TRACEPARENT
 from noetl_dagster.tools.access.credential_types import HTTP_TYPES, Credential, CredentialType
 from noetl_dagster.tools.access.grants import API_KEY, BEARER, CredentialFields
 from noetl_dagster.tools.access.web import (

@@ -14,13 +14,13 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from noetl_dagster.events.log import EventLog
+from noetl_dagster.events.transport import base
 from noetl_dagster.events.transport.handler import EventHandler, Intake
 from noetl_dagster.events.transport.ingest import Ingestor
 from noetl_dagster.events.transport.nats import NatsNames, connect
 from noetl_dagster.events.transport.nats_transport import NatsTransport
 from noetl_dagster.events.transport.wire import encode_batch, encode_event, message_of
 from noetl_dagster.events.types import Event
-from noetl_dagster.process import pace
 from noetl_dagster.settings import Settings
 from tests.events.transport.conftest import IDS, Drain, Ids, ended, hold
 from tests.redelivery import redelivered_after
@@ -217,8 +217,8 @@ async def test_an_ingestor_that_is_killed_while_it_waits_for_more_senders(
     await redelivered_after(settings, 1.0)
     events = [ended(execution_id, index) for index in range(40)]
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("SECONDS_A_SENDER", "MOST_SECONDS"):
-            patch.setattr(pace, name, 600.0)
+        for name in ("PAUSE_SECONDS", "MOST_PAUSE_SECONDS"):
+            patch.setattr(base, name, 600.0)
         held = await InProcess.start(settings, log, batch=2, handler=WithoutAcknowledging(log, 30))
         for begin in range(0, 40, 10):
             await publish(client, names, execution_id, [encode_event(one) for one in events[begin : begin + 10]])

@@ -24,7 +24,7 @@ from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.transport.nats import NatsNames, connect
 from noetl_dagster.launcher.address import LAUNCHER_TAG, Address, execute_request
 from noetl_dagster.process import logs
-from noetl_dagster.process.tracing import trace_id_of
+from noetl_dagster.process.spans import trace_id_of
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import EventTransport, LogFormat, Settings
 from tests.definitions import definitions_of

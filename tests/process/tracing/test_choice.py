@@ -15,7 +15,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.process import tracing
-from noetl_dagster.process.tracing import SpanRef, is_sampled, trace_id_of
+from noetl_dagster.process.spans import SpanRef, is_sampled, trace_id_of
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.spans import trace_of
 from tests.playbooks import playbook, text_of
@@ -172,7 +172,7 @@ def test_a_forked_process_sends_what_is_its_own(settings: Settings, collector: C
 
 FORKED = """
 import concurrent.futures.thread, os, sys, threading, time
-from noetl_dagster.process.tracing import Span, SpanRef
+from noetl_dagster.process.spans import Span, SpanRef
 from noetl_dagster.process.tracing import collector_of, flush
 
 def record(name, number):

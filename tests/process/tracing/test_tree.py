@@ -8,7 +8,7 @@ from pathlib import Path
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.ids import snowflake_milliseconds
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.process.tracing import trace_id_of
+from noetl_dagster.process.spans import trace_id_of
 from noetl_dagster.settings import Settings
 from tests.playbooks import playbook, text_of
 from tests.pool import working
