@@ -56,11 +56,11 @@ def open_tier(tier: StoreTier, settings: Settings, pool: asyncpg.Pool | None) ->
 
             return FileTier(settings.home / "results", name="disk", make_root=True)
         case StoreTier.MEMORY:
-            from noetl_dagster.storage.tiers.inline import MemoryTier
+            from noetl_dagster.storage.tiers.base import MemoryTier
 
             return MemoryTier()
         case StoreTier.EVENTLOG:
-            from noetl_dagster.storage.tiers.inline import EventLogTier
+            from noetl_dagster.storage.tiers.base import EventLogTier
 
             return EventLogTier()
         case StoreTier.KV:

@@ -22,8 +22,7 @@ from noetl_dagster.tools.base import (
     time_limit,
 )
 from noetl_dagster.tools.commands import jobs
-from noetl_dagster.tools.commands.cluster import EXCERPT, ask_cluster, connect, delete_job, own_namespace
-from noetl_dagster.tools.commands.starting import StartWatch
+from noetl_dagster.tools.commands.cluster import EXCERPT, StartWatch, ask_cluster, connect, delete_job, own_namespace
 from noetl_dagster.tools.files import load_script
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,7 @@ from noetl_dagster.tools.sinks.place import PartPlace, SinkKind
 from noetl_dagster.tools.sql.databases.base import DatabaseSession, open_session
 from noetl_dagster.tools.sql.databases.tool import find_database
 from noetl_dagster.tools.sql.databases.writing import TableWriter, create_bookkeeping
-from noetl_dagster.tools.sql.drift import drift_of_sink
-from noetl_dagster.tools.sql.tables import WriteMode
+from noetl_dagster.tools.sql.tables import WriteMode, drift_of_sink
 
 T = TypeVar("T")
 

@@ -25,9 +25,8 @@ from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
 from noetl_dagster.tools.rows.files import arrow_schema, arrow_table
 from noetl_dagster.tools.sinks.place import PartPlace
-from noetl_dagster.tools.sql.drift import Drift, drift_of_sink
 from noetl_dagster.tools.sql.duckdb import is_held, kind_of_duckdb, open_file
-from noetl_dagster.tools.sql.tables import WriteMode, listed, quoted
+from noetl_dagster.tools.sql.tables import Drift, WriteMode, drift_of_sink, listed, quoted
 
 T = TypeVar("T")
 

@@ -28,7 +28,6 @@ from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
 from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.sql.connection import NEVER_IDLE, POSTGRES_ERRORS, postgres_error
-from noetl_dagster.tools.sql.drift import drift_of_sink, kind_of_value, type_of_kinds
 from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.tools.sql.statements import bind, split_statements, without_percent
 from noetl_dagster.tools.sql.tables import (
@@ -38,7 +37,10 @@ from noetl_dagster.tools.sql.tables import (
     conflict_clause,
     delete_rows,
     describe_table,
+    drift_of_sink,
+    kind_of_value,
     listed,
+    type_of_kinds,
     upsert_key,
     write_mode,
 )

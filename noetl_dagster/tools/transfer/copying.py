@@ -15,8 +15,16 @@ import asyncpg
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.rows.copy_csv import encode_csv
-from noetl_dagster.tools.sql.drift import Drift
-from noetl_dagster.tools.sql.tables import SqlTable, WriteMode, add_columns, conflict_clause, listed, quoted, upsert_key
+from noetl_dagster.tools.sql.tables import (
+    Drift,
+    SqlTable,
+    WriteMode,
+    add_columns,
+    conflict_clause,
+    listed,
+    quoted,
+    upsert_key,
+)
 from noetl_dagster.tools.transfer.checksum import Checksum, compare_checksums, rows_digest
 from noetl_dagster.tools.transfer.chunks import (
     Transfer,

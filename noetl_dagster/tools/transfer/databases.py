@@ -14,8 +14,7 @@ from noetl_dagster.tools.sql.databases.base import Database, DatabaseSession, op
 from noetl_dagster.tools.sql.databases.binding import bind
 from noetl_dagster.tools.sql.databases.tool import find_database, read_rows
 from noetl_dagster.tools.sql.databases.writing import TableWriter, create_bookkeeping
-from noetl_dagster.tools.sql.drift import Drift
-from noetl_dagster.tools.sql.tables import WriteMode
+from noetl_dagster.tools.sql.tables import Drift, WriteMode
 from noetl_dagster.tools.transfer.chunks import (
     Transfer,
     TransferChunk,

@@ -17,9 +17,8 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.rows.files import arrow_table
 from noetl_dagster.tools.rows.reader import threaded
-from noetl_dagster.tools.sql.drift import Drift
 from noetl_dagster.tools.sql.duckdb import open_file
-from noetl_dagster.tools.sql.tables import WriteMode, listed
+from noetl_dagster.tools.sql.tables import Drift, WriteMode, listed
 from noetl_dagster.tools.transfer import staging
 from noetl_dagster.tools.transfer.checksum import Checksum, as_read, compare_checksums, sum_of_table
 from noetl_dagster.tools.transfer.chunks import Transfer, TransferChunk, TransferOutcome, TransferSource, duckdb_type

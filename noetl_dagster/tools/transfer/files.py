@@ -28,8 +28,7 @@ from noetl_dagster.tools.rows.cutters import RECORD_BYTES, cutter_for
 from noetl_dagster.tools.rows.files import ParquetRows, row_writer
 from noetl_dagster.tools.rows.formats import BlockOrigin, RowFormat, check_columns, csv_rows, unnamed_columns
 from noetl_dagster.tools.rows.reader import BLOCK_BYTES, RowFile, cut, read_written, threaded
-from noetl_dagster.tools.sql.drift import Drift
-from noetl_dagster.tools.sql.tables import WriteMode
+from noetl_dagster.tools.sql.tables import Drift, WriteMode
 from noetl_dagster.tools.transfer.checksum import (
     Checksum,
     compare_checksums,

@@ -18,8 +18,7 @@ from pydantic import BaseModel
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.rows.reader import RowFile
-from noetl_dagster.tools.sql.drift import Drift
-from noetl_dagster.tools.sql.tables import WriteMode
+from noetl_dagster.tools.sql.tables import Drift, WriteMode
 from noetl_dagster.tools.transfer.checksum import Checksum
 from noetl_dagster.tools.transfer.chunks import Transfer, TransferOutcome, ahead, without_new
 from noetl_dagster.tools.transfer.files import ChunkFile, upload

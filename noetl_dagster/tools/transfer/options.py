@@ -24,9 +24,8 @@ from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import ToolCall, ToolContext, count_of
 from noetl_dagster.tools.files import check_path, written_in
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
-from noetl_dagster.tools.sql.drift import OnDrift
 from noetl_dagster.tools.sql.statements import BoundStatement, bind, without_percent
-from noetl_dagster.tools.sql.tables import WriteMode, write_mode
+from noetl_dagster.tools.sql.tables import OnDrift, WriteMode, write_mode
 from noetl_dagster.tools.transfer import PLACE_KINDS, REQUEST_FIELDS, likely_place
 
 DEFAULT_CHUNK = 10_000

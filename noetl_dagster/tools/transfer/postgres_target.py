@@ -10,8 +10,7 @@ import asyncpg
 
 from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.sql.connection import open_connection, open_pool, postgres_errors
-from noetl_dagster.tools.sql.drift import Drift
-from noetl_dagster.tools.sql.tables import DELETE_ALL_ROWS, SqlTable, WriteMode, describe_table, listed
+from noetl_dagster.tools.sql.tables import DELETE_ALL_ROWS, Drift, SqlTable, WriteMode, describe_table, listed
 from noetl_dagster.tools.transfer import staging
 from noetl_dagster.tools.transfer.checksum import Checksum
 from noetl_dagster.tools.transfer.chunks import Transfer, TransferOutcome
