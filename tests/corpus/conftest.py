@@ -33,11 +33,7 @@ def corpus_settings(module_settings: Settings, tmp_path_factory: pytest.TempPath
     }
     credentials.write_text(json.dumps(known))
     return module_settings.model_copy(
-        update={
-            "default_postgres_credential": "embedded",
-            "credentials_file": credentials,
-            "playbooks_path": FOLDER,
-        }
+        update={"default_postgres_credential": "embedded", "credentials_file": credentials, "playbooks_path": FOLDER}
     )
 
 

@@ -140,11 +140,7 @@ TREES = [
         )
     ),
     yaml.safe_load(HEAD + "workflow: [{step: a, next: []}]")
-    | {
-        "metadata": METADATA,
-        "keychain": {"api": {"kind": "bearer"}},
-        "workbook": {"tasks": {"t": {"kind": "noop"}}},
-    },
+    | {"metadata": METADATA, "keychain": {"api": {"kind": "bearer"}}, "workbook": {"tasks": {"t": {"kind": "noop"}}}},
     yaml.safe_load(with_steps(NEWER, root=EVERYTHING)),
     yaml.safe_load(with_steps(OLDER, root=EVERYTHING)),
     yaml.safe_load(

@@ -21,12 +21,7 @@ from noetl_dagster.events.transport.wire import CLIENT_HEADER
 from noetl_dagster.settings import Settings
 from tests.service.conftest import Service, serving
 
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-]
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ WRONG: dict[str, list[str]] = {
         for name in ("db_url", "dagster_db_url")
     },
     "nats_url": [
-        *("x", "localhost:4222", "http://host", "nats://", "nats://host:99999", "nats://a, x://b", f"nat://{SECRET}@h"),
+        *("x", "localhost:4222", "http://host", "nats://", "nats://host:99999", "nats://a, x://b", f"nat://{SECRET}@h")
     ],
     "spark_remote": ["x", "http://host", "sc://"],
     "nats_namespace": ["a b", "a.b", "a*", "a>", "\u00e4"],

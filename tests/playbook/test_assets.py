@@ -102,12 +102,7 @@ def test_two_dimensions_go_to_the_workload_keys_that_they_are_called_by() -> Non
         '    day: {kind: weekly, start: "2026-01-01T06:00", timezone: Europe/Berlin}\n'
         "    place: {static: [berlin, bonn], workload: facility}"
     ).partitions
-    assert (day.name, day.kind, day.workload, day.timezone) == (
-        "day",
-        PartitionKind.WEEKLY,
-        "day",
-        "Europe/Berlin",
-    )
+    assert (day.name, day.kind, day.workload, day.timezone) == ("day", PartitionKind.WEEKLY, "day", "Europe/Berlin")
     assert (place.name, place.workload) == ("place", "facility")
 
 
@@ -314,14 +309,7 @@ def test_a_step_is_refused_with_its_remedy(fields: str, said: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "0 2 * * *",
-        "*/10 0-6,22 1,15 jan-jun mon-fri",
-        "@daily",
-        "0 0 * * 7",
-        "5/10 * * * *",
-        "0 22-2 L * sat-sun",
-    ],
+    ["0 2 * * *", "*/10 0-6,22 1,15 jan-jun mon-fri", "@daily", "0 0 * * 7", "5/10 * * * *", "0 22-2 L * sat-sun"],
 )
 def test_lines_that_say_when(line: str) -> None:
     assert cron_wrong(line) is None
@@ -346,16 +334,7 @@ def test_lines_that_never_come(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "0 0 29 2 *",
-        "0 0 31 2,3 *",
-        "0 0 L 2 *",
-        "0 0 31 11-1 *",
-        "0 0 30-2 feb *",
-        "@monthly",
-        "0 0 */30 * *",
-    ],
+    "line", ["0 0 29 2 *", "0 0 31 2,3 *", "0 0 L 2 *", "0 0 31 11-1 *", "0 0 30-2 feb *", "@monthly", "0 0 */30 * *"]
 )
 def test_lines_that_come_now_and_then(line: str) -> None:
     assert cron_wrong(line) is None

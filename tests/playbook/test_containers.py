@@ -123,10 +123,7 @@ def test_without_the_client_only_the_fields_are_checked(monkeypatch: pytest.Monk
 
 def test_a_container_without_an_image_is_refused() -> None:
     [problem] = problems_of(running("command: echo"))
-    assert (problem.message, problem.kind) == (
-        "step 'start': container needs 'image'",
-        ProblemKind.MISSING_FIELD,
-    )
+    assert (problem.message, problem.kind) == ("step 'start': container needs 'image'", ProblemKind.MISSING_FIELD)
 
 
 def test_what_is_wrong_below_runtime_is_reported_there() -> None:

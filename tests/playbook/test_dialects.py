@@ -17,18 +17,8 @@ from noetl_dagster.playbook.models import (
     ResultSpec,
     RoutingMode,
 )
-from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.settings import StoreTier
-from tests.playbook.playbooks import (
-    errors_of,
-    load,
-    meaning,
-    problems_of,
-    step_of,
-    task_of,
-    warnings_of,
-    with_steps,
-)
+from tests.playbook.playbooks import errors_of, load, meaning, problems_of, step_of, task_of, warnings_of, with_steps
 
 NEWER = """
 - step: start
@@ -117,11 +107,7 @@ def test_shapes_of_tool() -> None:
     mapping = step_of("- step: start\n  tool: {kind: noop}")
     assert [(task.name, task.named) for task in mapping.tasks] == [("task_0", False)]
     unnamed = step_of("- step: start\n  tool: [{kind: noop}, {name: b, kind: noop}, {kind: noop}]")
-    assert [(task.name, task.named) for task in unnamed.tasks] == [
-        ("task_0", False),
-        ("b", True),
-        ("task_2", False),
-    ]
+    assert [(task.name, task.named) for task in unnamed.tasks] == [("task_0", False), ("b", True), ("task_2", False)]
     labelled = step_of("- step: start\n  tool: {a: {kind: noop}, b: {kind: noop}}")
     assert [task.name for task in labelled.tasks] == ["a", "b"]
 
@@ -311,11 +297,7 @@ def test_retry_as_one_mapping() -> None:
 
 
 def test_selected_fields() -> None:
-    assert kept("output_select: [total, $.paging.page, 'rows[0].id']").select == (
-        "total",
-        "paging.page",
-        "rows.0.id",
-    )
+    assert kept("output_select: [total, $.paging.page, 'rows[0].id']").select == ("total", "paging.page", "rows.0.id")
     assert kept("spec: {result: {select: [{path: $.count, as: count}]}}").select == ("count",)
 
 
@@ -343,10 +325,7 @@ def test_a_steps_output_of_storage_words_is_about_its_last_task() -> None:
     )
     [start] = load(step).steps
     assert start.output is None
-    assert [task.spec.result for task in start.tasks] == [
-        ResultSpec(),
-        ResultSpec(store=StoreTier.KV, select=("n",)),
-    ]
+    assert [task.spec.result for task in start.tasks] == [ResultSpec(), ResultSpec(store=StoreTier.KV, select=("n",))]
 
 
 @pytest.mark.parametrize(
@@ -365,24 +344,6 @@ def test_the_innermost_loop_mode_wins() -> None:
     forced = load(loop + "\n  spec: {loop_mode: fanout}", root=executor).steps[0].loop
     assert forced is not None
     assert forced.mode is LoopMode.FANOUT
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "docker ps --format '{{.Names}} {{ .ID }}'",
-        "echo ${#list[@]}",
-        "-o go-template='{{range .items}}{{if .ok}}{{.name}}{{else}}-{{end}}{{end}}'",
-        "SELECT '{{1,2},{3,4}}'::int[]",
-        "SELECT '{{a, b}, {c, d}}'::text[]",
-        "jsonpath='{.items[*].metadata.name}'",
-    ],
-)
-def test_braces_of_other_languages_are_left_alone(text: str) -> None:
-    assert compile_value(text).render({}) == text
-    assert compile_value(text + " {{ end }}").render({"end": 1}) in (text + " 1", text + " {{ end }}")
-    task = task_of(f"kind: shell\ncmds: [{json.dumps(text)}]")
-    assert task.config["cmds"] == [text]
 
 
 def test_loop_words_and_defaults() -> None:
@@ -448,11 +409,7 @@ def test_spec_is_layered_from_the_executor_to_the_task() -> None:
     step = playbook.steps[0]
     a, b = step.tasks
     assert a.spec.timeout == 20
-    assert (a.spec.result.store, a.spec.result.compression, a.spec.result.ttl) == (
-        StoreTier.PVC,
-        "gzip",
-        3600.0,
-    )
+    assert (a.spec.result.store, a.spec.result.compression, a.spec.result.ttl) == (StoreTier.PVC, "gzip", 3600.0)
     assert a.spec.options == {"retries": 7, "colour": "red"}
     assert b.spec.timeout == 3
     assert b.spec.result.store is None
@@ -636,13 +593,7 @@ def test_metadata_is_forgiving() -> None:
     full = parse_playbook(
         text.format("metadata: {path: a/b, version: 1.5, tags: 'x, y', owners: [z], labels: {k: v}}\n")
     ).metadata
-    assert (full.name, full.path, full.version, full.tags, full.owners) == (
-        "b",
-        "a/b",
-        "1.5",
-        ("x", "y"),
-        ("z",),
-    )
+    assert (full.name, full.path, full.version, full.tags, full.owners) == ("b", "a/b", "1.5", ("x", "y"), ("z",))
 
 
 def test_a_playbook_without_a_path_has_its_name_as_path() -> None:

@@ -10,16 +10,7 @@ from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.loader import parse_report
 from noetl_dagster.playbook.models import Assertion, Backoff, Tracing
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
-from tests.playbook.playbooks import (
-    errors_of,
-    load,
-    meaning,
-    problems_of,
-    step_of,
-    task_of,
-    warnings_of,
-    with_steps,
-)
+from tests.playbook.playbooks import errors_of, load, meaning, problems_of, step_of, task_of, warnings_of, with_steps
 
 ENDS = {"source": {"table": "s"}, "target": {"table": "t"}}
 
@@ -256,10 +247,7 @@ NOTHING = "- step: start\n  tool: {kind: noop}\n"
         ("{enabled: false}", Tracing(enabled=False)),
         ("{sampling: 0.1}", Tracing(sampling=0.1)),
         ("{sample_rate: '0.1'}", Tracing(sampling=0.1)),
-        (
-            "{endpoint: 'http://here:4318', service_name: me}",
-            Tracing(endpoint="http://here:4318", service_name="me"),
-        ),
+        ("{endpoint: 'http://here:4318', service_name: me}", Tracing(endpoint="http://here:4318", service_name="me")),
     ],
 )
 def test_what_a_playbook_says_of_its_traces(words: str, expected: Tracing) -> None:
@@ -284,12 +272,7 @@ def test_fields_of_a_container_in_kubernetes_own_spelling() -> None:
     spellings = {"volumeMounts": mounts, "nodeSelector": {"disk": "fast"}}
     tool = task_with("container", image="i", volumes=volumes, **spellings)
     config = load(f"- step: start\n  tool: {tool}\n").steps[0].tasks[0].config
-    assert config == {
-        "image": "i",
-        "volumes": volumes,
-        "volume_mounts": mounts,
-        "node_selector": {"disk": "fast"},
-    }
+    assert config == {"image": "i", "volumes": volumes, "volume_mounts": mounts, "node_selector": {"disk": "fast"}}
 
 
 @pytest.mark.parametrize("resumable", ["true", "auto", '"{{ again }}"'])

@@ -208,10 +208,7 @@ BROKEN_STEPS = {
         "[{when: true, then: {do: jump, to: c}}]}}\n    - {name: b, kind: noop}\n",
         "sample.yaml:9:67: step 'start', task 'a', spec, policy, rule 1, then: jump to unknown task 'c'; tasks of this step: a, b",
     ),
-    "loop without tool": (
-        "- step: start\n  loop: {in: [1], iterator: x}\n  next: []\n",
-        "a loop needs a 'tool'",
-    ),
+    "loop without tool": ("- step: start\n  loop: {in: [1], iterator: x}\n  next: []\n", "a loop needs a 'tool'"),
     "fan-out in a cycle": (
         f"- step: start\n  {OK_TOOL}\n  loop: {{in: [1], iterator: x}}\n  spec: {{loop_mode: fanout}}\n"
         "  next: [{step: start, when: '{{ ctx.more }}'}]\n",
@@ -470,11 +467,7 @@ def test_tools_compared_with_kinds_of_error_are_pointed_out() -> None:
     [
         ("", "input: {r: '{{ page.row }}'}", "r: a chunk has no 'row'; did you mean 'rows'?"),
         ("", "input: {r: \"{{ page['size'] }}\"}", "it has: rows, row_count, chunk_index, has_more, data"),
-        (
-            "when: '{{ event.payload.rowcount > 0 }}'",
-            "",
-            "a chunk has no 'rowcount'; did you mean 'row_count'?",
-        ),
+        ("when: '{{ event.payload.rowcount > 0 }}'", "", "a chunk has no 'rowcount'; did you mean 'row_count'?"),
     ],
 )
 def test_names_that_no_chunk_has_are_pointed_out(source: str, taker: str, expected: str) -> None:

@@ -41,6 +41,7 @@ COMMANDS: list[tuple[str, str, list[str]]] = [
     ("{%if} {{ name }}", "{%if} web", ["{%if}"]),
     ("curl -d '{{\"a\": 1}}' {{ name }}", "curl -d '{{\"a\": 1}}' web", ['{{"a": 1}}']),
     ("a{{b,c},{d,e}} {} {{}} {{ }}", "", ["{{b,c},{d,e}}", "{{}}", "{{ }}"]),
+    ("-o jsonpath='{.items[*].metadata.name}' {{ name }}", "-o jsonpath='{.items[*].metadata.name}' web", []),
     ("{{ name }", "", ["{{ name }"]),
     ("{{ name", "", ["{{ name"]),
     ("a\r\n{{.x}}\n", "", ["{{.x}}"]),  # without a template not even the ends of lines change
@@ -142,30 +143,7 @@ def test_the_checks_see_templates_beside_foreign_braces() -> None:
     assert outputs[0].before == "{{ json . }} '{{.x}} "
 
 
-PIECES = (
-    "{{",
-    "}}",
-    "{%",
-    "%}",
-    "{#",
-    "#}",
-    "{",
-    "}",
-    "${#",
-    "'",
-    '"',
-    "`",
-    " ",
-    "\n",
-    "-",
-    ".",
-    "$",
-    "|",
-    "a",
-    "if",
-    "end",
-    "1,2",
-)
+PIECES = (*("{{", "}}", "{%", "%}", "{#", "#}", "{", "}", "${#", "'", '"', "`"), *" \n-.$|a1", "if", "end", "1,2")
 WHOLE = ("{% raw %}", "{% endraw %}", "{{ name }}", "{{.x}}", "{{range .x}}", "{{end}}", "{% if name %}", "{% endif %}")
 
 

@@ -138,10 +138,7 @@ def test_undefined_is_an_error_where_its_value_is_needed(template: str) -> None:
         ("{{ text.nope }}", "'nope' is undefined: the result is the text 'hello'; "),
         ("{{ text.nope() }}", "'nope' is undefined: the value is the text 'hello'; "),
         ("{{ empty.nope }}", "'nope' is undefined: the value is empty; "),
-        (
-            "{{ ordr.total }}",
-            "'ordr' is undefined; known names: empty, order, step, text; did you mean 'order'?",
-        ),
+        ("{{ ordr.total }}", "'ordr' is undefined; known names: empty, order, step, text; did you mean 'order'?"),
     ],
 )
 def test_what_lacks_a_name_is_said(template: str, reason: str) -> None:

@@ -83,13 +83,7 @@ def test_iterations() -> None:
     names = scope().with_iteration("user", {"id": 5}, 1, 3, values)
     values["page"] = 9
     assert render("{{ user.id }} {{ iter.user.id }} {{ iter.page }} {{ page }} {{ iter.index }}", names) == "5 5 9 9 1"
-    assert render("{{ [loop.index, loop.first, loop.last, loop.length, _index] }}", names) == [
-        1,
-        False,
-        False,
-        3,
-        1,
-    ]
+    assert render("{{ [loop.index, loop.first, loop.last, loop.length, _index] }}", names) == [1, False, False, 3, 1]
     assert names.iteration is not None
     assert names.iteration.item == {"id": 5}
 
@@ -263,8 +257,7 @@ def test_values_that_are_put_together_are_copies() -> None:
     values: dict[str, Any] = {"a": [[0]], "b": {"c": [1]}}
     turn = scope().with_iteration("item", item, 0, 1, values)
     block = compile_set(
-        {"iter.a": "{{ [item] + iter.a }}", "iter.b": "{{ iter.b }}", "iter.c": "{{ iter.a + [item] }}"},
-        in_loop=True,
+        {"iter.a": "{{ [item] + iter.a }}", "iter.b": "{{ iter.b }}", "iter.c": "{{ iter.a + [item] }}"}, in_loop=True
     )
     first, same, other = (patch.value for patch in block.patches(turn, turn.stored))
     assert first == [item, [0]]

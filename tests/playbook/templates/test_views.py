@@ -99,11 +99,7 @@ def test_methods_of_mappings_work_where_no_key_hides_them() -> None:
         ("{{ [s % 3, s // 3, s ** 2, -s, +s, s / 8] }}", 4, [1, 1, 16, -4, 4, 0.5]),
         ("{{ [9 % s, 9 // s, 2 ** s, 8 / s, 3 * s, 9 - s] }}", 4, [1, 2, 16, 2, 12, 5]),
         ("{{ [s | abs, s | round, s | float] }}", -4, [4, -4, -4.0]),
-        (
-            "{{ [s is number, s is integer, s is even, s is string, s is none] }}",
-            4,
-            [True, True, True, False, False],
-        ),
+        ("{{ [s is number, s is integer, s is even, s is string, s is none] }}", 4, [True, True, True, False, False]),
         ("{{ range(s) | list }}", 3, [0, 1, 2]),
         ("{{ [5, 6, 7][s] }}", 1, 6),
         ("{{ {'a': 1}[s] }}", "a", 1),
@@ -127,11 +123,7 @@ def test_lists_and_scalars_behave_like_themselves(template: str, data: Any, valu
 
 
 def test_envelope_of_a_failure() -> None:
-    envelope = {
-        "status": "error",
-        "error": {"kind": "http", "message": "no", "status": 500},
-        "http": {"status": 500},
-    }
+    envelope = {"status": "error", "error": {"kind": "http", "message": "no", "status": 500}, "http": {"status": 500}}
     failed = ResultView(envelope, ReferenceCache())
     assert render("{{ s.error.kind }} {{ s.http.status }}", s=failed) == "http 500"
     assert render("{{ s }}", s=failed) == envelope
@@ -211,10 +203,7 @@ async def test_a_reference_is_fetched_once() -> None:
         return {"rows": [1, 2], "data": {"inner": 5}}
 
     cache = ReferenceCache()
-    scope = {
-        "s": ResultView({"status": "ok", "ref": REFERENCE}, cache),
-        "t": ResultView({"ref": REFERENCE}, cache),
-    }
+    scope = {"s": ResultView({"status": "ok", "ref": REFERENCE}, cache), "t": ResultView({"ref": REFERENCE}, cache)}
     template = compile_value({"rows": "{{ s.rows }}", "n": "{{ s.data.inner }} {{ t.inner }}", "all": "{{ t }}"})
     rendered = await render_async(template, scope, fetch)
     assert rendered == {"rows": [1, 2], "n": "5 5", "all": {"rows": [1, 2], "data": {"inner": 5}}}
