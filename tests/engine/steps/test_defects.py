@@ -50,29 +50,27 @@ async def test_policies_see_a_defect(run: Run, monkeypatch: pytest.MonkeyPatch) 
     assert state.status is ExecutionStatus.COMPLETED
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        TransportError("away"),
-        ConnectionRefusedError("away"),
-        asyncpg.ConnectionDoesNotExistError("away"),
-        ExceptionGroup("both", [ValueError("lost"), ConnectionResetError("away")]),
-        RuntimeError("cannot schedule new futures after interpreter shutdown"),
-        TimeoutError("no connection in time"),
-        MemoryError(),
-    ],
-)
-async def test_what_is_no_failure_of_the_task_is_resumed(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(NoopTool, "run", raising(error))
-        with pytest.raises(type(error)):
-            await engine.run(playbook(ONE))
-    execution_id = await engine.runtime.pool.fetchval("SELECT execution_id FROM noetl.event LIMIT 1")
-    assert (await engine.runtime.load(execution_id)).state.status is ExecutionStatus.RUNNING
-    state = await engine.resume(execution_id)
-    assert state.status is ExecutionStatus.COMPLETED
+NOT_OF_THE_TASK = [
+    TransportError("away"),
+    ConnectionRefusedError("away"),
+    asyncpg.ConnectionDoesNotExistError("away"),
+    ExceptionGroup("both", [ValueError("lost"), ConnectionResetError("away")]),
+    RuntimeError("cannot schedule new futures after interpreter shutdown"),
+    TimeoutError("no connection in time"),
+    MemoryError(),
+]
+
+
+async def test_what_is_no_failure_of_the_task_is_resumed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in NOT_OF_THE_TASK:
+        with monkeypatch.context() as patched:
+            patched.setattr(NoopTool, "run", raising(error))
+            with pytest.raises(type(error)):
+                await engine.run(playbook(ONE))
+        execution_id = await engine.runtime.pool.fetchval("SELECT max(execution_id) FROM noetl.event")
+        assert (await engine.runtime.load(execution_id)).state.status is ExecutionStatus.RUNNING, error
+        state = await engine.resume(execution_id)
+        assert state.status is ExecutionStatus.COMPLETED, error
 
 
 async def test_the_text_of_a_defect_has_no_secrets(run: Run, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
