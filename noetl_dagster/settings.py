@@ -172,7 +172,6 @@ class Settings(BaseSettings):
         None, description="NATS servers, nats://... or tls://..., separated by commas; empty: embedded"
     )
     nats_ca: Path | None = Field(None, description="CA certificate of NATS, PEM; empty: the system's")
-    nats_connect_seconds: float = Field(10, gt=0, description="Time after which connecting to NATS fails")
     nats_namespace: str = Field(
         "noetl", pattern=SUBJECT_NAME, description="Prefix of the streams, subjects and KV buckets"
     )

@@ -167,11 +167,14 @@ def test_sensor_and_ingestor_at_once_take_nothing_twice(
     assert run_sync(noetl.engine().runtime.pool.fetchval("SELECT count(*) FROM noetl.event")) == 2_001
 
 
-def test_a_tick_without_nats(settings: Settings, dagster_instance: DagsterInstance) -> None:
+def test_a_tick_without_nats(
+    settings: Settings, dagster_instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("noetl_dagster.events.transport.nats.CONNECT_SECONDS", 1.0)
     with socket.socket() as unanswered:  # bound, and never listening
         unanswered.bind(("127.0.0.1", 0))
         url = f"nats://127.0.0.1:{unanswered.getsockname()[1]}"
-        noetl = EngineProvider(settings.model_copy(update={"nats_url": url, "nats_connect_seconds": 1}))
+        noetl = EngineProvider(settings.model_copy(update={"nats_url": url}))
         run_sync(noetl.engine().run(playbook(TEXT)))
         result = reporting_tick(noetl, dagster_instance)
         close_engines()

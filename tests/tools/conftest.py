@@ -32,7 +32,6 @@ async def box(settings: Settings, pool: asyncpg.Pool, tmp_path: Path) -> AsyncIt
         update={
             "default_postgres_credential": "embedded",
             "secrets_path": tmp_path,
-            "nats_connect_seconds": 1,  # a server that is asked for in vain
         }
     )
     clients = Clients(own)

@@ -90,7 +90,8 @@ async def test_objects(run: Any, bucket: str) -> None:
     assert not caught.value.retryable
 
 
-async def test_mistakes(run: Any, box: ToolContext) -> None:
+async def test_mistakes(run: Any, box: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noetl_dagster.tools.access.clients.CONNECT_SECONDS", 1.0)
     with pytest.raises(ToolError, match="known: kv_get"):
         await run("nats", operation="kv_fetch")
     with pytest.raises(ToolError, match="needs 'key'"):

@@ -122,8 +122,7 @@ async def _event_log(settings: Settings, limits: _Limits) -> AsyncIterator[Provi
 
 async def _nats(settings: Settings, limits: _Limits) -> AsyncIterator[Provided]:
     deadline = limits.deadline
-    impatient = settings.model_copy(update={"nats_connect_seconds": CONNECT_SECONDS})
-    client = await _until(deadline, lambda: connect(impatient, "provision"), ServiceError)
+    client = await _until(deadline, lambda: connect(settings, "provision", seconds=CONNECT_SECONDS), ServiceError)
     names = client.names
     try:
         stream = client.jetstream(timeout=max(CONNECT_SECONDS, deadline - time.monotonic()))

@@ -87,8 +87,7 @@ def server_checks(settings: Settings) -> Iterator[Check]:
 async def _nats(settings: Settings) -> CheckResult:
     if settings.nats_url is None:
         return not_set("NOETL_NATS_URL")
-    impatient = settings.model_copy(update={"nats_connect_seconds": CONNECT_SECONDS})
-    client = await connect(impatient, "doctor")
+    client = await connect(settings, "doctor", seconds=CONNECT_SECONDS)
     try:
         version = client.connected_server_version
         server = f"NATS {version.major}.{version.minor} at {','.join(map(place_of, settings.nats_servers))}"

@@ -110,9 +110,9 @@ async def _credential(name: str, settings: Settings, credentials: Credentials) -
                 await connection.close(timeout=CONNECT_SECONDS)
             return ok(f"postgres, {user} connects to {database}")
         case CredentialType.NATS:
-            clients = Clients(settings.model_copy(update={"nats_connect_seconds": CONNECT_SECONDS}))
+            clients = Clients(settings)
             try:
-                await clients.nats(credential)
+                await clients.nats(credential, seconds=CONNECT_SECONDS)
             finally:
                 await clients.close()
             return ok("nats, the server answers")

@@ -23,6 +23,9 @@ from noetl_dagster.settings import DEFAULT_POOL, Settings
 
 logger = logging.getLogger(__name__)
 
+CONNECT_SECONDS = 10.0
+"""Time in which a server must accept a connection, as PostgreSQL's must."""
+
 RECONNECT_SECONDS = 0.25
 PENDING_BYTES = 64 * 1024**2
 """Messages published while the server is unavailable wait in memory, up to this size."""
@@ -116,19 +119,21 @@ def worker_inbox(pool: str, worker_id: str) -> str:
     return f"_INBOX.worker.{pool}.{subject_token(worker_id)}"
 
 
-async def connect(settings: Settings, name: str, *, inbox: str = "_INBOX") -> NatsClient:
+async def connect(settings: Settings, name: str, *, inbox: str = "_INBOX", seconds: float | None = None) -> NatsClient:
     """Connects to the settings' server; the connection reconnects forever.
 
     Args:
         name: shown by the server's monitoring.
         inbox: prefix of the subjects of answers.
+        seconds: time limit; default: :data:`CONNECT_SECONDS`.
 
     Raises:
-        ServiceError: the server cannot be reached within ``nats_connect_seconds``.
+        ServiceError: the server cannot be reached in time.
     """
     if settings.nats_url is None:
         raise ServiceError("no NATS server is known; set NOETL_NATS_URL or run 'noetl-dagster services up'")
 
+    seconds = seconds or CONNECT_SECONDS
     client = NatsClient()
     client.names, client.settings = NatsNames(settings), settings
     latest: Exception | None = None
@@ -143,12 +148,12 @@ async def connect(settings: Settings, name: str, *, inbox: str = "_INBOX") -> Na
             logger.warning("NATS (%s): connection lost; reconnecting", name)
 
     try:
-        async with asyncio.timeout(settings.nats_connect_seconds):  # nats-py itself would try forever
+        async with asyncio.timeout(seconds):  # nats-py itself would try forever
             await client.connect(
                 settings.nats_servers,
                 tls=settings.nats_tls,
                 name=f"{settings.nats_namespace} {name}",
-                connect_timeout=settings.nats_connect_seconds,  # type: ignore[arg-type]
+                connect_timeout=seconds,  # type: ignore[arg-type]
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=RECONNECT_SECONDS,
                 pending_size=PENDING_BYTES,

@@ -110,8 +110,11 @@ class Clients:
         """Returns the cached facts about statements that ran on a pool of :meth:`postgres`, by their text."""
         return self._open().statements.setdefault(id(pool), {})
 
-    async def nats(self, credential: Credential | None = None) -> NatsClient:
+    async def nats(self, credential: Credential | None = None, *, seconds: float | None = None) -> NatsClient:
         """Returns a connection to the NATS server of a credential, or to that of the settings.
+
+        Args:
+            seconds: time limit of a new connection; default: :data:`CONNECT_SECONDS`.
 
         Raises:
             ServiceError: no server is known or reachable.
@@ -124,7 +127,7 @@ class Clients:
             if client is None or client.is_closed:
                 import nats
 
-                seconds = self._settings.nats_connect_seconds
+                seconds = seconds or CONNECT_SECONDS
                 try:
                     client = await nats.connect(
                         **arguments,

@@ -17,16 +17,16 @@ async def test_no_server(settings: Settings) -> None:
         taken.bind(("127.0.0.1", 0))
         url = f"nats://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ServiceError, match="cannot be reached: ConnectionRefusedError"):
-            await connect(settings.model_copy(update={"nats_url": url, "nats_connect_seconds": 1}), "test")
+            await connect(settings.model_copy(update={"nats_url": url}), "test", seconds=1)
 
 
 async def test_no_password_is_said(settings: Settings) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         server = f"127.0.0.1:{taken.getsockname()[1]}"
-        given = {"nats_url": f"nats://noetl:hush@{server}", "nats_connect_seconds": 1}
+        own = settings.model_copy(update={"nats_url": f"nats://noetl:hush@{server}"})
         with pytest.raises(ServiceError, match=f"nats://{server} cannot be reached") as caught:
-            await connect(settings.model_copy(update=given), "test")
+            await connect(own, "test", seconds=1)
     assert "hush" not in str(caught.value)
 
 
