@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from playwright.async_api import expect
 
 from noetl_dagster.settings import Settings
@@ -17,12 +16,11 @@ UPDATE noetl.dead_letter SET payload = convert_to($1, 'UTF8'), error = $1, subje
 """
 
 
-@pytest.mark.parametrize("width", [375, 1280])
-async def test_they_are_read_and_reprocessed(settings: Settings, visit: Visit, width: int) -> None:
+async def test_they_are_read_and_reprocessed(settings: Settings, visit: Visit) -> None:
     async with serving(settings) as service:
         await put(service, 3)
         await service.plane.engine.runtime.pool.execute(TURN_HOSTILE, HOSTILE)
-        visitor = await visit(service, viewport={"width": width, "height": 800})
+        visitor = await visit(service, viewport={"width": 375, "height": 800})
         page = await visitor.go("/workers")
         for one in await page.locator("summary").all():
             await one.click()

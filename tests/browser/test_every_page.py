@@ -106,26 +106,22 @@ async def findings(page: Page, **options: object) -> list[str]:
     ]
 
 
-async def test_they_are_accessible(guarded: Service, visit: Visit, addresses: dict[str, str]) -> None:
+async def test_they_are_accessible_and_fit_the_screen(
+    guarded: Service, visit: Visit, addresses: dict[str, str]
+) -> None:
     known, unknown = await visit(guarded, OPERATOR), await visit(guarded, OPERATOR)
-    serious = {}
+    wrong: dict[str, list[str]] = {}
     for name in PAGES:
         page = await opened(unknown if name.startswith("unknown") else known, addresses, name)
-        serious[name] = await findings(page)
+        wrong[name] = []
+        for width in (375, 1280):
+            await page.set_viewport_size({"width": width, "height": 800})
+            wrong[name] += await page.evaluate(OVERFLOWING)
+        wrong[name] += await findings(page)
         await page.emulate_media(color_scheme="dark")
-        serious[name] += await findings(page, **CONTRAST)
+        wrong[name] += await findings(page, **CONTRAST)
         await page.emulate_media(color_scheme="light")
-    assert {name: found for name, found in serious.items() if found} == {}
-
-
-@pytest.mark.parametrize("width", [375, 1280])
-async def test_it_fits_the_screen(local: Service, visit: Visit, addresses: dict[str, str], width: int) -> None:
-    visitor = await visit(local, viewport={"width": width, "height": 800})
-    wide = {}
-    for name in PAGES:
-        page = await opened(visitor, addresses, name)
-        wide[name] = await page.evaluate(OVERFLOWING)
-    assert {name: elements for name, elements in wide.items() if elements} == {}
+    assert {name: problems for name, problems in wrong.items() if problems} == {}
 
 
 @pytest.mark.parametrize(
@@ -159,16 +155,15 @@ async def test_the_skip_link_leads_to_the_content(local: Service, visit: Visit, 
     assert await page.evaluate("document.querySelector('main').contains(document.activeElement)")
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if "hostile" in name] + ["executions"])
-async def test_hostile_texts_are_only_texts(local: Service, visit: Visit, addresses: dict[str, str], name: str) -> None:
-    page = await opened(await visit(local), addresses, name)
-
-    assert await page.title() != "taken over"
-    assert await page.locator("main :is(script, img, [onload], [onerror]), b:text-is('bold')").count() == 0
-    text = await page.locator("body").inner_text()
-    assert not {TURNED[7], "\x1b", "\x07"} & set(text)
-    if name.startswith("hostile"):
-        assert "<b>" in text
+async def test_hostile_texts_are_only_texts(local: Service, visit: Visit, addresses: dict[str, str]) -> None:
+    visitor = await visit(local)
+    for name in [*(name for name in PAGES if "hostile" in name), "executions"]:
+        page = await opened(visitor, addresses, name)
+        assert await page.title() != "taken over"
+        assert await page.locator("main :is(script, img, [onload], [onerror]), b:text-is('bold')").count() == 0, name
+        text = await page.locator("body").inner_text()
+        assert not {TURNED[7], "\x1b", "\x07"} & set(text), name
+        assert "<b>" in text or name == "executions"
 
 
 async def test_without_scripts_there_are_links_and_filters(

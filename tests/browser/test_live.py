@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,9 +15,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Page, Route, expect
 
-from examples.records_api import create_app
 from noetl_dagster import embedded
-from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.settings import Settings
 from tests.browser.conftest import Visit
 from tests.browser.executions import GATED
@@ -26,19 +23,13 @@ from tests.playbooks import playbook
 from tests.pool_worker.conftest import soon_missed
 from tests.processes import killed_in_the_end
 from tests.service.conftest import Service, serving
-from tests.serving import served
-from tests.waiting import PROCESS_SECONDS, until
+from tests.waiting import until
 from tests.whole import FAN, Fan
 
-PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 ITEMS, HELD = 60, 40
-MOST_SHOWN = 2_000
-"""Events that a page keeps, the latest ones."""
 DRIVER = """
 import asyncio, sys
 from noetl_dagster.engine.engine import Engine
-from examples.records_api import create_app
-from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.settings import Settings
 
 async def main(execution_id):
@@ -128,53 +119,6 @@ async def test_watched_to_its_end_while_everything_is_killed(
         await shows_every_event(events, service, execution.id)
         latest = await page.evaluate(SHOWN)
         assert len(latest) == len(set(latest))
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-async def test_the_patient_flow_is_watched_while_a_worker_and_its_driver_are_killed(
-    settings: Settings, start: Start, visit: Visit, tmp_path: Path
-) -> None:
-    flow = pooled_flow(tmp_path)
-    with served(create_app(seed=7, faults=0.1)) as records:
-        own = {
-            "NOETL_CREDENTIAL_RECORDS_API": records,
-            "NOETL_DEFAULT_POSTGRES_CREDENTIAL": "embedded",
-            "DAGSTER_HOME": str(embedded.dagster_home(settings)),
-        }
-        workers = [start("-m", "noetl_dagster", "worker", "--id", name, **own) for name in ("w1", "w2")]
-        async with serving(settings) as service:
-            execution = await service.plane.engine.lifecycle.create(load_playbook(flow), {"facilities": 5})
-            one = str(execution.id)
-            driver = start("-m", "noetl_dagster", "resume", one, **own)
-            page = await (await visit(service)).go(f"/executions/{one}")
-            events = await page.context.new_page()
-            await events.goto(f"{service.url}/executions/{one}/events")
-            await events.evaluate("window.first = true")
-            await expect(page.locator("#steps").get_by_role("row", name="fetch_vital_signs")).to_contain_text(" of 50")
-            workers[0].kill()
-            driver.kill()
-            await until(lambda: driver.poll() is not None)
-            start("-m", "noetl_dagster", "resume", one, **own)
-
-            await expect(state_of(page)).to_have_text("completed", timeout=PROCESS_SECONDS * 1000)
-            await expect(page.locator("#checks")).to_contain_text("every_facility_is_complete")
-            await expect(events.locator("#live")).to_have_text("ended")
-            assert await events.evaluate("window.first")
-            logged = await service.plane.engine.runtime.pool.fetchval(
-                f"SELECT count(*) FROM ({EVENTS}) one", execution.id
-            )
-            shown = await events.evaluate(SHOWN)
-            assert len(shown) == len(set(shown)) == min(logged, MOST_SHOWN)
-
-
-def pooled_flow(folder: Path) -> Path:
-    """A copy of the patient flow whose fan-outs go to the pool of workers."""
-    text = (PLAYBOOKS / "patient_flow.yaml").read_text(encoding="utf-8")
-    flow = folder / "patient_flow.yaml"
-    flow.write_text(text.replace("fanout: {max_groups", "fanout: {engine: workers, max_groups"), encoding="utf-8")
-    shutil.copy(PLAYBOOKS / "patient_flow_spark.py", folder)
-    return flow
 
 
 async def test_a_connection_that_a_proxy_refuses(service: Service, visit: Visit, tmp_path: Path) -> None:
