@@ -115,10 +115,13 @@ def noetl_executor(context: InitExecutorContext) -> Executor:
 
 
 def _steps_with_pods(context: InitExecutorContext) -> bool:
-    """Reports whether runs are launched on Kubernetes and one of the job's ops asks for a pod of its own."""
-    if not any(one.__name__ == "K8sRunLauncher" for one in type(context.instance.run_launcher).__mro__):
+    """Reports whether one of the job's ops asks for a pod of its own, and runs are launched on Kubernetes.
+
+    The launcher is made only for such jobs: it reads the service account's token, which other runs do not have.
+    """
+    if not any(POD_TAG in node.tags for node in context.job.get_definition().all_node_defs):
         return False
-    return any(POD_TAG in node.tags for node in context.job.get_definition().all_node_defs)
+    return any(one.__name__ == "K8sRunLauncher" for one in type(context.instance.run_launcher).__mro__)
 
 
 def runs_in_one_process(context: OpExecutionContext) -> bool:
