@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from dagster import DagsterEventType, DagsterInstance, EventRecordsFilter
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
 from tests.cli.conftest import Cli
-from tests.forked import Forked
+from tests.cli.kills import killed_at, resumed
 from tests.playbooks import text_of
-from tests.waiting import HERE, until
 
 MAKER = text_of(
     "maker",
@@ -55,27 +53,6 @@ CHECKED = text_of(
 )
 CHECKS = {"few": "PASSED", "large": "FAILED", "unique_value": "PASSED"}
 
-# An event of one type is not written before the test lets it: whoever writes it waits in the database.
-GATE = """
-CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM pg_advisory_xact_lock_shared(4711);
-    RETURN NEW;
-END $$;
-CREATE TRIGGER held BEFORE INSERT ON noetl.event FOR EACH ROW WHEN (NEW.event_type = '{type}' AND NEW.node_name = 'start')
-EXECUTE FUNCTION held();
-"""
-WAITING = f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted AND {HERE}"
-
-
-@pytest.fixture
-async def gate(pool: asyncpg.Pool[Any]) -> AsyncIterator[asyncpg.Connection[Any]]:
-    """A connection that holds the gate until it is closed."""
-    async with pool.acquire() as connection:
-        await connection.execute("SELECT pg_advisory_lock(4711)")
-        yield connection
-        await connection.execute("SELECT pg_advisory_unlock_all()")
-
 
 @pytest.mark.parametrize(
     ("type_", "lost"),
@@ -90,7 +67,6 @@ async def test_a_run_that_is_killed(
     type_: str,
     lost: bool,
     cli: Cli,
-    gate: asyncpg.Connection[Any],
     environment: dict[str, str],
     settings: Settings,
     pool: asyncpg.Pool[Any],
@@ -100,33 +76,18 @@ async def test_a_run_that_is_killed(
     maker.write_text(MAKER)
     checked.write_text(CHECKED)
     assert (await asyncio.to_thread(cli, "run", str(maker))).returncode == 0
-    await gate.execute(GATE.format(type=type_))
-    process = Forked(
-        *("noetl-dagster", "run", str(checked), "--set", f"ledger={ledger}", "--json"),
-        environment=environment,
-        folder=tmp_path,
-        output=tmp_path / "killed.txt",
-    )
-    waiting = await until(lambda: gate.fetchval(WAITING), f"{type_} to be written")
-    process.kill()
-    if lost:
-        await gate.execute("SELECT pg_terminate_backend($1)", waiting)  # what it was writing goes with it
-    else:
-        await gate.execute("SELECT pg_advisory_unlock(4711)")
-    await until(lambda: _is_gone(gate, waiting), "the end of its connection")
-    await gate.execute("DROP TRIGGER held ON noetl.event")
-    execution_id = await pool.fetchval("SELECT max(execution_id) FROM noetl.event")
+    command = ["run", str(checked), "--set", f"ledger={ledger}"]
+    condition = f"NEW.event_type = '{type_}' AND NEW.node_name = 'start'"
+    execution_id = await killed_at(condition, command, environment, tmp_path, pool, lost=lost)
+    await pool.execute("DROP TRIGGER hold ON noetl.event")
     assert len(await _checks(pool)) == (0 if lost else len(CHECKS)), "all or none"
     settled = await _reads(pool, execution_id)
     assert settled[-1]["rows"]["result"]["data"] == [{"value": 1}]
     assert (await asyncio.to_thread(cli, "run", str(maker), "--set", "value=50")).returncode == 0
 
-    resumed = await asyncio.to_thread(cli, "resume", str(execution_id), "--json")
+    overview = await resumed(cli, execution_id)
 
-    assert resumed.returncode == 0, resumed.stderr
-    found = json.loads(resumed.stdout)
-    assert found["status"] == "COMPLETED"
-    assert {one["name"]: one["passed"] for one in found["steps"][0]["checks"]} == {
+    assert {one["name"]: one["passed"] for one in overview["steps"][0]["checks"]} == {
         name: status == "PASSED" for name, status in CHECKS.items()
     }
     assert Counter(await _checks(pool)) == Counter(CHECKS.items()), "each exactly once"
@@ -136,10 +97,6 @@ async def test_a_run_that_is_killed(
     assert await pool.fetchval(result, "last", execution_id) == 10
     assert len(ledger.read_text().split()) == 1, "what had a result was not run again"
     assert _shown(settings) == Counter(list(CHECKS))
-
-
-async def _is_gone(gate: asyncpg.Connection[Any], pid: int) -> bool:
-    return not await gate.fetchval("SELECT 1 FROM pg_stat_activity WHERE pid = $1", pid)
 
 
 async def _checks(pool: asyncpg.Pool[Any]) -> list[tuple[str, str]]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import duckdb
-import pytest
 
 from tests.cli.conftest import Cli
+from tests.cli.kills import resumed
 from tests.forked import Forked
 from tests.playbooks import text_of
 from tests.waiting import until
@@ -51,10 +49,10 @@ SINKS = text_of(
 ENDED = "SELECT count(*) FROM noetl.event WHERE event_type = 'command.completed'"
 
 
-@pytest.mark.parametrize(("items", "kills"), [(40, 2), pytest.param(300, 6, marks=pytest.mark.slow, id="many of both")])
 async def test_runs_that_are_killed(
-    items: int, kills: int, cli: Cli, environment: dict[str, str], pool: asyncpg.Pool[Any], tmp_path: Path
+    cli: Cli, environment: dict[str, str], pool: asyncpg.Pool[Any], tmp_path: Path
 ) -> None:
+    items, kills = 40, 2
     environment["NOETL_DEFAULT_POSTGRES_CREDENTIAL"] = "embedded"
     await pool.execute(f"CREATE TABLE chores AS SELECT n, 'new' AS state FROM generate_series(0, {items - 1}) AS n")
     file = tmp_path / "sinks.yaml"
@@ -67,10 +65,8 @@ async def test_runs_that_are_killed(
         execution_id = await pool.fetchval("SELECT max(execution_id) FROM noetl.event")
         command = ["resume", str(execution_id)]
 
-    resumed = await asyncio.to_thread(cli, *command, "--json")
+    await resumed(cli, execution_id)
 
-    assert resumed.returncode == 0, resumed.stderr
-    assert json.loads(resumed.stdout)["status"] == "COMPLETED"
     expected = [(n,) for n in range(items)]
     parts, chores = f"read_parquet('{tmp_path}/files/*.parquet')", f"read_json('{tmp_path}/chores/*.jsonl')"
     assert duckdb.sql(f"SELECT n FROM {parts} ORDER BY n").fetchall() == expected
