@@ -40,26 +40,6 @@ DAILY = text_of(
             result = [{"day": day, "n": n} for n in range(2)]
     """,
 )
-READER = text_of(
-    "reader",
-    """
-    dagster: {partitions: {kind: daily, start: "2026-01-01", end: "2026-01-08", workload: day}}
-    workload: {day: null}
-    workflow:
-      - step: read
-        from:
-          same: tests/daily/make
-          latest: {asset: tests/daily/make, partition: latest}
-          third: {asset: tests/daily/make, partition: "2026-01-03"}
-          all: {asset: tests/daily/make, partition: all}
-        tool:
-          kind: python
-          input: {same: "{{ same }}", latest: "{{ latest }}", third: "{{ third }}", every: "{{ all }}"}
-          code: |
-            result = {"same": same[0]["day"], "latest": latest[0]["day"], "third": third[0]["day"],
-                      "all": {key: rows[0]["day"] for key, rows in every.items()}}
-    """,
-)
 FOLLOWER = text_of(
     "follower",
     """
@@ -71,22 +51,6 @@ FOLLOWER = text_of(
         tool: {kind: python, input: {rows: "{{ rows }}"}, code: "result = rows[0]['day']"}
     """,
 )
-ASSETS = """
-from dagster import AssetIn, DailyPartitionsDefinition, asset, define_asset_job
-
-DAILY = DailyPartitionsDefinition("2026-01-01", end_date="2026-01-08")
-
-@asset(
-    partitions_def=DAILY,
-    ins={"rows": AssetIn(["tests", "daily", "make"], input_manager_key="noetl_results")},
-    io_manager_key="noetl_results",
-)
-def days(context, rows):
-    return [context.partition_key, *(row["day"] for row in rows)]
-
-count = define_asset_job("count_days", selection=[days], partitions_def=DAILY)
-"""
-
 EXECUTIONS = """
 SELECT execution_id, partition ->> 'key' AS day, ended FROM (
     SELECT execution_id, context -> 'partition' AS partition,
@@ -109,7 +73,6 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "playbooks"
     folder.mkdir()
     (folder / "daily.yaml").write_text(DAILY.replace("FOLDER", str(tmp_path)))
-    (folder / "reader.yaml").write_text(READER)
     (folder / "follower.yaml").write_text(FOLLOWER)
     return folder
 
@@ -167,12 +130,7 @@ def ends(instance: DagsterInstance, count: int) -> list[DagsterRunStatus]:
 
 
 async def test_a_backfill_of_a_job(
-    dagster: Dagster,
-    instance: DagsterInstance,
-    folder: Path,
-    pool: asyncpg.Pool[Any],
-    cli: Cli,
-    tmp_path: Path,
+    dagster: Dagster, instance: DagsterInstance, pool: asyncpg.Pool[Any], cli: Cli, tmp_path: Path
 ) -> None:
     """Three partitions at once, one of which fails at first and is run again alone."""
     (tmp_path / DAYS[1]).touch()
@@ -203,15 +161,6 @@ async def test_a_backfill_of_a_job(
     assert [one["execution_id"] for one in made] == [str(again[3]["execution_id"])]
     assert len(json.loads(cli("executions", "--asset", "tests/daily/make", "--json").stdout)) == 3
     assert DAYS[2] in cli("executions").stdout
-
-    (folder / "days_assets.py").write_text(ASSETS)
-    dagster("dagster", "job", "backfill", "-j", "reader", "--noprompt", "--partitions", DAYS[0])
-    dagster("dagster", "job", "backfill", "-j", "count_days", "--noprompt", "--partitions", f"{DAYS[0]},{DAYS[1]}")
-    ends(instance, 7)
-    assert await pool.fetchval(RESULT, "read", DAYS[0]) == {
-        "same": DAYS[0], "latest": DAYS[1], "third": DAYS[2], "all": {day: day for day in DAYS},
-    }  # fmt: skip
-    assert instance.get_materialized_partitions(AssetKey(["days"])) == set(DAYS[:2])
 
 
 LAUNCH = """

@@ -94,7 +94,7 @@ async def test_cancel(
     assert "no execution 12345" in unknown.stderr
 
 
-@pytest.mark.parametrize("executor", ["threaded", pytest.param("in_process", marks=pytest.mark.slow), "multiprocess"])
+@pytest.mark.parametrize("executor", ["threaded", pytest.param("multiprocess", marks=pytest.mark.slow)])
 async def test_terminating_the_dagster_run(
     executor: str,
     start: StartProcess,

@@ -22,7 +22,7 @@ def test_registered_versions_run_without_their_file(cli: Cli, tmp_path: Path) ->
     assert "is already the latest" in cli("register", str(file)).stdout
     file.unlink()
 
-    for reference, version in (("tests/one@1", 1), ("tests/one", 2), ("tests/one@latest", 2)):
+    for reference, version in (("tests/one@1", 1), ("tests/one", 2)):
         run = cli("run", reference, "--json")
         assert run.returncode == 0, run.stderr
         found = json.loads(run.stdout)
@@ -35,26 +35,6 @@ def test_registered_versions_run_without_their_file(cli: Cli, tmp_path: Path) ->
     unknown = cli("run", "tests/two")
     assert "'tests/two' is not registered" in unknown.stderr
     assert cli("run", "tests/two.yaml").returncode == 2
-
-
-def test_a_resumption_goes_on_with_the_version_that_it_began_with(cli: Cli, tmp_path: Path) -> None:
-    file, mended = tmp_path / "one.yaml", tmp_path / "mended"
-    code = f"import pathlib; assert pathlib.Path('{mended}').exists(); result = 1"
-    file.write_text(text("one", code))
-    cli("register", str(file))
-    run = json.loads(cli("run", "tests/one", "--json").stdout)
-    assert run["status"] == "FAILED"
-    file.write_text(text("one", "result = 2"))
-    cli("register", str(file))
-    file.unlink()
-    mended.touch()
-
-    resumed = cli("resume", run["execution_id"], "--json")
-
-    assert resumed.returncode == 0, resumed.stderr
-    found = json.loads(resumed.stdout)
-    assert (found["steps"][0]["data"], found["version"]) == (1, 1)
-    assert json.loads(cli("run", "tests/one", "--json").stdout)["steps"][0]["data"] == 2
 
 
 def test_a_folder_is_registered_without_what_is_broken(cli: Cli, tmp_path: Path) -> None:

@@ -57,15 +57,9 @@ def dagster(
     return dagster
 
 
-@pytest.mark.parametrize("executor", ["threaded", "in_process", pytest.param("multiprocess", marks=pytest.mark.slow)])
-async def test_a_job_runs_under_either_executor(
-    executor: str, dagster: Dagster, folder: Path, pool: asyncpg.Pool, tmp_path: Path
-) -> None:
+async def test_a_job_runs(dagster: Dagster, folder: Path, pool: asyncpg.Pool, tmp_path: Path) -> None:
     (folder / "squares.yaml").write_text(PLAYBOOK)
-    config = {
-        "ops": {"squares_playbook": {"config": {"numbers": [2, 3]}}},
-        "execution": {"config": {executor: {}}},
-    }
+    config = {"ops": {"squares_playbook": {"config": {"numbers": [2, 3]}}}}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     dagster("job", "execute", "-j", "squares", "-c", str(tmp_path / "config.yaml"))
     total = "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'total'"

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import threading
@@ -20,7 +19,6 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
-from noetl_dagster import embedded
 from noetl_dagster.cli.commands.settings import examine
 from noetl_dagster.cli.doctor import Check, CheckResult, CheckState, in_background, ok
 from noetl_dagster.cli.doctor.checks import server_checks
@@ -30,7 +28,6 @@ from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.tools.access.credentials import Credentials
 from tests.process.tracing.collector import collecting
 from tests.service.conftest import serving
-from tests.waiting import until
 
 from .conftest import COMMAND, Cli
 
@@ -180,23 +177,6 @@ def _nats(folder: Path) -> Iterator[int]:
     finally:
         server.kill()
         server.wait()
-
-
-async def test_killed_servers(own_services: Settings) -> None:
-    before = await found(own_services)
-    assert before["event log"].state is CheckState.WARNING  # no schema yet
-    assert before["NATS"].state is CheckState.OK
-
-    for one in embedded.status(Settings(home=own_services.home)):
-        if one.pid is not None:
-            os.kill(one.pid, signal.SIGKILL)
-
-    async def gone() -> dict[str, CheckResult] | None:
-        report = await found(own_services)
-        away = {report[name].state for name in ("event log", "Dagster's storage", "NATS")}
-        return report if away == {CheckState.WRONG} else None
-
-    await until(gone, "the servers are gone")
 
 
 async def test_a_schema_of_another_version(settings: Settings) -> None:

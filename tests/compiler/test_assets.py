@@ -113,21 +113,7 @@ def test_where_a_step_stands_in_its_playbook(ran: Ran, tmp_path: Any) -> None:
     assert (line.file_path, line.line_number) == (str(file), 6)
 
 
-def test_checks_are_evaluated_by_the_run(ran: Ran) -> None:
-    result = ran.run(MAKER)
-    assert result.success
-    evaluations = {one.check_name: one for one in result.get_asset_check_evaluations()}
-    assert {name: one.passed for name, one in evaluations.items()} == {
-        "enough": True,
-        "unique": True,
-        "many": False,
-    }
-    assert evaluations["many"].severity.value == "WARN"
-    assert evaluations["many"].description == "2 rows, wanted at least 9"
-    assert evaluations["many"].metadata["rows"].value == 2
-
-
-def test_what_dagster_shows_leads_to_the_pages(ran: Ran, settings: Settings) -> None:
+def test_checks_are_evaluated_by_the_run_and_lead_to_the_pages(ran: Ran, settings: Settings) -> None:
     ran.noetl = EngineProvider(settings.model_copy(update={"pages_url": "https://noetl.example.org/"}))
     result = ran.run(MAKER)
     assert result.success
@@ -142,6 +128,11 @@ def test_what_dagster_shows_leads_to_the_pages(ran: Ran, settings: Settings) -> 
     assert len(shown) == 4
     for one in shown:
         assert one.metadata["page"] == MetadataValue.url(f"{page}/steps/patients")
+    evaluations = {one.check_name: one for one in result.get_asset_check_evaluations()}
+    assert {name: one.passed for name, one in evaluations.items()} == {"enough": True, "unique": True, "many": False}
+    assert evaluations["many"].severity.value == "WARN"
+    assert evaluations["many"].description == "2 rows, wanted at least 9"
+    assert evaluations["many"].metadata["rows"].value == 2
 
 
 def test_a_failed_blocking_check_leaves_nothing_to_read(ran: Ran) -> None:
@@ -153,14 +144,6 @@ def test_a_failed_blocking_check_leaves_nothing_to_read(ran: Ran) -> None:
     assert "did not pass unique: 1 rows repeat id" in str(ran.state(result).error)
     read = ran.run(READER)
     assert "asset warehouse/patients has no result yet" in str(ran.state(read).error)
-
-
-def test_lineage_goes_from_playbook_to_playbook(ran: Ran) -> None:
-    graph = ran.definitions(maker=MAKER, reader=READER).resolve_asset_graph()
-    assert graph.get(AssetKey(["tests", "reader", "start"])).parent_keys == {PATIENTS}
-    assert ran.run(MAKER, "maker").success
-    read = ran.run(READER, "reader")
-    assert ran.state(read).latest["start"].envelope["data"] == 2
 
 
 def test_lineage_passes_through_steps_that_are_no_assets(ran: Ran) -> None:
@@ -281,19 +264,27 @@ def test_a_run_of_no_partition_is_refused(ran: Ran) -> None:
     assert "has partitions, and this run is of none; launch it with one of them" in str(failures)
 
 
-@pytest.mark.parametrize("partition", ["same", "latest", "all", "2026-01-05"])
-def test_partitions_of_what_is_read(ran: Ran, partition: str) -> None:
-    maker = DAILY + "workload: {day: none}\n" + MAKER[MAKER.index("workflow:") :]
-    reader = (
-        DAILY
-        + "workload: {day: none}\n"
-        + READER.replace("warehouse/patients", f'{{asset: warehouse/patients, partition: "{partition}"}}')
+def test_partitions_of_what_is_read(ran: Ran) -> None:
+    """The same partition as the reader's, the latest one, all, and one by its name."""
+    maker = f"{DAILY}workload: {{day: none}}\nworkflow:\n  - step: make\n    asset: {{key: warehouse/patients}}\n" + (
+        "    tool: {kind: python, input: {day: '{{ day }}'}, code: 'result = day'}\n"
+    )
+    reads = {"same": "same", "newest": "latest", "every": "all", "third": "2026-01-07"}
+    sources = ", ".join(f'{name}: {{asset: warehouse/patients, partition: "{at}"}}' for name, at in reads.items())
+    given = ", ".join(f"{name}: '{{{{ {name} }}}}'" for name in reads)
+    reader = f"{DAILY}workload: {{day: none}}\nworkflow:\n  - step: start\n    from: {{{sources}}}\n" + (
+        f"    tool: {{kind: python, input: {{{given}}}, code: 'result = [same, newest, every, third]'}}\n"
     )
     graph = ran.definitions(maker=maker, reader=reader).resolve_asset_graph()
     assert graph.get(AssetKey(["tests", "reader", "start"])).parent_keys == {PATIENTS}
-    assert ran.run(maker, "maker", partition_key="2026-01-05").success
+    days = ["2026-01-05", "2026-01-07", "2026-01-06"]
+    for day in days:
+        assert ran.run(maker, "maker", partition_key=day).success
     read = ran.run(reader, "reader", partition_key="2026-01-05")
     assert read.success, ran.state(read).error
+    assert ran.state(read).latest["start"].envelope["data"] == [
+        "2026-01-05", "2026-01-06", {day: day for day in days}, "2026-01-07",
+    ]  # fmt: skip
 
 
 def test_a_python_asset_takes_the_result_of_a_partition(ran: Ran) -> None:

@@ -78,7 +78,6 @@ with DagsterInstance.get() as instance:
 """
 
 EXECUTORS = {
-    "spark": {"in_process": {}},
     # forks what one process has imported, where the default would import it for every step
     "dagster": {"multiprocess": {"start_method": {"forkserver": {"preload_modules": ["noetl_dagster.definitions"]}}}},
     "threaded": {"threaded": {"processes": 2}},
@@ -96,8 +95,6 @@ def start(settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path)
         update={
             "default_postgres_credential": "embedded",
             "playbooks_path": folder,
-            "spark_driver_memory": "512m",
-            "spark_master": "local[2]",
         }
     )
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
@@ -135,24 +132,7 @@ def log(settings: Settings) -> Iterator[psycopg2.extensions.cursor]:
     connection.close()
 
 
-@pytest.mark.spark
-@pytest.mark.slow  # tests/engine/fanout/test_spark.py kills Spark's processes in every run
-def test_a_killed_driver_of_a_spark_fan_out(
-    start: Start, log: psycopg2.extensions.cursor, dagster_instance: DagsterInstance, tmp_path: Path
-) -> None:
-    driver = start("spark")
-    until_done(driver, log, tmp_path)
-    workers = {pid for _, pid in lines(tmp_path / "ledger.txt")}
-    assert driver.pid not in workers
-    driver.kill()
-    driver.wait()
-    until_now(lambda: all(map(ended, workers)), "the end of Spark's Python workers, whose driver is dead")
-    [run] = dagster_instance.get_runs()
-    dagster_instance.report_run_failed(run)  # as Dagster's run monitoring does
-
-    finish(start("spark", run.run_id), log, dagster_instance, tmp_path)
-
-
+@pytest.mark.slow  # imports the code location in each process
 def test_a_killed_group(
     start: Start, log: psycopg2.extensions.cursor, dagster_instance: DagsterInstance, tmp_path: Path
 ) -> None:
@@ -188,7 +168,7 @@ def test_a_killed_driver_with_helpers(
 
 
 def until_done(driver: subprocess.Popen[bytes], log: psycopg2.extensions.cursor, tmp_path: Path) -> None:
-    """Waits until a run has done some shards: first for its start, then for Spark's or that of the groups."""
+    """Waits until a run has done some shards: first for its start, then for that of the groups."""
 
     def runs(condition: Callable[[], bool]) -> bool:
         return driver.poll() is not None or condition()

@@ -55,34 +55,24 @@ def run(noetl: EngineProvider, dagster_instance: DagsterInstance) -> Any:
     return run
 
 
-@pytest.mark.parametrize("tier", ["minio", "pvc"])
-def test_a_step_reads_what_a_python_asset_made(
-    run: Any, dagster_instance: DagsterInstance, settings: Settings, tier: str
-) -> None:
-    managers: dict[str, Any] = {
-        "minio": MinioIOManager(endpoint=settings.minio_endpoint, bucket=settings.minio_bucket, prefix="lake"),
-        "pvc": PvcIOManager(mount_path=str(settings.pvc_mount_path), prefix="lake"),
-    }
+def test_a_step_reads_what_a_python_asset_made(run: Any, dagster_instance: DagsterInstance, settings: Settings) -> None:
+    manager = MinioIOManager(endpoint=settings.minio_endpoint, bucket=settings.minio_bucket, prefix="lake")
 
     @asset(key=["lake", "rows"], io_manager_key="lake")
     def rows() -> list[dict[str, int]]:
         return ROWS
 
-    assert materialize([rows], instance=dagster_instance, resources={"lake": managers[tier]}).success
-    state = run(READER % "", rows, lake=managers[tier])
+    assert materialize([rows], instance=dagster_instance, resources={"lake": manager}).success
+    state = run(READER % "", rows, lake=manager)
     assert state.status == "COMPLETED", state.error
     assert state.latest["start"].envelope["data"] == [1, 2]
 
 
-@pytest.mark.parametrize("tier", ["minio", "pvc"])
 def test_what_a_step_settled_on_outlives_the_next_materialisation(
-    noetl: EngineProvider, dagster_instance: DagsterInstance, settings: Settings, tmp_path: Path, tier: str
+    noetl: EngineProvider, dagster_instance: DagsterInstance, settings: Settings, tmp_path: Path
 ) -> None:
     """The asset is made anew while the step is at its first of two tasks; the second reads what was settled."""
-    managers: dict[str, Any] = {
-        "minio": MinioIOManager(endpoint=settings.minio_endpoint, bucket=settings.minio_bucket),
-        "pvc": PvcIOManager(mount_path=str(settings.pvc_mount_path)),
-    }
+    manager = PvcIOManager(mount_path=str(settings.pvc_mount_path))
     versions = iter([ROWS, [{"id": 3}]])
 
     @asset(key=["lake", "rows"], io_manager_key="lake")
@@ -90,7 +80,7 @@ def test_what_a_step_settled_on_outlives_the_next_materialisation(
         return next(versions)
 
     def make() -> None:
-        assert materialize([rows], instance=dagster_instance, resources={"lake": managers[tier]}).success
+        assert materialize([rows], instance=dagster_instance, resources={"lake": manager}).success
 
     make()
     text = """
@@ -113,9 +103,7 @@ workflow:
         code: "result = [row['id'] for row in rows]"
 """
     flow = playbook(text.replace("FOLDER", str(tmp_path)))
-    defs = Definitions.merge(
-        definitions_of([flow], noetl), Definitions(assets=[rows], resources={"lake": managers[tier]})
-    )
+    defs = Definitions.merge(definitions_of([flow], noetl), Definitions(assets=[rows], resources={"lake": manager}))
     job = defs.resolve_job_def("sample")
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(job.execute_in_process, instance=dagster_instance, raise_on_error=False)

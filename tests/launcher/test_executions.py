@@ -12,7 +12,7 @@ from noetl_dagster.errors import LaunchError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import load_playbook
 from tests.launcher.conftest import Serving
-from tests.waiting import ended, until
+from tests.waiting import until
 
 
 async def test_they_wait_in_order_and_recovery_leaves_them_alone(serving: Serving) -> None:
@@ -36,19 +36,6 @@ async def test_they_wait_in_order_and_recovery_leaves_them_alone(serving: Servin
         assert len(set(runs)) == 3, "each is a run of its own"
         assert (api.folder / "high.begun").stat().st_mtime < (api.folder / "low.begun").stat().st_mtime
         await until(lambda: api.launcher.running == 0)
-
-
-async def test_a_killed_server_loses_none(serving: Serving) -> None:
-    async with serving(runs_at_once=1) as api:
-        executions = [await api.execute(name) for name in ("first", "second", "third")]
-        driver = await api.begun("first")
-        server = (await api.status())["pid"]
-        os.kill(server, signal.SIGKILL)
-        await until(lambda: ended(server))
-        assert not ended(driver), "what is driven goes on"
-        (api.folder / "open").touch()
-        for execution_id in executions:
-            assert (await api.ended(execution_id)).status is ExecutionStatus.COMPLETED
 
 
 async def test_one_that_cannot_begin_fails(serving: Serving) -> None:

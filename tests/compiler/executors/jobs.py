@@ -224,19 +224,6 @@ def locked() -> None:
     waits_for_a_lock()
 
 
-@op(config_schema={"folder": str})
-def stubborn(context: OpExecutionContext) -> None:
-    folder = Path(context.op_config["folder"])
-    (folder / f"began-{context.op_handle.name}").touch()
-    for _ in range(2):
-        try:
-            for _ in range(int(PATIENCE_SECONDS * 100)):
-                time.sleep(0.01)
-        except BaseException as error:
-            (folder / f"swallowed-{type(error).__name__}").touch()
-    time.sleep(PATIENCE_SECONDS)
-
-
 @job(executor_def=threaded_executor)
 def endless() -> None:
     for name in ("left", "right"):

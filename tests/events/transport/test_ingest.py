@@ -23,7 +23,7 @@ from noetl_dagster.events.transport.wire import encode_event, message_of
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
 from tests.events.transport.conftest import IDS, Drain, Ids, ended, hold
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.waiting import PATIENCE_SECONDS
 
 
 async def dead_letters(pool: asyncpg.Pool) -> list[Any]:
@@ -135,29 +135,6 @@ async def test_garbage_is_put_aside(
     assert (await client.jetstream().stream_info(names.event_stream)).state.messages == 0
 
 
-async def test_garbage_does_not_hold_up_its_neighbours(
-    client: NatsClient,
-    names: NatsNames,
-    ingestor: Ingestor,
-    drain: Drain,
-    execution_id: int,
-    logged: Ids,
-    pool: asyncpg.Pool,
-) -> None:
-    good = [ended(execution_id, index) for index in range(20)]
-    for event in good[:10]:
-        await publish(client, names, encode_event(event), execution_id)
-    await publish(client, names, b"garbage", execution_id)
-    # well-formed, and yet the log refuses it: it holds no such number
-    bad = orjson.dumps(message_of(ended(execution_id, 99))).replace(b'"data":{"index":99}', b'"data":1' + b"0" * 30)
-    await publish(client, names, bad, execution_id)
-    for event in good[10:]:
-        await publish(client, names, encode_event(event), execution_id)
-    await drain(ingestor)
-    assert await logged(execution_id) == {event.event_id for event in good}
-    assert len(await dead_letters(pool)) == 2
-
-
 @pytest.mark.parametrize(
     ("subject", "header"),
     [(b"\xff\xfe", b""), (b"x", b"Nats-Msg-Id: \xff\xfe\r\n"), (b"x", b"no colon\r\n"), (b"x", b"\xff:\r\n")],
@@ -247,40 +224,6 @@ async def test_a_wrong_clock_is_corrected(
     else:
         assert abs(stored.created_at - now) < timedelta(seconds=10)
         assert stored.meta["clock_skew"] == pytest.approx(ahead.total_seconds(), abs=10)
-
-
-async def test_three_ingestors_share_the_work(
-    client: NatsClient,
-    names: NatsNames,
-    drain: Drain,
-    handler: EventHandler,
-    settings: Settings,
-    execution_id: int,
-    logged: Ids,
-) -> None:
-    await hold(handler.log.pool, execution_id, 1_500)
-    ingestors = [Ingestor(client, handler, batch=40) for _ in range(3)]
-    for ingestor in ingestors:
-        await ingestor.open()
-    stop = asyncio.Event()
-    running = [asyncio.create_task(ingestor.run(stop)) for ingestor in ingestors[:2]]
-    events = [ended(execution_id, index) for index in range(1_500)]
-    transport = NatsTransport(client)
-    for start in range(0, len(events), 300):
-        await transport.publish(events[start : start + 300])
-        await ingestors[2].drain(quiet_seconds=0.01)
-
-    async def complete() -> bool:
-        return len(await logged(execution_id)) == len(events)
-
-    await until(complete)
-    await drain(ingestors[2])  # until all is acknowledged
-    stop.set()
-    await asyncio.gather(*running)
-    for ingestor in ingestors:
-        await ingestor.close()
-    assert await logged(execution_id) == {event.event_id for event in events}
-    assert sum(ingestor.total.events for ingestor in ingestors) == len(events)
 
 
 @pytest.mark.parametrize("count", [3, 150])

@@ -25,9 +25,7 @@ from noetl_dagster.events.transport.nats import NatsNames, connect
 from noetl_dagster.launcher.address import LAUNCHER_TAG, Address, execute_request
 from noetl_dagster.process import logs
 from noetl_dagster.process.spans import trace_id_of
-from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import EventTransport, LogFormat, Settings
-from tests.definitions import definitions_of
 from tests.playbooks import playbook, text_of
 from tests.pool import working
 from tests.process.tracing.collector import Collector
@@ -164,15 +162,6 @@ def assert_is_of_run(run: DagsterRun | None, collector: Collector) -> None:
     assert len(collector.below(collector.one("start"))) == 6
     for name in ("sample", "start", "end"):
         assert collector.one(name).attributes["dagster.run_id"] == run.run_id
-
-
-def test_run_and_trace_name_each_other(
-    noetl: EngineProvider, dagster_instance: DagsterInstance, collector: Collector
-) -> None:
-    job = definitions_of([playbook(FANOUT)], noetl).resolve_job_def("sample")
-    result = job.execute_in_process(instance=dagster_instance)
-    noetl.close()
-    assert_is_of_run(dagster_instance.get_run_by_id(result.run_id), collector)
 
 
 def test_a_driver_that_was_forked_sends_too(settings: Settings, collector: Collector, tmp_path: Path) -> None:
