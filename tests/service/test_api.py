@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from pydantic import SecretStr
 
 from noetl_dagster import embedded
@@ -328,36 +327,33 @@ async def test_health_and_metrics(service: Service) -> None:
 TOKENS = SecretStr('{"w-token": ["pool:default"], "r-token": ["reader"], "o-token": ["operator"]}')
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "allowed"),
-    [
-        ("POST", "/api/events/batch", {"w-token"}),
-        ("POST", "/api/workers", {"w-token"}),
-        ("POST", "/api/commands/claim", {"w-token"}),
-        ("GET", "/api/commands/1", {"w-token", "r-token", "o-token"}),
-        ("GET", "/api/executions", {"r-token", "o-token"}),
-        ("POST", "/api/executions/1/cancel", {"o-token"}),
-        ("POST", "/api/executions/execute", {"o-token"}),
-        ("GET", "/api/workers", {"r-token", "o-token"}),
-        ("GET", "/metrics", {"r-token", "o-token"}),
-        ("GET", "/health", {"w-token", "r-token", "o-token", "nonsense", None}),
-    ],
-)
-async def test_scopes(tokened: Service, method: str, path: str, allowed: set[str | None]) -> None:
-    for token in ("w-token", "r-token", "o-token", "nonsense", None):
-        headers = {"authorization": f"Bearer {token}"} if token else {}
-        content = b"{}" if method == "POST" else None
-        response = await tokened.client.request(method, path, headers=headers, content=content)
-        refused = response.status_code in (401, 403)
-        assert refused == (token not in allowed), (token, response.status_code)
-        if token in ("nonsense", None) and refused:
-            assert response.headers["www-authenticate"] == "Bearer"
+SCOPES: list[tuple[str, str, set[str | None]]] = [
+    ("POST", "/api/events/batch", {"w-token"}),
+    ("POST", "/api/workers", {"w-token"}),
+    ("POST", "/api/commands/claim", {"w-token"}),
+    ("GET", "/api/commands/1", {"w-token", "r-token", "o-token"}),
+    ("GET", "/api/executions", {"r-token", "o-token"}),
+    ("POST", "/api/executions/1/cancel", {"o-token"}),
+    ("POST", "/api/executions/execute", {"o-token"}),
+    ("GET", "/api/workers", {"r-token", "o-token"}),
+    ("POST", "/api/catalog", {"o-token"}),
+    ("GET", "/api/catalog", {"r-token", "o-token"}),
+    ("GET", "/metrics", {"r-token", "o-token"}),
+    ("GET", "/health", {"w-token", "r-token", "o-token", "nonsense", None}),
+]
 
 
-@pytest.fixture
-async def tokened(settings: Settings) -> Any:
+async def test_scopes(settings: Settings) -> None:
     async with serving(settings, service_tokens=TOKENS) as service:
-        yield service
+        for method, path, allowed in SCOPES:
+            for token in ("w-token", "r-token", "o-token", "nonsense", None):
+                headers = {"authorization": f"Bearer {token}"} if token else {}
+                content = b"{}" if method == "POST" else None
+                response = await service.client.request(method, path, headers=headers, content=content)
+                refused = response.status_code in (401, 403)
+                assert refused == (token not in allowed), (path, token, response.status_code)
+                if token in ("nonsense", None) and refused:
+                    assert response.headers["www-authenticate"] == "Bearer"
 
 
 async def test_limits(settings: Settings) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-
-from pydantic import SecretStr
 
 from noetl_dagster.settings import Settings
 from tests.playbooks import text_of
@@ -78,23 +75,6 @@ async def test_an_execution_of_a_version(service: Service) -> None:
     missing = await client.post("/api/executions/execute", json={"path": "tests/one@3"})
     assert missing.status_code == 404
     assert "tests/one@3" in missing.json()["detail"]
-
-
-async def test_operators_register_and_readers_look(settings: Settings) -> None:
-    tokens = {"o": ["operator"], "r": ["reader"], "w": ["pool:default"]}
-    async with serving(settings, service_tokens=SecretStr(json.dumps(tokens))) as service:
-
-        async def status(method: str, token: str) -> int:
-            answer = await service.client.request(
-                method,
-                "/api/catalog",
-                json={"content": text("one", "a")} if method == "POST" else None,
-                headers={"authorization": f"Bearer {token}"},
-            )
-            return answer.status_code
-
-        assert [await status("POST", token) for token in "rwo"] == [403, 403, 201]
-        assert [await status("GET", token) for token in "rwo"] == [200, 403, 200]
 
 
 async def test_a_lenient_registration_is_kept_and_executions_show_its_warnings(

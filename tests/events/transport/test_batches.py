@@ -59,8 +59,7 @@ async def publish(client: NatsClient, names: NatsNames, execution_id: int, conte
     await client.jetstream().publish(subject, encode_batch(contents))
 
 
-@pytest.mark.parametrize("poison", [unknown, no_event, refused, forbidden])
-@pytest.mark.parametrize("place", [0, 7, 19])
+@pytest.mark.parametrize(("poison", "place"), [(unknown, 0), (no_event, 7), (refused, 19), (forbidden, 7)])
 async def test_one_poisonous_event_harms_no_neighbour(
     client: NatsClient,
     names: NatsNames,
