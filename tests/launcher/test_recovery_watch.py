@@ -128,16 +128,15 @@ async def test_a_run_that_dies_before_its_first_event_counts(engine: Engine) -> 
     assert resumed == [2], "the next one is due after twice the pause"
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "DELETE FROM noetl.event WHERE execution_id = $1 AND event_type = 'playbook.initialized'",
-        "UPDATE noetl.event SET meta = '[]' WHERE execution_id = $1 AND event_type = 'playbook.initialized'",
-        "UPDATE noetl.event SET meta = '{\"epoch\": \"x\"}' WHERE execution_id = $1 AND event_type = 'playbook.initialized'",
-    ],
-    ids=["no start", "no meta", "no epoch"],
-)
-async def test_a_damaged_execution_does_not_hold_up_the_others(engine: Engine, damage: str) -> None:
+DAMAGES = [
+    "DELETE FROM noetl.event WHERE execution_id = $1 AND event_type = 'playbook.initialized'",
+    "UPDATE noetl.event SET meta = '[]' WHERE execution_id = $1 AND event_type = 'playbook.initialized'",
+    "UPDATE noetl.event SET meta = '{\"epoch\": \"x\"}' WHERE execution_id = $1 AND event_type = 'playbook.initialized'",
+]
+"""An execution without a start, without meta, and without an epoch."""
+
+
+async def test_damaged_executions_do_not_hold_up_the_others(engine: Engine) -> None:
     resumed: list[int] = []
 
     async def find(one: Abandoned) -> Playbook:
@@ -146,15 +145,16 @@ async def test_a_damaged_execution_does_not_hold_up_the_others(engine: Engine, d
     async def resume(playbook: Playbook, one: Abandoned) -> None:
         resumed.append(one.execution_id)
 
-    damaged = await engine.lifecycle.create(parse_playbook(GATED), origin={ONE_PROCESS: True})
-    execution = await engine.lifecycle.create(parse_playbook(GATED), origin={ONE_PROCESS: True})
-    await until(lambda: undriven_are(engine, [damaged.id, execution.id]))
-    await engine.runtime.pool.execute(damage, damaged.id)
+    made = [await engine.lifecycle.create(parse_playbook(GATED), origin={ONE_PROCESS: True}) for _ in range(4)]
+    *damaged, execution = [one.id for one in made]
+    await until(lambda: undriven_are(engine, [*damaged, execution]))
+    for execution_id, damage in zip(damaged, DAMAGES, strict=True):
+        await engine.runtime.pool.execute(damage, execution_id)
     watch = RecoveryWatch(engine.runtime, engine.liveness, engine.recovery(), grace=0.001, find=find, resume=resume)
     task = asyncio.create_task(watch.run())
     await until(lambda: resumed or task.done())
     assert not task.done()
-    assert resumed == [execution.id]
+    assert resumed == [execution]
     await cancel_and_wait(task)
 
 
@@ -195,34 +195,31 @@ async def superuser(settings: Settings, statement: str, *values: Any) -> Any:
         await connection.close()
 
 
-@pytest.mark.parametrize(
-    ("origin", "attempts", "pause"),
-    [
-        ({"dagster_run_id": "r", ONE_PROCESS: True}, 0, GRACE),
-        ({"dagster_run_id": "r", ONE_PROCESS: True}, 1, None),
-        ({"dagster_run_id": "r"}, 0, None),
-        ({"runner": "engine"}, 0, None),
-        ({}, 0, None),
-    ],
-    ids=["one process", "it dies again", "a process a step", "not begun", "accepted"],
-)
-async def test_only_a_process_that_drives_to_the_end_is_missed_at_once(
-    engine: Engine, origin: dict[str, Any], attempts: int, pause: float | None
-) -> None:
+DRIVEN: dict[str, tuple[dict[str, Any], int, float | None]] = {
+    "one process": ({"dagster_run_id": "r", ONE_PROCESS: True}, 0, GRACE),
+    "it dies again": ({"dagster_run_id": "r", ONE_PROCESS: True}, 1, None),
+    "a process a step": ({"dagster_run_id": "r"}, 0, None),
+    "not begun": ({"runner": "engine"}, 0, None),
+    "accepted": ({}, 0, None),
+}
+
+
+async def test_only_a_process_that_drives_to_the_end_is_missed_at_once(engine: Engine) -> None:
     backoff = engine.runtime.settings.recovery_backoff_seconds
-    execution = await engine.lifecycle.create(parse_playbook(GATED), origin=origin if not attempts else {})
-    for epoch in range(attempts):
-        await engine.lifecycle.resume(execution.id, origin={**origin, "recovery": str(epoch + 2)})
-    last = await engine.runtime.pool.fetchval(
-        "SELECT extract(epoch FROM max(created_at))::float8 FROM noetl.event WHERE execution_id = $1", execution.id
-    )
-    patient = await engine.recovery().judge(execution.id, now=last)
-    eager = await engine.recovery().judge(execution.id, now=last, grace=GRACE)
-    assert patient is not None
-    assert eager is not None
-    assert patient.due - last == pytest.approx(backoff * 2**attempts, abs=0.01)
-    assert eager.due - last == pytest.approx(pause or backoff * 2**attempts, abs=0.01)
-    behind = last - 3600
-    late = await engine.recovery().judge(execution.id, now=behind)
-    assert late is not None
-    assert late.due <= behind, "a clock that was ahead does not delay the resumption"
+    for name, (origin, attempts, pause) in DRIVEN.items():
+        execution = await engine.lifecycle.create(parse_playbook(GATED), origin=origin if not attempts else {})
+        for epoch in range(attempts):
+            await engine.lifecycle.resume(execution.id, origin={**origin, "recovery": str(epoch + 2)})
+        last = await engine.runtime.pool.fetchval(
+            "SELECT extract(epoch FROM max(created_at))::float8 FROM noetl.event WHERE execution_id = $1", execution.id
+        )
+        patient = await engine.recovery().judge(execution.id, now=last)
+        eager = await engine.recovery().judge(execution.id, now=last, grace=GRACE)
+        assert patient is not None, name
+        assert eager is not None, name
+        assert patient.due - last == pytest.approx(backoff * 2**attempts, abs=0.01), name
+        assert eager.due - last == pytest.approx(pause or backoff * 2**attempts, abs=0.01), name
+        behind = last - 3600
+        late = await engine.recovery().judge(execution.id, now=behind)
+        assert late is not None, name
+        assert late.due <= behind, "a clock that was ahead does not delay the resumption"

@@ -104,6 +104,8 @@ async def test_queries_ask_for_what_there_is(scraped: Series) -> None:
         name: labels | counted().get(name, set()) | TARGET for name, labels in (processes | scraped | OF_OTHERS).items()
     }
 
+    for name in ("noetl_queue_seconds_bucket", "noetl_run_seconds_bucket"):
+        assert scraped[name] == {"le", "step", "tool_kind"}, "the run is counted"
     wrong = {where: found for where, query in queries() if (found := problems(query, known))}
 
     assert wrong == {}
