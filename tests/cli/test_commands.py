@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
-from noetl_dagster.engine.engine import Engine
-from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.settings import Settings
 from tests.playbooks import text_of
 
 from .conftest import Cli
@@ -185,20 +181,6 @@ def test_what_check_warns_of_is_said_before_a_run_too(cli: Cli, tmp_path: Path) 
     assert "unknown key 'exporter'" in warning
     assert warning in run.stderr
     assert json.loads(run.stdout)["status"] == "COMPLETED"
-
-
-async def test_an_execution_that_nobody_drives_says_how_to_go_on(cli: Cli, settings: Settings) -> None:
-    engine = await Engine.open(settings)
-    execution = await engine.lifecycle.create(parse_playbook(GOOD))
-    hint = f"noetl-dagster resume {execution.id}"
-    try:
-        lost = await asyncio.to_thread(cli, "status", str(execution.id))
-        await engine.liveness.hold(execution.id)
-        driven = await asyncio.to_thread(cli, "status", str(execution.id))
-    finally:
-        await engine.close()
-    assert hint in lost.stderr
-    assert hint not in driven.stderr
 
 
 def test_an_unknown_execution_is_named(cli: Cli) -> None:

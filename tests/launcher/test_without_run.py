@@ -137,18 +137,6 @@ async def test_a_killed_driver_loses_and_doubles_nothing(serving: Serving, insta
             assert executions_of(instance, "gated", step) == sorted(map(str, executions))
 
 
-async def test_one_whose_processes_are_killed_again_and_again_gets_a_run(serving: Serving) -> None:
-    async with serving() as api:
-        execution_id = await api.execute("one", runner=Runner.ENGINE)
-        for _ in range(2):
-            driver = await api.begun("one")
-            (api.folder / "one.begun").unlink()
-            os.kill(driver, signal.SIGKILL)
-        await until(lambda: api.launcher.running == 0, "the launcher to hold no execution")
-        [abandoned] = await api.engine.recovery().abandoned()
-        assert (abandoned.execution_id, abandoned.attempts) == (execution_id, 1)
-
-
 async def test_a_killed_server_and_driver_lose_none(serving: Serving, instance: DagsterInstance) -> None:
     async with serving() as api:
         execution_id = await api.execute("one", runner=Runner.ENGINE)

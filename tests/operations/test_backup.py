@@ -104,37 +104,6 @@ async def test_everything_is_lost_and_restored_and_the_execution_goes_on(
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
-async def test_a_log_that_is_newer_than_the_objects_says_what_is_missing(settings: Settings, tmp_path: Path) -> None:
-    pool = await open_pool(settings.db_url or "", size=2)
-    async with ResultStore(settings, pool) as store:
-        refs = [
-            await store.put({"n": n}, execution_id=7 + n % 2, step="load", name=f"rows{n}", tier="minio")
-            for n in range(4)
-        ]
-        backup = tmp_path / "objects"
-        await asyncio.to_thread(_copy_objects, settings, backup)
-        later = await store.put({"n": 4}, execution_id=8, step="load", name="later", tier="minio")
-        await _remove_objects(settings)
-        _put_objects(settings, backup)
-
-        assert [damage.ref.ref async for damage in store.check().damaged()] == [later.ref]
-        assert [damage.ref.ref async for damage in store.check().damaged(7)] == []
-        assert [await store.get(ref) for ref in refs] == [{"n": n} for n in range(4)]
-    await pool.close()
-
-    environment = _environment(settings)
-    everywhere = await _ran(environment, tmp_path, "verify", "--all", "--json")
-    assert everywhere.returncode == 1
-    (finding,) = json.loads(everywhere.stdout)["findings"]
-    assert (finding["rule"], finding["count"]) == ("object.missing", 1)
-    assert finding["examples"] == [
-        {"execution_id": "8", "step": "load", "iteration": None, "place": f"later at {later.physical_uri}"}
-    ]
-    unknown = await _ran(environment, tmp_path, "verify", "7")
-    assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert "no execution 7 in the event log" in unknown.stderr
-
-
 def _noticing_soon(settings: Settings) -> Settings:
     """A worker that the log knows and nobody has seen since is missed in a test's time."""
     return settings.model_copy(

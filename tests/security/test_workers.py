@@ -16,7 +16,6 @@ import pytest
 from pydantic import SecretStr
 
 from noetl_dagster.embedded.servers import program
-from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.transport.capacity import WorkerReport
@@ -29,7 +28,6 @@ from noetl_dagster.events.transport.wire import encode_batch, encode_event, mess
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.pool_worker.control import HttpControl
 from noetl_dagster.service.metrics import CurrentMetrics
-from noetl_dagster.service.tokens import parse_tokens
 from noetl_dagster.settings import Settings
 from tests.events.transport.conftest import IDS, ended, hold, started
 from tests.service.conftest import Service, serving
@@ -73,12 +71,6 @@ async def post(service: Service, token: str, path: str, body: Any) -> tuple[int,
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
     answer = await service.client.post(f"/api/{path}", content=encode_json(body), headers=headers)
     return answer.status_code, answer.json()
-
-
-@pytest.mark.parametrize("text", ["{}", '{"": ["reader"]}', '{"t": []}', '{"t": ["worker"]}', '{"t": ["pool:A b"]}'])
-def test_tokens_that_would_open_the_api_or_name_nobody_are_refused(text: str) -> None:
-    with pytest.raises(ServiceError, match="NOETL_SERVICE_TOKENS"):
-        parse_tokens(SecretStr(text))
 
 
 FORGED: dict[str, dict[str, Any]] = {
@@ -345,33 +337,6 @@ async def test_users_of_nats_speak_for_their_workers_alone(permitted: Settings, 
     await ingestor.close()
     for client in (one, two, gpu, control):
         await client.close()
-
-
-async def test_events_of_the_former_subjects_are_taken(settings: Settings, pool: asyncpg.Pool) -> None:
-    """They were in the stream when the ingestors were updated; their senders must hold the commands all the same."""
-    log = EventLog(pool, IDS)
-    execution_id = await execution(log)
-    client = await connect(settings, "test")
-    ingestor = Ingestor(client, EventHandler(log, 30))
-    await ingestor.open()
-    own, chunk = ended(execution_id, 0), replace(ended(execution_id, 1), event_type=EventType.COMMAND_FAILED)
-    prefix = client.names.event_prefix
-    for subject, event in (("command.completed", own), ("batch", chunk), ("batch", replace(own, worker_id="w2"))):
-        content = encode_batch([encode_event(replace(event, event_id=event.event_id))])
-        await client.jetstream().publish(f"{prefix}.{execution_id}.{subject}", content)
-    unknown = replace(ended(execution_id, 2), worker_id="w2")
-    await client.jetstream().publish(f"{prefix}.{execution_id}.batch", encode_event(unknown))
-    await client.jetstream().publish(f"{prefix}.gpu.w1.command.completed", encode_event(ended(execution_id, 3)))
-
-    async def empty() -> bool:
-        await ingestor.drain(quiet_seconds=0.1)
-        return (await client.jetstream().stream_info(client.names.event_stream)).state.messages == 0
-
-    await until(empty, "an empty stream")
-    assert await logged(pool, execution_id) == {own.event_id, chunk.event_id}
-    assert await pool.fetchval("SELECT count(*) FROM noetl.dead_letter") == 1
-    await ingestor.close()
-    await client.close()
 
 
 # -- sizes --------------------------------------------------------------------------------------------

@@ -40,7 +40,13 @@ def test_beyond_loopback_only_with_tokens_and_tls(
     assert complaint in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("text", ["no json", '["secret"]', '{"secret": ["root"]}', '{"secret": "reader"}', "7"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("no json", '["secret"]', '{"secret": ["root"]}', '{"secret": "reader"}', "7"),
+        *("{}", '{"": ["reader"]}', '{"secret": []}', '{"secret": ["worker"]}', '{"secret": ["pool:A b"]}'),
+    ],
+)
 def test_broken_tokens_are_refused_without_being_shown(text: str) -> None:
     with pytest.raises(ServiceError, match="NOETL_SERVICE_TOKENS") as caught:
         parse_tokens(SecretStr(text))

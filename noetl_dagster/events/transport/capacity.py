@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
 from noetl_dagster.events.transport import queries
-from noetl_dagster.events.transport.nats import NatsClient, subject_token
+from noetl_dagster.events.transport.nats import NatsClient
 from noetl_dagster.events.transport.queries import MISSED_REPORTS
 from noetl_dagster.events.transport.wire import Id
 from noetl_dagster.process.event_loop import cancel_and_wait
@@ -221,8 +221,7 @@ class CapacityListener:
             reason = error.errors(include_url=False, include_input=False)[0]["msg"]
             logger.warning("not a capacity report: %s", reason)
             return
-        former = f"{names.capacity}.{subject_token(report.worker_id)}"
-        if message.subject not in (names.capacity_of(report.pool, report.worker_id), former):
+        if message.subject != names.capacity_of(report.pool, report.worker_id):
             logger.warning(
                 "report on %s ignored: it names worker %s of pool %s", message.subject, report.worker_id, report.pool
             )
