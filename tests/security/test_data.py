@@ -82,38 +82,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "flows"
 
 
-@pytest.mark.parametrize(("path", "name"), LEAVING)
-async def test_a_transfer_stays_in_its_folder(
-    run: Any, strict: ToolContext, folder: Path, tmp_path: Path, path: str, name: str
-) -> None:
+async def test_a_transfer_stays_in_its_folder(run: Any, strict: ToolContext, folder: Path, tmp_path: Path) -> None:
     (folder / "rows.jsonl").write_text('{"n":1}\n')
     before = files_below(tmp_path)
-    path, name = path.format(tmp=tmp_path), name.format(tmp=tmp_path)
-    with pytest.raises(ToolError, match=r"target\.path: .*(leaves its folder|an absolute path that a template made)"):
-        await with_name(run, "transfer", name, source={"path": "rows.jsonl"}, target={"path": path}, folder="flows")
-    with pytest.raises(ToolError, match=r"source\.path: "):
-        await with_name(run, "transfer", name, source={"path": path}, target={"path": "copy.jsonl"}, folder="flows")
-    assert files_below(tmp_path) == before
+    refused = r"target\.path: .*(leaves its folder|an absolute path that a template made)"
+    for place, text in LEAVING:
+        path, name = place.format(tmp=tmp_path), text.format(tmp=tmp_path)
+        with pytest.raises(ToolError, match=refused):
+            await with_name(run, "transfer", name, source={"path": "rows.jsonl"}, target={"path": path}, folder="flows")
+        with pytest.raises(ToolError, match=r"source\.path: "):
+            await with_name(run, "transfer", name, source={"path": path}, target={"path": "copy.jsonl"}, folder="flows")
+        assert files_below(tmp_path) == before, place
 
 
-@pytest.mark.parametrize(("path", "name"), LEAVING)
-@pytest.mark.parametrize("kind", ["file", "duckdb"])
-async def test_a_sink_stays_in_its_folder(
-    strict: ToolContext, folder: Path, tmp_path: Path, path: str, name: str, kind: str
-) -> None:
+async def test_a_sink_stays_in_its_folder(strict: ToolContext, folder: Path, tmp_path: Path) -> None:
     before = files_below(tmp_path)
-    text = path.format(tmp=tmp_path).replace("NAME", "{{ name }}")
-    fields = {"path": text} if kind == "file" else {"database": text, "table": "rows"}
-    with pytest.raises(ToolError, match=r"leaves its folder|an absolute path that a template made"):
-        await PartSinks(strict).stage(
-            Sink(tool=kind, **fields),
-            ROWS,
-            {"name": name.format(tmp=tmp_path)},
-            name="1.each.1.1",
-            own={},
-            folder=str(folder),
-        )
-    assert files_below(tmp_path) == before
+    for path, name in LEAVING:
+        text, values = path.format(tmp=tmp_path).replace("NAME", "{{ name }}"), {"name": name.format(tmp=tmp_path)}
+        for sink in (Sink(tool="file", path=text), Sink(tool="duckdb", database=text, table="rows")):
+            with pytest.raises(ToolError, match=r"leaves its folder|an absolute path that a template made"):
+                await PartSinks(strict).stage(sink, ROWS, values, name="1.each.1.1", own={}, folder=str(folder))
+            assert files_below(tmp_path) == before, path
 
 
 @pytest.mark.parametrize("path", ["visits/{{ name }}", "{{ name }}"])
@@ -179,16 +168,14 @@ async def test_templates_may_name_absolute_paths_below_permitted_folders(
         )
 
 
-@pytest.mark.parametrize("uri", ["/etc/passwd", "file:///etc/passwd", "{tmp}/secret.py", "{tmp}/flows/link.py"])
-@pytest.mark.parametrize("kind", ["python", "shell", "postgres"])
-async def test_scripts_are_below_permitted_folders(
-    run: Any, strict: ToolContext, folder: Path, tmp_path: Path, uri: str, kind: str
-) -> None:
+async def test_scripts_are_below_permitted_folders(run: Any, strict: ToolContext, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.py").write_text("result = 'hush'")
     (folder / "link.py").symlink_to(tmp_path / "secret.py")
-    with pytest.raises(ToolError, match="NOETL_FILE_FOLDERS") as caught:
-        await run(kind, script=uri.format(tmp=tmp_path), folder="flows")
-    assert caught.value.kind == "schema"
+    for uri in ("/etc/passwd", "file:///etc/passwd", f"{tmp_path}/secret.py", f"{folder}/link.py"):
+        for kind in ("python", "shell", "postgres"):
+            with pytest.raises(ToolError, match="NOETL_FILE_FOLDERS") as caught:
+                await run(kind, script=uri, folder="flows")
+            assert caught.value.kind == "schema"
     strict.settings = strict.settings.model_copy(update={"file_folders": (tmp_path,)})
     (folder / "job.py").write_text("result = 1")
     assert (await run("python", script=f"{folder}/job.py", folder="flows")).data == 1
@@ -268,11 +255,11 @@ async def test_a_large_script_of_a_file_is_refused(run: Any, strict: ToolContext
 HOSTILE = ["a b", "'", '"', "$(touch owned)", "`touch owned`", "; touch owned #", "-n", "*", "\\", "é\n", "", "a'b'c"]
 
 
-@pytest.mark.parametrize("value", HOSTILE)
-async def test_a_quoted_value_is_one_word_of_a_shell(run: Any, tmp_path: Path, value: str) -> None:
+async def test_a_quoted_value_is_one_word_of_a_shell(run: Any, tmp_path: Path) -> None:
     (tmp_path / "count").write_text('#!/bin/sh\nprintf "%s|" "$#" "$@"\n')
-    text = compile_value("sh ./count {{ value | shell_quote }} end").render({"value": value})
-    assert (await run("shell", cmds=text)).data["stdout"] == f"2|{value}|end|"
+    for value in HOSTILE:
+        text = compile_value("sh ./count {{ value | shell_quote }} end").render({"value": value})
+        assert (await run("shell", cmds=text)).data["stdout"] == f"2|{value}|end|"
     assert not (tmp_path / "owned").exists()
 
 
@@ -291,41 +278,35 @@ def test_values_of_other_types_are_quoted(value: Any, text: str) -> None:
     assert compile_value("echo {{ value | shell_quote }}").render({"value": value}) == f"echo {text}"
 
 
-@pytest.mark.parametrize(
-    ("value", "part"),
-    [
-        ("ward 7", "ward 7"),
-        ("Müller & Söhne", "Müller & Söhne"),
-        ("2026-01-01T00:00", "2026-01-01T00:00"),
-        (7, "7"),
-        ("..", "%2E."),
-        ("../../etc/passwd", "%2E.%2F..%2Fetc%2Fpasswd"),
-        (".hidden", "%2Ehidden"),
-        ("a/b", "a%2Fb"),
-        ("a%2Fb", "a%252Fb"),
-        ("a\\b", "a%5Cb"),
-        ("a\0b\n", "a%00b%0A"),
-        ("a?b#c*", "a%3Fb%23c%2A"),
-    ],
-)
+PARTS = [
+    ("ward 7", "ward 7"),
+    ("Müller & Söhne", "Müller & Söhne"),
+    ("2026-01-01T00:00", "2026-01-01T00:00"),
+    (7, "7"),
+    ("..", "%2E."),
+    ("../../etc/passwd", "%2E.%2F..%2Fetc%2Fpasswd"),
+    (".hidden", "%2Ehidden"),
+    ("a/b", "a%2Fb"),
+    ("a%2Fb", "a%252Fb"),
+    ("a\\b", "a%5Cb"),
+    ("a\0b\n", "a%00b%0A"),
+    ("a?b#c*", "a%3Fb%23c%2A"),
+]
+
+
 async def test_a_path_part_is_one_file_of_its_folder(
-    run: Any, strict: ToolContext, folder: Path, tmp_path: Path, value: Any, part: str
+    run: Any, strict: ToolContext, folder: Path, tmp_path: Path
 ) -> None:
-    assert compile_value("{{ value | path_part }}").render({"value": value}) == part
     (folder / "rows.jsonl").write_text('{"n":1}\n')
-    before = files_below(tmp_path)
-    target = {"path": "out/NAME.jsonl"}
-    await with_name(run, "transfer", part, source={"path": "rows.jsonl"}, target=target, folder="flows")
-    assert files_below(tmp_path) - before == {f"flows/out/{part}.jsonl"}
-    await PartSinks(strict).stage(
-        Sink(tool="file", path="sunk/{{ value | path_part }}/rows"),
-        ROWS,
-        {"value": value},
-        name="1.each.1.1",
-        own={},
-        folder=str(folder),
-    )
-    assert (folder / "sunk" / part / "rows" / "_staged" / "1.each.1.1.parquet").exists()
+    sink, source = Sink(tool="file", path="sunk/{{ value | path_part }}/rows"), {"path": "rows.jsonl"}
+    for value, part in PARTS:
+        assert compile_value("{{ value | path_part }}").render({"value": value}) == part
+        before = files_below(tmp_path)
+        await with_name(run, "transfer", part, source=source, target={"path": "out/NAME.jsonl"}, folder="flows")
+        assert files_below(tmp_path) - before == {f"flows/out/{part}.jsonl"}
+        staged = {"name": "1.each.1.1", "own": {}, "folder": str(folder)}
+        await PartSinks(strict).stage(sink, ROWS, {"value": value}, **staged)
+        assert (folder / "sunk" / part / "rows" / "_staged" / "1.each.1.1.parquet").exists()
 
 
 @pytest.mark.parametrize("value", ["", None, [], ["a"], {"a": 1}])

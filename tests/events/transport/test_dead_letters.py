@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 import asyncpg
 import orjson
@@ -65,31 +65,31 @@ async def test_a_message_that_came_too_early_is_stored_later(
     assert [one.id for one in await letters.newest(10)] == [other.id]
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (lambda event: b"no json", "not an event"),
-        (lambda event: encode_event(event).replace(b"command.completed", b"step.exit"), "may not emit"),
-        (lambda event: encode_event(event).replace(b'"w1"', b'"w2"'), "sends an event of worker 'w2'"),
-        (lambda event: encode_event(event).replace(b'"index":0}', b'"index":1' + b"0" * 30 + b"}"), "DataError"),
-        (lambda event: encode_event(ended(event.execution_id, 500)), NOT_HELD),
-        (lambda event: encode_event(ended(1, 0)), "no execution 1 in the event log"),
-        (
-            lambda event: orjson.dumps({"events": [message_of(event), message_of(ended(event.execution_id, 500))]}),
-            NOT_HELD,
-        ),
-        (lambda event: orjson.dumps({"events": [message_of(event), {}]}), "execution_id: Field required"),
-    ],
-)
+REFUSED: list[tuple[Callable[[Event], bytes], str]] = [
+    (lambda event: b"no json", "not an event"),
+    (lambda event: encode_event(event).replace(b"command.completed", b"step.exit"), "may not emit"),
+    (lambda event: encode_event(event).replace(b'"w1"', b'"w2"'), "sends an event of worker 'w2'"),
+    (lambda event: encode_event(event).replace(b'"index":0}', b'"index":1' + b"0" * 30 + b"}"), "DataError"),
+    (lambda event: encode_event(ended(event.execution_id, 500)), NOT_HELD),
+    (lambda event: encode_event(ended(1, 0)), "no execution 1 in the event log"),
+    (
+        lambda event: orjson.dumps({"events": [message_of(event), message_of(ended(event.execution_id, 500))]}),
+        NOT_HELD,
+    ),
+    (lambda event: orjson.dumps({"events": [message_of(event), {}]}), "execution_id: Field required"),
+]
+
+
 async def test_what_the_log_refuses_is_kept_with_the_reason(
-    letters: DeadLetters, names: NatsNames, execution_id: int, logged: Ids, changes: Any, reason: str
+    letters: DeadLetters, names: NatsNames, execution_id: int, logged: Ids
 ) -> None:
-    letter_id = await put(letters, names, changes(ended(execution_id, 0)))
-    done = await letters.reprocess(letter_id)
-    assert done is not None
-    assert reason in (done.error or "")
-    [kept] = await letters.newest(10)
-    assert (kept.error, kept.deliveries) == (done.error, 6)
+    for number, (content_of, reason) in enumerate(REFUSED):
+        letter_id = await put(letters, names, content_of(ended(execution_id, 0)), str(number))
+        done = await letters.reprocess(letter_id)
+        assert done is not None, reason
+        assert reason in (done.error or "")
+        [kept, *_] = await letters.newest(10)
+        assert (kept.error, kept.deliveries) == (done.error, 6)
     assert await logged(execution_id) == set()
 
 
