@@ -74,20 +74,3 @@ async def test_the_slowest_first(local: Service, visit: Visit, address: str) -> 
     await page.get_by_role("link", name="Slowest first").click()
 
     assert (await indexes(page))[0] == 40
-
-
-async def test_from_the_list_of_executions_to_the_error(local: Service, visit: Visit, address: str) -> None:
-    page = await (await visit(local)).go("/executions?status=FAILED")
-    await page.get_by_role("link", name=address.split("/")[2]).click()
-    await page.locator("#steps").get_by_role("link", name="read").click()
-    await page.get_by_role("link", name="All failed iterations").click()
-    assert await indexes(page) == [17, 136]
-
-    await page.get_by_role("link", name="136", exact=True).click()
-
-    await expect(page.get_by_role("heading", level=1)).to_have_text("read[136]")
-    await expect(page.get_by_role("region", name="Item")).to_contain_text("136")
-    await expect(page.get_by_role("article")).to_contain_text("invoice 136 has no amount")
-    await page.get_by_role("link", name="Next").click()
-    await expect(page.get_by_role("heading", level=1)).to_have_text("read[137]")
-    await expect(page.get_by_role("article")).to_contain_text("13700")

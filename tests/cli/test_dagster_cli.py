@@ -65,34 +65,3 @@ async def test_a_job_runs(dagster: Dagster, folder: Path, pool: asyncpg.Pool, tm
     total = "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'total'"
     assert await pool.fetchval(total) == 13
     assert await pool.fetchval("SELECT count(*) FROM noetl.event WHERE event_type = 'playbook.completed'") == 1
-
-
-ASSETS = """
-from dagster import asset, define_asset_job, fs_io_manager
-
-@asset(key=["lake", "rows"], io_manager_def=fs_io_manager)
-def rows():
-    return [{"id": 1}, {"id": 2}]
-
-make = define_asset_job("make_rows", selection=[rows])
-"""
-READER = text_of(
-    "reader",
-    """
-    workflow:
-      - step: start
-        from: {rows: lake/rows}
-        tool: {kind: python, input: {rows: "{{ rows }}"}, code: "result = len(rows)"}
-    """,
-)
-
-
-async def test_a_step_reads_a_python_asset_through_its_own_io_manager(
-    dagster: Dagster, folder: Path, pool: asyncpg.Pool
-) -> None:
-    (folder / "reader.yaml").write_text(READER)
-    (folder / "rows_assets.py").write_text(ASSETS)
-    dagster("job", "execute", "-j", "make_rows")
-    dagster("job", "execute", "-j", "reader")
-    found = "SELECT result -> 'data' FROM noetl.event WHERE event_type = 'step.exit' AND node_name = 'start'"
-    assert await pool.fetchval(found) == 2

@@ -99,16 +99,6 @@ async def test_locked_tables_are_left_alone_and_their_holders_named(
     await onlooker.close()
 
 
-def test_a_bucket_is_told_as_made_by_who_made_it(settings: Settings) -> None:
-    given = environment(settings, NOETL_MINIO_BUCKET=f"{settings.minio_bucket}-new")
-    told_of = []
-    for _ in range(2):
-        (line,) = (one for one in told(provisioning(given)) if "store minio" in one)
-        told_of.append(line.split())
-    assert [line[0] for line in told_of] == ["made", "there"]
-    assert {line[-1] for line in told_of} == {given["NOETL_MINIO_BUCKET"]}
-
-
 def test_what_cannot_be_reached_is_refused_with_a_remedy(settings: Settings) -> None:
     nowhere = environment(settings, NOETL_NATS_URL="nats://127.0.0.1:1", NOETL_MINIO_ENDPOINT="http://127.0.0.1:1")
     process = provisioning(nowhere, wait="0.5")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
@@ -23,31 +23,17 @@ from noetl_dagster.events.types import Event
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.tiers.objects import minio_store
 from tests.cli.conftest import Cli
-from tests.cli.services import ServiceProcess
 from tests.conftest import aws_environment
 from tests.events.transport.conftest import IDS, ended, hold, started
 from tests.playbooks import playbook
+from tests.service.conftest import Start
+from tests.service.conftest import start as start
 from tests.waiting import PATIENCE_SECONDS, until
 
-Start = Callable[..., ServiceProcess]
 MOST = 10_000
 """Commands that the worker w1 holds."""
 
 ENDS = "SELECT event_id FROM noetl.event WHERE event_type = 'command.completed'"
-
-
-@pytest.fixture
-def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
-    """Starts ``noetl-dagster`` with these arguments."""
-    running: list[ServiceProcess] = []
-
-    def start(*arguments: str, **variables: str) -> ServiceProcess:
-        running.append(ServiceProcess(environment | variables, tmp_path, *arguments))
-        return running[-1]
-
-    yield start
-    for process in running:
-        process.kill()
 
 
 @pytest.fixture
@@ -93,12 +79,12 @@ async def test_ingest_once_takes_what_is_there(
 async def test_ingest_ends_between_two_batches(
     start: Start, cli: Cli, client: NatsClient, settings: Settings, pool: asyncpg.Pool, execution_id: int
 ) -> None:
-    service = start("ingest", "--batch", "50")
-    await asyncio.to_thread(service.says, "taking worker events")
+    service = start(settings, "ingest", "--batch", "50")
+    await asyncio.to_thread(service.until_says, "taking worker events")
     events = await publish(client, settings, execution_id, MOST)
     await until(lambda: logged(pool), "the first events")
-    assert await asyncio.to_thread(service.terminate) == 0, service.said
-    assert " events in " in service.said
+    assert await asyncio.to_thread(service.terminate) == 0, service.said()
+    assert " events in " in service.said()
     done = await asyncio.to_thread(cli, "ingest", "--once")  # at once, for nothing is left half taken
     assert done.returncode == 0, done.stderr
     assert "known already" not in done.stdout
@@ -108,9 +94,8 @@ async def test_ingest_ends_between_two_batches(
 async def test_serve_takes_events_and_ends_with_a_signal(
     start: Start, client: NatsClient, settings: Settings, pool: asyncpg.Pool, execution_id: int
 ) -> None:
-    service = start("serve", "--port", "0")
-    line = await asyncio.to_thread(service.says, "HTTP API on")
-    url = line.removeprefix("HTTP API on ")
+    service = start(settings, "serve", "--port", "0")
+    url = (await asyncio.to_thread(service.until_says, r"HTTP API on (\S+)"))[1]
     assert url.startswith("http://127.0.0.1:")
     over_http = ended(execution_id, MOST - 1)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS, headers={CLIENT_HEADER: "tests"}) as http:
@@ -132,7 +117,7 @@ async def test_serve_takes_events_and_ends_with_a_signal(
         "an expired claim to be released",
     )
     await until(lambda: pool.fetchval("SELECT count(*) FROM noetl.execution"), "the projection")
-    assert await asyncio.to_thread(service.terminate) == 0, service.said
+    assert await asyncio.to_thread(service.terminate) == 0, service.said()
 
 
 async def answers(client: httpx.AsyncClient) -> bool:
@@ -166,30 +151,30 @@ async def test_a_worker_ends_its_command_and_takes_no_other(
 ) -> None:
     engine, gate = await Engine.open(settings), tmp_path / "gate"
     running = asyncio.create_task(engine.run(playbook(GATED), {"gate": str(gate)}))
-    keeper = start("ingest")  # keeps the workers' reports in the database
-    first = start("worker", "--id", "first")
+    keeper = start(settings, "ingest")  # keeps the workers' reports in the database
+    first = start(settings, "worker", "--id", "first")
     await until(lambda: pool.fetch(CLAIMS), "the first claim")
-    await asyncio.to_thread(keeper.says, "taking worker events")
-    first.signal(signal.SIGTERM)
+    await asyncio.to_thread(keeper.until_says, "taking worker events")
+    first.popen.send_signal(signal.SIGTERM)
     await until(lambda: pool.fetchval(DRAINING), "the worker to drain")
-    second = start("worker", "--id", "second")
-    await asyncio.to_thread(second.says, "worker second")
+    second = start(settings, "worker", "--id", "second")
+    await asyncio.to_thread(second.until_says, "worker second")
     gate.touch()
     state = await asyncio.wait_for(running, PATIENCE_SECONDS)
     assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert await asyncio.to_thread(first.wait) == 0, first.said
+    assert await asyncio.to_thread(first.popen.wait, PATIENCE_SECONDS) == 0, first.said()
     assert [row["worker_id"] for row in await pool.fetch(CLAIMS)] == ["first", "second", "second"]
-    assert await asyncio.to_thread(second.terminate) == 0, second.said
+    assert await asyncio.to_thread(second.terminate) == 0, second.said()
     await engine.close()
 
 
 async def test_services_look_at_the_buckets_when_they_start(settings: Settings, start: Start) -> None:
     aws = aws_environment(settings) | {"NOETL_S3_BUCKET": "nobodys"}
 
-    process = start("serve", "--port", "0", **aws)
+    process = start(settings, "serve", "--port", "0", **aws)
 
-    process.says("s3 tier: no bucket nobodys; create it")
-    process.says("HTTP API on")
+    process.until_says("s3 tier: no bucket nobodys; create it")
+    process.until_says("HTTP API on")
     await obstore.list_with_delimiter_async(minio_store(settings))  # the bucket is there
     for command in ("worker", "ingest"):
-        start(command, **aws).says("s3 tier: no bucket nobodys; create it")
+        start(settings, command, **aws).until_says("s3 tier: no bucket nobodys; create it")

@@ -47,29 +47,6 @@ def test_arcs_become_tokens_and_results_assets(launch: Launch) -> None:
     assert made == {AssetKey(["tests", "sample", step]) for step in ("start", "small", "always", "join")}
 
 
-def test_a_fan_out_is_mapped_and_collected(launch: Launch) -> None:
-    run = launch(
-        """
-        workflow:
-          - step: start
-            loop: {in: "{{ range(40) | list }}", iterator: n}
-            spec: {loop_mode: fanout, fanout: {max_groups: 4, max_concurrent: 5}}
-            tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n"}
-            next: [total]
-          - step: total
-            tool: {kind: python, input: {items: "{{ start.results }}"}, code: "result = sum(items)"}
-        """
-    )
-    assert run.result.success
-    assert run.state.latest["total"].envelope["data"] == 780
-    groups = [
-        event.step_key
-        for event in run.result.all_events
-        if event.is_step_success and event.step_key.startswith("sample_playbook.start_group")
-    ]
-    assert len(groups) == 4
-
-
 def test_a_fan_out_of_nothing_goes_on(launch: Launch) -> None:
     run = launch(
         """

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from dagster import DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus
@@ -24,14 +21,12 @@ from noetl_dagster.code_location.launch import job_origin, prepare
 from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG, latest_run
 from noetl_dagster.engine.recovery.abandoned import Abandoned, Verdict
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
-from noetl_dagster.events.transport.wire import CLIENT_HEADER
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings, get_settings
 from tests.launcher.jobs_api import Cluster, Pod, jobs_api
 from tests.playbooks import text_of
-from tests.processes import killed_in_the_end
 from tests.waiting import PATIENCE_SECONDS, until_now
 
 PODS = text_of(
@@ -263,44 +258,6 @@ def test_a_cancelled_execution_ends_its_run_and_the_pods_of_its_steps(place: Pla
     for pod in place.cluster.pods.values():
         until_now(lambda pod=pod: pod.process.poll() is not None, "the pods to end")
     assert os.getpid() not in place.ran(1)
-
-
-@pytest.mark.slow
-def test_the_api_launches_pods(place: Place, tmp_path: Path) -> None:
-    workspace = tmp_path / "workspace.yaml"
-    workspace.write_text("load_from: [{python_module: noetl_dagster.definitions}]\n")
-    output = tmp_path / "serve.log"
-    environment = {**os.environ, "NOETL_RUN_LAUNCHER": "dagster", "NOETL_WORKSPACE": str(workspace)}
-    with killed_in_the_end() as start, output.open("wb") as written:
-        command = [sys.executable, "-m", "noetl_dagster", "serve", "--port", "0"]
-        start(command, env=environment, stdout=written)
-        said = re.compile(r"http://127\.0\.0\.1:\d+")
-        url = until_now(lambda: said.search(output.read_text()), "serve to answer")[0]
-        with httpx.Client(base_url=url, timeout=90, headers={CLIENT_HEADER: "tests"}) as api:
-
-            def execute(times: int) -> int:
-                workload = {"gate": str(place.gate), "times": times}
-                answer = api.post("/api/executions/execute", json={"path": "tests/pods", "workload": workload})
-                assert answer.status_code == 202, answer.text + output.read_text()
-                return int(answer.json()["execution_id"])
-
-            def run_of(execution_id: int) -> DagsterRun:
-                run = latest_run(place.instance, execution_id, "pods")
-                assert run is not None
-                return run
-
-            finished = execute(1)
-            run = place.ended(run_of(finished).run_id)
-            assert run.status is DagsterRunStatus.SUCCESS, place.said(run.run_id)
-            assert place.state(run.run_id).status is ExecutionStatus.COMPLETED
-            assert len(place.step_pods()) == 3
-
-            waiting = execute(2)
-            place.until_ran(1, run_of(waiting).run_id)
-            assert api.post(f"/api/executions/{waiting}/cancel", json={}).json()["cancelled"]
-            assert place.ended(run_of(waiting).run_id).status is DagsterRunStatus.CANCELED
-    for pod in place.cluster.pods.values():
-        until_now(lambda pod=pod: pod.process.poll() is not None, "the pods to end")
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -29,7 +30,7 @@ from noetl_dagster.service.connections import bounded_connections
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.settings import Settings
 from tests.processes import killed_in_the_end
-from tests.waiting import until_now
+from tests.waiting import PROCESS_SECONDS, until_now
 
 
 @dataclass
@@ -130,20 +131,31 @@ class Process:
         return self._output.read_text(encoding="utf-8")
 
     def until_says(self, pattern: str) -> re.Match[str]:
-        return until_now(lambda: re.search(pattern, self.said()), f"{pattern} of a process that says {self.said()}")
+        def found() -> re.Match[str] | None:
+            has_ended = self.popen.poll() is not None
+            match = re.search(pattern, self.said())
+            assert match or not has_ended, f"it has ended: {self.said()}"
+            return match
+
+        return until_now(found, f"{pattern} of a process that says {self.said()}")
+
+    def terminate(self) -> int:
+        """Asks it to end, and returns its exit code."""
+        self.popen.send_signal(signal.SIGTERM)
+        return self.popen.wait(PROCESS_SECONDS)
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts ``noetl-dagster`` with some arguments."""
+    """Starts ``noetl-dagster`` with some arguments, and further variables of its environment."""
 
-    def start(settings: Settings, *arguments: str) -> Process:
+    def start(settings: Settings, *arguments: str, **variables: str) -> Process:
         environment = {name: text for name, text in os.environ.items() if not name.startswith("NOETL_")}
         output = tmp_path / f"output-{len(list(tmp_path.glob('output-*')))}"
         with output.open("wb") as written:
             process = start_process(
                 [sys.executable, "-m", "noetl_dagster", *arguments],
-                env={**environment, **embedded.environment(settings)},
+                env={**environment, **embedded.environment(settings), **variables},
                 stdout=written,
                 forks="--processes" not in arguments,  # uvicorn passes the standard input on to them
             )

@@ -20,15 +20,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from pydantic import SecretStr
 
-from noetl_dagster import embedded
 from noetl_dagster.embedded.servers import program
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.transport.nats import connect
 from noetl_dagster.settings import EventTransport, Settings
-from tests.cli.services import ServiceProcess
 from tests.playbooks import playbook
+from tests.service.conftest import Start
 from tests.waiting import PATIENCE_SECONDS, until_now
 
 TEXT = """
@@ -107,7 +106,7 @@ def nats_url(certificate: Certificate, tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("transport", [pytest.param(EventTransport.HTTP, marks=pytest.mark.slow), EventTransport.NATS])
 async def test_a_worker_talks_tls_to_everything(
-    settings: Settings, certificate: Certificate, nats_url: str, tmp_path: Path, transport: EventTransport
+    settings: Settings, certificate: Certificate, nats_url: str, start: Start, transport: EventTransport
 ) -> None:
     own = settings.model_copy(
         update={
@@ -123,21 +122,14 @@ async def test_a_worker_talks_tls_to_everything(
             "server_ca": certificate.authority,
         }
     )
-    environment = {"PATH": "/usr/bin:/bin", **embedded.environment(own)}
-    service = ServiceProcess(environment, tmp_path, "serve")
-    try:
-        url = (await asyncio.to_thread(service.says, "HTTP API on")).removeprefix("HTTP API on ")
-        assert url.startswith("https://127.0.0.1:")
-        worker = ServiceProcess(environment | {"NOETL_SERVER_URL": url}, tmp_path, "worker", "--id", "far")
-        try:
-            await runs(own.model_copy(update={"server_url": url}))
-            assert await asyncio.to_thread(worker.terminate) == 0, worker.said
-        finally:
-            worker.kill()
-        await strangers_are_refused(url, own)
-        assert await asyncio.to_thread(service.terminate) == 0, service.said
-    finally:
-        service.kill()
+    service = start(own, "serve")
+    url = (await asyncio.to_thread(service.until_says, r"HTTP API on (\S+)"))[1]
+    assert url.startswith("https://127.0.0.1:")
+    worker = start(own, "worker", "--id", "far", NOETL_SERVER_URL=url)
+    await runs(own.model_copy(update={"server_url": url}))
+    assert await asyncio.to_thread(worker.terminate) == 0, worker.said()
+    await strangers_are_refused(url, own)
+    assert await asyncio.to_thread(service.terminate) == 0, service.said()
 
 
 async def runs(settings: Settings) -> None:
