@@ -332,37 +332,33 @@ workflow:
     assert request.run_config == {"ops": {"sample_playbook": {"config": {"full": True}}}}
 
 
-@pytest.mark.parametrize(
-    ("partitions", "keys"),
-    [
-        ('{kind: daily, start: "2026-01-01"}', ["2026-01-04"]),
-        ('{kind: daily, start: "2026-01-05"}', []),
-        ("{static: [a, b]}", ["a", "b"]),
-        (
-            '{two: {day: {kind: daily, start: "2026-01-01"}, place: {static: [a, b]}}}',
-            ["2026-01-04|a", "2026-01-04|b"],
-        ),
-        ("{dynamic: customers}", ["new"]),
-    ],
-)
-def test_a_schedule_of_partitions_asks_for_those_that_are_due(ran: Ran, partitions: str, keys: list[str]) -> None:
-    text = f"""
+DUE = [
+    ('{kind: daily, start: "2026-01-01"}', ["2026-01-04"]),
+    ('{kind: daily, start: "2026-01-05"}', []),
+    ("{static: [a, b]}", ["a", "b"]),
+    ('{two: {day: {kind: daily, start: "2026-01-01"}, place: {static: [a, b]}}}', ["2026-01-04|a", "2026-01-04|b"]),
+    ("{dynamic: customers}", ["new"]),
+]
+
+
+def test_a_schedule_of_partitions_asks_for_those_that_are_due(ran: Ran) -> None:
+    ran.instance.add_dynamic_partitions("customers", ["new"])
+    for partitions, keys in DUE:
+        text = f"""
 dagster:
   partitions: {partitions}
   schedules: [{{name: nightly, cron: "0 2 * * *"}}]
 workflow:
   - {{step: start, tool: {{kind: noop}}}}
 """
-    ran.instance.add_dynamic_partitions("customers", ["new"])
-    repository = ran.definitions(sample=text).get_repository_def()
-    schedule = repository.get_schedule_def("sample_nightly")
-    context = build_schedule_context(
-        instance=ran.instance,
-        scheduled_execution_time=datetime(2026, 1, 5, 2, tzinfo=UTC),
-        repository_def=repository,
-    )
-    requests = schedule.evaluate_tick(context).run_requests or []
-    assert [request.partition_key for request in requests] == keys
+        repository = ran.definitions(sample=text).get_repository_def()
+        context = build_schedule_context(
+            instance=ran.instance,
+            scheduled_execution_time=datetime(2026, 1, 5, 2, tzinfo=UTC),
+            repository_def=repository,
+        )
+        requests = repository.get_schedule_def("sample_nightly").evaluate_tick(context).run_requests or []
+        assert [request.partition_key for request in requests] == keys, partitions
 
 
 def test_a_playbook_of_one_step_is_materialised_alone(noetl: EngineProvider) -> None:

@@ -166,14 +166,6 @@ def placed(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     get_settings.cache_clear()
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def moment() -> None:
     """Long enough for what must not happen."""
     time.sleep(0.3)
