@@ -56,6 +56,9 @@ def test_run_status_and_events(cli: Cli, tmp_path: Path) -> None:
     listed = cli("executions", "--json")
     assert json.loads(listed.stdout)[0]["execution_id"] == found["execution_id"]
 
+    again = cli("resume", found["execution_id"])
+    assert (again.returncode, "is COMPLETED" in again.stderr) == (1, True), again.stderr
+
 
 def test_run_without_a_dagster_run(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "sum.yaml"

@@ -150,7 +150,7 @@ async def test_a_fan_out(
     file.write_text(FANOUT)
     condition = f"NEW.event_type = '{type_}' AND NEW.current_index = {item}"
     execution_id = await killed_at(condition, ["run", str(file)], environment, tmp_path, pool)
-    await resumed(cli, execution_id)
+    assert (await resumed(cli, execution_id))["epoch"] == 2
     counts = {row["event_type"]: (row["count"], row["items"]) for row in await pool.fetch(COUNTS, execution_id)}
     types = ("command.issued", "loop.shard.done", "loop.shard.enqueued")
     assert counts == dict.fromkeys(types, (ITEMS, ITEMS))

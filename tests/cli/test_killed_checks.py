@@ -57,7 +57,6 @@ CHECKS = {"few": "PASSED", "large": "FAILED", "unique_value": "PASSED"}
 @pytest.mark.parametrize(
     ("type_", "lost"),
     [
-        pytest.param("command.issued", True, id="what is read is settled, and nothing has run"),
         pytest.param("check.evaluated", True, id="the result is there, its checks are not"),
         pytest.param("step.exit", True, id="the checks were written, but not the end of the step with them"),
         pytest.param("step.exit", False, id="checks and end came into the log after their process had died"),

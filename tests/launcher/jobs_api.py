@@ -59,7 +59,6 @@ class Cluster:
 
     Attributes:
         secrets: names and values by the name of the secret.
-        refusals: so many deletions of jobs are refused before one is not.
     """
 
     folder: Path
@@ -67,7 +66,6 @@ class Cluster:
     secrets: dict[str, dict[str, str]] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
     deleted: list[str] = field(default_factory=list)
-    refusals: int = 0
 
     def pods_of(self, prefix: str) -> list[Pod]:
         return [pod for name, pod in self.pods.items() if name.startswith(prefix)]
@@ -105,9 +103,6 @@ class Cluster:
 
     async def delete(self, request: Request) -> JSONResponse:
         name = request.path_params["name"]
-        if self.refusals and name.startswith("dagster-step-"):
-            self.refusals -= 1
-            return JSONResponse({"kind": "Status", "code": 500, "reason": "InternalError"}, 500)
         if name in self.pods and name not in self.deleted:  # a job and its pod: the container is told once
             self.deleted.append(name)
             self.pods[name].end(signal.SIGTERM)
