@@ -192,50 +192,26 @@ async def test_a_schema_of_another_version(settings: Settings) -> None:
 
 async def test_each_credential_is_tried(settings: Settings, tmp_path: Path, closed_port: int) -> None:
     file = tmp_path / "credentials.yaml"
-    file.write_text(
-        json.dumps(
-            {
-                "good": {"type": "postgres", "data": {"url": settings.db_url}},
-                "gone": {
-                    "type": "postgres",
-                    "data": {"host": "127.0.0.1", "port": closed_port, "user": "u", "password": SECRET},
-                },
-                "nats": {"type": "nats", "data": {"url": settings.nats_url}},
-                "api": {"type": "http", "data": {"url": f"http://127.0.0.1:{closed_port}", "token": SECRET}},
-                "token": {"type": "bearer", "data": {"token": SECRET}},
-                "odd": {"type": "carrier pigeon"},
-                "client": {
-                    "type": "oauth2",
-                    "data": {
-                        "token_url": f"http://127.0.0.1:{closed_port}/token",
-                        "client_id": "etl",
-                        "client_secret": SECRET,
-                    },
-                },
-                "lake": {
-                    "type": "s3",
-                    "data": {
-                        "endpoint": settings.minio_endpoint,
-                        "access_key": settings.minio_access_key,
-                        "secret_key": SECRET,
-                        "bucket": settings.minio_bucket,
-                    },
-                },
-            }
-        )
-    )
+    away = f"http://127.0.0.1:{closed_port}"
+    lake = {"endpoint": settings.minio_endpoint, "access_key": settings.minio_access_key, "secret_key": SECRET}
+    credentials = {
+        "good": ("postgres", {"url": settings.db_url}),
+        "gone": ("postgres", {"host": "127.0.0.1", "port": closed_port, "user": "u", "password": SECRET}),
+        "nats": ("nats", {"url": settings.nats_url}),
+        "api": ("http", {"url": away, "token": SECRET}),
+        "token": ("bearer", {"token": SECRET}),
+        "odd": ("carrier pigeon", {}),
+        "client": ("oauth2", {"token_url": f"{away}/token", "client_id": "etl", "client_secret": SECRET}),
+        "lake": ("s3", {**lake, "bucket": settings.minio_bucket}),
+    }
+    file.write_text(json.dumps({name: {"type": type_, "data": data} for name, (type_, data) in credentials.items()}))
 
     report = await found(settings, credentials_file=file)
 
     states = {name.removeprefix("credential "): one.state for name, one in report.items()}
     assert report["credentials"].what.startswith("8 known")
-    assert {name for name, state in states.items() if state is CheckState.WRONG} == {
-        "gone",
-        "api",
-        "odd",
-        "client",
-        "lake",
-    }
+    wrong = {name for name, state in states.items() if state is CheckState.WRONG}
+    assert wrong == {"gone", "api", "odd", "client", "lake"}
     assert "carrier pigeon" in report["credential odd"].what
     assert "/token does not answer" in report["credential client"].what
     assert "names no server to try" in report["credential token"].what

@@ -304,7 +304,7 @@ async def test_a_path_part_is_one_file_of_its_folder(
         before = files_below(tmp_path)
         await with_name(run, "transfer", part, source=source, target={"path": "out/NAME.jsonl"}, folder="flows")
         assert files_below(tmp_path) - before == {f"flows/out/{part}.jsonl"}
-        staged = {"name": "1.each.1.1", "own": {}, "folder": str(folder)}
+        staged: dict[str, Any] = {"name": "1.each.1.1", "own": {}, "folder": str(folder)}
         await PartSinks(strict).stage(sink, ROWS, {"value": value}, **staged)
         assert (folder / "sunk" / part / "rows" / "_staged" / "1.each.1.1.parquet").exists()
 
