@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.async_api import Page, expect
 
-from tests.browser.conftest import OPERATOR, READER, WORKER, Visit
+from tests.browser.conftest import OPERATOR, READER, Visit
 from tests.service.conftest import Service
 
 REFUSED = r"status of 40[13]"
@@ -43,21 +43,6 @@ async def test_after_signing_out_the_pages_are_closed(guarded: Service, visit: V
     assert OPERATOR not in [one["value"] for one in (await cookies(page)).values()]
     await page.go_back()
     await expect(page.get_by_label("Token")).to_be_visible()
-
-
-@pytest.mark.parametrize(
-    ("token", "message"), [("token-of-nobody", "does not know this token"), (WORKER, "token of a worker")]
-)
-async def test_other_tokens_are_refused(guarded: Service, visit: Visit, token: str, message: str) -> None:
-    visitor = await visit(guarded)
-    visitor.expected = REFUSED
-    page = await visitor.go("/login")
-
-    await visitor.enter(token)
-
-    await expect(page.get_by_role("alert")).to_contain_text(message)
-    assert token not in await page.content()
-    assert token not in [one["value"] for one in (await cookies(page)).values()]
 
 
 @pytest.mark.parametrize("wanted", ["//example.org/", "/\\example.org", "https://example.org", "javascript:alert(1)"])

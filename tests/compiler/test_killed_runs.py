@@ -1,15 +1,13 @@
-"""Dagster runs whose processes are killed in a fan-out: re-executed from failure, only unfinished shards run."""
+"""A Dagster run whose processes are killed in a fan-out: re-executed from failure, only unfinished shards run."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from textwrap import dedent, indent
 
 import psycopg2
 import pytest
@@ -29,19 +27,7 @@ PLAYBOOK = text_of(
     """
     workload: {ledger: "", items: 48}
     workflow:
-      WARM
-      - step: fan
-        loop: {in: "{{ range(items) }}", iterator: n}
-        spec: {loop_mode: fanout, fanout: {engine: ENGINE, max_groups: 2, max_concurrent: 3}}
-        tool: TOOL
-        next: [total]
-      - step: total
-        tool: {kind: python, input: {items: "{{ fan.results }}"}, code: "result = sum(item['n'] for item in items)"}
-    """,
-)
-# ends as soon as two processes work on it
-WARM = """
-      - step: warm
+      - step: warm  # ends as soon as two processes work on it
         loop: {in: "{{ range(400) }}", iterator: n, spec: {mode: parallel, max_in_flight: 4}}
         tool:
           kind: python
@@ -54,7 +40,15 @@ WARM = """
             if len(set(path.read_text().split())) < 2:
                 time.sleep(0.2)
         next: [fan]
-"""
+      - step: fan
+        loop: {in: "{{ range(items) }}", iterator: n}
+        spec: {loop_mode: fanout, fanout: {max_groups: 2, max_concurrent: 3}}
+        tool: TOOL
+        next: [total]
+      - step: total
+        tool: {kind: python, input: {items: "{{ fan.results }}"}, code: "result = sum(item['n'] for item in items)"}
+    """,
+)
 SINK = {
     "tool": "postgres",
     "auth": "pg",
@@ -77,12 +71,6 @@ with DagsterInstance.get() as instance:
         sys.exit(not result.success)
 """
 
-EXECUTORS = {
-    # forks what one process has imported, where the default would import it for every step
-    "dagster": {"multiprocess": {"start_method": {"forkserver": {"preload_modules": ["noetl_dagster.definitions"]}}}},
-    "threaded": {"threaded": {"processes": 2}},
-}
-
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
@@ -91,22 +79,15 @@ def start(settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path)
     """Runs the playbook's job, or re-executes a run of it from failure, in a process of its own."""
     folder = tmp_path / "playbooks"
     folder.mkdir()
-    settings = settings.model_copy(
-        update={
-            "default_postgres_credential": "embedded",
-            "playbooks_path": folder,
-        }
-    )
+    settings = settings.model_copy(update={"default_postgres_credential": "embedded", "playbooks_path": folder})
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
     home = {"DAGSTER_HOME": dagster_instance.root_directory}
 
-    def start(engine: str, failed: str = "") -> subprocess.Popen[bytes]:
-        shards, warm = ("dagster", indent(dedent(WARM), "  ").strip()) if engine == "threaded" else (engine, "")
-        text = PLAYBOOK.replace("ENGINE", shards).replace("TOOL", TOOL).replace("WARM", warm)
-        (folder / "ledger.yaml").write_text(text)
+    def start(failed: str = "") -> subprocess.Popen[bytes]:
+        (folder / "ledger.yaml").write_text(PLAYBOOK.replace("TOOL", TOOL))
         config = {
             "ops": {"ledger_playbook": {"config": {"ledger": str(tmp_path / "ledger.txt"), "items": ITEMS}}},
-            "execution": {"config": EXECUTORS[engine]},
+            "execution": {"config": {"threaded": {"processes": 2}}},
         }
         return start_process(
             [sys.executable, "-c", RUN, json.dumps(config), failed],
@@ -132,29 +113,10 @@ def log(settings: Settings) -> Iterator[psycopg2.extensions.cursor]:
     connection.close()
 
 
-@pytest.mark.slow  # imports the code location in each process
-def test_a_killed_group(
-    start: Start, log: psycopg2.extensions.cursor, dagster_instance: DagsterInstance, tmp_path: Path
-) -> None:
-    driver = start("dagster")
-    until_done(driver, log, tmp_path)
-    group = lines(tmp_path / "ledger.txt")[0][1]
-    assert group != driver.pid
-    os.kill(group, signal.SIGKILL)
-    until_now(lambda: ended(group))
-    before = done(log)
-    (tmp_path / "go").touch()
-    assert driver.wait(120) == 1
-    [run] = dagster_instance.get_runs()
-    assert run.status is DagsterRunStatus.FAILURE
-
-    finish(start("dagster", run.run_id), log, dagster_instance, tmp_path, before)
-
-
 def test_a_killed_driver_with_helpers(
     start: Start, log: psycopg2.extensions.cursor, dagster_instance: DagsterInstance, tmp_path: Path
 ) -> None:
-    driver = start("threaded")
+    driver = start()
     until_done(driver, log, tmp_path)
     helpers = {pid for _, pid in lines(tmp_path / "ledger.txt")} - {driver.pid}
     assert helpers, "a helper has some of the shards"
@@ -164,7 +126,7 @@ def test_a_killed_driver_with_helpers(
     [run] = dagster_instance.get_runs()
     dagster_instance.report_run_failed(run)  # as Dagster's run monitoring does
 
-    finish(start("threaded", run.run_id), log, dagster_instance, tmp_path)
+    finish(start(run.run_id), log, dagster_instance, tmp_path)
 
 
 def until_done(driver: subprocess.Popen[bytes], log: psycopg2.extensions.cursor, tmp_path: Path) -> None:
@@ -180,14 +142,10 @@ def until_done(driver: subprocess.Popen[bytes], log: psycopg2.extensions.cursor,
 
 
 def finish(
-    again: subprocess.Popen[bytes],
-    log: psycopg2.extensions.cursor,
-    instance: DagsterInstance,
-    tmp_path: Path,
-    finished: set[int] | None = None,
+    again: subprocess.Popen[bytes], log: psycopg2.extensions.cursor, instance: DagsterInstance, tmp_path: Path
 ) -> None:
     """Waits for the re-execution: nothing lost, nothing that was done is done again, the sink has each once."""
-    finished = done(log) if finished is None else finished
+    finished = done(log)
     assert 8 <= len(finished) < ITEMS, "it was killed in the middle"
     (tmp_path / "go").touch()
     assert again.wait(180) == 0, (tmp_path / "log.txt").read_text()[-3000:]

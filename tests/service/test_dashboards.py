@@ -75,6 +75,7 @@ def counted() -> dict[str, set[str]]:
 
 
 def test_legends_name_labels_that_are_left() -> None:
+    assert DASHBOARDS
     for path in DASHBOARDS:
         for panel in json.loads(path.read_text(encoding="utf-8"))["panels"]:
             for target in panel.get("targets", ()):

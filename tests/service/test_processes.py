@@ -1,4 +1,4 @@
-"""``serve`` and ``worker`` as processes: started in any order, killed and started again."""
+"""``serve`` and ``worker`` as processes: killed and started again."""
 
 from __future__ import annotations
 
