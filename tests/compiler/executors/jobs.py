@@ -10,8 +10,6 @@ from typing import Any
 from dagster import (
     AssetCheckResult,
     Definitions,
-    DynamicOut,
-    DynamicOutput,
     In,
     Nothing,
     OpExecutionContext,
@@ -105,29 +103,6 @@ def many() -> None:
 def in_a_pool() -> None:
     for number in range(4):
         pooled.alias(f"pooled_{number}")()
-
-
-@op(out=DynamicOut(int))
-def numbers() -> Iterator[DynamicOutput[int]]:
-    for number in range(5):
-        yield DynamicOutput(number, str(number))
-
-
-@op
-def doubled(context: OpExecutionContext, number: int) -> int:
-    context.log.info(f"doubling {number}")
-    return 2 * number
-
-
-@op
-def total(found: list[int]) -> int:
-    SEEN.say(f"total {sum(found)}")
-    return sum(found)
-
-
-@job(executor_def=threaded_executor)
-def dynamic() -> None:
-    total(numbers().map(doubled).collect())
 
 
 @op(retry_policy=RetryPolicy(max_retries=2, delay=0.01))

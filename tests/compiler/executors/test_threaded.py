@@ -93,11 +93,6 @@ def test_pools_limit_what_runs_together(execute: Execute, dagster_instance: Dags
     assert info.active_slot_count == 0
 
 
-def test_dynamic_outputs_are_mapped_and_collected(execute: Execute) -> None:
-    assert execute("dynamic").success
-    assert SEEN.happened == ["total 20"]
-
-
 def test_steps_are_tried_again_and_hooks_run(execute: Execute) -> None:
     assert execute("retried").success
     assert SEEN.happened == ["try 0", "try 1", "try 2", "hook: flaky went well"]
