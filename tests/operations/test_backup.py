@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,6 @@ PLAYBOOK = text_of(
 )
 
 DONE = "SELECT current_index FROM noetl.event WHERE event_type = 'loop.shard.done'"
-
-Database = Callable[..., Awaitable[list[Any]]]
 
 
 async def test_everything_is_lost_and_restored_and_the_execution_goes_on(
