@@ -218,7 +218,7 @@ async def test_a_wrong_clock_is_corrected(
         assert event.meta["clock_skew"] == pytest.approx(shift.total_seconds(), abs=10)
 
 
-@pytest.mark.parametrize("count", [3, 150])
+@pytest.mark.parametrize("count", [3, 120])
 async def test_numbers_that_no_event_can_hold_end_no_ingestor(
     client: NatsClient,
     names: NatsNames,
