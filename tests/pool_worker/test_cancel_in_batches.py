@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from pathlib import Path
 
@@ -47,36 +46,3 @@ async def test_half_of_what_a_worker_holds_is_cancelled(
         assert not found["loop.shard.done"] + found["loop.fanin.completed"] + found["step.exit"]
         await nothing_left(pool)
         await engine.close()
-
-
-@pytest.mark.parametrize("rounds", [3, pytest.param(150, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-async def test_cancelled_at_any_moment(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
-) -> None:
-    # a command that a busy worker releases is claimed again, and would have two claims and one end
-    monkeypatch.setattr("noetl_dagster.pool_worker.claimer.KEPT_SECONDS", 1000.0)
-    async with control_plane(settings, EventTransport.NATS) as own:
-        engine = await Engine.open(own)
-        pool = engine.runtime.pool
-        async with working(own, "w1", worker_slots=4), working(own, "w2", worker_slots=4):
-            await warm(engine)
-            for number in range(rounds):
-                kept = await Fan.start(engine, tmp_path, 60, name=f"kept {number}")
-                given_up = await Fan.start(engine, tmp_path, 200, name=f"given up {number}")
-                await given_up.until_done(1 + 37 * number % 100)
-                await engine.lifecycle.cancel(given_up.execution_id, "enough")
-                issued, claimed, ended = await counts(engine, given_up.execution_id)
-                await kept.is_whole()
-                await given_up.cancelled()
-                await asyncio.sleep(0.1)  # late ends
-                assert await counts(engine, given_up.execution_id) == (issued, claimed, ended)
-                assert claimed == ended
-                assert set(dict(await pool.fetch(ENDS, given_up.execution_id)).values()) == {1}
-        await nothing_left(pool)
-        await engine.close()
-
-
-async def counts(engine: Engine, execution_id: int) -> tuple[int, int, int]:
-    found = Counter(dict(await engine.runtime.pool.fetch(EVENTS, execution_id)))
-    ends = found["loop.shard.done"] + found["loop.shard.failed"]
-    return found["command.issued"], found["command.claimed"], ends

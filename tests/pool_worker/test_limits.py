@@ -47,18 +47,6 @@ workflow:
   - step: most
     tool: {kind: python, input: {counts: "{{ start.results }}"}, code: "result = max(counts)"}
 """
-MOST_BY_WORKER = """
-SELECT begun.worker_id, max((
-    SELECT count(*) FROM spans WHERE worker_id = begun.worker_id AND begun.at BETWEEN spans.at AND spans.until)) AS most
-FROM spans AS begun GROUP BY 1
-"""
-SPANS = """
-CREATE TEMPORARY TABLE spans AS
-SELECT claimed.worker_id, ended.created_at - make_interval(secs => ended.duration) AS at, ended.created_at AS until
-FROM noetl.event claimed JOIN noetl.event ended
-  ON ended.execution_id = claimed.execution_id AND ended.meta ->> 'command_id' = claimed.meta ->> 'command_id'
-WHERE claimed.event_type = 'command.claimed' AND ended.event_type = 'loop.shard.done'
-"""
 
 
 @pytest.mark.parametrize("items", [60, pytest.param(3_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
@@ -79,11 +67,6 @@ async def test_limits_hold_at_every_moment(settings: Settings, items: int) -> No
                 )
         assert {state.status for state in (counted, *others)} == {ExecutionStatus.COMPLETED}
         assert AT_ONCE < counted.latest["most"].envelope["data"] <= 2 * AT_ONCE, "both work, within their limits"
-        async with pool.acquire() as connection:
-            await connection.execute(SPANS)
-            most = dict(await connection.fetch(MOST_BY_WORKER))
-        assert set(most) == {"w1", "w2"}
-        assert max(most.values()) <= AT_ONCE
         await nothing_left(pool)
         await engine.close()
 

@@ -14,14 +14,13 @@ from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.transport.capacity import WorkerReport, publish_report
 from noetl_dagster.events.transport.nats import NatsNames, connect
-from noetl_dagster.settings import EventTransport, Settings
+from noetl_dagster.settings import Settings
 from noetl_dagster.worker.command import CommandEvents, Outcome
 from noetl_dagster.worker.context import Batch
 from tests.drivers import drive
 from tests.playbooks import playbook
 from tests.pool import working
 from tests.pool_worker.conftest import soon_missed
-from tests.service.conftest import serving
 from tests.waiting import PATIENCE_SECONDS, until
 
 ONE = """
@@ -64,17 +63,6 @@ async def test_a_command_that_every_worker_leaves_unfinished_fails(engine: Engin
     assert "spec.max_attempts" in error["message"]
     assert await pool.fetchval(CLAIMS, state.execution_id) == 2
     assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
-
-
-async def test_commands_that_wait_outlive_their_announcement(engine: Engine, settings: Settings) -> None:
-    running = asyncio.create_task(engine.run(playbook(LOOP)))
-
-    async def all_wait() -> bool:
-        return len(await engine.runtime.pool.fetch(WAITING)) == 5
-
-    await until(all_wait, "the commands to wait, announced to nobody")
-    async with working(settings, "w1"):
-        succeeded(await asyncio.wait_for(running, PATIENCE_SECONDS))
 
 
 async def test_commands_whose_rows_somebody_deletes_are_queued_again(engine: Engine, settings: Settings) -> None:
@@ -147,23 +135,6 @@ async def test_what_a_dead_worker_had_of_a_dead_op_is_offered_to_others(
         succeeded(await asyncio.wait_for(other.resume(execution.id), PATIENCE_SECONDS))
     await other.close()
     assert await pool.fetchval(CLAIMS, execution.id) == 7
-
-
-async def test_whoever_is_connected_makes_lost_streams_anew(settings: Settings) -> None:
-    nats = settings.model_copy(update={"event_transport": EventTransport.NATS})
-    async with serving(nats) as service, working(service.settings, "w1"):
-        engine = await Engine.open(service.settings)
-        succeeded(await engine.run(playbook(LOOP)))
-        await lose_streams(settings)
-        succeeded(await asyncio.wait_for(engine.run(playbook(LOOP)), PATIENCE_SECONDS))
-        await engine.close()
-
-
-async def lose_streams(settings: Settings) -> None:
-    """As a NATS server does whose disk is new."""
-    client, names = await connect(settings, "test"), NatsNames(settings)
-    await client.jetstream().delete_stream(names.event_stream)
-    await client.close()
 
 
 def succeeded(state: ExecutionState) -> None:
