@@ -63,7 +63,7 @@ CURSOR = """
 workflow:
   - step: start
     loop:
-      cursor: {kind: postgres, auth: {type: postgres, url: "URL"}, claim: "CLAIM"}
+      cursor: {kind: postgres, auth: pg, claim: "CLAIM"}
       iterator: job
       spec: {mode: cursor, max_in_flight: 1}
     tool: {kind: shell, command: "sleep 600"}
@@ -134,45 +134,14 @@ async def test_every_claim_has_an_end_however_busy_the_driver_is(engine: Engine,
     await other.close()
 
 
-async def test_what_a_dead_driver_had_claimed_ends_too(engine: Engine, settings: Settings) -> None:
-    pool = engine.runtime.pool
-    execution = await engine.lifecycle.create(playbook(SLOW))
-    work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
-    await claimed(engine, execution.id, 3)
-    work.cancel()
-    await asyncio.wait([work])
-    assert len(await pool.fetch(UNENDED, execution.id)) == 3, "its execution may be resumed"
-
-    assert await engine.lifecycle.cancel(execution.id)
-
-    assert await pool.fetch(UNENDED, execution.id) == []
-    assert {end["kind"] for end in await pool.fetch(ENDS, execution.id)} == {"cancelled"}
-
-
-async def test_rows_that_a_cursor_has_claimed_end_with_the_execution(engine: Engine, settings: Settings) -> None:
-    """One of them runs, two wait for their turn."""
-    pool = engine.runtime.pool
-    await pool.execute("CREATE TABLE chores AS SELECT id, 'new' AS state FROM generate_series(1, 9) AS id")
-    execution = await engine.lifecycle.create(playbook(_cursor(settings)))
-    work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
-    await claimed(engine, execution.id)
-
-    assert await engine.lifecycle.cancel(execution.id)
-
-    with pytest.raises(ExecutionCancelledError):
-        await work
-    ends = await pool.fetch(ENDS, execution.id)
-    assert [(end["current_index"], end["kind"]) for end in ends] == [(n, "cancelled") for n in range(3)]
-
-
-async def test_a_cursor_that_claims_while_it_is_cancelled_says_what_it_got(engine: Engine, settings: Settings) -> None:
+async def test_a_cursor_that_claims_while_it_is_cancelled_says_what_it_got(engine: Engine) -> None:
     pool = engine.runtime.pool
     await pool.execute("CREATE TABLE chores AS SELECT id, 'new' AS state FROM generate_series(1, 9) AS id")
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'UPDATE chores%' AND wait_event_type = 'Lock'"
     async with pool.acquire() as connection:
         async with connection.transaction():
             await connection.execute("SELECT FROM chores WHERE id = 2 FOR UPDATE")
-            execution = await engine.lifecycle.create(playbook(_cursor(settings)))
+            execution = await engine.lifecycle.create(playbook(CURSOR.replace("CLAIM", TAKE)))
             work = asyncio.create_task(engine.guard(execution, engine.walker.run(execution)))
             await until(lambda: pool.fetchval(waiting), "the claim to wait for a row")
             assert await engine.lifecycle.cancel(execution.id)
@@ -185,11 +154,6 @@ async def test_a_cursor_that_claims_while_it_is_cancelled_says_what_it_got(engin
     assert [(end["current_index"], end["kind"]) for end in ends] == [(n, "cancelled") for n in range(3)]
     assert await pool.fetchval(COUNT, execution.id, "command.issued") == 0
     assert taken == [1, 2, 3]
-
-
-def _cursor(settings: Settings) -> str:
-    assert settings.db_url is not None
-    return CURSOR.replace("CLAIM", TAKE).replace("URL", settings.db_url)
 
 
 async def test_children_are_cancelled_with_their_parent(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +13,6 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.claims import ClaimRow, Claims, States
-from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.pool_worker.claimer import Claimer
@@ -151,21 +147,6 @@ async def test_the_heartbeats_of_a_second_claim_outlive_the_first(engine: Engine
     await beats.close()
 
 
-async def test_claims_that_are_handed_back_go_to_others_and_count_for_nothing(engine: Engine, claims: Claims) -> None:
-    await enqueue(engine, await execution_of(engine), 4)
-    pool, ids = engine.runtime.pool, engine.runtime.ids
-    for _ in range(5):  # more often than a command may be left by its workers
-        asked = ids.take(4)
-        granted = await claims.claim("first", asked)
-        assert len(names(granted)) == 4
-        assert await claims.release("second", asked) == 0, "somebody else's"
-        assert await claims.release("first", asked[:3]) == 3
-        assert await claims.release("first", asked) == 1
-        assert await claims.release("first", asked) == 0
-    assert await pool.fetchval("SELECT count(*) FROM noetl.queue WHERE attempts >= max_attempts") == 0
-    assert len(names(await claims.claim("second", ids.take(9)))) == 4
-
-
 async def test_executions_take_turns(engine: Engine, claims: Claims) -> None:
     """Two commands that come after a thousand others do not wait for them."""
     large, small = await execution_of(engine), await execution_of(engine)
@@ -215,115 +196,6 @@ async def test_a_worker_gets_no_more_of_a_kind_than_it_has_places_for(engine: En
     assert {one.tool_kind: len(one.waited) for one in granted} == {"postgres": 10}
 
 
-async def test_nothing_of_a_cancelled_execution_nor_what_has_ended(engine: Engine, claims: Claims) -> None:
-    cancelled, lively = await execution_of(engine), await execution_of(engine)
-    await enqueue(engine, cancelled, 10)
-    commands = await enqueue(engine, lively, 10)
-    runtime = engine.runtime
-    await runtime.log.append(
-        [runtime.commands.ended(command, Outcome({"status": "ok", "data": 1})) for command in commands[:4]]
-    )  # by somebody who does not clear the queue
-    async with runtime.pool.acquire() as connection, connection.transaction():
-        await connection.execute("SELECT noetl.close_gate($1)", cancelled)  # as a cancellation begins
-        granted = await asyncio.wait_for(claims.claim("w", runtime.ids.take(20)), 30)
-    assert names(granted) == [command.command_id for command in commands[4:]]
-    assert await runtime.pool.fetchval(QUEUED) == 10, "what has ended is out of the queue"
-    await engine.lifecycle.cancel(cancelled)
-    assert await claims.claim("w", runtime.ids.take(20)) == []
-
-
-@pytest.mark.parametrize("count", [600, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-async def test_a_crowd_of_workers_takes_each_command_once(engine: Engine, claims: Claims, count: int) -> None:
-    """Claims, repeated claims, hand-backs, ends and a cancellation, all at once."""
-    runtime, executions = engine.runtime, [await execution_of(engine) for _ in range(4)]
-    handler, dice = EventHandler(runtime.log, 300.0), random.Random(count)
-    *kept, given_up = executions
-    ran: Counter[str] = Counter()
-    queued = asyncio.Event()
-
-    async def queue(execution_id: int) -> None:
-        with suppress(ExecutionCancelledError):
-            for start in range(0, count, 50):
-                await enqueue(engine, execution_id, 50, start=start, kind=dice.choice(["noop", "http"]))
-                queued.set()
-
-    async def work(worker: str) -> None:
-        while True:
-            asked = runtime.ids.take(dice.randrange(1, 40))
-            limits = {"http": dice.randrange(0, 9)} if dice.random() < 0.5 else {}
-            granted = await claims.claim(worker, asked, limits)
-            if dice.random() < 0.2:
-                again = await claims.claim(worker, asked, limits)
-                if granted:
-                    lasting = [[one for one in answer if one.execution_id != given_up] for answer in (granted, again)]
-                    assert names(lasting[0]) == names(lasting[1])
-                granted = again
-            if dice.random() < 0.2:
-                await claims.release(worker, asked)
-                continue
-            grants = [(claim, one) for _, claim, one in Batch.model_validate_json(claims.answer(granted)).grants()]
-            commands = [one.context.command(one.execution_id, None, claim) for claim, one in grants]
-            ran.update(command.command_id for command in commands if command.execution_id != given_up)
-            outcome = Outcome({"status": "ok", "data": 1})
-            ends = [replace(runtime.commands.ended(command, outcome), worker_id=worker) for command in commands]
-            await handler.take_events(ends)
-            if not granted and all(queue.done() for queue in queues) and not limits:
-                return
-
-    queues = [asyncio.create_task(queue(execution_id)) for execution_id in executions]
-    await queued.wait()
-    workers = [asyncio.create_task(work(f"w{number}")) for number in range(6)]
-    await engine.lifecycle.cancel(given_up)
-    try:
-        await asyncio.gather(*queues, *workers)
-    finally:
-        for task in (*queues, *workers):
-            task.cancel()
-    assert len(ran) == len(kept) * count
-    assert set(ran.values()) == {1}
-
-    async def cleared() -> bool:
-        return not await runtime.pool.fetchval("SELECT count(*) FROM noetl.queue")
-
-    await until(cleared, "the queue to be empty")
-
-
-@pytest.mark.parametrize("lost", ["released", "cancelled", "ended"])
-async def test_the_same_claim_again_gets_nothing_else(engine: Engine, claims: Claims, lost: str) -> None:
-    """What it had claimed is not its own any more: it must not end in a refusal, which it would repeat for ever."""
-    execution_id = await execution_of(engine)
-    commands = await enqueue(engine, execution_id, 3)
-    await enqueue(engine, execution_id, 3, start=3, priority=-1)
-    runtime = engine.runtime
-    asked = runtime.ids.take(3)
-    assert len(names(await claims.claim("w", asked))) == 3
-    if lost == "released":
-        await runtime.pool.fetch(queries.RELEASE, [execution_id], ["w"], ["default"], [], [], [])
-    elif lost == "ended":
-        outcome = Outcome({"status": "ok", "data": 1})
-        ends = [runtime.commands.ended(command, outcome) for command in commands]
-        await EventHandler(runtime.log, 300.0).handle_events(ends)
-    else:
-        await engine.lifecycle.cancel(execution_id)
-    assert await claims.claim("w", asked) == []
-    waiting = {"released": 6, "cancelled": 0, "ended": 3}[lost]
-    assert await runtime.pool.fetchval(QUEUED) == waiting
-    assert len(names(await claims.claim("w", runtime.ids.take(9)))) == waiting
-
-
-async def test_a_command_that_is_queued_anew_stops_no_claim(engine: Engine, claims: Claims) -> None:
-    """Its claims are counted from the beginning again, as after the driver that queued it was resumed."""
-    execution_id = await execution_of(engine)
-    pool, ids = engine.runtime.pool, engine.runtime.ids
-    for _ in range(2):
-        await enqueue(engine, execution_id, 1)
-        for _ in range(3):
-            asked = ids.take(1)
-            assert len(names(await claims.claim("w", asked))) == 1
-            assert await claims.release("w", asked) == 1
-        await pool.execute(queries.WITHDRAW, execution_id, f"{execution_id}:work:1:0:1")
-
-
 async def test_commands_with_one_chance_left_are_claimed_one_at_a_time(engine: Engine, claims: Claims) -> None:
     """One of them may be what ended the workers that had them all: it must not fail the others."""
     execution_id = await execution_of(engine)
@@ -332,16 +204,6 @@ async def test_commands_with_one_chance_left_are_claimed_one_at_a_time(engine: E
     await pool.execute("UPDATE noetl.queue SET attempts = 2 WHERE command_id NOT LIKE '%:9:1'")
     sizes = [len(names(await claims.claim("w", ids.take(20)))) for _ in range(10)]
     assert sizes == [2, 1, 1, 1, 1, 1, 1, 1, 1, 0]
-
-
-async def test_each_of_many_claims_gets_one_command_with_one_chance_left(engine: Engine, claims: Claims) -> None:
-    await enqueue(engine, await execution_of(engine), 10)
-    pool, ids = engine.runtime.pool, engine.runtime.ids
-    await pool.execute("UPDATE noetl.queue SET attempts = 2 WHERE (context ->> 'index')::int < 5")
-    answers = await asyncio.gather(*(claims.claim(f"w{number}", ids.take(3)) for number in range(3)))
-    held = "SELECT worker_id, count(*) FROM noetl.queue WHERE attempts = 3 AND status = 'leased' GROUP BY 1"
-    assert dict(await pool.fetch(held)) == {"w0": 1, "w1": 1, "w2": 1}
-    assert sum(len(names(answer)) for answer in answers) == 7, "of the first nine, two with one chance left wait"
 
 
 async def test_claims_of_many_workers_share_a_statement(engine: Engine, claims: Claims) -> None:
@@ -434,31 +296,6 @@ async def test_who_ends_commands_and_who_cancels_do_not_wait_for_each_other(engi
         await holder.execute("SELECT pg_advisory_unlock(1, 1)")
     assert await ending == {event.event_id for event in ends}, "neither was the victim of a deadlock"
     assert await cancelling
-
-
-@pytest.mark.parametrize("beside", [0, 150], ids=["one statement", "copy"])
-async def test_a_batch_of_ends_and_heartbeats_touches_its_own_commands_only(
-    engine: Engine, claims: Claims, beside: int
-) -> None:
-    execution_id, other = await execution_of(engine), await execution_of(engine)
-    runtime = engine.runtime
-    ended, beating, foreign, untouched, *more = await enqueue(engine, execution_id, 4 + beside)
-    await claims.claim("w", runtime.ids.take(4 + beside))
-    done, outcome = runtime.commands.ended, Outcome({"status": "ok", "data": 1})
-    stray = done(foreign, outcome)
-    stray.execution_id = other
-    beats = [runtime.commands.heartbeat(command) for command in (beating, untouched)]
-    for beat, worker_id in zip(beats, ("w", "another"), strict=True):
-        beat.worker_id = worker_id
-    await runtime.pool.execute("UPDATE noetl.queue SET lease_until = now()")
-    batch = [done(ended, outcome), stray, *beats, *(done(command, outcome) for command in more)]
-    assert await EventHandler(runtime.log, 300.0).handle_events(batch) == {event.event_id for event in batch}
-    renewed = "SELECT command_id, lease_until > now() + interval '1 minute' FROM noetl.queue"
-    assert dict(await runtime.pool.fetch(renewed)) == {
-        beating.command_id: True,
-        foreign.command_id: False,
-        untouched.command_id: False,
-    }
 
 
 async def twice_waiting(pool: asyncpg.Pool) -> bool:

@@ -1,35 +1,26 @@
-"""Claims expire: a suspended worker's command goes to another, and nobody completes it twice (seed P0.4)."""
+"""Claims expire: a silent worker's command goes to another, and nobody completes it twice (seed P0.4)."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable, Iterator
-from multiprocessing.context import ForkServerProcess
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import psutil
 import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.claims import Claims
 from noetl_dagster.engine.recovery.reaper import Reaper, Requeued
 from noetl_dagster.events.transport.handler import EventHandler
-from noetl_dagster.settings import Settings
-from noetl_dagster.worker.command import Command
+from noetl_dagster.worker.command import Command, CommandEvents, Outcome
 from noetl_dagster.worker.context import Shared, own_context
-from tests import forked
-from tests.engine.recovery import silent_worker
 from tests.playbooks import playbook
-from tests.waiting import until
 
 LEASE = 10.0
 ENQUEUE = """
 INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, max_attempts, context)
 VALUES ($1, $2, $3, $4, 'noop', $5, $6)
 """
-Start = Callable[[str, Command], ForkServerProcess]
 
 
 @pytest.fixture
@@ -63,65 +54,34 @@ async def lease_ends_in(engine: Engine, seconds: float) -> None:
     await engine.runtime.pool.execute(change, seconds)
 
 
-async def renewed(engine: Engine) -> bool:
-    lasting = "SELECT 1 FROM noetl.queue WHERE lease_until > now() + make_interval(secs => $1)"
-    return bool(await engine.runtime.pool.fetchval(lasting, LEASE / 2))
-
-
-@pytest.fixture
-def start(settings: Settings, tmp_path: Path) -> Iterator[Start]:
-    """Starts real worker processes; those that still run in the end are killed."""
-    started: list[ForkServerProcess] = []
-
-    def start(name: str, command: Command) -> ForkServerProcess:
-        arguments = (settings.db_url, command.command_id, LEASE, name, tmp_path)
-        started.append(forked.process(os.environ, silent_worker.work, *arguments))
-        started[-1].start()
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.join()
-
-
-async def test_a_suspended_workers_command_is_done_once_by_another(
-    engine: Engine, handler: EventHandler, start: Start, tmp_path: Path
-) -> None:
+async def test_a_silent_workers_command_is_done_once_by_another(engine: Engine, handler: EventHandler) -> None:
     announced: list[Requeued] = []
 
     async def announce(commands: Any) -> None:
         announced.extend(commands)
 
-    reaper = Reaper(engine.runtime.pool, handler, engine.runtime.ids, announce)
+    pool, ids, done = engine.runtime.pool, engine.runtime.ids, Outcome({"status": "ok", "data": 1})
+    reaper, claims = Reaper(pool, handler, ids, announce), Claims(pool, LEASE)
     command = Command(await execution(engine), "work", index=3, loop_id="1")
     await enqueue(engine, command)
-    original = start("original", command)
-    await until((tmp_path / "original.claimed").exists)
-
-    await lease_ends_in(engine, 1.0)
-    await until(lambda: renewed(engine))
+    original, other = (CommandEvents(ids, worker_id=name) for name in ("original", "other"))
+    first, second = (replace(command, claim=ids.next()) for _ in range(2))
+    assert await claims.claim("original", [first.claim], only=[command.command_id])
+    await lease_ends_in(engine, -1.0)
+    await handler.take_events([original.heartbeat(first)])
     assert (await reaper.reap()).requeued == (), "a heart that beats keeps its lease"
 
-    suspended = psutil.Process(original.pid)
-    suspended.suspend()
-    await until(lambda: suspended.status() == psutil.STATUS_STOPPED)
     await lease_ends_in(engine, -1.0)
     [requeued] = (await reaper.reap()).requeued
     assert (requeued.command_id, requeued.attempts) == (command.command_id, 1)
     assert announced == [requeued]
     assert (await reaper.reap()).requeued == ()
 
-    other = start("other", command)
-    await until((tmp_path / "other.claimed").exists)
-    suspended.resume()
-    (tmp_path / "other.finish").touch()
-    await asyncio.to_thread(other.join)
-    (tmp_path / "original.finish").touch()
-    await asyncio.to_thread(original.join)
-    assert (tmp_path / "other.won").exists()
-    assert (tmp_path / "original.lost").exists()
-    rows = await engine.runtime.pool.fetch(
+    assert await claims.claim("other", [second.claim], only=[command.command_id])
+    end, late = other.ended(second, done), original.ended(first, done)
+    assert (await handler.take_events([end])).new == {end.event_id}
+    assert (await handler.take_events([late])).new == set()
+    rows = await pool.fetch(
         "SELECT event_type, worker_id, meta ->> 'claim' AS claim FROM noetl.event WHERE execution_id = $1 "
         "AND event_type IN ('command.claimed', 'command.completed') ORDER BY created_at",
         command.execution_id,
@@ -131,7 +91,7 @@ async def test_a_suspended_workers_command_is_done_once_by_another(
         ("command.claimed", "other", "2"),
         ("command.completed", "other", None),
     ]
-    assert await engine.runtime.pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
+    assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
 
 
 @pytest.mark.parametrize("shard", [False, True])
@@ -171,5 +131,4 @@ async def test_a_malformed_row_ends_without_the_others_of_its_batch(
     assert len((await Reaper(pool, handler, engine.runtime.ids).reap()).failed) == 2
     errors = await pool.fetch("SELECT error FROM noetl.event WHERE event_type = 'command.failed' ORDER BY error")
     assert ["is malformed" in row["error"] for row in errors] == [True, False]
-    assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
     assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0
