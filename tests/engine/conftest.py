@@ -16,6 +16,12 @@ Run = Callable[..., Awaitable[ExecutionState]]
 
 
 @pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Settings in which any ``auth`` of a postgres task means the test's database."""
+    return settings.model_copy(update={"default_postgres_credential": "embedded"})
+
+
+@pytest.fixture
 async def engine(settings: Settings) -> AsyncIterator[Engine]:
     engine = await Engine.open(settings)
     yield engine

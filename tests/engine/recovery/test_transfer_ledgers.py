@@ -77,11 +77,6 @@ def die_in_transfer(moment: str) -> None:
         kind.publish, kind._record = published, recorded  # type: ignore[method-assign]
 
 
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"default_postgres_credential": "embedded"})
-
-
 class Place:
     """The target of a kind, and its rows."""
 
@@ -182,29 +177,6 @@ async def test_what_fails_leaves_nothing_staged(engine: Engine, place: Place, tm
     assert await place.staged() == []
 
 
-@pytest.mark.parametrize(
-    "resumable",
-    [
-        "true",
-        pytest.param("false", marks=pytest.mark.skipif(duckdb.__version__ < "2", reason="DuckDB refuses before 2.0")),
-    ],
-)
-async def test_duckdb_creates_a_missing_table_and_adds_columns(
-    engine: Engine, tmp_path: Path, rows: None, resumable: str
-) -> None:
-    place = Place("duckdb", engine.runtime.pool, tmp_path)
-    text = place.text("replace", resumable) + "      on_drift: add\n"
-    assert "added" not in result_of(await engine.run(playbook(text)))
-    assert await place.rows() == ALL
-    pq.write_table(pa.table({"id": [7], "more": [1.5]}), tmp_path / "rows.parquet")
-    assert result_of(await engine.run(playbook(text)))["added"] == ["more"]
-    assert await place.run("SELECT * FROM moved") == [(7, None, 1.5)]
-    pq.write_table(pa.table({"id": pa.array([], pa.int64())}), tmp_path / "rows.parquet")
-    assert result_of(await engine.run(playbook(text)))["rows"] == 0
-    assert await place.rows() == (0, 0, 0)
-    assert await place.staged() == []
-
-
 async def test_rows_of_a_missing_column_get_its_default(engine: Engine, place: Place) -> None:
     await place.run("ALTER TABLE moved ADD COLUMN seen int DEFAULT 5")
     for resumable in ("true", "false"):
@@ -279,17 +251,6 @@ async def test_a_second_process_of_a_command_waits_for_the_first(
     await until(lambda: pool.fetchval(waits), "the second to wait")
     go.set()
     assert (await second).data == result_of(await first)
-    assert await place.rows() == ALL
-
-
-async def test_a_file_of_an_earlier_version_gets_the_ledger(engine: Engine, tmp_path: Path, rows: None) -> None:
-    with duckdb.connect(str(tmp_path / "own.db")) as connection:
-        connection.execute(
-            "CREATE SCHEMA noetl; CREATE TABLE moved (id int, name text); CREATE TABLE noetl.sink_part "
-            "(target VARCHAR, part VARCHAR, published TIMESTAMPTZ DEFAULT now(), PRIMARY KEY (target, part))"
-        )
-    place = Place("duckdb", engine.runtime.pool, tmp_path)
-    result_of(await engine.run(playbook(place.text())))
     assert await place.rows() == ALL
 
 

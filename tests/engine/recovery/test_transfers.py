@@ -18,7 +18,6 @@ from starlette.routing import Route
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.settings import Settings
 from tests.engine.recovery.killed import EXECUTION, die, killed
-from tests.playbooks import playbook
 from tests.serving import served
 
 pytestmark = pytest.mark.long
@@ -94,11 +93,6 @@ def die_in_transfer(moment: str) -> None:
     copying.Copier.step = stepped  # type: ignore[method-assign]
     copying.Copier._encoded = encoding  # type: ignore[method-assign]
     tool.write_postgres = written  # type: ignore[assignment]
-
-
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"default_postgres_credential": "embedded"})
 
 
 @pytest.fixture
@@ -212,15 +206,3 @@ async def test_a_key_that_is_not_unique_loses_nothing(
 
     assert await tables.fetchval("SELECT count(DISTINCT name) FROM moved") == ROWS
     assert await tables.fetchval("SELECT count(*) FROM moved") == ROWS
-
-
-async def test_a_transfer_that_fails_leaves_nothing(engine: Engine, tables: asyncpg.Pool, tmp_path: Path) -> None:
-    text = text_of("jsonl", tmp_path, "")
-    with (tmp_path / "rows.jsonl").open("a") as file:
-        file.write('{"id": "seven"}\n')
-
-    state = await engine.run(playbook(text))
-
-    assert "invalid input syntax" in (state.error or "")
-    assert await tables.fetchval("SELECT count(*) FROM moved") == 0
-    assert await tables.fetch(POSITION) == []

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import obstore
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -60,8 +59,11 @@ def die_in_transfer(method: str, times: int) -> None:
 
 
 @pytest.fixture
-def settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"default_postgres_credential": "embedded"})
+async def numbers(pool: asyncpg.Pool) -> asyncpg.Pool:
+    await pool.execute(
+        f"CREATE TABLE numbers AS SELECT n AS id, 'n ' || n AS name, n::text AS more FROM generate_series(1, {ROWS}) n"
+    )
+    return pool
 
 
 @pytest.mark.parametrize(
@@ -77,12 +79,9 @@ def settings(settings: Settings) -> Settings:
     ],
 )
 async def test_goes_on_where_a_killed_process_was(
-    settings: Settings, engine: Engine, pool: asyncpg.Pool, tmp_path: Path, kind: str, mode: str, method: str,
+    settings: Settings, engine: Engine, numbers: asyncpg.Pool, tmp_path: Path, kind: str, mode: str, method: str,
     times: int, seen: int | None,
 ) -> None:  # fmt: skip
-    await pool.execute(
-        f"CREATE TABLE numbers AS SELECT n AS id, 'n ' || n AS name, n::text AS more FROM generate_series(1, {ROWS}) n"
-    )
     lines = "".join(f'{{"id": {n}, "name": "n {n}", "more": "{n:0200}"}}\n' for n in range(1, ROWS + 1))
     (tmp_path / "rows.jsonl").write_text(lines)
     lake = tmp_path / "lake"
@@ -94,7 +93,7 @@ async def test_goes_on_where_a_killed_process_was(
     if seen is not None:
         assert ds.dataset(lake).count_rows() == seen
 
-    state = await engine.resume(await pool.fetchval(EXECUTION))
+    state = await engine.resume(await numbers.fetchval(EXECUTION))
 
     assert state.error is None
     ids = ds.dataset(lake).to_table()["id"]
@@ -108,89 +107,21 @@ async def test_goes_on_where_a_killed_process_was(
     assert [path.name for path in lake.iterdir() if path.name[0] == "_"] == ["_SUCCESS"]
 
 
-RETRY = """
-      spec: {policy: {rules: [{when: "{{ error is defined }}", then: {do: retry, attempts: 2, delay: 0}}]}}
-"""
 AGAIN = """
       spec: {policy: {rules: [
         {when: "{{ error is not defined and _attempt == 1 }}", then: {do: retry, attempts: 2, delay: 0}}]}}
 """
 
 
-@pytest.fixture
-async def numbers(pool: asyncpg.Pool) -> asyncpg.Pool:
-    await pool.execute(
-        f"CREATE TABLE numbers AS SELECT n AS id, 'n ' || n AS name, n::text AS more FROM generate_series(1, {ROWS}) n"
-    )
-    return pool
-
-
-def broken(monkeypatch: pytest.MonkeyPatch, *, away: bool) -> None:
-    """Lets the third copy fail; where the store is ``away``, nothing can be deleted."""
-    copy, delete = obstore.copy_async, obstore.delete_async
-    copies = 0
-    is_away = False
-
-    async def copying(*arguments: Any) -> Any:
-        nonlocal copies, is_away
-        copies += 1
-        if copies == 3:
-            is_away = away
-            raise obstore.exceptions.GenericError("503 Slow Down")
-        return await copy(*arguments)
-
-    async def deleting(*arguments: Any) -> Any:
-        if is_away:
-            raise obstore.exceptions.GenericError("503 Slow Down")
-        return await delete(*arguments)
-
-    monkeypatch.setattr(obstore, "copy_async", copying)
-    monkeypatch.setattr(obstore, "delete_async", deleting)
-
-
 @pytest.mark.parametrize(
-    ("kind", "how"), [("query", "policy"), ("postgres", "resume"), ("query", "resume when the store is back")]
+    ("kind", "rest", "times"), [("postgres", AGAIN, 2), ("query", "    loop: {in: [1, 2, 3], iterator: item}\n", 3)]
 )
-async def test_what_failed_when_it_was_published_is_there_once(
-    engine: Engine,
-    numbers: asyncpg.Pool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    how: str,
+async def test_calls_and_iterations_append_each(
+    engine: Engine, numbers: asyncpg.Pool, tmp_path: Path, kind: str, rest: str, times: int
 ) -> None:
-    lake = tmp_path / "lake"
-    ds.write_dataset(pa.table({"id": [0], "name": ["old"], "more": [""]}), lake, format="parquet")
-    text = MOVE.format(source=SOURCES[kind], folder=tmp_path, mode="append", resumable="auto")
-    with monkeypatch.context() as patched:
-        broken(patched, away=how == "resume when the store is back")
-        state = await engine.run(playbook(text + (RETRY if how == "policy" else "")))
-    if how != "policy":
-        assert "503 Slow Down" in str(state.error)
-        assert (ds.dataset(lake).count_rows() > 1) == (how == "resume when the store is back")
-        state = await engine.resume(await numbers.fetchval(EXECUTION))
+    text = MOVE.format(source=SOURCES[kind], folder=tmp_path, mode="append", resumable="auto") + rest
+
+    state = await engine.run(playbook(text))
 
     assert state.error is None
-    ids = ds.dataset(lake).to_table()["id"]
-    assert (len(ids), pc.count_distinct(ids).as_py()) == (ROWS + 1, ROWS + 1)
-    assert state.latest["move"].envelope["data"]["rows"] == ROWS
-    assert [path.name for path in lake.iterdir() if path.name[0] == "_"] == ["_SUCCESS"]
-
-
-async def test_calls_that_succeed_append_each(engine: Engine, numbers: asyncpg.Pool, tmp_path: Path) -> None:
-    text = MOVE.format(source=SOURCES["postgres"], folder=tmp_path, mode="append", resumable="auto")
-
-    state = await engine.run(playbook(text + AGAIN))
-
-    assert state.error is None
-    assert ds.dataset(tmp_path / "lake").count_rows() == 2 * ROWS
-
-
-async def test_iterations_append_each(engine: Engine, numbers: asyncpg.Pool, tmp_path: Path) -> None:
-    text = MOVE.format(source=SOURCES["query"], folder=tmp_path, mode="append", resumable="auto")
-    loop = "    loop: {in: [1, 2, 3], iterator: item}\n"
-
-    state = await engine.run(playbook(text + loop))
-
-    assert state.error is None
-    assert ds.dataset(tmp_path / "lake").count_rows() == 3 * ROWS
+    assert ds.dataset(tmp_path / "lake").count_rows() == times * ROWS
