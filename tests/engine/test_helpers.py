@@ -8,7 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -141,28 +141,6 @@ async def test_what_a_killed_helper_had_is_done_by_others(
     assert_only_unfinished_ran_again(ledger, ITEMS, finished)
     ends = Counter(row["current_index"] for row in await engine.runtime.pool.fetch(ENDS, execution_id))
     assert ends == Counter(range(ITEMS))
-
-
-async def test_the_last_helper_may_go_when_nobody_else_works(open_engine: Open, tmp_path: Path) -> None:
-    """Its items come back to a driver whose own workers have all gone home."""
-    engine, ledger = await open_engine(2), tmp_path / "ledger"
-    tool = written_by(f"os.getpid() != {os.getpid()}")
-    spec = "loop_mode: fanout, fanout: {max_groups: 1, max_concurrent: 6}"
-    parsed = playbook(text(tool, fanout=True, spec=spec))
-    for _ in range(10):  # the driver is done before a helper has begun, now and then
-        ledger.unlink(missing_ok=True)
-        running = asyncio.create_task(engine.run(parsed, {"ledger": str(ledger)}))
-        with suppress(AssertionError):
-            pid = await once_helped(engine, ledger, running)
-            break
-    mine = len([1 for _, worker in lines(ledger) if worker == pid])
-    await until(lambda: len(lines(ledger)) >= ITEMS - 20, "the driver's part")
-    os.kill(pid, signal.SIGKILL)
-    state = await running
-
-    assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert state.latest["after"].envelope["data"] == list(range(ITEMS))
-    assert mine
 
 
 async def test_no_more_items_at_once_than_the_playbook_allows(open_engine: Open, tmp_path: Path) -> None:

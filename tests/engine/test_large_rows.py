@@ -50,14 +50,8 @@ workflow:
 
 @pytest.mark.parametrize("chunk_bytes", [1024, 8 * 1024**2])
 async def test_playbook_gives_the_same_over_many_rows_as_over_few(settings: Settings, chunk_bytes: int) -> None:
-    own = settings.model_copy(
-        update={
-            "chunk_bytes": chunk_bytes,
-            "default_postgres_credential": "embedded",
-            "loop_collection_threshold": 500,
-        }
-    )
-    engine = await Engine.open(own)
+    own = {"chunk_bytes": chunk_bytes, "loop_collection_threshold": 500}
+    engine = await Engine.open(settings.model_copy(update=own))
     try:
         state = await engine.run(playbook(TEXT), {})
         assert state.status is ExecutionStatus.COMPLETED, state.error

@@ -124,11 +124,6 @@ def api() -> Iterator[str]:
 
 
 @pytest.fixture
-def settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"default_postgres_credential": "embedded"})
-
-
-@pytest.fixture
 async def engine(settings: Settings, sessions: SparkSessions) -> AsyncIterator[Engine]:
     engine = await Engine.open(settings, spark=sessions.get)
     yield engine

@@ -10,15 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
-import pyarrow as pa
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection, kept_collection
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
-from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 from tests.engine.conftest import Run
-from tests.playbooks import playbook
 
 pytestmark = pytest.mark.slow
 
@@ -29,14 +25,6 @@ workflow:
     loop: {in: "{{ range(items) }}", iterator: n}
     spec: {loop_mode: fanout}
     tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n"}
-"""
-
-ROWS = """
-workflow:
-  - step: fan
-    loop: {in: "{{ rows.data }}", iterator: row}
-    spec: {loop_mode: fanout}
-    tool: {kind: noop}
 """
 
 
@@ -54,26 +42,6 @@ async def test_a_hundred_thousand_items(run: Run, engine: Engine) -> None:
     async for item in engine.runtime.results.items(result):
         total += item
     assert total == sum(range(100_000))
-
-
-async def test_a_million_rows_are_expanded_part_by_part(engine: Engine) -> None:
-    """A stored collection never stands in memory as a whole: as Python objects these rows are some 400 MB."""
-    execution = await engine.lifecycle.create(playbook(ROWS))
-    store, rows = engine.runtime.results, 50_000
-    parts = []
-    for start in range(0, 1_000_000, rows):
-        table = pa.table({"n": range(start, start + rows), "name": [f"row {n}" for n in range(rows)]})
-        parts.append(await store.put(table, execution_id=execution.id, step="start", name=f"rows-{start}"))
-    reference = await store.manifest(execution.id, "start", "rows", parts, "concat")
-    result = ResultView({"status": "ok", "ref": reference}, ReferenceCache())
-    scope = execution.scope(ReferenceCache(), "start").with_locals({"rows": result})
-    with _peak() as peak:
-        found = await evaluate_collection(engine.runtime, execution.program.step("fan"), scope)
-        context = await keep_collection(engine.runtime, execution.visit("fan"), found, "1")
-        collection = kept_collection(engine.runtime, context)
-    assert len(collection) == 1_000_000
-    assert [row["n"] for row in await collection.slice(999_998, 1_000_001)] == [999_998, 999_999]
-    assert max(peak) < 150 * 1024**2, "two parts of the table and the few that are being written"
 
 
 async def _events(engine: Engine, state: ExecutionState) -> int:

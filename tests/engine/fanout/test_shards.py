@@ -63,32 +63,6 @@ async def test_a_hundred_items_are_a_hundred_distinct_commands(run: Run, engine:
     assert values(state, "fan") == [n * n for n in range(100)]
 
 
-async def test_two_of_fifty_shards_fail_and_the_partial_arc_is_taken(run: Run) -> None:
-    state = await run(
-        """
-        workflow:
-          - step: fan
-            loop: {in: "{{ range(50) | list }}", iterator: n}
-            spec: {loop_mode: fanout, fanout: {allow_partial: true, max_shard_retries: 1}}
-            tool:
-              kind: python
-              input: {n: "{{ n }}"}
-              code: |
-                if n in (7, 31):
-                    raise ValueError(f"no {n}")
-                result = n
-        """.rstrip()
-        + ROUTED
-    )
-    assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert state.latest["part"].envelope["data"] == 2
-    assert "whole" not in state.latest
-    fan = state.latest["fan"].envelope
-    assert (fan["total"], fan["done"], fan["failed"]) == (50, 48, 2)
-    assert "no 31" in fan["results"][31]["error"]["message"]
-    assert fan["results"][32]["data"] == 32
-
-
 async def test_shards_that_fail_once_complete_under_the_same_name(run: Run, engine: Engine) -> None:
     state = await run(
         """
@@ -121,26 +95,6 @@ async def test_shards_that_fail_once_complete_under_the_same_name(run: Run, engi
         names = meta["loop_id"], meta["shard_id"], meta["iter_key"]
         attempts.setdefault(meta["iter_index"], set()).add(names)
     assert all(len(names) == 1 for names in attempts.values()), "a retry keeps the names of its shard"
-
-
-async def test_retries_are_bounded(run: Run, engine: Engine) -> None:
-    state = await run(
-        """
-        workflow:
-          - step: fan
-            loop: {in: [1], iterator: n}
-            spec: {loop_mode: fanout}
-            tool: {kind: python, code: "raise ValueError('never')"}
-        """.rstrip()
-        + ROUTED
-    )
-    assert "none" in state.latest
-    failed = await events(engine, state, "loop.shard.failed")
-    assert [(row["meta"]["shard_attempt"], row["meta"]["final"]) for row in failed] == [
-        (1, False),
-        (2, False),
-        (3, True),
-    ]
 
 
 async def test_fail_fast_issues_no_more_work(run: Run, engine: Engine) -> None:
@@ -192,43 +146,6 @@ async def test_a_shard_lives_no_longer_than_its_ttl(run: Run) -> None:
     assert "shard_ttl" in error["message"]
 
 
-async def test_no_more_shards_run_at_once_than_allowed(run: Run, tmp_path: Path) -> None:
-    for name in ("begun", "running"):
-        (tmp_path / name).mkdir()
-    state = await run(
-        """
-        workflow:
-          - step: fan
-            loop: {in: "{{ range(30) | list }}", iterator: n}
-            spec: {loop_mode: fanout, fanout: {max_concurrent: 4, max_groups: 2}}
-            tool:
-              kind: python
-              input: {ledger: "{{ ledger }}", n: "{{ n }}"}
-              code: |
-                import fcntl, os, time
-                begun, running = os.path.join(ledger, "begun"), os.path.join(ledger, "running")
-
-                def count(change):
-                    with open(os.path.join(ledger, "lock"), "w") as lock:
-                        fcntl.flock(lock, fcntl.LOCK_EX)
-                        change()
-                        return len(os.listdir(begun)), len(os.listdir(running))
-
-                def begin():
-                    open(os.path.join(begun, str(n)), "w").close()
-                    open(os.path.join(running, str(n)), "w").close()
-
-                _, result = count(begin)
-                while count(lambda: None)[0] < 4:  # the first four wait for each other
-                    time.sleep(0.01)
-                count(lambda: os.unlink(os.path.join(running, str(n))))
-        """,
-        ledger=str(tmp_path),
-    )
-    assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert max(values(state, "fan")) == 4
-
-
 @pytest.mark.parametrize("items", ["[]", "[5]"])
 async def test_few_items(run: Run, engine: Engine, items: str) -> None:
     state = await run(
@@ -246,22 +163,6 @@ async def test_few_items(run: Run, engine: Engine, items: str) -> None:
     assert values(state, "fan") == expected
     (fanin,) = await events(engine, state, "loop.fanin.completed")
     assert fanin["meta"]["total"] == len(expected)
-
-
-@pytest.mark.parametrize("items", ["{{ 7 }}", "{{ none }}", "just {{ 'text' }}"])
-async def test_what_is_no_list_is_refused(run: Run, items: str) -> None:
-    state = await run(
-        f"""
-        workflow:
-          - step: fan
-            loop: {{in: "{items}", iterator: n}}
-            spec: {{loop_mode: fanout}}
-            tool: {{kind: noop}}
-        """
-    )
-    assert state.status is ExecutionStatus.FAILED
-    assert "fan" in (state.error or "")
-    assert "not a list" in (state.error or "")
 
 
 async def test_keys_of_shards_are_distinct(run: Run, engine: Engine) -> None:
@@ -330,21 +231,6 @@ async def test_groups_run_at_once_and_twice_and_the_fan_in_is_one(engine: Engine
     assert len(await events(engine, state, "loop.shard.done")) == 60
     assert len(await events(engine, state, "command.issued")) == 60
     assert {end.envelope["done"] for end in ends} == {60}
-
-
-async def test_executor_spec_asks_for_fan_out_too(engine: Engine) -> None:
-    parsed = playbook(
-        """
-        executor: {spec: {loop_mode: fanout, fanout: {max_groups: 2}}}
-        workflow:
-          - step: fan
-            loop: {in: [1, 2], iterator: n}
-            tool: {kind: noop}
-        """
-    )
-    state = await engine.run(parsed)
-    assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert len(await events(engine, state, "loop.shard.done")) == 2
 
 
 async def test_failed_shards_of_an_ended_fan_in_run_again_on_resume(engine: Engine, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -28,54 +27,13 @@ EVENTS = "SELECT * FROM noetl.event WHERE execution_id = $1 AND event_type = $2 
 
 @pytest.fixture
 async def engine(settings: Settings, sessions: SparkSessions) -> AsyncIterator[Engine]:
-    own = settings.model_copy(update={"default_postgres_credential": "embedded"})
-    engine = await Engine.open(own, spark=sessions.get)
+    engine = await Engine.open(settings, spark=sessions.get)
     yield engine
     await engine.close()
 
 
 async def events(engine: Engine, state: ExecutionState, kind: str) -> list[Any]:
     return list(await engine.runtime.pool.fetch(EVENTS, state.execution_id, kind))
-
-
-async def test_items_run_in_spark_and_failed_ones_again(engine: Engine) -> None:
-    state = await engine.run(
-        playbook(
-            """
-            workflow:
-              - step: start
-                tool: {kind: python, code: "result = list(range(300))"}
-                next: [fan]
-              - step: fan
-                loop: {in: "{{ start.data }}", iterator: n}
-                spec: {loop_mode: fanout, fanout: {engine: spark, max_shard_retries: 1}}
-                tool:
-                  kind: python
-                  input: {n: "{{ n }}", attempt: "{{ _attempt }}"}
-                  code: |
-                    import os
-                    if n % 100 == 7 and attempt == 1:
-                        raise ValueError("not yet")
-                    result = [n, os.getpid()]
-                next: {arcs: [{step: total, when: "{{ fanin.status == 'complete' and fanin.total == 300 }}"}]}
-              - step: total
-                tool:
-                  kind: python
-                  input: {items: "{{ fan.results }}"}
-                  code: "result = [sum(n for n, _ in items), sorted({pid for _, pid in items})]"
-            """
-        )
-    )
-    assert state.status is ExecutionStatus.COMPLETED, state.error
-    total, pids = state.latest["total"].envelope["data"]
-    assert total == sum(range(300))
-    assert os.getpid() not in pids
-    issued = Counter(row["meta"]["command_id"] for row in await events(engine, state, "command.issued"))
-    assert len(issued) == 303
-    assert set(issued.values()) == {1}
-    assert len(await events(engine, state, "loop.shard.enqueued")) == 303 - 3
-    assert len(await events(engine, state, "loop.shard.done")) == 300
-    assert len(await events(engine, state, "loop.shard.failed")) == 3
 
 
 PARTITIONED = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
@@ -14,10 +13,9 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.loops import frames as loop_frames
 from noetl_dagster.engine.loops.frames import Frames, release_expired
 from noetl_dagster.errors import ExecutionCancelledError
-from noetl_dagster.settings import Settings
 from noetl_dagster.tools.sql.running import run_statements
 from tests.playbooks import playbook
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.waiting import until
 
 CHORES = """
     workload: {gate: open, lease: 300, heartbeat: 100, partial: false}
@@ -69,12 +67,9 @@ class Died(BaseException):
     """The end of a process, after which it does nothing more."""
 
 
-@pytest.fixture
-async def engine(settings: Settings) -> AsyncIterator[Engine]:
-    engine = await Engine.open(settings.model_copy(update={"default_postgres_credential": "embedded"}))
+@pytest.fixture(autouse=True)
+async def tables(engine: Engine) -> None:
     await engine.runtime.pool.execute(TABLES)
-    yield engine
-    await engine.close()
 
 
 def chores(process: str = "row") -> Any:
@@ -141,23 +136,6 @@ async def test_a_cancellation_gives_rows_back(engine: Engine, process: str) -> N
     assert await frames(engine) == 0
 
 
-async def test_what_a_cancellation_could_not_give_back_the_reaper_does(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    execution_id, work = await begin(engine)
-    with monkeypatch.context() as killed:
-        killed.setattr(type(engine.lifecycle), "_give_back", lambda *_: asyncio.sleep(0))
-        assert await engine.lifecycle.cancel(execution_id)
-    with pytest.raises(ExecutionCancelledError):
-        await work
-    assert await frames(engine) == 1
-    reaper = engine.reaper()
-    assert await reaper.overdue() == 1
-    assert (await reaper.reap()).released == 1
-    assert await states(engine) == [("new", 1, 1)] * 3 + [("new", 0, 0)] * 4
-    assert (await reaper.reap()).released == 0
-
-
 async def test_a_lease_that_runs_out_gives_rows_back_and_its_driver_comes_too_late(engine: Engine) -> None:
     """The driver sleeps so long that its rows are given to another execution; both wake at once."""
     _, work = await begin(engine)
@@ -170,21 +148,6 @@ async def test_a_lease_that_runs_out_gives_rows_back_and_its_driver_comes_too_la
     await work
     assert str(other.status) == "COMPLETED", other.error
     await check_done_once(engine)
-
-
-async def test_any_number_of_processes_at_once_give_rows_back_once(engine: Engine) -> None:
-    """More of them, and of executions, than the log's pool has connections."""
-    pool = engine.runtime.pool
-    await pool.execute("INSERT INTO chores SELECT id, 'new', 'a-' || id, 0, 0 FROM generate_series(8, 30) id")
-    for _ in range(10):
-        _, work = await begin(engine)
-        await die(work)
-    await pool.execute("UPDATE noetl.cursor_frame SET lease_until = now()")
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        ids = [row["execution_id"] for row in await pool.fetch("SELECT execution_id FROM noetl.cursor_frame")]
-        await asyncio.gather(*(release_expired(engine.runtime, execution_id) for execution_id in ids * 2))
-    assert await states(engine) == [("new", 1, 1)] * 30
-    assert await frames(engine) == 0
 
 
 async def test_a_claim_that_cannot_be_given_back_does_not_hold_up_others(engine: Engine) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -13,15 +12,11 @@ import pytest
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import overview
 from noetl_dagster.engine.executions.progress import loop_progress
-from noetl_dagster.engine.loops.attempts import Pages
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.types import Event, EventType
-from noetl_dagster.playbook.models import Collect, CollectStrategy
 from noetl_dagster.result_ref import RefKind
-from noetl_dagster.worker.command import Command
 from tests.corpus.server import serving
 from tests.playbooks import playbook
-from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.long
 
@@ -77,18 +72,6 @@ async def interrupted(
     return execution.state
 
 
-async def test_pages_are_not_fetched_twice(engine: Engine, api: str) -> None:
-    text = PAGES.format(loop="")
-    state = await interrupted(engine, text, {"api": api}, EventType.COMMAND_COMPLETED, 3)
-    resumed = await engine.resume(state.execution_id)
-    assert resumed.status is ExecutionStatus.COMPLETED, resumed.error
-    assert [row["id"] for row in resumed.latest["fetch"].envelope["data"]] == list(range(23))
-    ended = await events_of(engine, state.execution_id, EventType.COMMAND_COMPLETED)
-    assert max(Counter(event.meta["command_id"] for event in ended).values()) == 1
-    assert len(ended) == 6
-    assert len(await events_of(engine, state.execution_id, EventType.RETRY_SEQUENCE_COMPLETED)) == 1
-
-
 async def test_pages_of_a_loop_go_on(engine: Engine, api: str) -> None:
     text = PAGES.format(loop="loop: {in: [1, 2, 3], iterator: n, spec: {mode: parallel, max_in_flight: 2}}")
     state = await interrupted(engine, text, {"api": api}, EventType.COMMAND_COMPLETED, 8)
@@ -129,35 +112,6 @@ async def test_a_restart_keeps_the_time_at_which_a_retry_is_due(engine: Engine, 
     assert len(issued) == 2
     assert claimed[-1].created_at is not None
     assert claimed[-1].created_at.timestamp() > issued[-1].meta["not_before"] - 0.05
-
-
-async def test_a_retry_that_fell_due_meanwhile_is_made_at_once(engine: Engine, api: str) -> None:
-    text = FLAKY.replace("SECONDS", "1000")
-    state = await interrupted(engine, text, {"api": api}, EventType.COMMAND_ISSUED, 2)
-    await engine.runtime.pool.execute(  # a thousand seconds pass
-        "UPDATE noetl.event SET meta = jsonb_set(meta, '{not_before}', to_jsonb((meta -> 'not_before')::float "
-        "- 1000)) WHERE execution_id = $1 AND meta ? 'not_before'",
-        state.execution_id,
-    )
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        resumed = await engine.resume(state.execution_id)
-    assert resumed.status is ExecutionStatus.COMPLETED, resumed.error
-
-
-async def test_a_rule_may_wait_for_what_a_success_says(engine: Engine) -> None:
-    state = await engine.run(
-        playbook(
-            """
-            workflow:
-              - step: poll
-                tool: {kind: python, input: {n: "{{ _attempt }}"}, code: "result = {'state': n}"}
-                retry:
-                  - when: "{{ response.state < 3 }}"
-                    then: {max_attempts: 5, delay: 0.01}
-            """
-        )
-    )
-    assert state.latest["poll"].envelope["data"] == {"state": 3}
 
 
 MANY = """
@@ -273,22 +227,3 @@ async def test_large_pages_are_stored_one_by_one_and_are_one_list(engine: Engine
     rows = await engine.runtime.results.get(ref)
     assert [(row["page"], row["place"]) for row in rows] == [(n, i) for n in range(1, 7) for i in (0, 1)]
     assert len(await events_of(engine, state.execution_id, EventType.COMMAND_COMPLETED)) == 6
-
-
-async def test_a_page_alone_is_a_part_of_its_own(engine: Engine) -> None:
-    execution = await engine.lifecycle.create(playbook(PAGES.format(loop="")))
-    results, pages = engine.runtime.results, Pages(engine.runtime.results)
-    command = Command(execution.id, "fetch")
-    append, last = Collect(path="rows"), Collect(strategy=CollectStrategy.REPLACE, path="rows")
-
-    refs = [await pages.add(append, {"rows": [n, n]}, command, alone=True) for n in range(2)]
-    unstored = await pages.add(append, {"rows": [2]}, command, alone=False)
-    whole = await pages.envelope(command)
-
-    assert unstored is None
-    assert [await results.get(ref) for ref in refs if ref is not None] == [[0, 0], [1, 1]]
-    assert await results.get(whole["ref"]) == [0, 0, 1, 1, 2]
-    replaced = Pages(results)
-    ref = await replaced.add(last, {"rows": "one"}, command, alone=True)
-    assert ref is not None
-    assert await results.get(ref) == (await replaced.envelope(command))["data"] == "one"

@@ -6,11 +6,8 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionStatus
-from noetl_dagster.settings import Settings
 from noetl_dagster.worker import pipeline
-from noetl_dagster.worker.command import Command, Outcome
 from tests.engine.conftest import Run
-from tests.playbooks import playbook
 
 
 async def test_a_failure_says_what_the_command_could_see_and_no_secret(run: Run, engine: Engine) -> None:
@@ -34,31 +31,6 @@ async def test_a_failure_says_what_the_command_could_see_and_no_secret(run: Run,
     assert context["workload"] == {"api_token": "***", "rows": [1, 2]}
     assert context["vars"] == {"page": 3}
     assert context["_step_results"] == {"start": {"has_data": True, "status": "success", "data_type": "dict"}}
-
-
-async def test_the_sink_of_a_command_that_another_worker_ended_is_rolled_back(
-    settings: Settings,
-) -> None:
-    engine = await Engine.open(settings.model_copy(update={"default_postgres_credential": "embedded"}))
-    pool = engine.runtime.pool
-    await pool.execute("CREATE TABLE kept (n int)")
-    text = """
-        workflow:
-          - step: start
-            tool:
-              kind: python
-              code: "result = {'n': 1}"
-              sink: {tool: postgres, table: kept, auth: pg_local}
-        """
-    execution = await engine.lifecycle.create(playbook(text))
-    commands = engine.runtime.commands
-    ended = commands.ended(Command(execution.id, "start"), Outcome({"status": "ok", "data": {"n": 2}}))
-    await engine.runtime.log.append([ended])
-    await engine.walker.run(execution)
-    assert await pool.fetchval("SELECT count(*) FROM kept") == 0
-    query = "SELECT count(*) FROM noetl.event WHERE event_type IN ('command.completed', 'command.failed')"
-    assert await pool.fetchval(query) == 1
-    await engine.close()
 
 
 async def test_tasks_that_jump_without_an_end_fail_the_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,16 +67,6 @@ async def test_an_asset_that_nobody_has_made(made: Any) -> None:
     assert state.latest["start"].envelope["error"]["kind"] == "asset"
 
 
-async def test_an_arc_may_take_the_missing_asset(made: Any) -> None:
-    text = """    next: [{step: other, when: "{{ error.kind == 'asset' }}"}]
-  - step: other
-    tool: {kind: noop}
-"""
-    state = await made(READER % "" + text)
-    assert state.status == "COMPLETED"
-    assert "other" in state.latest
-
-
 async def test_the_partition_of_the_execution_is_read(made: Any) -> None:
     await made(MAKER, {"value": 1}, day="2026-01-01")
     await made(MAKER, {"value": 2}, day="2026-01-02")
@@ -231,21 +221,3 @@ async def test_the_names_of_the_partition(engine: Engine) -> None:
     )
     await engine.walker.run(execution)
     assert value(execution.state) == ["2026-01-01", "2026-01-01", day.start, day.end]
-
-
-async def test_a_driver_that_takes_over_reads_what_the_one_before_it_read(engine: Engine, made: Any) -> None:
-    await made(MAKER, {"value": 1})
-    text = """
-        workload: {width: 1}
-        workflow:
-          - step: start
-            from: {patients: {asset: warehouse/patients}}
-            loop: {in: "{{ [patients.value] }}", iterator: n, spec: {mode: parallel, max_in_flight: "{{ width }}"}}
-            tool: {kind: python, input: {n: "{{ n }}"}, code: "result = n"}
-    """
-    created = await engine.lifecycle.create(playbook(text, "reading"))
-    before, after = [await engine.runtime.load(created.id) for _ in range(2)]
-    async with engine.steps.entering(before, "start"):
-        await made(MAKER, {"value": 2})  # and then the first driver is gone
-    end = await engine.steps.run(after, "start")
-    assert [item["data"] for item in end.envelope["results"]] == [1]

@@ -19,10 +19,10 @@ LOOP = """
 workflow:
   - step: start
     loop: {in: "{{ range(20) | list }}", iterator: n, spec: {mode: MODE, max_in_flight: 20}}
-    tool: {kind: postgres, auth: {type: postgres, url: "URL"}, command: "INSERT INTO ran VALUES ({{ n }})"}
+    tool: {kind: postgres, auth: pg, command: "INSERT INTO ran VALUES ({{ n }})"}
     next: [after]
   - step: after
-    tool: {kind: postgres, auth: {type: postgres, url: "URL"}, command: "INSERT INTO ran VALUES (100)"}
+    tool: {kind: postgres, auth: pg, command: "INSERT INTO ran VALUES (100)"}
 """
 FANOUT = LOOP.replace(
     "spec: {mode: MODE, max_in_flight: 20}}", "spec: {mode: parallel}}\n    spec: {loop_mode: fanout}"
@@ -42,11 +42,10 @@ async def drivers(settings: Settings) -> AsyncIterator[list[Engine]]:
     [LOOP.replace("MODE", "parallel"), LOOP.replace("MODE", "sequential"), FANOUT],
     ids=["parallel", "sequential", "fanout"],
 )
-async def test_drivers_at_a_barrier_do_everything_once(drivers: list[Engine], settings: Settings, text: str) -> None:
-    assert settings.db_url is not None
+async def test_drivers_at_a_barrier_do_everything_once(drivers: list[Engine], text: str) -> None:
     pool = drivers[0].runtime.pool
     await pool.execute("CREATE TABLE ran (n int)")
-    loaded = playbook(text.replace("URL", settings.db_url))
+    loaded = playbook(text)
     for _ in range(4):
         created = await drivers[0].lifecycle.create(loaded)
         barrier = asyncio.Barrier(DRIVERS)
