@@ -65,8 +65,9 @@ async def test_a_silent_workers_command_is_done_once_by_another(engine: Engine, 
     command = Command(await execution(engine), "work", index=3, loop_id="1")
     await enqueue(engine, command)
     original, other = (CommandEvents(ids, worker_id=name) for name in ("original", "other"))
-    first, second = (replace(command, claim=ids.next()) for _ in range(2))
-    assert await claims.claim("original", [first.claim], only=[command.command_id])
+    claim, again = ids.take(2)
+    first, second = replace(command, claim=claim), replace(command, claim=again)
+    assert await claims.claim("original", [claim], only=[command.command_id])
     await lease_ends_in(engine, -1.0)
     await handler.take_events([original.heartbeat(first)])
     assert (await reaper.reap()).requeued == (), "a heart that beats keeps its lease"
@@ -77,7 +78,7 @@ async def test_a_silent_workers_command_is_done_once_by_another(engine: Engine, 
     assert announced == [requeued]
     assert (await reaper.reap()).requeued == ()
 
-    assert await claims.claim("other", [second.claim], only=[command.command_id])
+    assert await claims.claim("other", [again], only=[command.command_id])
     end, late = other.ended(second, done), original.ended(first, done)
     assert (await handler.take_events([end])).new == {end.event_id}
     assert (await handler.take_events([late])).new == set()
