@@ -9,13 +9,13 @@ import importlib
 import sys
 
 PLANNERS = "pyspark.sql.worker."
-SOURCES = "noetl_dagster.spark.sources.results"
+SOURCE = "noetl_dagster.spark.results"
 
 
 def preload(worker_module: str) -> None:
     """Imports the modules that every process of a daemon needs."""
     if worker_module.startswith(PLANNERS):
-        importlib.import_module(SOURCES)
+        importlib.import_module(SOURCE)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pyspark.sql.types import StringType, StructType
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.frames import DIGESTS, IN_PLACE, SPARK_TYPES, quoted
-from noetl_dagster.spark.sources.results import FORMAT
+from noetl_dagster.spark.results import FORMAT
 from noetl_dagster.spark.staging import EMPTY, Staging
 from noetl_dagster.storage import codec, locations
 
@@ -69,18 +69,13 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class WrittenDataset:
-    """A dataset in its folder that is not registered yet.
-
-    Attributes:
-        by_source: the data source has written it, so Spark does not count its bytes.
-    """
+    """A dataset in its folder that is not registered yet."""
 
     uri: str
     columns: dict[str, str]
     rows: int
     bytes_size: int
     files: list[str]
-    by_source: bool = False
     digests: dict[str, str] = field(default_factory=dict)
 
 
@@ -96,7 +91,6 @@ def write_dataset(
     counted = Observation()
     observed = frame.observe(counted, F.count(F.lit(1)).alias("rows"))
     digests: dict[str, str] = {}
-    by_source = False
     try:
         if (folder := locations.local_path(settings, uri)) is not None:
             _write_files(observed, folder, layout)
@@ -107,7 +101,6 @@ def write_dataset(
             if int(counted.get["rows"]):  # the data source makes no file without rows
                 digests = staging.publish(staged, uri)
         else:
-            by_source = True
             if layout.partition_by:  # a task then has one file open at a time
                 observed = observed.sortWithinPartitions(*layout.partition_by)
             writer = observed.write.format(FORMAT).mode("append").option("path", uri)
@@ -129,7 +122,6 @@ def write_dataset(
         rows=rows,
         bytes_size=sum(sizes.values()),
         files=sorted(sizes),
-        by_source=by_source,
         digests=digests,
     )
 

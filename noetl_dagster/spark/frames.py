@@ -18,9 +18,8 @@ from noetl_dagster.errors import StorageError
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.spark.metrics import InputBytes
+from noetl_dagster.spark.results import FORMAT, VALUE, StoredPart, dump_parts, elements, json_elements
 from noetl_dagster.spark.sessions import is_classic
-from noetl_dagster.spark.sources.results import FORMAT, VALUE, StoredPart, dump_parts, elements, json_elements
 from noetl_dagster.spark.staging import Staging
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.manifests import Strategy
@@ -48,7 +47,6 @@ class InputRows:
         parts: other objects that executors read in place.
         fetched: JSON texts of rows that the driver has fetched.
         fetched_tables: tables that the driver has fetched.
-        fetched_bytes: stored bytes of these rows and tables.
     """
 
     datasets: list[ResultRef] = field(default_factory=list)
@@ -56,13 +54,11 @@ class InputRows:
     parts: list[StoredPart] = field(default_factory=list)
     fetched: list[str] = field(default_factory=list)
     fetched_tables: list[pa.Table] = field(default_factory=list)
-    fetched_bytes: int = 0
 
     async def add(self, ref: ResultRef, store: ResultStore, *, depth: int = 1) -> None:
         """Adds the objects and datasets of a reference; fetches only those that executors cannot read."""
         if ref.around is not None:  # one mapping, though its rows are stored in parts
             self.fetched += elements(await store.get_bytes(ref), codec.JSON, depth)
-            self.fetched_bytes += ref.bytes_size
         elif ref.kind is RefKind.MANIFEST:
             async for part in store.parts(ref):
                 await self.add(part, store, depth=depth)
@@ -73,7 +69,6 @@ class InputRows:
         elif ref.store_tier in IN_PLACE:
             self.parts.append(part_of(ref, depth))
         else:
-            self.fetched_bytes += ref.bytes_size
             if ref.content_type == codec.PARQUET:
                 self.fetched_tables.append(await store.get(ref))
             else:
@@ -119,7 +114,6 @@ def stored_frame(
     settings: Settings,
     rows: InputRows,
     staging: Staging | None = None,
-    read: InputBytes | None = None,
 ) -> DataFrame:
     """Returns one DataFrame of an input.
 
@@ -128,21 +122,17 @@ def stored_frame(
     Args:
         staging: folder for copies of objects, for the JVM's own readers; it must exist as long as the DataFrame.
             None uses the data source.
-        read: counts the bytes.
     """
-    read = read or InputBytes()
-    read.add_fetched(rows.fetched_bytes)
-    frames = [_dataset_frame(spark, settings, ref, staging, read) for ref in rows.datasets]
+    frames = [_dataset_frame(spark, settings, ref, staging) for ref in rows.datasets]
     if rows.tables:
         filesystem, path = locations.arrow_filesystem(settings, rows.tables[0].physical_uri)
         schema = from_arrow_schema(pq.read_schema(path, filesystem=filesystem))
-        frames.append(_parts_frame(spark, [part_of(ref) for ref in rows.tables], read, schema))
+        frames.append(_parts_frame(spark, [part_of(ref) for ref in rows.tables], schema))
     if rows.parts:
         lines = staging.lines(rows.parts) if staging is not None else None
         if lines is None:
-            frames.append(_parts_frame(spark, rows.parts, read))
+            frames.append(_parts_frame(spark, rows.parts))
         else:
-            read.add_staged(rows.parts)
             frames.append(spark.read.text(str(lines), lineSep="\n"))
     # with a schema, since Spark would interpret times without a zone as timestamps with one
     frames += [spark.createDataFrame(table, from_arrow_schema(table.schema)) for table in rows.fetched_tables]
@@ -178,15 +168,12 @@ def _stacked(above: DataFrame, below: DataFrame) -> DataFrame:
     return above.unionByName(below)
 
 
-def _dataset_frame(
-    spark: SparkSession, settings: Settings, ref: ResultRef, staging: Staging | None, read: InputBytes
-) -> DataFrame:
+def _dataset_frame(spark: SparkSession, settings: Settings, ref: ResultRef, staging: Staging | None) -> DataFrame:
     uri, schema = ref.physical_uri, None
     if typed := bool(ref.extra.get(SPARK_TYPES)):
         schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in ref.extra["columns"].items())
     folder = locations.local_path(settings, uri)
     if folder is not None:
-        read.add_files()
         reader = spark.read if schema is None else spark.read.schema(schema)
         form = ref.extra.get("format") or "parquet"
         return reader.format(form).options(**ref.extra.get("options") or {}).load(str(folder))
@@ -198,19 +185,16 @@ def _dataset_frame(
         for file, size in locations.file_sizes(settings, uri, ".parquet").items()
     ]
     if staging is not None and typed and parts and (copied := staging.files(parts)) is not None:
-        read.add_staged(parts)
         # Spark puts partition columns last
         return spark.read.schema(schema).parquet(str(copied)).select(*map(quoted, ref.extra["columns"]))
-    return _parts_frame(spark, parts, read, schema)
+    return _parts_frame(spark, parts, schema)
 
 
 def _parts_frame(
     spark: SparkSession,
     parts: list[StoredPart],
-    read: InputBytes,
     schema: str | StructType = f"{VALUE} STRING",
 ) -> DataFrame:
-    read.add_sourced(parts)
     reader = spark.read.format(FORMAT).schema(schema).option("parts", dump_parts(parts))
     # a Connect client does not know how many tasks the cluster runs at once
     tasks = spark.sparkContext.defaultParallelism if is_classic(spark) else 16

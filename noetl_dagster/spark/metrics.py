@@ -1,7 +1,6 @@
 """Progress and metrics of the jobs of one call: stages, tasks, shuffle, spill and skew, from Spark's own status.
 
-A Connect client gets fewer metrics: the server reports the stages of each operation, and the metrics of the plan only
-for a query whose rows the client fetches.
+A Connect server reports progress, but no metrics of what is written.
 """
 
 from __future__ import annotations
@@ -11,86 +10,35 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from noetl_dagster.spark.sessions import VECTORED, is_classic
+from noetl_dagster.spark.sessions import is_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from noetl_dagster.spark.sources.results import StoredPart
 
 INTERVAL = 1.0  # seconds between two queries of Spark's status
 
 _SUMS = {
     "input_bytes": "inputBytes",
-    "output_bytes": "outputBytes",
     "shuffle_read_bytes": "shuffleReadBytes",
     "shuffle_write_bytes": "shuffleWriteBytes",
     "memory_spilled_bytes": "memoryBytesSpilled",
     "disk_spilled_bytes": "diskBytesSpilled",
 }
-_PLAN_SUMS = {
-    "shuffleBytesWritten": "shuffle_write_bytes",
-    "localBytesRead": "shuffle_read_bytes",
-    "remoteBytesRead": "shuffle_read_bytes",
-    "spillSize": "memory_spilled_bytes",
-}
-"""Metrics of plan nodes that Connect sends with a query's rows, and the sums that they add to."""
-
-NOT_REPORTED = "shuffle, spill and skew of what is written: a Spark Connect server tells its clients stages and tasks"
 _LEAST_TASKS = 2
 _LEAST_MILLISECONDS = 100  # the times of shorter tasks depend more on the scheduler than on the data
 
 
-class InputBytes:
-    """The bytes that a call reads and Spark does not count.
-
-    Spark counts the bytes of its own readers: of staged objects the copy, and of Python data sources nothing.
-    """
-
-    def __init__(self) -> None:
-        self._staged = 0
-        self._others: int | None = 0
-        self._has_files = False
-
-    def add_staged(self, parts: Iterable[StoredPart]) -> None:
-        """Adds objects that were fetched and staged for the JVM."""
-        self._staged += sum(part.bytes_size for part in parts)
-
-    def add_sourced(self, parts: Iterable[StoredPart]) -> None:
-        """Adds objects that the data source reads; if it opens one, the amount it will read is unknown."""
-        for part in parts:
-            if self._others is not None:
-                self._others = self._others + part.bytes_size if part.is_whole else None
-
-    def add_fetched(self, size: int) -> None:
-        """Adds the bytes of objects that the driver fetched."""
-        if self._others is not None:
-            self._others += size
-
-    def add_files(self) -> None:
-        """Records that an input is files or a table, which Spark reads itself."""
-        self._has_files = True
-
-    def total(self, counted: int | None, spark: SparkSession) -> int | None:
-        """Returns the bytes that the call has read, with those that Spark has counted; None if unknown."""
-        if self._others is None:
-            return None
-        if self._staged:
-            return None if self._has_files else self._staged + self._others
-        if counted is None or (counted and spark.conf.get(VECTORED, "true") != "false"):
-            return None
-        return counted + self._others
-
-
-def metrics_of(spark: SparkSession, group: str) -> dict[str, int | float | str]:
+def metrics_of(spark: SparkSession, group: str) -> dict[str, int | float]:
     """Returns metrics of a job group, for the envelope's ``spark`` and asset metadata.
 
     Returns:
-        ``jobs``, ``stages``, ``tasks``, ``task_seconds`` (of all tasks together), bytes read, written,
-        shuffled and spilled, and ``skew``: the longest task of a stage over its median one, of the worst
-        stage; 1 if all take the same time. For Connect see :class:`ConnectMetrics`.
+        ``jobs``, ``stages``, ``tasks``, ``task_seconds`` (of all tasks together), bytes read by Spark's own
+        readers, shuffled and spilled, and ``skew``: the longest task of a stage over its median one, of the worst
+        stage; 1 if all take the same time. Empty for Connect.
     """
-    metrics: dict[str, int | float | str] = {}
+    metrics: dict[str, int | float] = {}
+    if not is_classic(spark):
+        return metrics
     # metrics are for display: a session that ends now must not fail completed work
     with suppress(Exception):
         store = spark.sparkContext._jsc.sc().statusStore()
@@ -105,38 +53,6 @@ def metrics_of(spark: SparkSession, group: str) -> dict[str, int | float | str]:
             metrics[name] = sum(getattr(stage, getter)() for stage in ran)
         metrics["skew"] = max((_skew(spark, store, stage) for stage in ran), default=1.0)
     return metrics
-
-
-class ConnectMetrics:
-    """Metrics that a Connect server reports of one call's operations, during and after their run."""
-
-    def __init__(self) -> None:
-        self._stages: dict[int, tuple[int, int]] = {}
-        self._sums: dict[str, int] = {}
-
-    def add_stages(self, stages: Iterable[Any]) -> None:
-        """Adds a progress report; the last one of a stage counts, which may be slightly outdated."""
-        for stage in stages:
-            self._stages[stage.stage_id] = stage.num_completed_tasks, stage.num_bytes_read
-
-    def add_query(self, execution: Any) -> None:
-        """Adds the ``executionInfo`` of a DataFrame whose rows were fetched; None in classic sessions."""
-        plan = execution.metrics if execution is not None else None
-        for node in plan.extract_graph()[1].values() if plan is not None else ():
-            for metric in node.metrics:
-                if (name := _PLAN_SUMS.get(metric.name)) is not None:
-                    self._sums[name] = self._sums.get(name, 0) + int(metric.value)
-
-    def metrics(self) -> dict[str, int | float | str]:
-        """Returns ``stages``, ``tasks``, ``input_bytes``, of fetched rows shuffle and spill; ``not_told``: the rest."""
-        ran = [one for one in list(self._stages.values()) if one[0]]
-        return {
-            "stages": len(ran),
-            "tasks": sum(tasks for tasks, _ in ran),
-            "input_bytes": sum(read for _, read in ran),
-            **self._sums,
-            "not_told": NOT_REPORTED,
-        }
 
 
 def _skew(spark: SparkSession, store: Any, stage: Any) -> float:
@@ -179,11 +95,10 @@ async def _report(spark: SparkSession, group: str, tell: Callable[[str], None]) 
             reported = progress
 
 
-def report_connected(session: SparkSession, tell: Callable[[str], None], metrics: ConnectMetrics) -> None:
-    """Reports the progress of all operations of a Connect session, whose server does not name them, and keeps it."""
+def report_connected(session: SparkSession, tell: Callable[[str], None]) -> None:
+    """Reports the progress of all operations of a Connect session, whose server does not name them."""
 
     def on_progress(stages: Iterable[Any] | None, **_: object) -> None:
-        metrics.add_stages(stages or ())
         running = [one for one in stages or () if one.num_tasks and not one.done]
         texts = [_stage(one.stage_id, "", one.num_completed_tasks, one.num_tasks) for one in running]
         if texts:

@@ -66,8 +66,6 @@ def session_config(settings: Settings, *, short: bool = False) -> dict[str, str]
         "spark.sql.ansi.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # noetl_events evaluates most filters in PostgreSQL
-        "spark.sql.python.filterPushdown.enabled": "true",
         # an exception of a user's function shows the user's lines only
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
     }
@@ -218,7 +216,7 @@ class SparkSessions:
                 f"Spark at {settings.spark_address} does not start: {str(error).partition(chr(10))[0]}; "
                 "a local one needs Java 17 or newer on the PATH or in JAVA_HOME"
             ) from error
-        register_sources(session, settings)
+        register_source(session, settings)
         # PySpark also prints what it raises
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
         return session
@@ -276,7 +274,7 @@ def own_session(shared: SparkSession, settings: Settings, group: str, descriptio
         activate(session)
     else:
         session = _connected[group] = shared.cloneSession()  # type: ignore[attr-defined]
-    register_sources(session, settings)
+    register_source(session, settings)
     return session
 
 
@@ -288,16 +286,14 @@ def release(group: str) -> None:
             session.stop()
 
 
-def register_sources(session: SparkSession, settings: Settings) -> None:
-    """Registers ``noetl_results`` and ``noetl_events`` with a session.
+def register_source(session: SparkSession, settings: Settings) -> None:
+    """Registers ``noetl_results`` with a session.
 
     A class of its own contains the settings for the executors, so addresses and keys are in no option and in no plan.
     """
-    from noetl_dagster.spark.sources.events import NoetlEvents
-    from noetl_dagster.spark.sources.results import NoetlResults
+    from noetl_dagster.spark.results import NoetlResults
 
-    for source in (NoetlResults, NoetlEvents):
-        session.dataSource.register(type(source.__name__, (source,), {"settings": settings}))
+    session.dataSource.register(type(NoetlResults.__name__, (NoetlResults,), {"settings": settings}))
 
 
 def activate(session: SparkSession) -> None:

@@ -3,7 +3,7 @@
 The JVM's own readers and writers are several times faster than a data source in Python, which starts a Python
 process for planning and one for each task. So the objects that a call reads are first fetched, verified and written to
 files, and a dataset is written here and published afterwards. Tasks on other machines use the data source
-(:mod:`noetl_dagster.spark.sources.results`) instead.
+(:mod:`noetl_dagster.spark.results`) instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import psutil
 
 from noetl_dagster.private_files import private_folder
 from noetl_dagster.settings import Settings
-from noetl_dagster.spark.sources.results import AT_ONCE, StoredPart, lines_of, read_ahead
+from noetl_dagster.spark.results import AT_ONCE, StoredPart, lines_of, read_ahead
 from noetl_dagster.storage import locations
 
 if TYPE_CHECKING:

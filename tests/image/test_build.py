@@ -340,7 +340,7 @@ DRIVER = """
 import sys
 from noetl_dagster.settings import get_settings
 from noetl_dagster.spark.sessions import SparkSessions
-from noetl_dagster.spark.sources.results import FORMAT, StoredPart, dump_parts
+from noetl_dagster.spark.results import FORMAT, StoredPart, dump_parts
 
 spark = SparkSessions(get_settings()).get()
 if "local" not in spark.conf.get("spark.master", "local"):

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings
+from noetl_dagster.spark.results import FORMAT
 from noetl_dagster.spark.sessions import SparkSessions, own_session
-from noetl_dagster.spark.sources.results import FORMAT
 from tests.playbooks import text_of
 
 pytestmark = pytest.mark.spark

@@ -20,11 +20,11 @@ from noetl_dagster.errors import IntegrityError, ToolError
 from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.spark import results as results_module
 from noetl_dagster.spark import staging as staging_module
 from noetl_dagster.spark.datasets import Layout, WrittenDataset, register, write_dataset
 from noetl_dagster.spark.frames import InputRows, stored_frame
 from noetl_dagster.spark.sessions import activate, own_session
-from noetl_dagster.spark.sources import results as results_module
 from noetl_dagster.spark.staging import Staging, StagingStoppedError, staging_for, staging_root, sweep
 from noetl_dagster.storage import locations
 from noetl_dagster.tools.base import ToolContext

@@ -19,8 +19,7 @@ from noetl_dagster.spark.frames import (
     row_frame,
     stored_frame,
 )
-from noetl_dagster.spark.metrics import InputBytes
-from noetl_dagster.spark.sources.results import VALUE
+from noetl_dagster.spark.results import VALUE
 from noetl_dagster.spark.staging import Staging
 from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.files import check_path, written_in
@@ -73,7 +72,6 @@ def inputs_of(
     stored: Mapping[str, InputRows],
     settings: Settings,
     staging: Staging | None,
-    read: InputBytes,
     *,
     rows_too: bool,
 ) -> dict[str, Any]:
@@ -91,11 +89,10 @@ def inputs_of(
             frame = outside_frame(spark, value, call.folder)
             if frame is not None:
                 inputs[name] = frame
-                read.add_files()
         elif rows_too and _are_rows(value):
             inputs[name] = row_frame(spark, value)
     for name, rows in stored.items():
-        frame = stored_frame(spark, settings, rows, staging, read)
+        frame = stored_frame(spark, settings, rows, staging)
         schema = schemas.get(name)
         if frame.columns == [VALUE] and (schema is not None or rows_too):
             frame = parsed(frame, None if schema in (None, "infer") else str(schema))

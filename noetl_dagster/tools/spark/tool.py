@@ -30,14 +30,7 @@ from noetl_dagster.spark.datasets import Layout, WrittenDataset, register, sizes
 from noetl_dagster.spark.failures import failure_of
 from noetl_dagster.spark.frames import InputRows
 from noetl_dagster.spark.functions import load_function
-from noetl_dagster.spark.metrics import (
-    ConnectMetrics,
-    InputBytes,
-    failed_stage,
-    metrics_of,
-    report_connected,
-    reporting,
-)
+from noetl_dagster.spark.metrics import failed_stage, metrics_of, report_connected, reporting
 from noetl_dagster.spark.staging import Staging, staging_for
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.tools.base import Chunk, Tool, ToolCall, ToolContext, ToolResult, count_of
@@ -64,7 +57,7 @@ MOST_WRITES = 4  # datasets of one call that are written in parallel
 THREADS = 8  # calls that wait for Spark in parallel; Spark itself schedules their tasks
 
 Written: TypeAlias = WrittenDataset | pa.Table
-Metrics = dict[str, int | float | str]
+Metrics = dict[str, int | float]
 
 
 class SparkTool(Tool):
@@ -164,8 +157,6 @@ class _SparkRun:
     Attributes:
         stored: inputs that are results, by name.
         program, rendered: its code, if any, and the values of the templates in it.
-        connect_metrics: the metrics that a Connect server reports of the call.
-        read: the bytes that it reads, as far as they are known.
         staging: files of the call on this machine's disk, if Spark's tasks run in this process's JVM.
         stopped: set when the call is cancelled, or one of its datasets has failed.
     """
@@ -177,8 +168,6 @@ class _SparkRun:
     layout: Layout
     program: Program | None
     rendered: Mapping[str, Any]
-    connect_metrics: ConnectMetrics = field(default_factory=ConnectMetrics)
-    read: InputBytes = field(default_factory=InputBytes)
     staging: Staging | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
 
@@ -201,12 +190,10 @@ class _SparkRun:
             task = f"{self.call.step}.{self.call.task.name}"
             session = sessions.own_session(self.spark, self.settings, self.group, task)
             self.staging = staging_for(session, self.settings, self.stopped, self.tell)
-            classic = sessions.is_classic(session)
-            if not classic:
-                report_connected(session, self.tell, self.connect_metrics)
+            if not sessions.is_classic(session):
+                report_connected(session, self.tell)
             value, datasets = self._kept(self._result(session))
-            metrics = metrics_of(self.spark, self.group) if classic else self.connect_metrics.metrics()
-            return value, datasets, self._with_bytes(metrics, datasets, session)
+            return value, datasets, metrics_of(self.spark, self.group)
         except Exception as error:
             lost = isinstance(error, IntegrityError | ReferenceNotAvailableError)
             if isinstance(error, ToolError | StorageError) and not lost:
@@ -221,7 +208,7 @@ class _SparkRun:
         """Returns what the SQL or the function gives: a DataFrame, or any other value."""
         call, config = self.call, self.call.config
         has_sql = bool(config.get("command"))
-        inputs = inputs_of(spark, call, self.stored, self.settings, self.staging, self.read, rows_too=has_sql)
+        inputs = inputs_of(spark, call, self.stored, self.settings, self.staging, rows_too=has_sql)
         if has_sql:
             return self._sql_result(spark, inputs)
         values = {"spark": spark, **inputs}
@@ -282,10 +269,7 @@ class _SparkRun:
         return count_of(self.call, "max_rows") or MOST_COLLECTED_ROWS
 
     def _fetched(self, frame: DataFrame, most: int, otherwise: str) -> pa.Table:
-        wanted = frame.limit(most + 1)
-        table = wanted.toArrow()
-        if not sessions.is_classic(self.spark):
-            self.connect_metrics.add_query(wanted.executionInfo)
+        table = frame.limit(most + 1).toArrow()
         if table.num_rows > most:
             text = f"more than {most} rows to collect; raise max_rows, or {otherwise}"
             raise self.call.error(text, "transform")
@@ -324,20 +308,6 @@ class _SparkRun:
     def _whose(self, name: str) -> dict[str, Any]:
         return {"execution_id": self.call.execution_id, "step": self.call.step, "name": name}
 
-    def _with_bytes(self, metrics: Metrics, datasets: Mapping[str, Written], session: SparkSession) -> Metrics:
-        """Returns metrics with the bytes that were really read and written; unknown ones are left out."""
-        counts = dict(metrics)
-        counted = counts.pop("input_bytes", None)
-        read = self.read.total(None if counted is None else int(counted), session)
-        if read is not None:
-            counts["input_bytes"] = read
-        own = [one for one in datasets.values() if isinstance(one, WrittenDataset)]
-        if sessions.is_classic(session):
-            own = [one for one in own if one.by_source]  # Spark has counted the others
-        if metrics:
-            counts["output_bytes"] = int(counts.get("output_bytes", 0)) + sum(one.bytes_size for one in own)
-        return counts
-
     async def published(self, value: Any, datasets: Mapping[str, Written], metrics: Metrics) -> ToolResult:
         """Registers the written datasets, which makes them visible."""
         store, layout, refs = self.tool_context.results, self.layout, {}
@@ -347,10 +317,8 @@ class _SparkRun:
             else:
                 tier = layout.tier_for(self.settings)
                 refs[name] = await store.put(written, **self._whose(name), tier=tier)
-        single = [ref.bytes_size for ref in refs.values() if ref.kind is not RefKind.DATASET]
-        if single and "output_bytes" in metrics:  # objects that the driver has stored
-            metrics["output_bytes"] = int(metrics["output_bytes"]) + sum(single)
-        details = {"spark": metrics} if metrics else {}
+        stored_bytes = sum(ref.bytes_size for ref in refs.values())
+        details = {"spark": metrics | {"output_bytes": stored_bytes}} if metrics else {}
         if not refs:
             return ToolResult(data=value, details=details)
         if value is None:

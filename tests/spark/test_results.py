@@ -15,7 +15,7 @@ from noetl_dagster.result_ref import RefKind
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark import datasets
 from noetl_dagster.spark.frames import part_of
-from noetl_dagster.spark.sources.results import (
+from noetl_dagster.spark.results import (
     AT_ONCE,
     BYTES_A_PARTITION,
     StoredPart,
