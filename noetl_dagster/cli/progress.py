@@ -12,9 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from noetl_dagster.cli.console import note, notes, warn
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.estimate import Estimate, past_of
 from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, chunks_made, overview
-from noetl_dagster.engine.executions.progress import Pace, duration, running_notes
+from noetl_dagster.engine.executions.progress import Pace, running_notes
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.state import ExecutionStatus
@@ -85,7 +84,6 @@ class _Display:
 
     def __init__(self) -> None:
         self._paces: dict[str, Pace] = {}
-        self._estimate: Estimate | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -97,20 +95,14 @@ class _Display:
         """Reads and shows the execution, and returns it; None if it is not in the log yet."""
         try:
             execution = run_sync(overview(engine.runtime, execution_id))
-            if all(step.status != "RUNNING" for step in execution.steps):
-                self.show(execution, {}, "")
-                return execution
-            if self._estimate is None:
-                self._estimate = Estimate(run_sync(past_of(engine.runtime.pool, execution_id)))
-            seconds = self._estimate.remaining(execution, time.monotonic())
-            left = "" if seconds is None else f"about {duration(seconds)} left"
-            self.show(execution, run_sync(running_notes(engine.runtime.pool, execution_id)), left)
+            is_running = any(step.status == "RUNNING" for step in execution.steps)
+            self.show(execution, run_sync(running_notes(engine.runtime.pool, execution_id)) if is_running else {})
         except ExecutionNotFoundError:
             return None
         return execution
 
-    def show(self, execution: Overview, commands: Mapping[str, str], left: str) -> None:
-        """Shows the steps, the latest note of a running command of each step, and the remaining time."""
+    def show(self, execution: Overview, commands: Mapping[str, str]) -> None:
+        """Shows the steps, and the latest note of a running command of each step."""
 
     def describe(self, step: StepView, commands: Mapping[str, str]) -> str:
         """Describes a step beyond its counts: chunks, failures, pace, the note of its command."""
@@ -155,9 +147,9 @@ class _ProgressBars(_Display):
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
-    def show(self, execution: Overview, commands: Mapping[str, str], left: str) -> None:
+    def show(self, execution: Overview, commands: Mapping[str, str]) -> None:
         ended = sum(step.status != "RUNNING" for step in execution.steps)
-        self._progress.update(self._whole, completed=ended, total=len(execution.steps), note=left)
+        self._progress.update(self._whole, completed=ended, total=len(execution.steps))
         for step in execution.steps:
             task = self._tasks.get(step.step)
             if task is None:
@@ -179,11 +171,8 @@ class _ProgressLines(_Display):
         self._shown: dict[str, str] = {}
         self._at: dict[str, float] = {}
 
-    def show(self, execution: Overview, commands: Mapping[str, str], left: str) -> None:
+    def show(self, execution: Overview, commands: Mapping[str, str]) -> None:
         now = time.monotonic()
-        if left and now - self._at.setdefault("", now) >= PLAIN_SECONDS:
-            self._at[""] = now
-            note(f"{execution.seconds:7.1f} s  whole: {left}")
         for step in execution.steps:
             text = self.describe(step, commands)
             due = now - self._at.get(step.step, 0.0) >= PLAIN_SECONDS and step.status == "RUNNING"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from noetl_dagster.engine.executions.estimate import past_of
 from noetl_dagster.engine.executions.lifecycle import outstanding
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.playbook.models import FanoutEngine, Playbook, RoutingMode, Step
@@ -13,6 +12,28 @@ SPARK = "spark"
 
 SHORT_SECONDS = 60.0
 """Spark steps that took no longer in the execution before this one are faster with the JVM's first compiler alone."""
+
+# Seconds of some steps ($2) in the newest completed execution of the playbook, one with the same workload before others.
+SECONDS_BEFORE = """
+WITH own AS (  -- from the log, since a new execution may not be projected yet
+    SELECT context -> 'workload' AS workload, context ->> 'path' AS path
+    FROM noetl.event WHERE execution_id = $1 AND event_type = 'playbook.initialized' LIMIT 1
+), earlier AS (
+    SELECT execution_id, execution.state -> 'workload' AS workload
+    FROM noetl.execution JOIN noetl.catalog USING (catalog_id) JOIN own USING (path)
+    WHERE status = 'COMPLETED' AND execution_id <> $1
+    ORDER BY execution_id DESC LIMIT 20
+), newest AS (
+    SELECT execution_id FROM earlier, own ORDER BY earlier.workload = own.workload DESC, execution_id DESC LIMIT 1
+)
+SELECT sum(seconds)::float8 FROM (
+    SELECT extract(epoch FROM max(created_at) FILTER (WHERE event_type = 'step.exit')
+                            - min(created_at) FILTER (WHERE event_type = 'step.enter')) AS seconds
+    FROM noetl.event JOIN newest USING (execution_id)
+    WHERE node_name = ANY($2::text[]) AND event_type IN ('step.enter', 'step.exit')
+    GROUP BY node_name
+) steps
+"""
 
 _ALWAYS = (None, "step.done", "call.done", "step.exit", "call.partial")
 """Values of an arc's ``on`` that fire when a step succeeds, and ``call.partial``, whose consumers begin with it."""
@@ -25,8 +46,8 @@ async def prepare_spark(runtime: Runtime, execution: Execution) -> bool:
     if not steps:
         return False
     python_too = any(_runs_as_spark_job(execution.playbook.step(name)) for name in steps)
-    past = await past_of(runtime.pool, execution.id)
-    short = sum(past.seconds(name) or 0.0 for name in steps) <= SHORT_SECONDS
+    before = await runtime.pool.fetchval(SECONDS_BEFORE, execution.id, steps)
+    short = (before or 0.0) <= SHORT_SECONDS
     spark = runtime.tool_context.spark_of(execution.services)
     return start_ahead(spark, runtime.settings, python_too=python_too, short=short)
 

@@ -14,7 +14,6 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions import spark_ahead
-from noetl_dagster.engine.executions.estimate import past_of
 from noetl_dagster.engine.executions.spark_ahead import spark_steps_ahead
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.events.state import ExecutionState
@@ -133,7 +132,8 @@ async def test_the_jvm_compiles_quickly_unless_the_steps_took_long_before(
 
     async def is_projected() -> bool:
         execution = await engine.lifecycle.create(playbook(text))
-        return (await past_of(engine.runtime.pool, execution.id)).seconds("crunch") is not None
+        before = await engine.runtime.pool.fetchval(spark_ahead.SECONDS_BEFORE, execution.id, ["crunch"])
+        return before is not None
 
     await until(is_projected, "the projection of the earlier execution")
     for limit in (60.0, 0.01):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.estimate import Estimate, Past
 from noetl_dagster.engine.executions.overview import (
     ChunksView,
     LoopView,
@@ -155,7 +154,6 @@ async def test_the_overview_counts_chunks_while_they_are_made(engine: Engine, tm
     assert take.loop is not None
     assert (take.loop.total, take.loop.so_far, take.loop.done) == (0, 2, 2)
     assert take.loop.remaining_seconds is None
-    assert Estimate(Past({"take": 0.0}, {"take": 0.0})).remaining(found, 1.0) is None
     flag.touch()
     await work
     read, take, *_ = (await overview(engine.runtime, execution.id)).steps
