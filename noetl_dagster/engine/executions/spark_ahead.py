@@ -13,7 +13,7 @@ SPARK = "spark"
 SHORT_SECONDS = 60.0
 """Spark steps that took no longer in the execution before this one are faster with the JVM's first compiler alone."""
 
-# Seconds of some steps ($2) in the newest completed execution of the playbook, one with the same workload before others.
+# Seconds of steps ($2) in the newest completed execution of the playbook, one with the same workload before others.
 SECONDS_BEFORE = """
 WITH own AS (  -- from the log, since a new execution may not be projected yet
     SELECT context -> 'workload' AS workload, context ->> 'path' AS path
