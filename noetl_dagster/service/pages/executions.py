@@ -159,11 +159,11 @@ async def comparison(request: Request, plane: ThePlane, viewer: TheViewer) -> Re
     """
     ids = {side: request.query_params.get(side, "").strip()[:100] for side in SIDES}
     wrong = [text for text in ids.values() if text and not _is_id(text)]
-    compared, pool = None, plane.engine.runtime.pool
+    compared, runtime = None, plane.engine.runtime
     if ids["right"] and not ids["left"] and not wrong:
-        ids["left"] = await _one_before(pool, int(ids["right"]))
+        ids["left"] = await _one_before(runtime.pool, int(ids["right"]))
     if all(ids.values()) and not wrong:
-        compared = await compare(pool, int(ids["left"]), int(ids["right"]))
+        compared = await compare(runtime, int(ids["left"]), int(ids["right"]))
     return page(
         request,
         "compare.html",
