@@ -208,12 +208,6 @@ class ReferenceNotAvailableError(StorageError):
     code = "REFERENCE_NOT_AVAILABLE"
 
 
-class StorageQuotaError(StorageError):
-    """An execution would store more bytes than its limit."""
-
-    kind = "storage_quota"
-
-
 class IntegrityError(StorageError):
     """The checksum of stored bytes differs from the recorded one."""
 

@@ -294,12 +294,6 @@ class Settings(BaseSettings):
         ge=1024,
         description="Size of the chunks of a large result, stored while the next is made",
     )
-    execution_stored_bytes: Annotated[int | None, NoneIfEmpty] = Field(
-        None,
-        ge=1,
-        description="Maximum stored bytes of the results of one execution; a task that stores more fails; "
-        "empty: no limit",
-    )
     loop_collection_threshold: int = Field(1000, ge=0, description="Larger loop collections become references")
 
     command_heartbeat_seconds: float = Field(15.0, gt=0, description="Interval of a running command's heartbeats")

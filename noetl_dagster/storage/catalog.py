@@ -1,22 +1,19 @@
-"""The references of results in ``noetl.result_ref``, without their bytes, and the limit of an execution's stored bytes.
+"""The references of results in ``noetl.result_ref``, without their bytes.
 
 JSON travels as text, for any codecs.
 """
 
 from __future__ import annotations
 
-import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import asyncpg
 import orjson
 
-from noetl_dagster.errors import ReferenceNotAvailableError, StorageError, StorageQuotaError
+from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
 from noetl_dagster.events.connection import PATIENCE
 from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.result_ref import ROWS_ALONE, ResultRef
@@ -105,12 +102,6 @@ _PAGE_OF_PARTS = f"""
     ORDER BY part_index LIMIT $3
 """
 
-# bytes of an execution's results; files of a dataset are counted with it, and the parts of a manifest by themselves
-_STORED_BYTES = """
-    SELECT coalesce(sum(bytes_size), 0)::bigint FROM noetl.result_ref
-    WHERE execution_id = $1 AND kind <> 'manifest' AND NOT (parent_ref_id IS NOT NULL AND extra ? 'files')
-"""
-
 _DELETE = "DELETE FROM noetl.result_ref WHERE ref_id = ANY($1::bigint[])"
 
 
@@ -145,13 +136,6 @@ class RefCatalog:
                 await open_connection.execute(_INSERT, *columns)
 
         await (write() if connection is not None else with_retries(write, PATIENCE))
-
-    async def stored_bytes(self, execution_id: int) -> int | None:
-        """Returns the bytes of an execution's results; None without a database."""
-        if self._pool is None:
-            return None
-        async with self.connection() as connection:
-            return int(await connection.fetchval(_STORED_BYTES, execution_id))
 
     async def by_ref(self, ref: str) -> ResultRef:
         """Returns the reference of a logical name; raises ``ReferenceNotAvailableError`` if it is not recorded."""
@@ -247,75 +231,3 @@ def _value(ref: ResultRef, name: str) -> Any:
 def _ref_from(row: Any) -> ResultRef:
     fields = {name: orjson.loads(row[name]) if name in _JSON else row[name] for name in _COLUMNS}
     return ResultRef.model_validate(fields)
-
-
-_SHARE = 16
-_FRESH_SECONDS = 10.0
-"""Age up to which a sum is not asked for again, so that refusals in a loop cost nothing."""
-_EXECUTIONS = 256
-
-
-@dataclass(slots=True)
-class _Count:
-    """The bytes of one execution.
-
-    Attributes:
-        total: all that this process knows of.
-        pending: those of this process that the catalog has not recorded yet.
-        since: those that this process has added since it asked the catalog.
-    """
-
-    total: int = 0
-    pending: int = 0
-    since: int = 0
-    asked: float = 0.0
-
-
-class StoredBytes:
-    """The stored bytes of executions, as this process knows them. ``most`` of None is no limit."""
-
-    def __init__(self, most: int | None, catalog: RefCatalog) -> None:
-        self._most, self._catalog = most, catalog
-        self._counts: OrderedDict[int, _Count] = OrderedDict()
-
-    async def add(self, execution_id: int, size: int, what: str, *, limited: bool = True) -> None:
-        """Counts bytes that are about to be stored.
-
-        Args:
-            limited: False for a copy of what the log has already: it is counted, and never refused.
-
-        Raises:
-            StorageQuotaError: the execution would have more than its limit; nothing is counted.
-        """
-        if self._most is None:
-            return
-        count = self._counts.get(execution_id)
-        if count is None or count.since * _SHARE > self._most:
-            count = await self._asked(execution_id)
-        if limited and count.total + size > self._most and time.monotonic() - count.asked > _FRESH_SECONDS:
-            count = await self._asked(execution_id)
-        if limited and count.total + size > self._most:
-            raise StorageQuotaError(
-                f"{what} has {size} bytes, and execution {execution_id} has stored {count.total} of "
-                f"{self._most} bytes (NOETL_EXECUTION_STORED_BYTES); raise the limit and resume the execution, or let "
-                "its steps return less"
-            )
-        count.total += size
-        count.pending += size
-        count.since += size
-
-    def recorded(self, execution_id: int, size: int) -> None:
-        """Notes that added bytes are recorded, or were not stored."""
-        if (count := self._counts.get(execution_id)) is not None:
-            count.pending -= size
-
-    async def _asked(self, execution_id: int) -> _Count:
-        recorded = await self._catalog.stored_bytes(execution_id)
-        count = self._counts.setdefault(execution_id, _Count())
-        self._counts.move_to_end(execution_id)
-        if len(self._counts) > _EXECUTIONS:
-            self._counts.popitem(last=False)
-        if recorded is not None:  # else this process knows its own bytes only
-            count.total = recorded + count.pending
-        count.since, count.asked = 0, time.monotonic()
-        return count

@@ -21,7 +21,7 @@ from noetl_dagster.process.redaction import LONGEST
 from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope, RowsAround, logical_ref
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations
-from noetl_dagster.storage.catalog import RefCatalog, StoredBytes
+from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.checking import orphans_of
 from noetl_dagster.storage.codec import THREAD_ABOVE, Encoded, RunningDigest, digest_of
 from noetl_dagster.storage.compression import Compression, compress_stream
@@ -50,7 +50,6 @@ class NewResult:
         select: dotted paths of fields to copy into ``extracted``.
         parent_ref_id: the reference this one was made from.
         extra: facts of the format to keep next to the reference.
-        limited: False for a value that the log has already: the limit of stored bytes does not refuse it.
     """
 
     value: Any
@@ -62,7 +61,6 @@ class NewResult:
     select: Sequence[str] = ()
     parent_ref_id: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
-    limited: bool = True
 
 
 class ResultStore(ResultReader):
@@ -78,7 +76,6 @@ class ResultStore(ResultReader):
     def __init__(self, settings: Settings, pool: asyncpg.Pool | None, *, ids: Snowflake | None = None) -> None:
         super().__init__(settings, Placement(settings, pool), RefCatalog(pool))
         self._ids = ids or Snowflake(process_node())
-        self._stored = StoredBytes(settings.execution_stored_bytes, self._catalog)
 
     async def close(self) -> None:
         """Closes the tiers that were used."""
@@ -116,20 +113,13 @@ class ResultStore(ResultReader):
     async def put_many(self, items: Sequence[NewResult]) -> list[ResultRef]:
         """Stores many results; their rows are written in one statement, in order."""
         limit = asyncio.Semaphore(_PUTS_IN_FLIGHT)
-        placed: list[ResultRef] = []
 
         async def place(item: NewResult) -> ResultRef:
             async with limit:
-                ref = await self._place(item)
-                placed.append(ref)
-                return ref
+                return await self._place(item)
 
-        try:
-            refs = await asyncio.gather(*map(place, items))
-            await self._catalog.record(refs)
-        finally:
-            for ref in placed:
-                self._stored.recorded(ref.execution_id, ref.bytes_size)
+        refs = await asyncio.gather(*map(place, items))
+        await self._catalog.record(refs)
         return refs
 
     async def digest(self, value: Any, spec: ResultSpec) -> str:
@@ -160,7 +150,6 @@ class ResultStore(ResultReader):
         async def metered() -> AsyncIterator[Bytes]:
             nonlocal head, size
             async for chunk in compress_stream(chunks, compression):
-                await self._stored.add(execution_id, len(chunk), f"a part of result {where[2]!r} of step {step!r}")
                 size += len(chunk)
                 head += bytes(chunk[: most + LONGEST - len(head)])
                 await digest.add(chunk)
@@ -169,11 +158,7 @@ class ResultStore(ResultReader):
         ref_id = self._ids.next()
         key = key_of(*where, ref_id, codec.EXTENSIONS.get(content_type, ""))
         chosen = self._placement.choose(None, tier or spec.store)
-        try:
-            placed = await self._placement.put_stream(chosen, key, metered())
-        except BaseException:
-            self._stored.recorded(execution_id, size)
-            raise
+        placed = await self._placement.put_stream(chosen, key, metered())
         readable = compression is Compression.NONE and codec.is_readable(content_type)
         ref = self._ref(
             ref_id,
@@ -210,7 +195,6 @@ class ResultStore(ResultReader):
             schema: column name to type.
             bytes_size: bytes of all files together.
         """
-        await self._stored.add(execution_id, bytes_size, f"result {name!r} of step {step!r}")
         tier = locations.tier_of_uri(physical_uri, self.settings)
         facts: dict[str, Any] = {"files": list(files), **(extra or {})}
         if schema is not None:
@@ -374,21 +358,15 @@ class ResultStore(ResultReader):
         spec = item.spec
         encoded = await self._encode(item.value, spec)
         data, ref_id, name = encoded.data, self._ids.next(), spec.name or item.name
-        what = f"result {name!r} of step {item.step!r}"
-        await self._stored.add(item.execution_id, len(data), what, limited=item.limited)
         extension = codec.EXTENSIONS.get(encoded.content_type, "")
         key = key_of(item.execution_id, item.step, name, ref_id, extension)
         tier = self._placement.choose(len(data), item.tier or spec.store)
-        try:
-            if len(data) < THREAD_ABOVE:
-                sha256, placed = digest_of(data), await self._placement.put(tier, key, data)
-            else:  # hashing releases the interpreter
-                sha256, placed = await asyncio.gather(
-                    asyncio.to_thread(digest_of, data), self._placement.put(tier, key, data)
-                )
-        except BaseException:
-            self._stored.recorded(item.execution_id, len(data))
-            raise
+        if len(data) < THREAD_ABOVE:
+            sha256, placed = digest_of(data), await self._placement.put(tier, key, data)
+        else:  # hashing releases the interpreter
+            sha256, placed = await asyncio.gather(
+                asyncio.to_thread(digest_of, data), self._placement.put(tier, key, data)
+            )
         return self._ref(
             ref_id,
             (item.execution_id, item.step, name),
@@ -406,11 +384,8 @@ class ResultStore(ResultReader):
         )
 
     async def _record(self, ref: ResultRef) -> ResultRef:
-        """Records a reference whose bytes are stored and counted."""
-        try:
-            await self._catalog.record([ref])
-        finally:
-            self._stored.recorded(ref.execution_id, ref.bytes_size)
+        """Records a reference whose bytes are stored."""
+        await self._catalog.record([ref])
         return ref
 
     async def _encode(self, value: Any, spec: ResultSpec) -> Encoded:

@@ -96,13 +96,3 @@ async def test_ends_are_read_in_the_order_of_their_transactions(settings: Settin
         found += [one.id for one in executions]
     assert found == [first, second]
     await engine.close()
-
-
-def test_an_execution_at_its_limit_of_stored_bytes_is_reported(
-    settings: Settings, dagster_instance: DagsterInstance
-) -> None:
-    provider = EngineProvider(settings.model_copy(update={"execution_stored_bytes": 1}))
-    engine = provider.engine()
-    executions = [run_sync(driven(engine)) for _ in range(2)]
-    assert run_sync(DagsterReporter(engine, dagster_instance).report(executions, fresh=True)) == 4
-    provider.close()

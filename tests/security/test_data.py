@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +16,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import (
     CredentialError,
     PlaybookError,
     Problem,
     ProblemKind,
-    StorageQuotaError,
     TemplateError,
     ToolError,
 )
-from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.catalog import Catalog, find_playbooks
 from noetl_dagster.playbook.loader import load_report, parse_report
 from noetl_dagster.playbook.models import Sink, Task
 from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.playbook.templates.scope import Scope
-from noetl_dagster.settings import Settings, get_settings
-from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.settings import get_settings
 from noetl_dagster.tools.access.keychain import Keychain
 from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.sinks.parts import PartSinks
-from tests.playbooks import playbook
 from tests.serving import served
 
 ROWS = [{"n": 1}]
@@ -439,74 +434,3 @@ def test_a_warning_names_the_line_of_the_template() -> None:
 def test_our_own_playbooks_quote(folder: str) -> None:
     for file in find_playbooks(Path(folder)):
         assert not [one for one in load_report(file, code=True)[1] if one.kind is ProblemKind.UNQUOTED_TEMPLATE]
-
-
-@pytest.fixture
-async def bounded(settings: Settings, pool: Any) -> AsyncIterator[Callable[[], ResultStore]]:
-    """Makes the stores of several processes, in which an execution may have 100,000 bytes."""
-    own = settings.model_copy(update={"execution_stored_bytes": 100_000})
-    stores: list[ResultStore] = []
-
-    def store() -> ResultStore:
-        stores.append(ResultStore(own, pool))
-        return stores[-1]
-
-    yield store
-    for one in stores:
-        await one.close()
-
-
-async def stored(store: ResultStore, size: int, execution_id: int = 7001) -> None:
-    await store.put(b"x" * size, execution_id=execution_id, step="load", name="rows")
-
-
-async def test_the_stored_bytes_of_an_execution_are_bounded(bounded: Callable[[], ResultStore], pool: Any) -> None:
-    one, other = bounded(), bounded()
-    for store in (one, other) * 4:
-        await stored(store, 12_000)
-    refused = (
-        "result 'rows' of step 'load' has 12000 bytes, and execution 7001 has stored 96000 of 100000 bytes "
-        r"\(NOETL_EXECUTION_STORED_BYTES\)"
-    )
-    for store in (one, other, bounded()):
-        with pytest.raises(StorageQuotaError, match=refused) as caught:
-            await stored(store, 12_000)
-        assert caught.value.kind == "storage_quota"
-    await stored(one, 4_000)
-    await stored(one, 12_000, execution_id=7002)
-    assert await pool.fetchval("SELECT sum(bytes_size) FROM noetl.result_ref WHERE execution_id = 7001") == 100_000
-
-
-async def test_a_stream_stops_at_the_limit(bounded: Callable[[], ResultStore], pool: Any) -> None:
-    made = 0
-
-    async def chunks() -> AsyncIterator[bytes]:
-        nonlocal made
-        while made < 100:
-            made += 1
-            yield b"x" * 10_000
-
-    with pytest.raises(StorageQuotaError, match="a part of result 'body'"):
-        await bounded().put_stream(chunks(), execution_id=7001, step="load", name="body")
-    assert made == 11
-    assert await pool.fetchval("SELECT count(*) FROM noetl.result_ref") == 0
-
-
-async def test_a_task_fails_at_the_limit_and_the_execution_resumes_after_it(settings: Settings) -> None:
-    text = """
-    workflow:
-      - step: small
-        tool: {kind: python, code: "result = 'x' * 60000"}
-        next: [large]
-      - step: large
-        tool: {kind: python, code: "result = 'y' * 60000"}
-    """
-    engine = await Engine.open(settings.model_copy(update={"execution_stored_bytes": 100_000}))
-    failed = await engine.run(playbook(text))
-    await engine.close()
-    assert failed.status is ExecutionStatus.FAILED
-    assert "NOETL_EXECUTION_STORED_BYTES" in str(failed.error)
-    engine = await Engine.open(settings)
-    resumed = await engine.resume(failed.execution_id)
-    await engine.close()
-    assert resumed.status is ExecutionStatus.COMPLETED

@@ -25,7 +25,7 @@ async def references_of(runtime: Runtime, ends: Sequence[tuple[int, StepEnd]]) -
     Small results in the log get references in the eventlog tier, all in one statement.
     """
     new = [
-        NewResult(_in_log(end), execution_id, end.step, "result", tier=StoreTier.EVENTLOG, limited=False)
+        NewResult(_in_log(end), execution_id, end.step, "result", tier=StoreTier.EVENTLOG)
         for execution_id, end in ends
         if end.envelope.get("ref") is None
     ]
