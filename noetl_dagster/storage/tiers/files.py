@@ -9,7 +9,6 @@ may read the files and folders, so all processes that share a volume have the sa
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import secrets
 import shutil
@@ -25,9 +24,7 @@ from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier, TierUnavailable
 _ONE_READ = 16 * 1024 * 1024
 """Files up to this size are read at once: passing pieces between threads would cost more than it saves."""
 
-_WRITE_OUT = 16 * 1024 * 1024
-_SYNC_FILE_RANGE_WRITE = 2
-_sync_file_range = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
+_ONE_WRITE = 16 * 1024 * 1024
 
 
 def path_of_uri(uri: str) -> Path:
@@ -187,12 +184,7 @@ class FileTier(Tier):
 
 
 class NewFile:
-    """A file that is written under a temporary name, synced and renamed. Every method blocks: call it in a thread.
-
-    The kernel is asked to write each block out while later ones are still coming, so the sync at the end, which
-    makes the file durable, has little left to do. Unlike a sync in between, this hint commits no journal and
-    makes a mounted bucket (gcsfuse) upload nothing early.
-    """
+    """A file that is written under a temporary name, synced and renamed. Every method blocks: call it in a thread."""
 
     def __init__(self, path: Path, tier: str) -> None:
         self._path = path
@@ -200,19 +192,13 @@ class NewFile:
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
         with self._errors():
             self._descriptor = private_file(str(self._temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        self._written = 0
-        self._asked_for = 0
 
     def write(self, data: Bytes) -> None:
         """Appends bytes."""
         view = memoryview(data)
         with self._errors():
             while view:
-                count = os.write(self._descriptor, view[:_WRITE_OUT])
-                view = view[count:]
-                self._written += count
-                if self._written - self._asked_for >= _WRITE_OUT:
-                    self._write_out()
+                view = view[os.write(self._descriptor, view[:_ONE_WRITE]) :]
 
     def publish(self) -> None:
         """Renames the finished file; the folder is synced so that the name survives a power cut."""
@@ -238,13 +224,6 @@ class NewFile:
             yield
         except OSError as error:
             raise StorageError(f"{self._tier} tier: cannot write {self._path}: {error}") from error
-
-    def _write_out(self) -> None:
-        if _sync_file_range is not None:  # Linux only, and a hint: the sync does the rest
-            length = self._written - self._asked_for
-            offset, size = ctypes.c_int64(self._asked_for), ctypes.c_int64(length)
-            _sync_file_range(self._descriptor, offset, size, _SYNC_FILE_RANGE_WRITE)
-        self._asked_for = self._written
 
     def _close_descriptor(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
