@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from noetl_dagster.cli.console import note, notes, warn
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, chunks_made, overview
-from noetl_dagster.engine.executions.progress import Pace, running_notes
+from noetl_dagster.engine.executions.progress import duration, per_second, running_notes
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.state import ExecutionStatus
@@ -82,9 +82,6 @@ def _display() -> _Display:
 class _Display:
     """Reads the state of an execution; a subclass shows it."""
 
-    def __init__(self) -> None:
-        self._paces: dict[str, Pace] = {}
-
     def __enter__(self) -> Self:
         return self
 
@@ -110,21 +107,22 @@ class _Display:
         parts = [
             chunks_made(step.chunks) if step.chunks is not None else "",
             f"{loop.failed} failed" if loop is not None and loop.failed else "",
-            self._pace(loop) if loop is not None and running else "",
+            _pace(loop) if loop is not None and running else "",
             commands.get(step.step, "") if running else "",
         ]
         return "".join(f" {part}" for part in parts if part)
 
-    def _pace(self, loop: LoopView) -> str:
-        """Returns the pace of a loop since the last poll, or what the loop waits for."""
-        if loop.waiting:
-            return "waiting"
-        ended = loop.done + loop.failed
-        if 0 < loop.total <= ended:
-            return "gathering results"
-        pace = self._paces.setdefault(loop.loop_id, Pace())
-        pace.see(ended, time.monotonic())
-        return pace.describe(loop.total)
+
+def _pace(loop: LoopView) -> str:
+    """Returns the pace of a loop and its remaining time, or what the loop waits for."""
+    if loop.waiting:
+        return "waiting"
+    if 0 < loop.total <= loop.done + loop.failed:
+        return "gathering results"
+    if not loop.rate:
+        return ""
+    left = "" if loop.remaining_seconds is None else f", {duration(loop.remaining_seconds)} left"
+    return f"{per_second(loop.rate)}{left}"
 
 
 class _ProgressBars(_Display):
@@ -167,7 +165,6 @@ class _ProgressLines(_Display):
     """Prints a line for each change, for logs."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._shown: dict[str, str] = {}
         self._at: dict[str, float] = {}
 

@@ -188,7 +188,6 @@ def encode(
     *,
     content_type: str | None = None,
     compression: Compression = Compression.NONE,
-    preview_bytes: int = PREVIEW_BYTES,
 ) -> Encoded:
     """Returns a value as bytes, with everything that a reference records about them.
 
@@ -199,10 +198,10 @@ def encode(
     rows, extra = None, {}
     if isinstance(value, (bytes, bytearray, memoryview)):
         data, kind = value if isinstance(value, bytes) else memoryview(value), BINARY
-        preview = clip(data, preview_bytes) if is_readable(content_type or kind) else None
+        preview = clip(data, PREVIEW_BYTES) if is_readable(content_type or kind) else None
     elif (table := as_arrow_table(value)) is not None:
         data, kind, rows = table_to_parquet(table), PARQUET, table.num_rows
-        preview = _table_preview(table, preview_bytes)
+        preview = _table_preview(table, PREVIEW_BYTES)
         extra = {"columns": {field.name: str(field.type) for field in table.schema}}
     else:
         if isinstance(value, str) and content_type is not None and not is_json(content_type):
@@ -213,7 +212,7 @@ def encode(
         else:
             data, kind = _in_lines(value), JSON
             rows = len(value) if isinstance(value, (list, tuple)) else None
-        preview = clip(data, preview_bytes)
+        preview = clip(data, PREVIEW_BYTES)
     return Encoded(compress(data, compression), content_type or kind, rows, preview, extra)
 
 
