@@ -17,10 +17,16 @@ MOST_VALUES = 200
 """Values of the workloads that are shown as different."""
 
 MOST_BYTES = 1_000_000
-"""Size of a workload that is compared."""
+"""Size of a workload that is compared; the overview has only smaller ones."""
 
 LONGEST_VALUE = 500
 LONGEST_ERROR = 300
+
+WORKLOAD = f"""
+SELECT context -> 'workload' FROM noetl.event
+WHERE execution_id = $1 AND event_type = 'playbook.initialized' AND octet_length(context ->> 'workload') < {MOST_BYTES}
+ORDER BY event_id LIMIT 1
+"""
 
 # Seconds from the first beginning of each step to its last end, or to now.
 SECONDS = """
@@ -41,9 +47,10 @@ class ChangedValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of two executions: its overview, and the seconds of its steps."""
+    """One of two executions: its overview, its workload, None if that is too large, and the seconds of its steps."""
 
     overview: Overview
+    workload: Mapping[str, Any] | None
     seconds: Mapping[str, float]
 
     @property
@@ -91,21 +98,21 @@ async def compare(runtime: Runtime, left: int, right: int) -> Comparison:
         ExecutionNotFoundError: the log does not have one of them.
     """
     one, other = await asyncio.gather(_side(runtime, left), _side(runtime, right))
-    inputs = (one.overview.workload, other.overview.workload)
-    comparable = all(len(_json(workload)) <= MOST_BYTES for workload in inputs)
-    values = changed_values(*inputs)
-    shown = tuple(islice(values, MOST_VALUES)) if comparable else None
+    shown, more = None, 0
+    if one.workload is not None and other.workload is not None:
+        values = changed_values(one.workload, other.workload)
+        shown, more = tuple(islice(values, MOST_VALUES)), sum(1 for _ in values)
     views = [{view.step: view for view in side.overview.steps} for side in (one, other)]
     names = dict.fromkeys((*views[0], *views[1]))
     steps = tuple(ComparedStep(step, views[0].get(step), views[1].get(step)) for step in names)
-    more = sum(1 for _ in values) if comparable else 0
     return Comparison(one, other, shown, more, steps, _difference(one.overview, other.overview, steps))
 
 
 async def _side(runtime: Runtime, execution_id: int) -> Side:
     execution = await full_overview(runtime, execution_id)
+    workload = await runtime.pool.fetchval(WORKLOAD, execution_id)
     rows = await runtime.pool.fetch(SECONDS, execution_id)
-    return Side(execution, {row["node_name"]: row["seconds"] for row in rows})
+    return Side(execution, workload, {row["node_name"]: row["seconds"] for row in rows})
 
 
 def _outcome(view: StepView) -> tuple[Any, ...]:
