@@ -153,9 +153,9 @@ async def test_a_backfill_of_a_job(
     assert instance.get_materialized_partitions(key) == set(DAYS)
 
     listed = json.loads(cli("executions", "--partition", DAYS[1], "--json").stdout)
-    assert [(one["execution_id"], one["partition"], one["ended"]) for one in listed] == [
-        (str(again[3]["execution_id"]), DAYS[1], "playbook.completed"),
-        (str(next(row["execution_id"] for row in rows if row["day"] == DAYS[1])), DAYS[1], "playbook.failed"),
+    assert [(one["execution_id"], one["partition"], one["status"]) for one in listed] == [
+        (str(again[3]["execution_id"]), DAYS[1], "COMPLETED"),
+        (str(next(row["execution_id"] for row in rows if row["day"] == DAYS[1])), DAYS[1], "FAILED"),
     ]
     made = json.loads(cli("executions", "--partition", DAYS[1], "--asset", "tests/daily/make", "--json").stdout)
     assert [one["execution_id"] for one in made] == [str(again[3]["execution_id"])]

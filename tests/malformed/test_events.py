@@ -201,7 +201,8 @@ async def test_requests(service: Service) -> None:
         good = message_of(ended(execution_id, 1))
         await refused(service, "events/batch", json.dumps({"events": [good, message]}).encode())
     for content, _ in CONTENTS.values():
-        assert (await refused(service, "events", content)).startswith("body")
+        detail = await refused(service, "events", content)
+        assert detail.startswith("body") or content.endswith(JSON), detail  # a byte order mark is skipped
     for path, bodies in BODIES.items():
         for content in (*(json.dumps(body).encode() for body in bodies), *ANY_BODY):
             await refused(service, path, content)

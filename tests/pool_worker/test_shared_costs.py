@@ -87,7 +87,7 @@ async def test_ends_wait_for_company_only_while_commands_wait_for_a_slot(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: EventTransport
 ) -> None:
     """A worker that has nothing more to begin sends what it has: nobody waits for the ten minutes."""
-    monkeypatch.setattr("noetl_dagster.pool_worker.worker.LINGER_MILLISECONDS", 600_000.0)
+    monkeypatch.setattr("noetl_dagster.pool_worker.worker.LINGER_SECONDS", 600.0)
     monkeypatch.setattr("noetl_dagster.pool_worker.claimer.AHEAD_SECONDS", 10.0)  # short on a busy machine too
     async with serving(settings, event_transport=transport) as service:
         engine = await Engine.open(service.settings)

@@ -27,21 +27,23 @@ def input_of(text: str) -> str:
     return "workflow:\n- step: start\n  tool: {kind: noop}\n  input:\n" + text.replace("  a", "    a")
 
 
+DEPTH, VALUES, BYTES = "nested deeper than 100 levels", "more than 200,000 values", "NOETL_PLAYBOOK_BYTES"
+
 ATTACKS = {
-    "brackets": ("workload: " + "[" * 30_000, "DEPTH"),
-    "braces": ("workload: " + "{a: " * 30_000, "DEPTH"),
-    "dashes": ("workload:\n  " + "- " * 30_000 + "x", "DEPTH"),
-    "keys": ("workload: " + "{? " * 30_000, "DEPTH"),
-    "aliases in workload": ("workload:\n" + doubled(30) + STEPS, "VALUES"),
-    "aliases in input": (input_of(doubled(30)), "VALUES"),
-    "merges": ("workload:\n" + doubled(60, "{{<<: {{p: *{0}, q: *{0}}}}}") + STEPS, "VALUES"),
-    "aliases of aliases": ("workload:\n" + doubled(150, "[*{0}]") + STEPS, "DEPTH"),
-    "an alias in itself": ("workload: &a {b: [*a]}\n" + STEPS, "DEPTH"),
-    "many values": ("workload: [" + "[]," * 300_000 + "]\n" + STEPS, "VALUES"),
-    "many aliases": ("workload:\n  a: &a x\n  b: [" + "*a," * 300_000 + "]\n" + STEPS, "VALUES"),
-    "long text repeated": (f"workload:\n  a: &a {'x' * 100_000}\n  b: [{'*a,' * 100}]\n" + STEPS, "BYTES"),
-    "long key repeated": (f"workload:\n  a: &a {{? {'x' * 100_000} : 1}}\n  b: [{'*a,' * 100}]\n" + STEPS, "BYTES"),
-    "long text": (f"workload:\n  a: {'x' * 5_000_000}\n" + STEPS, "BYTES"),
+    "brackets": ("workload: " + "[" * 30_000, DEPTH),
+    "braces": ("workload: " + "{a: " * 30_000, DEPTH),
+    "dashes": ("workload:\n  " + "- " * 30_000 + "x", DEPTH),
+    "keys": ("workload: " + "{? " * 30_000, DEPTH),
+    "aliases in workload": ("workload:\n" + doubled(30) + STEPS, VALUES),
+    "aliases in input": (input_of(doubled(30)), VALUES),
+    "merges": ("workload:\n" + doubled(60, "{{<<: {{p: *{0}, q: *{0}}}}}") + STEPS, VALUES),
+    "aliases of aliases": ("workload:\n" + doubled(150, "[*{0}]") + STEPS, DEPTH),
+    "an alias in itself": ("workload: &a {b: [*a]}\n" + STEPS, DEPTH),
+    "many values": ("workload: [" + "[]," * 300_000 + "]\n" + STEPS, VALUES),
+    "many aliases": ("workload:\n  a: &a x\n  b: [" + "*a," * 300_000 + "]\n" + STEPS, VALUES),
+    "long text repeated": (f"workload:\n  a: &a {'x' * 100_000}\n  b: [{'*a,' * 100}]\n" + STEPS, BYTES),
+    "long key repeated": (f"workload:\n  a: &a {{? {'x' * 100_000} : 1}}\n  b: [{'*a,' * 100}]\n" + STEPS, BYTES),
+    "long text": (f"workload:\n  a: {'x' * 5_000_000}\n" + STEPS, BYTES),
 }
 
 
@@ -54,8 +56,7 @@ def test_reading_ends_where_there_are_too_many_values() -> None:
 def test_what_stands_for_too_much_is_refused(text: str, limit: str) -> None:
     playbook, problems = parse_report(HEAD + text, file="x.yaml")
     assert playbook is None
-    [problem] = [problem for problem in problems if "NOETL_PLAYBOOK_" in problem.message]
-    assert f"NOETL_PLAYBOOK_{limit}" in problem.message
+    [problem] = [problem for problem in problems if limit in problem.message]
     assert problem.place.line == 1 if len(text) > 4_500_000 else problem.place.line >= LINE
 
 

@@ -122,7 +122,7 @@ async def test_the_api_refuses_attacks_and_stays_responsive(service: Service) ->
     for body in bodies:
         answer = await client.post("/api/catalog", json={"content": body})
         assert answer.status_code == 422, answer.text
-        assert "NOETL_" in answer.json()["detail"] or "nested" in answer.json()["detail"]
+        assert any(limit in answer.json()["detail"] for limit in ("values", "nested"))
     answer = await client.post("/api/catalog", json={"content": with_timeout("{{ 9 ** (9 ** 9) }}")})
     assert answer.status_code == 201  # a warning: the setting may be known later
     name = answer.json()["version"]["path"]

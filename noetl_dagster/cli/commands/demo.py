@@ -81,7 +81,7 @@ def records_api(
     facilities: Annotated[int, typer.Option(min=1, help="number of listed facilities")] = 5,
     patients: Annotated[int, typer.Option(min=1, help="patients of each listed facility")] = 100,
 ) -> None:
-    """Serve the example ``records_api`` until interrupted."""
+    """Serve simulated clinical records until interrupted."""
     options = [f"--host={host}", f"--port={port}", f"--seed={seed}", f"--faults={faults}"]
     command = [sys.executable, "-m", "records_api", *options, f"--facilities={facilities}", f"--patients={patients}"]
     os.chdir(shipped_folder("examples"))

@@ -75,7 +75,7 @@ class RealLog:
         self, settings: Settings, pool: Any, sizes: Sizes, *, fanout: bool = False, by_name: bool = True, node: int = 5
     ) -> None:
         self.pool = pool
-        self.runtime = Runtime(settings, pool, node, None, None)
+        self.runtime = Runtime(settings, pool, node)
         self.lifecycle = Lifecycle(self.runtime, Liveness("", self.runtime.pool))
         self.execution_id = 0
         self.claims: dict[tuple[Place, int], Claim] = {}

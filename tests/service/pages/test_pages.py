@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,8 +150,12 @@ async def test_every_page_of_an_execution(service: Service) -> None:
         assert (await follow(service, f"/executions/{id_}/live", last))[2], last
 
 
-async def test_why_a_resumption_did_not_begin(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(service.plane.launcher._environment, "NOETL_PLAYBOOK_BYTES", "many")  # type: ignore[attr-defined]
+async def test_why_a_resumption_did_not_begin(
+    service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    launcher: Any = service.plane.launcher
+    monkeypatch.setattr(launcher, "_address", replace(launcher._address, folder=tmp_path / "file" / "runs"))
     failed = await service.plane.engine.run(
         playbook("workflow: [{step: start, tool: {kind: python, code: 1/0}}]", "gone")
     )
@@ -157,7 +163,7 @@ async def test_why_a_resumption_did_not_begin(service: Service, monkeypatch: pyt
     address = f"/executions/{failed.execution_id}/resume"
     answer = await service.client.post(address, data={"form_token": "known"}, headers=form)
     assert answer.status_code == 503
-    assert "ended early" in answer.text
+    assert "the run server cannot start" in answer.text
 
 
 async def test_texts_of_playbooks_and_results_are_no_markup(service: Service) -> None:
