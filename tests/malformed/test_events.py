@@ -202,7 +202,7 @@ async def test_requests(service: Service) -> None:
         await refused(service, "events/batch", json.dumps({"events": [good, message]}).encode())
     for content, _ in CONTENTS.values():
         detail = await refused(service, "events", content)
-        assert detail.startswith("body") or content.endswith(JSON), detail  # a byte order mark is skipped
+        assert "body" in detail or content.endswith(JSON), detail  # a byte order mark is skipped
     for path, bodies in BODIES.items():
         for content in (*(json.dumps(body).encode() for body in bodies), *ANY_BODY):
             await refused(service, path, content)
