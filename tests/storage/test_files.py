@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import asyncpg
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -149,10 +148,3 @@ async def chunks_of(path: Path) -> AsyncIterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(4 * MB):
             yield chunk
-
-
-async def test_results_of_other_processes_survive_in_the_database(settings: Settings, pool: asyncpg.Pool) -> None:
-    async with ResultStore(settings, pool) as first:
-        ref = await first.put({"a": 1}, **WHERE)
-    async with ResultStore(settings, pool) as second:
-        assert await second.get(ref.ref) == {"a": 1}

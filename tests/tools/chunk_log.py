@@ -14,6 +14,7 @@ class ListLog:
 
     Attributes:
         chunks: of the one call that is tested.
+        takes: whether a step takes the chunks.
         room: how many further ones those who take them have room for; None is any number.
         stops_after: the process "is killed" when it tells of the chunk with this index, before it is written.
         stops_with: the same when it is written.
@@ -24,11 +25,11 @@ class ListLog:
         self.room = room
         self.stops_after: int | None = None
         self.stops_with: int | None = None
-        self._wanted = wanted
+        self.takes = wanted
         self._changed = asyncio.Condition()
 
     def wanted(self, call: ToolCall) -> bool:
-        return self._wanted
+        return self.takes
 
     async def recorded(self, call: ToolCall) -> Sequence[Chunk]:
         return tuple(self.chunks)

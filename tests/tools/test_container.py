@@ -175,21 +175,6 @@ async def test_without_the_right_to_list_events_the_pods_are_known(
         await run("container", image="missing/tool:1", command="true")
 
 
-async def test_a_cancelled_call_deletes_its_job(run: Any, cluster: Cluster) -> None:
-    running = asyncio.create_task(run("container", image="busybox", command="sleep 1000"))
-    await until(lambda: any(cluster.processes(one["metadata"]["name"]) for one in cluster.pods()), "a job")
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert not cluster.store.list("Job")
-    await until(lambda: not cluster.pods())
-
-
-async def test_a_refused_manifest_says_what_is_wrong(run: Any) -> None:
-    with pytest.raises(ToolError, match=r"Kubernetes answered 422.*limitz"):
-        await run("container", image="busybox", command="true", resources={"limitz": {"cpu": 1}})
-
-
 async def test_a_job_runs_in_the_namespace_of_the_kubeconfig(run: Any, cluster: Cluster) -> None:
     cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "runs"}})
     cluster.kubeconfig.write_text(cluster.config_of(cluster.rights.administrator, "runs"))

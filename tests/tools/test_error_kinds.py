@@ -14,13 +14,14 @@ import pytest
 from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError, ToolError, kind_of
 from noetl_dagster.tools.sql.connection import kind_of_state
 
-NOWHERE = {"type": "postgres", "url": "postgresql://u:p@127.0.0.1:1/x"}
+NOWHERE = {"type": "postgres", "url": "postgresql://u:hidden-pass@127.0.0.1:1/x"}
 NO_SERVER = {"type": "nats", "url": "nats://127.0.0.1:1"}
 
 
 async def failed(run: Any, kind: str, **config: Any) -> tuple[str, bool]:
     with pytest.raises(ToolError) as caught:
         await run(kind, **config)
+    assert "hidden-pass" not in str(caught.value)
     return caught.value.kind, caught.value.retryable
 
 

@@ -145,7 +145,7 @@ async def test_reading_goes_on_where_it_stopped(
     assert min(compared) == 1, "the first chunk is not read again"
 
 
-@every
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
 async def test_a_file_that_has_changed_is_not_gone_on_with(
     run: Any, box: ToolContext, mount: Path, format: str
 ) -> None:

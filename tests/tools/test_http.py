@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import socket
 from typing import Any
 
 import pytest
@@ -87,19 +86,6 @@ async def test_a_timeout_that_is_no_number_is_an_error_of_the_playbook(run: Any,
     assert (caught.value.kind, caught.value.retryable) == ("schema", False)
 
 
-async def test_time_out_and_refused_connection_are_retryable(run: Any, server: str) -> None:
-    with pytest.raises(ToolError, match="timed out") as late:
-        await run("http", url=f"{server}/slow", timeout=0.1)
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        closed = f"http://127.0.0.1:{sock.getsockname()[1]}/"
-        with pytest.raises(ToolError, match="failed") as refused:
-            await run("http", url=closed)
-
-    assert late.value.retryable
-    assert refused.value.retryable
-
-
 async def test_relative_url_needs_a_credential_with_a_base(
     run: Any, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,20 +94,6 @@ async def test_relative_url_needs_a_credential_with_a_base(
     assert (await run("http", url="/patients", auth="records_api")).data["data"]["path"] == "/v1/patients"
     with pytest.raises(ToolError, match="relative"):
         await run("http", url="/patients")
-
-
-@pytest.mark.parametrize(
-    ("auth", "header", "value"),
-    [
-        ({"type": "bearer", "token": "s3cr3t"}, "authorization", "Bearer s3cr3t"),
-        ({"type": "basic", "username": "u", "password": "p"}, "authorization", "Basic dTpw"),
-        ({"type": "header", "header": "X-Key", "value": "s3cr3t"}, "x-key", "s3cr3t"),
-    ],
-)
-async def test_authentication(run: Any, server: str, auth: Any, header: str, value: str) -> None:
-    seen = (await run("http", url=f"{server}/x", auth=auth)).data["data"]
-
-    assert seen["headers"][header] == value
 
 
 async def test_a_bearer_credential_needs_a_token(run: Any, server: str) -> None:

@@ -202,30 +202,6 @@ async def test_code_that_catches_an_interrupt_gets_another(unraisables: Unraisab
     assert [type(error) for error in caught] == [Interrupted] * 3
 
 
-async def test_no_lock_of_the_logs_is_left_taken(unraisables: Unraisables) -> None:
-    """An interrupt between taking a lock and the ``try`` after it would keep it for ever."""
-    handler, ended = Blocking(), threading.Event()
-    logger = logging.Logger("of the code")
-    logger.addHandler(handler)
-
-    def code() -> None:
-        try:
-            while True:
-                logger.info("told")
-        finally:
-            ended.set()
-
-    threads = CodeThreads(limit=1, repeat_seconds=0.001, grace_seconds=0)
-    handler.acquire()  # the code waits for the lock, and is given it after it was given up
-    await abandoned(threads, code, handler.waiting.is_set)
-    await asyncio.sleep(0.1)
-    handler.release()
-    await until(ended.is_set)
-
-    assert handler.lock is not None
-    assert handler.lock.acquire(timeout=PATIENCE_SECONDS)
-
-
 async def test_no_lock_of_a_condition_is_left_taken(unraisables: Unraisables) -> None:
     """As in ``Future.result``: whoever is to end the future would wait for the lock for ever."""
     condition, begun, ended = threading.Condition(), threading.Event(), threading.Event()

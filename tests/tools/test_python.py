@@ -6,11 +6,9 @@ import asyncio
 import datetime as dt
 import logging
 import textwrap
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -25,42 +23,66 @@ from tests.waiting import until
 ADD = "def main(a, b=2, *, c, **rest):\n    return {'sum': a + b + c, 'rest': rest}"
 
 
-async def test_arguments_come_from_input_then_from_the_scope(run: Any) -> None:
-    result = await run("python", code=ADD, input={"a": 1, "z": "[1, 2]"}, scope={"c": 5, "z": 9, "other": 0})
+@pytest.mark.parametrize(
+    ("code", "given", "data"),
+    [
+        (
+            ADD,
+            {"input": {"a": 1, "z": "[1, 2]"}, "scope": {"c": 5, "z": 9, "other": 0}},
+            {"sum": 8, "rest": {"z": [1, 2]}},
+        ),
+        ("result = [x * 2 for x in range(n)]", {"input": {"n": 3}}, [0, 2, 4]),
+        (
+            "async def main(n):\n    await aio.sleep(0)\n    return math.sqrt(n)",
+            {"libs": ["math", "asyncio as aio"], "input": {"n": 9}},
+            3.0,
+        ),
+        (
+            "def main(context, input_data):\n    return [context['workload'], sorted(input_data)]",
+            {"input": {"b": 1, "a": 2}, "scope": {"workload": {"w": 1}}},
+            [{"w": 1}, ["a", "b"]],
+        ),
+        ("import pyarrow\nreturn pyarrow.array([n]).to_pylist()", {"input": {"n": 1}}, [1]),
+    ],
+)
+async def test_code_and_its_result(run: Any, code: str, given: dict[str, Any], data: Any) -> None:
+    assert (await run("python", code=code, **given)).data == data
 
-    assert result.data == {"sum": 8, "rest": {"z": [1, 2]}}
+
+async def test_code_without_a_result_has_a_note(run: Any) -> None:
+    assert "neither main nor result" in (await run("python", code="x = 1")).data["note"]
 
 
-async def test_result_variable_and_note(run: Any) -> None:
-    doubled = await run("python", code="result = [x * 2 for x in range(n)]", input={"n": 3})
-    nothing = await run("python", code="x = 1")
-
-    assert doubled.data == [0, 2, 4]
-    assert "neither main nor result" in nothing.data["note"]
-
-
-async def test_async_main_and_libs(run: Any) -> None:
-    code = "async def main(n):\n    await aio.sleep(0)\n    return math.sqrt(n)"
-
-    assert (await run("python", code=code, libs=["math", "asyncio as aio"], input={"n": 9})).data == 3.0
-
-
-async def test_context_and_input_data(run: Any) -> None:
-    code = "def main(context, input_data):\n    return [context['workload'], sorted(input_data)]"
-
-    result = await run("python", code=code, input={"b": 1, "a": 2}, scope={"workload": {"w": 1}})
-
-    assert result.data == [{"w": 1}, ["a", "b"]]
+@pytest.mark.parametrize(
+    ("code", "options", "message"),
+    [
+        ("def main(q): pass", {}, r"main needs 'q'.*input \(a\)"),
+        ("result = {'x': object()}", {}, r"result\.x is of type builtins\.object"),
+        ("context['a'] = 1", {}, "does not support item assignment"),
+        ("n = 0\nif n == 0:\n    return 1 / n\n", {}, r"ZeroDivisionError: .*line 3\)"),
+        ("x = bytearray(2 * 1024**3)\nresult = len(x)", {"memory": "1g"}, "MemoryError"),
+        ("import os; os.kill(os.getpid(), 9)", {}, "was killed by signal 9"),
+        ("import os; os._exit(3)", {}, "ended with exit code 3"),
+    ],
+)
+async def test_errors_say_what_is_wrong(run: Any, code: str, options: dict[str, Any], message: str) -> None:
+    if options or "import os" in code:
+        options = {"isolation": "subprocess", **options}
+    with pytest.raises(ToolError, match=message):
+        await run("python", code=code, input={"a": 1}, options=options)
 
 
 async def test_context_fetches_results_by_reference(run: Any, box: ToolContext) -> None:
     rows = [{"id": number} for number in range(100)]
     reference = await box.results.put(rows, execution_id=7001, step="load", name="rows")
-    view = ResultView({"status": "ok", "ref": reference}, ReferenceCache())
+    gone = reference.model_copy(update={"ref": "noetl://gone", "physical_uri": "pvc://gone"})
+    scope = {
+        name: ResultView({"status": "ok", "ref": ref}, ReferenceCache())
+        for name, ref in (("load", reference), ("gone", gone))
+    }
 
-    result = await run("python", code="def main(load):\n    return len(load)", scope={"load": view})
-
-    assert result.data == 100
+    assert (await run("python", code="def main(load):\n    return len(load)", scope=scope)).data == 100
+    assert (await run("python", code="result = context['load']['data']", scope=scope)).data == rows
 
 
 ISOLATIONS = pytest.mark.parametrize("isolation", ["thread", "subprocess"])
@@ -94,22 +116,6 @@ async def test_context_has_results_with_their_data_inside(run: Any, isolation: s
     assert result.data == [200, [1], [1], "ok", True, 0, [5], None]
 
 
-async def test_context_fetches_what_is_touched(run: Any, box: ToolContext) -> None:
-    reference = await box.results.put([1, 2], execution_id=7001, step="load", name="rows")
-    gone = reference.model_copy(update={"ref": "noetl://gone", "physical_uri": "pvc://gone"})
-    scope = {
-        "load": ResultView({"status": "ok", "ref": reference}, ReferenceCache()),
-        "gone": ResultView({"status": "ok", "ref": gone}, ReferenceCache()),
-    }
-
-    assert (await run("python", code="result = context['load']['data']", scope=scope)).data == [1, 2]
-
-
-async def test_context_is_read_only(run: Any) -> None:
-    with pytest.raises(ToolError, match="does not support item assignment"):
-        await run("python", code="context['a'] = 1", scope={})
-
-
 @ISOLATIONS
 async def test_return_at_the_top_level_is_the_result(run: Any, isolation: str) -> None:
     code = textwrap.dedent("""
@@ -126,11 +132,6 @@ async def test_return_at_the_top_level_is_the_result(run: Any, isolation: str) -
     ]
 
     assert results == ["small", None, {"n": 6}]
-
-
-async def test_errors_of_code_that_returns_name_their_line(run: Any) -> None:
-    with pytest.raises(ToolError, match=r"ZeroDivisionError: .*line 3\)"):
-        await run("python", code="n = 0\nif n == 0:\n    return 1 / n\n")
 
 
 @ISOLATIONS
@@ -236,11 +237,6 @@ async def test_tables_stay_tables(run: Any) -> None:
     assert isinstance(table.data, pa.Table)
 
 
-async def test_value_without_json_form_is_a_clear_error(run: Any) -> None:
-    with pytest.raises(ToolError, match=r"result\.x is of type builtins\.object"):
-        await run("python", code="result = {'x': object()}")
-
-
 async def test_error_names_the_line_of_the_playbook(run: Any, tmp_path: Path) -> None:
     playbook = tmp_path / "flow.yaml"
     code = "def main(a):\n    b = 0\n    return a / b\n"
@@ -270,18 +266,6 @@ async def test_code_that_exits_fails_like_any_other(run: Any, code: str, isolati
         await run("python", code=code, options={"isolation": isolation})
 
     assert caught.value.details["py"]["exception_type"] == "SystemExit"
-
-
-async def test_lost_connections_are_retryable(run: Any) -> None:
-    with pytest.raises(ToolError) as caught:
-        await run("python", code="raise ConnectionResetError('gone')")
-
-    assert caught.value.retryable
-
-
-async def test_missing_argument_lists_what_is_known(run: Any) -> None:
-    with pytest.raises(ToolError, match=r"main needs 'q'.*input \(a\)"):
-        await run("python", code="def main(q): pass", input={"a": 1})
 
 
 async def test_blocking_code_does_not_stop_the_loop(run: Any, tmp_path: Path) -> None:
@@ -363,20 +347,6 @@ async def test_a_subprocess_is_given_context_where_code_reads_it(run: Any) -> No
     assert (await run("python", code=code, scope=scope, options=options)).data == [5, False]
 
 
-async def test_subprocess_is_bounded_in_memory_and_time(run: Any) -> None:
-    hungry = "x = bytearray(2 * 1024**3)\nresult = len(x)"
-    with pytest.raises(ToolError, match="MemoryError"):
-        await run("python", code=hungry, options={"isolation": "subprocess", "memory": "1g"})
-
-
-@pytest.mark.parametrize(
-    ("ends", "said"), [("os.kill(os.getpid(), 9)", "was killed by signal 9"), ("os._exit(3)", "ended with exit code 3")]
-)
-async def test_a_subprocess_that_ends_by_itself_says_how(run: Any, ends: str, said: str) -> None:
-    with pytest.raises(ToolError, match=said):
-        await run("python", code=f"import os; {ends}", options={"isolation": "subprocess"})
-
-
 async def test_cancelled_subprocess_is_killed(run: Any, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     code = "import os, time\nwith open(path, 'w') as file: file.write(f'{os.getpid()}\\n')\ntime.sleep(600)"
@@ -390,17 +360,3 @@ async def test_cancelled_subprocess_is_killed(run: Any, tmp_path: Path) -> None:
         await call
 
     await until(lambda: process_ended(pid))
-
-
-def test_exact_decimals_are_numbers() -> None:
-    from noetl_dagster.tools.rows.jsonable import number_of, to_jsonable
-
-    assert number_of(Decimal("12345678901234567890.12")) == "12345678901234567890.12"
-    assert number_of(Decimal("3")) == 3
-    assert to_jsonable(np.int64(3)) == 3
-
-
-async def test_extension_modules_may_import_in_code_that_returns(run: Any) -> None:
-    result = await run("python", code="import pyarrow\nreturn pyarrow.array([n]).to_pylist()", input={"n": 1})
-
-    assert result.data == [1]

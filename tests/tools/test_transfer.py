@@ -110,33 +110,6 @@ async def test_failed_transfer_changes_nothing(run: Any, source: asyncpg.Pool) -
     assert await source.fetchval("select count(*) from target") == 2500
 
 
-@pytest.mark.parametrize("ending", ["parquet", "jsonl", "json"])
-@pytest.mark.parametrize("where", ["s3", "file"])
-async def test_through_objects_and_back(
-    run: Any, source: asyncpg.Pool, box: ToolContext, ending: str, where: str
-) -> None:
-    folder = f"s3://{box.settings.minio_bucket}/transfer" if where == "s3" else "out"
-    path = {"kind": "object", "path": f"{folder}/rows.{ending}"}
-
-    await run("transfer", source={"kind": "postgres", "table": "source"}, target=path, chunk_size=700)
-    data = (await run("transfer", source=path, target=PG, chunk_size=1000)).data
-
-    assert data["rows"] == 2500
-    different = SAME.replace("select *", "select id, name, tags, extra, raw, took, even, uid").replace(
-        "select id, name", "select id, name", 1
-    )
-    assert await source.fetchval(different) == 0
-
-
-async def test_csv_values_are_converted_by_the_server(run: Any, source: asyncpg.Pool, tmp_path: Path) -> None:
-    (tmp_path / "in.csv").write_text("id,name,even,price\n1,a,true,1.50\n2,,false,\n")
-
-    await run("transfer", source={"path": "in.csv"}, target=PG)
-
-    rows = await source.fetch("select id, name, even, price::text from target order by id")
-    assert [tuple(row) for row in rows] == [(1, "a", True, "1.50"), (2, None, False, None)]
-
-
 async def test_duckdb_both_ways(run: Any, source: asyncpg.Pool) -> None:
     duck = {"kind": "duckdb", "database": "own.db", "table": "t"}
     rows = {"kind": "postgres", "query": "select id, name, price, at, even from source"}
@@ -201,14 +174,6 @@ async def test_json_that_is_no_array_is_one_row(run: Any, pool: asyncpg.Pool, tm
     await run("transfer", source={"path": "one.json"}, target=PG)
 
     assert [tuple(row) for row in await pool.fetch("select * from target")] == [(1, "[a")]
-
-
-async def test_result_by_reference_to_a_file(run: Any, box: ToolContext, tmp_path: Path) -> None:
-    ref = await box.results.put([{"a": n} for n in range(50)], execution_id=7001, step="load", name="rows")
-
-    await run("transfer", source={"ref": ref}, target={"path": "rows.parquet"}, chunk_size=20)
-
-    assert pq.read_table(tmp_path / "rows.parquet").column("a").to_pylist() == list(range(50))
 
 
 async def test_mistakes_name_the_end_and_the_field(run: Any) -> None:
@@ -386,17 +351,6 @@ async def test_a_trigger_that_keeps_rows_away_is_noticed(run: Any, source: async
     assert await source.fetchval("select count(*) from target") == 1250
 
 
-async def test_a_checksum_sees_changed_values(run: Any, source: asyncpg.Pool) -> None:
-    await source.execute("alter table target alter column price type numeric(10, 0)")
-    whole = {"source": {"kind": "postgres", "table": "source"}, "target": PG}
-
-    with pytest.raises(ToolError, match="checksum of what was read"):
-        await run("transfer", **whole, verify="checksum")
-
-    assert await source.fetchval("select count(*) from target") == 0
-    assert (await run("transfer", **whole)).data["rows"] == 2500
-
-
 async def test_a_parquet_file_says_what_it_holds(run: Any, source: asyncpg.Pool, tmp_path: Path) -> None:
     rows = {"kind": "postgres", "table": "source"}
     data = (await run("transfer", source=rows, target={"path": "out.parquet"})).data
@@ -504,13 +458,7 @@ async def _none(pool: asyncpg.Pool, query: str) -> bool:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("id,id,name\n1,2,x\n", "line 1: the header names column 'id' twice"),
         ("id,name\n1,x\n2\n", "line 3: a CSV row has 1 values for 2 columns"),
-        ("id,name\n1,x\n2,y,z\n", "line 3: a CSV row has 3 values for 2 columns"),
-        ('id,name\n1,"x\n2,y\n', "line 2: the quote at byte 10 opens"),
-        ('id,name\n1,"x\n2,"y"\n', "line 2: the quote at byte 10 opens"),
-        ("id,name,,\n1,x,,\n2,y,,z\n", "line 3: 'z' stands in column 4, which the header does not name"),
-        ('id,name\n"1" ,x\n', "line 2: blanks follow the closing quote of the value at byte 8"),
         ('{"id": 1}\n{"id"\n', "line 2: no JSON"),
     ],
 )
@@ -526,15 +474,6 @@ async def test_what_is_not_of_the_format_is_refused(
 
     assert caught.value.kind == "parse"
     assert await pool.fetchval("select count(*) from broken") == 0
-
-
-async def test_trailing_commas_of_csv_are_no_columns(run: Any, pool: asyncpg.Pool, tmp_path: Path) -> None:
-    await pool.execute("create table trailed (id int, name text)")
-    (tmp_path / "in.csv").write_text("id,,name,\n1,,x,\n2,,y,\n")
-
-    await run("transfer", source={"path": "in.csv"}, target={"kind": "postgres", "table": "trailed"})
-
-    assert await pool.fetch("select * from trailed order by id") == [(1, "x"), (2, "y")]
 
 
 @pytest.mark.parametrize("target", [{"kind": "postgres", "table": "twice"}, {"path": "out.jsonl"}])

@@ -46,8 +46,10 @@ async def source(pool: asyncpg.Pool) -> asyncpg.Pool:
     return pool
 
 
-@pytest.mark.parametrize("end", ["parquet", "jsonl", "json", "duckdb", "s3"])
-@pytest.mark.parametrize("columns", [PLAIN, "*"])
+@pytest.mark.parametrize(
+    ("end", "columns"),
+    [("parquet", PLAIN), *((end, "*") for end in ("parquet", "jsonl", "json", "duckdb", "s3"))],
+)
 async def test_out_of_postgres_and_back(
     run: Any, source: asyncpg.Pool, box: ToolContext, tmp_path: Path, end: str, columns: str
 ) -> None:
@@ -109,12 +111,16 @@ KINDS = ["parquet", "jsonl", "json", "csv", "duckdb", "http", "result"]
 @pytest.mark.parametrize(
     ("kind", "mode"), [*((kind, "append") for kind in KINDS), ("csv", "replace"), ("http", "upsert")]
 )
-async def test_into_postgres(
+async def test_into_postgres_unless_a_column_changes_values(
     run: Any, pool: asyncpg.Pool, inputs: dict[str, dict[str, Any]], kind: str, mode: str
 ) -> None:
-    await pool.execute("create table target (doc jsonb, id bigint primary key, price numeric(10, 2), note text)")
+    await pool.execute("create table target (doc jsonb, id bigint primary key, price numeric(10, 1), note text)")
     await pool.execute("insert into target select null, n, 1 from generate_series(1000, 1100) as n")
 
+    with pytest.raises(ToolError, match=r"checksum of what was read is 500:.*table \"target\" changes values"):
+        await run("transfer", source=inputs[kind], target=PG, mode=mode, verify="checksum")
+    assert await pool.fetchval("select count(*) from target") == 101, "as before"
+    await pool.execute("alter table target alter column price type numeric(10, 2)")
     data = (await run("transfer", source=inputs[kind], target=PG, mode=mode, verify="checksum", chunk_size=60)).data
 
     assert data["checksum"].startswith("500:")
@@ -122,24 +128,7 @@ async def test_into_postgres(
     assert await pool.fetchval("select count(*) from target") == (500 if mode == "replace" else 601)
 
 
-@pytest.mark.parametrize(("kind", "mode"), [*((kind, "append") for kind in KINDS), ("jsonl", "upsert")])
-async def test_values_that_the_column_changes_are_seen(
-    run: Any, pool: asyncpg.Pool, inputs: dict[str, dict[str, Any]], kind: str, mode: str
-) -> None:
-    await pool.execute("create table target (doc jsonb, id bigint primary key, price numeric(10, 1))")
-    await pool.execute("insert into target values (null, 7, 1)")
-    if mode == "append":
-        await pool.execute("delete from target; insert into target values (null, 1000, 1)")
-
-    with pytest.raises(ToolError, match=r"checksum of what was read is 500:.*table \"target\" changes values"):
-        await run("transfer", source=inputs[kind], target=PG, mode=mode, verify="checksum")
-
-    assert [tuple(row)[1:] for row in await pool.fetch("select * from target")] in ([(7, 1)], [(1000, 1)])
-    assert (await run("transfer", source=inputs[kind], target=PG, mode=mode)).data["rows"] == 500
-
-
-@pytest.mark.parametrize("kind", ["postgres", "csv"])
-async def test_a_trigger_that_changes_values_is_seen(run: Any, source: asyncpg.Pool, tmp_path: Path, kind: str) -> None:
+async def test_a_trigger_that_changes_values_is_seen(run: Any, source: asyncpg.Pool) -> None:
     await source.execute(
         """
         create function other() returns trigger language plpgsql as
@@ -147,8 +136,7 @@ async def test_a_trigger_that_changes_values_is_seen(run: Any, source: asyncpg.P
         create trigger t before insert on target for each row execute function other()
         """
     )
-    (tmp_path / "in.csv").write_text("id,even\n1,true\n2,false\n")
-    rows = {"kind": "postgres", "table": "source"} if kind == "postgres" else {"path": "in.csv"}
+    rows = {"kind": "postgres", "table": "source"}
 
     with pytest.raises(ToolError, match="checksum of what was read"):
         await run("transfer", source=rows, target=PG, verify="checksum")
@@ -156,40 +144,17 @@ async def test_a_trigger_that_changes_values_is_seen(run: Any, source: asyncpg.P
     assert await source.fetchval("select count(*) from target") == 0
 
 
-async def test_columns_that_come_and_go(run: Any, pool: asyncpg.Pool, tmp_path: Path) -> None:
-    await pool.execute("create table target (id int, tag char(5), f real)")
-    (tmp_path / "in.jsonl").write_text('{"id": 1}\n{"tag": "a", "f": 0.1}\n{"id": 3, "new": {"k": 1}}\n')
+async def test_csv_has_no_word_for_empty_text(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text('{"id": 1, "name": ""}')
+    (tmp_path / "fine.jsonl").write_text('{"id": 1, "name": [""], "x": {"a": 1}}')
+    target = {"path": "out.csv"}
+    (tmp_path / "out.csv").write_text("old")
 
-    data = (
-        await run(
-            "transfer",
-            source={"path": "in.jsonl"},
-            target=PG,
-            verify="checksum",
-            on_drift="add",
-            chunk_size=1,
-        )
-    ).data
-
-    assert data["checksum"].startswith("3:")
-    assert data["added"] == ["new"]
-
-
-@pytest.mark.parametrize(
-    ("end", "line"),
-    [("csv", '{"id": 1, "name": ""}'), ("csv", '{"id": 1, "name": [""], "x": {"a": 1}}')],
-)
-async def test_csv_holds_what_is_no_empty_text(run: Any, tmp_path: Path, end: str, line: str) -> None:
-    (tmp_path / "in.jsonl").write_text(line)
-    (tmp_path / f"out.{end}").write_text("old")
-    transfer = run("transfer", source={"path": "in.jsonl"}, target={"path": f"out.{end}"}, verify="checksum")
-
-    if '""' in line and "[" not in line:
-        with pytest.raises(ToolError, match=r"checksum of what was read.*the file out\.csv"):
-            await transfer
-        assert (tmp_path / f"out.{end}").read_text() == "old"
-    else:
-        assert (await transfer).data["checksum"].startswith("1:")
+    with pytest.raises(ToolError, match=r"checksum of what was read.*the file out\.csv"):
+        await run("transfer", source={"path": "empty.jsonl"}, target=target, verify="checksum")
+    assert (tmp_path / "out.csv").read_text() == "old"
+    data = (await run("transfer", source={"path": "fine.jsonl"}, target=target, verify="checksum")).data
+    assert data["checksum"].startswith("1:")
 
 
 async def test_json_has_no_word_for_nan(run: Any, tmp_path: Path) -> None:

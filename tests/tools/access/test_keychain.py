@@ -139,23 +139,12 @@ async def test_without_a_key_nothing_is_kept_in_the_database(
     await clients.close()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"data": {"client_secret": "a wrong secret"}}, "'api'.*refuses a token with status 401"),
-        ({"endpoint": "http://127.0.0.1:9/token?key=hush"}, "'api'.*/token does not answer"),
-        ({"scope": "galaxy"}, "scope 'galaxy'; use one of global, catalog, local, shared"),
-    ],
-)
-async def test_what_goes_wrong_is_said_without_secrets(
-    processes: list[Keychain], server: TokenServer, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(CredentialError, match=message) as caught:
-        await opened(processes[0], entry(server, **changes))
+async def test_what_goes_wrong_is_said_without_secrets(processes: list[Keychain], server: TokenServer) -> None:
+    with pytest.raises(CredentialError, match="'api'.*refuses a token with status 401") as caught:
+        await opened(processes[0], entry(server, data={"client_secret": "a wrong secret"}))
     assert "wrong secret" not in str(caught.value)
-    assert "hush" not in str(caught.value)
-    with pytest.raises(CredentialError, match="no JSON object"):
-        await opened(processes[0], entry(server, endpoint=f"{server.url}/text"))
+    with pytest.raises(CredentialError, match="scope 'galaxy'; use one of global, catalog, local, shared"):
+        await opened(processes[0], entry(server, scope="galaxy"))
 
 
 PLAYBOOK = text_of(

@@ -7,7 +7,7 @@ import base64
 import json
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,9 +27,7 @@ from noetl_dagster.engine.engine import Engine
 from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.access.managers import asking
 from tests.playbooks import text_of
@@ -83,49 +81,9 @@ def _filled(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return arn
 
 
-@pytest.mark.parametrize(
-    ("handle", "value"),
-    [
-        ("secret://aws/prod/db#password", PASSWORD),
-        ("secret://aws/prod/db#port", "5432"),
-        ("secret://aws/prod/db", DATABASE),
-        ("secret://aws_secrets_manager/prod/token", "plain-token"),
-        ("secret://aws/prod/text", "text-in-bytes"),
-        ("secret://aws_ssm//prod/api/key", "parameter-value"),
-        ("secret://ssm/db#user", "etl"),
-    ],
-)
-async def test_secrets_of_aws(settings: Settings, aws: str, handle: str, value: str) -> None:
-    assert await Credentials(settings).reveal(handle) == value
-
-
 async def test_an_arn_says_its_region(settings: Settings, aws: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     assert await Credentials(settings).reveal(f"secret://aws/{aws}#password") == PASSWORD
-
-
-@pytest.mark.parametrize(
-    ("handle", "message"),
-    [
-        ("secret://aws/prod/none", "'prod/none' of provider 'aws' is not found; create it"),
-        ("secret://aws_ssm//none", "'/none' of provider 'aws_ssm' is not found; create it"),
-        (
-            "secret://aws/prod/db#pin",
-            "'prod/db' of provider 'aws' has no key 'pin'; it has password, port, user",
-        ),
-        (
-            "secret://aws/prod/token#pin",
-            "'prod/token' of provider 'aws' is no JSON object, so it has no key 'pin'",
-        ),
-        ("secret://aws/prod/binary", "'prod/binary' of provider 'aws' is binary"),
-    ],
-)
-async def test_what_aws_does_not_give(settings: Settings, aws: str, handle: str, message: str) -> None:
-    with pytest.raises(CredentialError, match=message) as caught:
-        await Credentials(settings).reveal(handle)
-    assert PASSWORD not in str(caught.value)
-    assert "plain-token" not in str(caught.value)
-    assert not caught.value.retryable
 
 
 async def test_an_aws_environment_that_is_not_complete(
@@ -257,50 +215,6 @@ def of_google(settings: Settings, google: tuple[GoogleServer, str]) -> Credentia
     return Credentials(settings.model_copy(update={"google_secrets_endpoint": google[1]}))
 
 
-@pytest.mark.parametrize(
-    ("handle", "value"),
-    [
-        ("secret://google/db#password", PASSWORD),
-        ("secret://gcp/db/versions/1", "first"),
-        ("secret://google/projects/other/secrets/token", "token-of-other"),
-        ("secret://google/projects/lake/secrets/db/versions/latest#user", "etl"),
-    ],
-)
-async def test_secrets_of_google(settings: Settings, google: tuple[GoogleServer, str], handle: str, value: str) -> None:
-    assert await of_google(settings, google).reveal(handle) == value
-
-
-@pytest.mark.parametrize(
-    ("handle", "refuses", "message", "retryable"),
-    [
-        ("secret://google/none", None, "'none' of provider 'google' is not found; create it", False),
-        ("secret://google/a/b", None, "write <secret> or projects/<project>/secrets/<secret>", False),
-        ("secret://google/binary", None, "is binary", False),
-        (
-            "secret://google/db",
-            "PERMISSION_DENIED",
-            "may not be read; grant roles/secretmanager.secretAcc",
-            False,
-        ),
-        ("secret://google/db", "FAILED_PRECONDITION", "disabled or destroyed", False),
-        ("secret://google/db", "INVALID_ARGUMENT", "Google refuses with InvalidArgument", False),
-        ("secret://google/db", "RESOURCE_EXHAUSTED", "Google does not answer .ResourceExhausted.", True),
-    ],
-)
-async def test_what_google_does_not_give(
-    settings: Settings,
-    google: tuple[GoogleServer, str],
-    handle: str,
-    refuses: str | None,
-    message: str,
-    retryable: bool,
-) -> None:
-    google[0].refuses = None if refuses is None else grpc.StatusCode[refuses]
-    with pytest.raises(CredentialError, match=message) as caught:
-        await of_google(settings, google).reveal(handle)
-    assert caught.value.retryable is retryable
-
-
 async def test_a_google_environment_that_is_not_complete(
     settings: Settings, google: tuple[GoogleServer, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -363,33 +277,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cluster
         yield made
 
 
-async def test_secrets_of_kubernetes(settings: Settings, cluster: Cluster) -> None:
-    credentials = Credentials(settings)
-    assert await credentials.reveal("secret://kubernetes/etl/db#password") == PASSWORD
-    assert await credentials.reveal("secret://k8s/etl/db#password") == PASSWORD
-    assert cluster.asked == ["etl/db"]
-
-
-@pytest.mark.parametrize(
-    ("handle", "status", "message"),
-    [
-        ("secret://kubernetes/etl/none#password", 200, "'etl/none' of provider 'kubernetes' is not found"),
-        ("secret://kubernetes/etl/db#pin", 200, "has no key 'pin'; it has password"),
-        ("secret://kubernetes/etl/db", 200, "has several values; name one of them with 'key': password"),
-        ("secret://kubernetes/db#password", 200, "write <namespace>/<secret>"),
-        ("secret://kubernetes/etl/db#password", 403, "may not be read; allow 'get' on secrets of etl"),
-        ("secret://kubernetes/etl/db#password", 503, "Kubernetes answers 503"),
-    ],
-)
-async def test_what_kubernetes_does_not_give(
-    settings: Settings, cluster: Cluster, handle: str, status: int, message: str
-) -> None:
-    cluster.status = status
-    with pytest.raises(CredentialError, match=message) as caught:
-        await Credentials(settings).reveal(handle)
-    assert caught.value.retryable is (status >= 500)
-
-
 async def test_no_cluster(
     settings: Settings, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -405,6 +292,80 @@ async def test_no_cluster(
 
 
 # -- all of them -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def managed(request: pytest.FixtureRequest, settings: Settings) -> Callable[[str, Any], Credentials]:
+    """Credentials over the server of a handle's provider, which refuses if it is told to."""
+
+    def over(handle: str, refuses: Any = None) -> Credentials:
+        provider = handle.split("/")[2]
+        if provider in ("google", "gcp"):
+            google: tuple[GoogleServer, str] = request.getfixturevalue("google")
+            google[0].refuses = refuses
+            return of_google(settings, google)
+        if provider in ("kubernetes", "k8s"):
+            request.getfixturevalue("cluster").status = refuses or 200
+        else:
+            request.getfixturevalue("aws")
+        return Credentials(settings)
+
+    return over
+
+
+@pytest.mark.parametrize(
+    ("handle", "value"),
+    [
+        ("secret://aws/prod/db#password", PASSWORD),
+        ("secret://aws/prod/db#port", "5432"),
+        ("secret://aws/prod/db", DATABASE),
+        ("secret://aws_secrets_manager/prod/token", "plain-token"),
+        ("secret://aws/prod/text", "text-in-bytes"),
+        ("secret://aws_ssm//prod/api/key", "parameter-value"),
+        ("secret://ssm/db#user", "etl"),
+        ("secret://google/db#password", PASSWORD),
+        ("secret://gcp/db/versions/1", "first"),
+        ("secret://google/projects/other/secrets/token", "token-of-other"),
+        ("secret://google/projects/lake/secrets/db/versions/latest#user", "etl"),
+        ("secret://kubernetes/etl/db#password", PASSWORD),
+        ("secret://k8s/etl/db#password", PASSWORD),
+    ],
+)
+async def test_secrets(managed: Callable[..., Credentials], handle: str, value: str) -> None:
+    assert await managed(handle).reveal(handle) == value
+
+
+@pytest.mark.parametrize(
+    ("handle", "refuses", "message"),
+    [
+        ("aws/prod/none", None, "'prod/none' of provider 'aws' is not found; create it"),
+        ("aws_ssm//none", None, "'/none' of provider 'aws_ssm' is not found; create it"),
+        ("aws/prod/db#pin", None, "'prod/db' of provider 'aws' has no key 'pin'; it has password, port, user"),
+        ("aws/prod/token#pin", None, "'prod/token' of provider 'aws' is no JSON object, so it has no key 'pin'"),
+        ("aws/prod/binary", None, "'prod/binary' of provider 'aws' is binary"),
+        ("google/none", None, "'none' of provider 'google' is not found; create it"),
+        ("google/a/b", None, "write <secret> or projects/<project>/secrets/<secret>"),
+        ("google/binary", None, "is binary"),
+        ("google/db", grpc.StatusCode.PERMISSION_DENIED, "may not be read; grant roles/secretmanager.secretAcc"),
+        ("google/db", grpc.StatusCode.FAILED_PRECONDITION, "disabled or destroyed"),
+        ("google/db", grpc.StatusCode.INVALID_ARGUMENT, "Google refuses with InvalidArgument"),
+        ("google/db", grpc.StatusCode.RESOURCE_EXHAUSTED, "Google does not answer .ResourceExhausted."),
+        ("kubernetes/etl/none#password", None, "'etl/none' of provider 'kubernetes' is not found"),
+        ("kubernetes/etl/db#pin", None, "has no key 'pin'; it has password"),
+        ("kubernetes/etl/db", None, "has several values; name one of them with 'key': password"),
+        ("kubernetes/db#password", None, "write <namespace>/<secret>"),
+        ("kubernetes/etl/db#password", 403, "may not be read; allow 'get' on secrets of etl"),
+        ("kubernetes/etl/db#password", 503, "Kubernetes answers 503"),
+    ],
+)
+async def test_what_they_do_not_give(
+    managed: Callable[..., Credentials], handle: str, refuses: Any, message: str
+) -> None:
+    with pytest.raises(CredentialError, match=message) as caught:
+        await managed(f"secret://{handle}", refuses).reveal(f"secret://{handle}")
+    assert PASSWORD not in str(caught.value)
+    assert "plain-token" not in str(caught.value)
+    assert caught.value.retryable is (refuses in (grpc.StatusCode.RESOURCE_EXHAUSTED, 503))
 
 
 async def test_who_wants_the_same_secret_at_once_asks_once(
@@ -465,20 +426,6 @@ async def test_a_package_that_is_missing(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(CredentialError, match=remedy):
         await Credentials(settings).reveal(handle)
-
-
-async def test_values_are_hidden(settings: Settings, aws: str) -> None:
-    credentials = Credentials(settings)
-    await credentials.reveal("secret://aws/prod/db")
-    await credentials.reveal("secret://aws_ssm//prod/api/key")
-    assert SECRETS.redact(f"{PASSWORD} parameter-value etl") == "*** *** etl"
-
-
-async def test_in_fields_of_auth(settings: Settings, aws: str) -> None:
-    auth = {"type": "postgres", "host": "db", "user": "etl", "password": "secret://aws/prod/db#password"}
-    found = await Credentials(settings).resolve(auth, CredentialType.POSTGRES)
-    assert found is not None
-    assert found.data["password"] == PASSWORD
 
 
 PLAYBOOK = text_of(

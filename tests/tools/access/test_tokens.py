@@ -275,6 +275,8 @@ async def test_processes_do_not_share_tokens_of_their_machines(
         ({"type": "api_key", "in": "query", "name": "key", "value": "k3y"}, {"query": ("key", "k3y")}),
         ({"type": "api_key", "param": "key", "value": "k3y"}, {"query": ("key", "k3y")}),
         ({"type": "bearer", "access_token": "k3y"}, {"header": ("authorization", "Bearer k3y")}),
+        ({"type": "basic", "username": "u", "password": "p"}, {"header": ("authorization", "Basic dTpw")}),
+        ({"type": "header", "header": "X-Key", "value": "k3y"}, {"header": ("x-key", "k3y")}),
     ],
 )
 async def test_keys_in_headers_and_parameters(run: Any, server: str, auth: Any, fields: Any) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +21,7 @@ from noetl_dagster.settings import dump_settings
 from noetl_dagster.tools.access.clients import POSTGRES_POOL_SIZE
 from noetl_dagster.tools.base import Chunk, ToolCall, ToolContext
 from noetl_dagster.tools.sql import views
+from tests.tools.chunk_log import Killed, ListLog
 from tests.waiting import until
 
 pytestmark = pytest.mark.long
@@ -44,31 +43,6 @@ EVERY_TYPE = """
         '101'::bit(3) as bits, point(n, 1.5) as place
     from generate_series(1, :rows::int) as n order by n
 """
-
-
-class Killed(BaseException):
-    """The process has ended here."""
-
-
-@dataclass
-class Told:
-    """The chunks that calls have told of, in memory; ``stops`` is the index of the one that is the last."""
-
-    chunks: list[Chunk] = field(default_factory=list)
-    takes: bool = False
-    stops: int | None = None
-
-    def wanted(self, call: ToolCall) -> bool:
-        return self.takes
-
-    async def recorded(self, call: ToolCall) -> Sequence[Chunk]:
-        return list(self.chunks)
-
-    async def record(self, call: ToolCall, *chunks: Chunk) -> None:
-        for chunk in chunks:
-            if chunk.index == self.stops:
-                raise Killed
-            self.chunks.append(chunk)
 
 
 @pytest.fixture
@@ -202,18 +176,18 @@ async def test_rows_that_a_statement_lists_take_no_transaction_of_their_own(
     assert len(seen) == begun
 
 
-@pytest.mark.parametrize("key", [None, "id"])
-@pytest.mark.parametrize("stops", [1, 4])
+@pytest.mark.parametrize(("key", "stops"), [(None, 1), ("id", 4)])
 async def test_killed_call_goes_on_without_a_chunk_twice(
     run: Any, small: ToolContext, key: str | None, stops: int
 ) -> None:
     sql = "select n as id, 'name ' || n as name from generate_series(1, 2000) as n"
     extra = {} if key is None else {"key": key}
-    small.chunks = told = Told(stops=stops)
+    small.chunks = told = ListLog()
+    told.stops_after = stops
     with pytest.raises(Killed):
         await run("postgres", command=sql, **extra)
     before = list(told.chunks)
-    told.stops = None
+    told.stops_after = None
 
     ref = (await run("postgres", command=sql, **extra)).ref
 
@@ -236,10 +210,11 @@ async def test_source_that_changed_is_an_error_only_where_a_step_took_the_chunks
     run: Any, small: ToolContext, pool: asyncpg.Pool
 ) -> None:
     await pool.execute("create table t as select n as id, 0 as price from generate_series(1, 2000) as n")
-    small.chunks = told = Told(stops=3)
+    small.chunks = told = ListLog()
+    told.stops_after = 3
     with pytest.raises(Killed):
         await run("postgres", command="select * from t order by id")
-    told.stops = None
+    told.stops_after = None
     before = list(told.chunks)
     await pool.execute("update t set price = 1 where id <= 10; delete from t where id > 400")
 
@@ -256,12 +231,13 @@ async def test_source_that_changed_is_an_error_only_where_a_step_took_the_chunks
 async def test_chunks_that_a_step_takes_are_cut_alike_whatever_ran_before(run: Any, box: ToolContext) -> None:
     sql = "select n, repeat('x', :width::int) as x from generate_series(1, :rows::int) as n"
     wide = {"command": sql, "params": {"width": 200, "rows": 3000}}
-    told = Told(takes=True, stops=2)
+    told = ListLog(wanted=True)
+    told.stops_after = 2
     small, large = (box.settings.model_copy(update={"chunk_bytes": size}) for size in (1 << 16, 1 << 24))
     box.settings, box.chunks = small, told
     with pytest.raises(Killed):
         await run("postgres", **wide)
-    before, told.stops = list(told.chunks), None
+    before, told.stops_after = list(told.chunks), None
 
     box.settings, told.takes, told.chunks = large, False, []
     assert (await run("postgres", command=sql, params={"width": 1, "rows": 1000})).data["row_count"] == 1000
@@ -280,7 +256,7 @@ async def test_key_has_to_be_a_unique_column(run: Any, small: ToolContext) -> No
 
 
 async def test_small_result_is_told_of_where_a_step_takes_chunks(run: Any, small: ToolContext) -> None:
-    small.chunks = told = Told(takes=True)
+    small.chunks = told = ListLog(wanted=True)
 
     ref = (await run("postgres", command="select 1 as one")).ref
 
@@ -289,13 +265,13 @@ async def test_small_result_is_told_of_where_a_step_takes_chunks(run: Any, small
     assert (await small.results.get(ref))["rows"] == [{"one": 1}]
 
 
-@dataclass
-class Waiting(Told):
-    """Those who take the chunks have no room for a second one until it is made."""
+class Waiting(ListLog):
+    """The chunks of many calls, whose takers have no room for a second one until it is made."""
 
-    takes: bool = True
-    begun: int = 0
-    room: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self) -> None:
+        super().__init__(wanted=True)
+        self.begun = 0
+        self.has_room = asyncio.Event()
 
     async def recorded(self, call: ToolCall) -> Sequence[Chunk]:
         return []
@@ -303,7 +279,7 @@ class Waiting(Told):
     async def record(self, call: ToolCall, *chunks: Chunk) -> None:
         if chunks:
             self.begun += chunks[0].index == 0
-            await self.room.wait()
+            await self.has_room.wait()
 
 
 async def connections(pool: asyncpg.Pool, mark: str) -> int:
@@ -324,7 +300,7 @@ async def test_sources_that_wait_for_takers_leave_the_pool_to_them(
     await until(lambda: waiting.begun == len(sources), "the first chunk of each")
 
     assert await connections(pool, mark) == len(sources)
-    waiting.room.set()
+    waiting.has_room.set()
     assert [(await source).ref.rows for source in sources] == [9] * len(sources)
 
     async def closed() -> bool:
@@ -344,7 +320,7 @@ async def test_source_may_be_idle_as_long_as_its_takers_need(
     source = asyncio.create_task(run("postgres", command=sql, chunk_size=3, **{"as": kind}))
     await until(lambda: waiting.begun, "the first chunk")
     await asyncio.sleep(0.6)
-    waiting.room.set()
+    waiting.has_room.set()
 
     assert (await source).ref.rows == 9
 
@@ -356,7 +332,7 @@ async def test_lost_connection_in_the_middle_is_retryable(run: Any, small: ToolC
     await until(lambda: waiting.begun, "the first chunk")
     end = "select pg_terminate_backend(pid) from pg_stat_activity where query like '%interrupted%' and pid <> pg_backend_pid()"
     assert await pool.fetch(end)
-    waiting.room.set()
+    waiting.has_room.set()
 
     with pytest.raises(ToolError, match="connection to the server was lost") as caught:
         await source
@@ -368,7 +344,7 @@ async def test_server_without_a_connection_left_says_what_helps(
 ) -> None:
     user = f"limited_{uuid4().hex}"
     administrator.execute(f"create role {user} login password 'x' connection limit 0")
-    small.chunks = Told(takes=True)
+    small.chunks = ListLog(wanted=True)
     parts = urlsplit(small.settings.db_url)
     auth = {"type": "postgres", "url": f"postgresql://{user}:x@{parts.netloc.rpartition('@')[2]}{parts.path}"}
     try:
@@ -393,8 +369,9 @@ AGGREGATE = """
 """
 
 
-@pytest.mark.parametrize("price", ["n * 1.5::float8", "n * 1.5", "case when n > 10 then n end"])
-@pytest.mark.parametrize("given", ["whole", "rows"])
+@pytest.mark.parametrize(
+    ("price", "given"), [("n * 1.5::float8", "whole"), ("n * 1.5", "rows"), ("case when n > 10 then n end", "rows")]
+)
 async def test_duckdb_reads_many_rows_as_few(run: Any, box: ToolContext, price: str, given: str) -> None:
     sql = (
         f"select null as nothing, n as id, 'name ' || n as name, timestamp '2026-01-01' + n * interval '1 s' as moment, "
@@ -506,21 +483,3 @@ async def test_lines_for_duckdb_are_cut_where_a_row_ends(
     assert all(len(one) >= 1000 for one in data[:-1])
     rows = [[orjson.loads(line) for line in one.splitlines()] for one in data]
     assert [row["id"] for some in rows for row in some] == list(range(1, 901))
-
-
-def test_lines_of_many_rows_leave_no_holes() -> None:
-    program = """
-import re
-from pathlib import Path
-from noetl_dagster.storage.codec import json_lines
-def memory(name):
-    return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-rows = [{"id": n} for n in range(100_000)]
-json_lines(rows[:1])
-idle = memory("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")
-size = len(json_lines(rows))
-print((memory("VmHWM") - idle) / size)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 6

@@ -123,16 +123,6 @@ async def test_serialisation_failures_and_lost_connections_are_retryable(run: An
     assert (await run("postgres", command="select 1 as one")).data["rows"] == [{"one": 1}]
 
 
-async def test_unreachable_server_is_retryable(run: Any) -> None:
-    auth = {"type": "postgres", "url": "postgresql://u:hidden-pass@127.0.0.1:1/x"}
-
-    with pytest.raises(ToolError) as caught:
-        await run("postgres", command="select 1", auth=auth)
-
-    assert caught.value.retryable
-    assert "hidden-pass" not in str(caught.value)
-
-
 async def test_psycopg_placeholders(run: Any) -> None:
     listed = await run(
         "postgres",

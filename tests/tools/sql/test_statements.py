@@ -46,11 +46,6 @@ def test_split_statements(script: str, expected: tuple[str, ...]) -> None:
     assert split_statements(script) == expected
 
 
-@given(st.lists(st.sampled_from(["'a;'", "$$;$$", "--;\n", "/*;*/", '";"', "x", "E'\\';'", ":n", " "]), max_size=12))
-def test_semicolons_in_quotes_and_comments_never_split(parts: list[str]) -> None:
-    assert len(split_statements(" ".join(parts))) <= 1
-
-
 def test_named_parameters_are_numbered_by_first_use() -> None:
     bound = bind("select :b::int, :a, ':a', :b, x[1:n] -- :a", {"a": 1, "b": 2})
 
