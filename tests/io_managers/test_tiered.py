@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,9 @@ from noetl_dagster.result_ref import STORED_METADATA, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.tiers.gcs import gcs_client
 from tests.io_managers.readers import reader_of
+from tests.tiers import google
+
+__all__ = ["google"]
 
 FRAME = pd.DataFrame({"id": [1, 2, 3], "name": ["a", "b", "c"]})
 
@@ -39,14 +41,12 @@ def pvc(settings: Settings) -> PvcIOManager:
 
 
 @pytest.fixture(params=["minio", "pvc", "gcs"])
-def manager(request: pytest.FixtureRequest, settings: Settings) -> Iterator[IOManager]:
+def manager(request: pytest.FixtureRequest, settings: Settings, google: FakeGCSServer) -> IOManager:
     if request.param != "gcs":
-        yield minio(settings) if request.param == "minio" else pvc(settings)
-        return
-    with FakeGCSServer() as server:
-        own = settings.model_copy(update={"gcs_endpoint": server.url, "gcs_bucket": settings.minio_bucket})
-        gcs_client(own).create_bucket(settings.minio_bucket)
-        yield GcsIOManager(bucket=settings.minio_bucket, endpoint=server.url)
+        return minio(settings) if request.param == "minio" else pvc(settings)
+    own = settings.model_copy(update={"gcs_endpoint": google.url, "gcs_bucket": settings.minio_bucket})
+    gcs_client(own).create_bucket(settings.minio_bucket)
+    return GcsIOManager(bucket=settings.minio_bucket, endpoint=google.url)
 
 
 def metadata_of(result: Any, key: str) -> dict[str, Any]:

@@ -13,7 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from noetl_dagster.playbook.models import ResultSpec, Task, TaskSpec
-from noetl_dagster.settings import Settings
+from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.access.clients import Clients
@@ -35,6 +36,12 @@ async def box(settings: Settings, pool: asyncpg.Pool, sessions: SparkSessions) -
     async with ResultStore(settings, pool) as results:
         yield ToolContext(settings, results, Credentials(settings, pool), clients, sessions.get)
     await clients.close()
+
+
+async def put(box: ToolContext, value: object, name: str, tier: StoreTier = StoreTier.MINIO, **spec: Any) -> ResultRef:
+    """Stores a value as a result of step ``made``."""
+    stored = ResultSpec(store=tier, **spec)
+    return await box.results.put(value, execution_id=1, step="made", name=name, spec=stored)
 
 
 @pytest.fixture

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.tools.base import ToolContext, ToolResult
-from tests.spark.conftest import Run
+from tests.spark.conftest import Run, put
 
 pytestmark = pytest.mark.spark
 
@@ -23,11 +22,6 @@ ALL = "SELECT * FROM rows"
 def staged(request: pytest.FixtureRequest, box: ToolContext) -> bool:
     box.settings = box.settings.model_copy(update={"spark_staging": request.param})
     return bool(request.param)
-
-
-async def put(box: ToolContext, value: Any, name: str, tier: StoreTier = StoreTier.MINIO, **spec: Any) -> ResultRef:
-    kept = ResultSpec(store=tier, **spec)
-    return await box.results.put(value, execution_id=1, step="made", name=name, spec=kept)
 
 
 def cost(done: ToolResult) -> dict[str, Any]:

