@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
 import os
 from collections.abc import AsyncIterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import duckdb
@@ -83,18 +80,8 @@ async def test_readers_see_whole_files_only(store: ResultStore, settings: Settin
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def write_parquet(settings: Settings, rows: int) -> ResultRef:
-    """Worker A: writes, in a process of its own."""
-
-    async def run() -> ResultRef:
-        async with ResultStore(settings, None) as store:
-            return await store.put(pa.table({"n": range(rows)}), **WHERE, tier=StoreTier.PVC)
-
-    return asyncio.run(run())
-
-
 def count_with_duckdb(settings: Settings, ref: ResultRef) -> int:
-    """Workers B and C: read in place."""
+    """Reads in place."""
     path = locations.local_path(settings, ref.physical_uri)
     return count_rows(str(path))
 
@@ -105,17 +92,7 @@ def count_rows(place: str) -> int:
     return int(count)
 
 
-async def test_three_processes_exchange_a_file(settings: Settings) -> None:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(3, mp_context=context) as workers:
-        ref = workers.submit(write_parquet, settings, 100_000).result(60)
-        readers = [workers.submit(count_with_duckdb, settings, ref) for _ in range(2)]
-        assert [reader.result(60) for reader in readers] == [100_000, 100_000]
-
-
-@pytest.mark.parametrize(
-    "megabytes", [20, pytest.param(500, marks=pytest.mark.slow), pytest.param(1024, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("megabytes", [20, pytest.param(1024, marks=pytest.mark.slow)])
 async def test_large_parquet_is_counted_in_place(
     store: ResultStore, settings: Settings, tmp_path: Path, megabytes: int
 ) -> None:

@@ -181,27 +181,6 @@ async def test_a_call_that_waits_gets_the_place_of_one_that_hangs() -> None:
         hang.set()
 
 
-async def test_code_that_catches_an_interrupt_gets_another(unraisables: Unraisables) -> None:
-    caught: list[BaseException] = []
-    begun, ended = threading.Event(), threading.Event()
-
-    def code() -> None:
-        while len(caught) < 3:
-            try:
-                begun.set()
-                while True:
-                    abs(1)
-            except BaseException as error:
-                caught.append(error)
-        ended.set()
-
-    threads = CodeThreads(limit=1, repeat_seconds=0.01)
-    await abandoned(threads, code, begun.is_set)
-    await until(ended.is_set)
-
-    assert [type(error) for error in caught] == [Interrupted] * 3
-
-
 async def test_no_lock_of_a_condition_is_left_taken(unraisables: Unraisables) -> None:
     """As in ``Future.result``: whoever is to end the future would wait for the lock for ever."""
     condition, begun, ended = threading.Condition(), threading.Event(), threading.Event()
