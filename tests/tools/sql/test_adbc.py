@@ -1,7 +1,8 @@
 """The kinds snowflake and bigquery.
 
-What they share runs with ADBC's driver of SQLite. The slow test runs snowflake's driver against fakesnow, a stand-in that speaks
-Snowflake's protocol over DuckDB. There is no stand-in for BigQuery: of it the options and the dialect are tested.
+What they share is tested in test_databases.py, with ADBC's driver of SQLite. The slow test runs snowflake's driver against
+fakesnow, a stand-in that speaks Snowflake's protocol over DuckDB. There is no stand-in for BigQuery: of it the options and the
+dialect are tested.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import adbc_driver_sqlite.dbapi
-import pyarrow as pa
 import pytest
 
 from noetl_dagster.errors import CredentialError, ToolError
@@ -38,17 +38,6 @@ class SqliteOfAdbc(adbc.AdbcDatabase):
         return adbc_driver_sqlite.dbapi.connect(self._options["uri"], autocommit=True)
 
 
-@pytest.fixture
-def sql(box: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs a call of kind snowflake in a file of SQLite, through ADBC."""
-
-    async def found(kind: str, box: ToolContext, **fields: Any) -> Any:
-        return SqliteOfAdbc({"uri": f"file:{tmp_path}/own.sqlite"})
-
-    monkeypatch.setattr("noetl_dagster.tools.sql.databases.tool.find_database", found)
-    return caller(box)
-
-
 def caller(box: ToolContext, auth: Any = None) -> Any:
     async def run(command: Any, **config: Any) -> Any:
         fields = {"command": command, **config}
@@ -56,45 +45,6 @@ def caller(box: ToolContext, auth: Any = None) -> Any:
         return await DatabaseTool().run(ToolCall(7001, "stage", task, fields, {}, auth), box)
 
     return run
-
-
-CREATE = "create table t (id int primary key, name varchar(300))"
-
-
-async def test_results_and_parameters(sql: Any) -> None:
-    await sql(CREATE)
-    await sql("insert into t values (:id, :name), (2, :other)", params={"id": 1, "name": {"a": 1}, "other": None})
-
-    data = (await sql("select id, name from t where id < $1 order by id", params=[9])).data
-
-    assert data["rows"] == [{"id": 1, "name": '{"a":1}'}, {"id": 2, "name": None}]
-    assert data["columns"] == ["id", "name"]
-
-
-async def test_one_transaction_and_the_kinds_of_errors(sql: Any) -> None:
-    await sql(CREATE)
-
-    with pytest.raises(ToolError) as constraint:
-        await sql("insert into t values (1, 'a'); insert into t values (1, 'b')")
-    with pytest.raises(ToolError, match="no such table") as missing:
-        await sql("select * from missing")
-
-    assert (constraint.value.kind, constraint.value.code) == ("db_constraint", "INTEGRITY")
-    assert missing.value.kind == "db"
-    assert (await sql("select count(*) as n from t")).data["rows"] == [{"n": 0}]
-
-
-async def test_many_rows_and_tables(sql: Any, box: ToolContext) -> None:
-    box.settings = box.settings.model_copy(update={"chunk_bytes": 1 << 19})
-    numbers = "with recursive n(id) as (select 1 union all select id + 1 from n where id < 5000) select id from n"
-    await sql([CREATE, f"insert into t select id, '{'x' * 200}' from ({numbers})"])
-
-    rows = await box.results.get((await sql("select * from t order by id")).ref)
-    table = await box.results.get((await sql("select id from t", **{"as": "table"})).ref)
-
-    assert rows["row_count"] == 5000
-    assert isinstance(table, pa.Table)
-    assert table.num_rows == 5000
 
 
 S = "adbc.snowflake.sql."

@@ -1,4 +1,4 @@
-"""The kinds sqlite and mysql: statements, parameters, rows, errors, timeouts and cancellations."""
+"""The kinds sqlite and mysql, and SQLite through ADBC: statements, rows, errors, timeouts and cancellations."""
 
 from __future__ import annotations
 
@@ -19,15 +19,25 @@ from noetl_dagster.tools.registry import tool_for
 from noetl_dagster.tools.sql.databases.binding import bind, only_reads, split
 from noetl_dagster.tools.sql.databases.mysql import mysql_arguments
 from tests.mysql import Server
+from tests.tools.sql.test_adbc import SqliteOfAdbc, caller
 
 Run = Callable[..., Any]
-KINDS = ("sqlite", "mysql")
+KINDS = ("sqlite", "mysql", "adbc")
 PEOPLE = "create table people (id int primary key, name varchar(20) not null, note varchar(20) unique)"
 
 
 @pytest.fixture(params=KINDS)
-def sql(request: pytest.FixtureRequest, run: Run) -> Run:
+def sql(
+    request: pytest.FixtureRequest, run: Run, box: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Run:
     """Runs SQL in a new database of each kind."""
+    if request.param == "adbc":
+
+        async def find(kind: str, box: ToolContext, **fields: Any) -> SqliteOfAdbc:
+            return SqliteOfAdbc({"uri": f"file:{tmp_path}/own.sqlite"})
+
+        monkeypatch.setattr("noetl_dagster.tools.sql.databases.tool.find_database", find)
+        return caller(box)  # type: ignore[no-any-return]
     if request.param == "sqlite":
         fields: dict[str, Any] = {"database": "own.sqlite"}
     else:
@@ -72,7 +82,7 @@ async def test_the_statements_of_a_call_are_one_transaction(sql: Run) -> None:
         await sql("insert into people values (1, 'a', 'x'); insert into people values (1, 'b', 'y')")
 
     assert caught.value.kind == "db_constraint"
-    assert caught.value.code in ("1062", "SQLITE_CONSTRAINT_PRIMARYKEY")
+    assert caught.value.code in ("1062", "SQLITE_CONSTRAINT_PRIMARYKEY", "INTEGRITY")
     assert (await sql("select count(*) as n from people")).data["rows"] == [{"n": 0}]
 
 
