@@ -13,24 +13,17 @@ import pytest
 from noetl_dagster.errors import ToolError
 from noetl_dagster.setting_types import PodTemplate
 from noetl_dagster.tools.base import ToolContext
-from noetl_dagster.tools.commands import cluster as kubernetes_api
 from noetl_dagster.tools.commands import container, jobs
+from noetl_dagster.tools.commands.cluster import StartProblem
 from tests.helm.chart import KIND, manifests, of_kind
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.cluster.failures import Refused
-from tests.kubernetes.conftest import cluster
+from tests.kubernetes.conftest import cluster, connected
 from tests.waiting import until
 
-__all__ = ["cluster"]
+__all__ = ["cluster", "connected"]
 
-
-@pytest.fixture(autouse=True)
-def _connected(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    # the client reads KUBECONFIG once, when it is imported
-    for module in (kubernetes.config, kubernetes.config.kube_config):
-        monkeypatch.setattr(module, "KUBE_CONFIG_DEFAULT_LOCATION", str(cluster.kubeconfig))
-    monkeypatch.setattr(container, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(kubernetes_api, "LOOK_SECONDS", 0.1)
+pytestmark = pytest.mark.usefixtures("connected")
 
 
 async def test_a_container_runs_to_its_end(run: Any, cluster: Cluster) -> None:
@@ -145,7 +138,7 @@ def test_a_quota_is_no_matter_of_rights() -> None:
     message = (
         'Error creating: pods "x" is forbidden: exceeded quota: team, requested: cpu=1, used: cpu=4, limited: cpu=4'
     )
-    error = kubernetes_api.StartProblem("FailedCreate", message, "").error("container", 600)
+    error = StartProblem("FailedCreate", message, "").error("container", 600)
     assert (error.kind, error.retryable) == ("rate_limit", True)
 
 

@@ -9,11 +9,9 @@ import pytest
 
 from noetl_dagster import extras
 from noetl_dagster.errors import NoetlError, ToolError
-from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
-from noetl_dagster.tools.commands.jobs import job_manifest
 from noetl_dagster.tools.registry import WORKBOOK, tool_for
 from tests.conftest import PROJECT
 
@@ -104,24 +102,3 @@ async def test_container_needs_a_cluster(run: Any, monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(ToolError, match=r"no Kubernetes client is configured; .* runs\.containers"):
         await run("container", image="busybox", command="true")
-
-
-def test_job_manifest() -> None:
-    config = {
-        "image": "busybox",
-        "command": "echo $A",
-        "env": {"A": 1},
-        "resources": {"limits": {"memory": "1Gi"}},
-    }
-    call = ToolCall(7, "Load_All data", Task(name="t", kind="container"), config, {})
-
-    job = job_manifest(call)
-
-    assert job["metadata"]["name"].startswith("noetl-load-all-data-")
-    container = job["spec"]["template"]["spec"]["containers"][0]
-    assert container["command"] == ["/bin/sh", "-c", "echo $A"]
-    assert container["env"] == [{"name": "A", "value": "1"}]
-    piped = job_manifest(call, None, {"DAGSTER_PIPES_CONTEXT": "x"})["spec"]["template"]["spec"]["containers"][0]
-    assert piped["env"][1:] == [{"name": "DAGSTER_PIPES_CONTEXT", "value": "x"}]
-    with pytest.raises(ToolError, match="no 'image'"):
-        job_manifest(ToolCall(7, "s", Task(name="t", kind="container"), {}, {}))
