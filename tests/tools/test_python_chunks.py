@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.settings import Settings, dump_settings
 from noetl_dagster.tools.base import ToolContext
 from tests.tools.chunk_log import Killed, ListLog
 from tests.waiting import until
@@ -259,53 +256,3 @@ async def test_other_things_may_be_called_position(run: Any, code: str, value: A
     assert (await run("python", code=prefix + code)).data == value
     given = await run("python", code="for i in [1]: yield i, position", input={"position": 5})
     assert given.data == [[1, 5]]
-
-
-PEAK = """
-import asyncio, resource, sys
-
-from noetl_dagster.playbook.models import Task
-from noetl_dagster.settings import load_settings
-from noetl_dagster.storage.store import ResultStore
-from noetl_dagster.tools.access.clients import Clients
-from noetl_dagster.tools.access.credentials import Credentials
-from noetl_dagster.tools.base import ToolContext, ToolCall
-from noetl_dagster.tools.python.tool import PythonTool
-
-from noetl_dagster.events.connection import open_pool
-
-CODE = "for i in range(n): yield {'i': i, 'text': chr(97 + i % 26) * 1_000_000}"
-
-
-async def main():
-    settings = load_settings(sys.argv[1])
-    async with await open_pool(settings.db_url) as pool, ResultStore(settings, pool) as results:
-        box = ToolContext(settings, results, Credentials(settings, pool), Clients(settings), lambda: None)
-
-        async def made(n):
-            call = ToolCall(7002, "peak", Task(name="t", kind="python"), {"code": CODE}, {"n": n})
-            ref = (await PythonTool().run(call, box)).ref
-            return ref.rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-        few, many = await made(20), await made(200)
-        print(few[0], many[0], many[1] - few[1])
-
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.slow  # test_a_generator_waits_for_room bounds what is held
-async def test_it_takes_no_more_memory_the_longer_it_gets(settings: Settings) -> None:
-    ran = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-c", PEAK, dump_settings(settings)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert ran.returncode == 0, ran.stderr
-    few, many, megabytes_more = map(int, ran.stdout.split())
-    assert (few, many) == (20, 200)
-    assert megabytes_more < 40  # of 180 MB more
