@@ -7,7 +7,6 @@ import base64
 from pathlib import Path
 from typing import Any
 
-import kubernetes.config
 import orjson
 import pytest
 
@@ -20,13 +19,13 @@ from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.setting_types import POD_RIGHTS
 from noetl_dagster.settings import Settings, get_settings
 from noetl_dagster.tools.base import ToolCall, ToolContext
-from noetl_dagster.tools.commands import container, jobs
+from noetl_dagster.tools.commands import jobs
 from noetl_dagster.tools.registry import tool_for
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.conftest import cluster
+from tests.kubernetes.conftest import cluster, connected
 from tests.waiting import until
 
-__all__ = ["cluster"]
+__all__ = ["cluster", "connected"]
 
 TOKEN = "tok-0123456789"
 
@@ -76,11 +75,8 @@ HARMLESS = {
 
 
 @pytest.fixture
-def allowed(strict: ToolContext, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Any:
+def allowed(strict: ToolContext, connected: None) -> Any:
     """Sets ``NOETL_CONTAINER_ALLOW`` of a toolbox that reaches the cluster."""
-    for module in (kubernetes.config, kubernetes.config.kube_config):
-        monkeypatch.setattr(module, "KUBE_CONFIG_DEFAULT_LOCATION", str(cluster.kubeconfig))
-    monkeypatch.setattr(container, "POLL_SECONDS", 0.05)
 
     def allow(*rights: str) -> None:
         strict.settings = strict.settings.model_copy(update={"container_allow": rights})
