@@ -183,6 +183,7 @@ async def test_unknown_name_in_code_fails_as_a_template(run: Any) -> None:
         ([{"np": "numpy"}, "math as m"], "np.int64, m.sqrt"),
         ({"now": {"from": "datetime", "import": "datetime"}}, "now.now"),
         ([{"from": "datetime", "import": ["date", "time"]}], "date.today, time.min"),
+        (["PyYAML>=6", "python-dateutil"], "yaml.safe_load, dateutil.parser"),
         ({"parser": {"from": "dateutil", "import": "parser"}}, "parser.parse"),
         ("json", "json.dumps"),
         ("", "len"),
@@ -197,11 +198,12 @@ async def test_libs(run: Any, libs: Any, names: str) -> None:
 @pytest.mark.parametrize(
     ("libs", "remedy"),
     [
-        (["nowhere.to_be_found"], "libs: no module 'nowhere.to_be_found'; install it where playbooks run"),
+        (["sklearn.cluster"], "no module 'sklearn.cluster'; install the distribution 'scikit-learn'"),
+        (["nowhere_to_be_found"], "install the distribution 'nowhere_to_be_found'"),
         ({"a": {"from": "math", "import": "cube"}}, "math.cube"),
     ],
 )
-async def test_missing_libs_are_named(run: Any, libs: Any, remedy: str) -> None:
+async def test_missing_libs_say_what_to_install(run: Any, libs: Any, remedy: str) -> None:
     with pytest.raises(ToolError, match="ModuleNotFoundError") as caught:
         await run("python", code="result = 1", libs=libs)
 

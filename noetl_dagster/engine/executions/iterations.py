@@ -1,4 +1,4 @@
-"""The iterations of a loop or fan-out, of which there may be millions: pages of them, and groups of failures."""
+"""The iterations of a loop or fan-out, of which there may be millions: pages of them, groups of failures, durations."""
 
 from __future__ import annotations
 
@@ -21,10 +21,17 @@ QUERY_SECONDS = 5.0
 MOST_FAILURES = 10_000
 """Failures that are grouped, those with the smallest indexes."""
 
+SAMPLE = 10_000
+"""Iterations whose durations are counted; of larger loops, slices that are spread evenly."""
+
+SLICES = 40
+
 MOST_ATTEMPTS = 100
 """Attempts of a command that is no iteration that are looked for."""
 
 MOST_EVENTS = 1_000
+
+BINS_PER_DECADE = 3
 
 _LIST = ", ".join(COLUMNS)
 # The loops and visits of a step.
@@ -114,6 +121,16 @@ SELECT error, count(*) AS number, min(current_index) AS first {_LOOPS} (
     WHERE {_OF_ONE} AND event_type = $3 AND COALESCE(meta ->> 'final', 'true') = 'true' AND {_NO_SUCCESS}
     ORDER BY current_index LIMIT {MOST_FAILURES}
 ) failed GROUP BY error ORDER BY number DESC, first LIMIT 20
+"""
+
+_DURATIONS = f"""
+SELECT floor({BINS_PER_DECADE} * log(greatest(ended.duration, 0.0001)))::int AS bin, count(*) AS number
+FROM unnest($4::int[]) AS slice (first) CROSS JOIN unnest($2::text[]) AS loop (id) CROSS JOIN LATERAL (
+    SELECT duration FROM noetl.event
+    WHERE {_OF_ONE} AND event_type = $3 AND current_index >= slice.first AND current_index < slice.first + $5
+      AND duration IS NOT NULL AND NOT meta ? 'part'
+    LIMIT {2 * SAMPLE}  -- so that each slice is one search of the index
+) ended GROUP BY bin ORDER BY bin
 """
 
 # The start of a loop has the index 0 too.
@@ -232,6 +249,14 @@ class FailureGroup(NamedTuple):
     first: int
 
 
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """How long iterations took: ranges in seconds with their numbers. ``sampled``: of a part of the loop."""
+
+    bins: list[tuple[float, float, int]]
+    sampled: bool
+
+
 async def course_of_step(pool: asyncpg.Pool, execution_id: int, step: str, *, most: int = 1_000) -> list[CourseOfVisit]:
     """Returns the latest visits of a step with their loops, the first of them first."""
     visits: dict[int, CourseOfVisit] = {}
@@ -337,6 +362,21 @@ async def failure_groups(pool: asyncpg.Pool, execution_id: int, visit: CourseOfV
     values = (execution_id, loops, visit.failure.value, visit.success.value)
     rows = await pool.fetch(_FAILURE_GROUPS, *values, timeout=QUERY_SECONDS)
     return [FailureGroup(row["error"] or "", row["number"], row["first"]) for row in rows]
+
+
+async def durations(pool: asyncpg.Pool, execution_id: int, visit: CourseOfVisit, size: int) -> Durations:
+    """Returns how long the completed iterations of a loop took; ``size`` is the number of its iterations."""
+    sampled = size > SAMPLE
+    width = SAMPLE // SLICES if sampled else max(size, 1)
+    firsts = [round(place * (size - width) / (SLICES - 1)) for place in range(SLICES)] if sampled else [0]
+    values = (execution_id, list(visit.loop_ids), visit.success.value, firsts, width)
+    rows = await pool.fetch(_DURATIONS, *values, timeout=QUERY_SECONDS)
+    counts = {row["bin"]: row["number"] for row in rows}
+    if not counts:
+        return Durations([], sampled)
+    bounds = [10 ** (number / BINS_PER_DECADE) for number in range(min(counts), max(counts) + 2)]
+    numbers = [counts.get(number, 0) for number in range(min(counts), max(counts) + 1)]
+    return Durations(list(zip(bounds, bounds[1:], numbers, strict=False)), sampled)
 
 
 async def events_of_iteration(

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from noetl_dagster.engine.executions.progress import brief
 
 WIDTH, LABEL, ROW = 900, 190, 20
-BAR, AXIS = 14, 66
+BAR, AXIS, EDGE = 14, 66, 26
 
 MOST_VISITS = 60
 """Visits that a waterfall draws, the latest ones."""
@@ -76,6 +76,36 @@ def waterfall(visits: Sequence[TimeBar], slowest: Sequence[TimeBar], start: date
         '<svg class="chart waterfall" viewBox="0 0 {width} {height}" role="group" aria-label="Time of each step">'
         "{ticks}{rows}</svg>"
     ).format(width=WIDTH, height=height + 30, ticks=ticks, rows=rows)
+
+
+def histogram(bins: Sequence[tuple[float, float, int]], label: str) -> Markup:
+    """Returns a bar for each range of durations, given by its bounds in seconds and the number of iterations."""
+    most = max((number for _, _, number in bins), default=0)
+    if not most:
+        return Markup("")
+    step = min((WIDTH - 2 * EDGE) / len(bins), 90)
+    bars = Markup("").join(
+        Markup(
+            '<g><title>{low} to {high}: {number}</title><rect class="bar-plain" x="{x:.1f}" y="{y:.1f}" '
+            'width="{width:.1f}" height="{height:.1f}" rx="2"/>'
+            '<text x="{middle:.1f}" y="{above:.1f}" text-anchor="middle">{number}</text>'
+            '<text x="{x:.1f}" y="152" text-anchor="middle">{low}</text></g>'
+        ).format(
+            low=brief(low),
+            high=brief(high),
+            number=f"{number:,}",
+            x=(x := EDGE + place * step),
+            y=130 - (height := 110 * number / most),
+            width=step - 3,
+            height=height,
+            middle=x + (step - 3) / 2,
+            above=126 - height,
+        )
+        for place, (low, high, number) in enumerate(bins)
+    )
+    return Markup(
+        '<svg class="chart histogram" viewBox="0 0 {width} 160" role="img" aria-label="{label}">{bars}</svg>'
+    ).format(width=max(round(step * len(bins) + 2 * EDGE), WIDTH // 2), label=label, bars=bars)
 
 
 class Bar(NamedTuple):

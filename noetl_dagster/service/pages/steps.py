@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
+import asyncpg
 from fastapi import Path, Query, Request
 from pydantic import AfterValidator
 from starlette.responses import Response
@@ -18,11 +20,13 @@ from noetl_dagster.engine.executions.iterations import (
     IterationFilter,
     IterationPage,
     course_of_step,
+    durations,
     events_of_command,
     events_of_iteration,
     failure_groups,
     list_iterations,
 )
+from noetl_dagster.engine.executions.overview import LoopView
 from noetl_dagster.engine.executions.progress import brief
 from noetl_dagster.engine.executions.watching import SLOW_SECONDS
 from noetl_dagster.errors import ExecutionNotFoundError
@@ -32,6 +36,7 @@ from noetl_dagster.events.types import COMMAND_ENDS, Event, EventType
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.rules import RulePlace, rule_places
 from noetl_dagster.service.pages.access import TheViewer
+from noetl_dagster.service.pages.charts import histogram
 from noetl_dagster.service.pages.execution import ExecutionId, SourceLines, playbook_of, read_watched
 from noetl_dagster.service.pages.rendering import page, page_router
 from noetl_dagster.service.plane import Plane, ThePlane
@@ -119,6 +124,8 @@ async def step_page(
         "states": STATES,
         "problem": problem,
         "groups": (),
+        "histogram": "",
+        "sampled": False,
     }
     if not chosen.loop_ids:
         events = await events_of_command(pool, execution_id, step, chosen.visit)
@@ -128,13 +135,25 @@ async def step_page(
     counts = loop if loop is not None and loop.loop_id in chosen.loop_ids else None
     names |= {"loop": counts, "slow": brief(SLOW_SECONDS)}
     if not fields["first"] and not fields["after"]:
-        names["groups"] = await failure_groups(pool, execution_id, chosen)
+        names |= await _summary(pool, execution_id, step, chosen, counts)
     is_over = counts is not None and 0 < counts.total <= counts.done + counts.failed
     iterations = IterationPage([])
     if not problem and not (is_over and wanted.state == "open"):
         iterations = await list_iterations(pool, execution_id, step, chosen, wanted, SHOWN)
     following = "" if iterations.next is None else _query(fields, chosen, iterations.next)
     return page(request, "step.html", viewer, **names, iterations=iterations.rows, following=following)
+
+
+async def _summary(
+    pool: asyncpg.Pool, execution_id: int, step: str, visit: CourseOfVisit, counts: LoopView | None
+) -> dict[str, Any]:
+    """Returns what the first page of a loop's iterations shows above them."""
+    size = visit.total or (counts.done + counts.failed if counts is not None else 0)
+    groups, took = await asyncio.gather(
+        failure_groups(pool, execution_id, visit), durations(pool, execution_id, visit, size)
+    )
+    chart = histogram(took.bins, f"Durations of the iterations of {step}")
+    return {"groups": groups, "histogram": chart, "sampled": took.sampled}
 
 
 @router.get("/executions/{execution_id}/steps/{step}/{index}")

@@ -13,6 +13,7 @@ from noetl_dagster.engine.executions.iterations import (
     IterationFilter,
     IterationState,
     course_of_step,
+    durations,
     events_of_command,
     events_of_iteration,
     failure_groups,
@@ -161,6 +162,8 @@ async def test_iterations_by_filters(engine: Engine, settings: Settings, mode: s
     groups = await failure_groups(pool, execution_id, visit)
     assert [(one.number, one.first) for one in groups] == [(2 if last > 17 else 1, 7)]
     assert "item # is broken" in groups[0].error
+    counted = await durations(pool, execution_id, visit, 23)
+    assert sum(number for _, _, number in counted.bins) == last - groups[0].number
     events = await events_of_iteration(pool, execution_id, visit, 7)
     assert {one.current_index for one in events} == {7}
     assert events[-1].event_type == ("loop.shard.failed" if mode == "fanout" else "command.failed")

@@ -17,6 +17,7 @@ from noetl_dagster.engine.executions.watching import WatchedExecution
 from noetl_dagster.events.transport.wire import EventMessage
 from noetl_dagster.events.types import EventType
 from noetl_dagster.service.pages import live
+from noetl_dagster.service.pages.charts import histogram
 from tests.playbooks import playbook
 from tests.service.conftest import Service
 from tests.waiting import until
@@ -148,6 +149,13 @@ async def test_every_page_of_an_execution(service: Service) -> None:
     await get(service, f"/executions/{id_}/events.jsonl?error=%00", 422)
     for last in ("9" * 5_000, "x", "-1"):
         assert (await follow(service, f"/executions/{id_}/live", last))[2], last
+
+
+def test_a_histogram_of_one_range_is_no_larger_than_others() -> None:
+    drawn = histogram([(0.4, 0.5, 38)], "durations")
+    [width] = re.findall(r'viewBox="0 0 (\d+) 160"', drawn)
+    assert int(width) >= 450
+    assert min(float(x) for x in re.findall(r'<text x="([\d.]+)"', drawn)) >= 20
 
 
 async def test_why_a_resumption_did_not_begin(
