@@ -31,8 +31,7 @@ from noetl_dagster.service.pages.access import TheForm, TheViewer, secure_header
 from noetl_dagster.service.pages.charts import TimeBar, waterfall
 from noetl_dagster.service.pages.graph import StepState, graph_svg
 from noetl_dagster.service.pages.live import Feed, Feeds, Parts
-from noetl_dagster.service.pages.rendering import fragment, page, page_router
-from noetl_dagster.service.pages.wording import shortened
+from noetl_dagster.service.pages.rendering import fragment, page, page_router, shortened
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
 from noetl_dagster.settings import Settings

@@ -27,8 +27,7 @@ from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.service.pages.access import TheViewer
 from noetl_dagster.service.pages.charts import Bar, bars
 from noetl_dagster.service.pages.graph import graph_svg
-from noetl_dagster.service.pages.rendering import LONGEST_TEXT, page, page_router, seconds
-from noetl_dagster.service.pages.wording import visible
+from noetl_dagster.service.pages.rendering import LONGEST_TEXT, page, page_router, seconds, visible
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
 

@@ -30,7 +30,7 @@ from noetl_dagster.playbook.models import (
 )
 from noetl_dagster.service.pages.graph import MOST_STEPS, StepState, graph_svg
 from noetl_dagster.service.pages.graph.layout import MARGIN, layered
-from noetl_dagster.service.pages.wording import cells, compact, shortened
+from noetl_dagster.service.pages.rendering import cells, compact, shortened
 from tests.service.pages.hostile import HOSTILE
 
 PROJECT = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.models import Arc, Playbook, Step
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.service.pages.graph.layout import GraphLayout, Pair, Point, layered
-from noetl_dagster.service.pages.wording import cells, compact, counted, shortened
+from noetl_dagster.service.pages.rendering import cells, compact, counted, shortened
 
 MOST_STEPS = 300
 """Steps that are drawn; more are listed."""
