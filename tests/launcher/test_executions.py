@@ -53,8 +53,11 @@ async def test_without_a_server_they_are_left_to_the_recovery(serving: Serving) 
         folder.rename(folder.with_name("before"))
         folder.write_text("no folder")
         os.kill(server, signal.SIGKILL)
-        await until(lambda: not api.launcher.running, "the launcher to give up")
-        assert not await api.engine.liveness.is_driven(second)
+
+        async def is_released() -> bool:
+            return not await api.engine.liveness.is_driven(second)
+
+        await until(is_released, "the launcher to give up")
         assert await api.engine.liveness.is_driven(first), "its driver lives on"
 
         with pytest.raises(LaunchError, match="File exists"):

@@ -198,7 +198,7 @@ async def test_a_source_that_is_another_by_now_is_read_from_its_beginning(
 async def test_a_key_that_is_not_unique_loses_nothing(
     settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path
 ) -> None:
-    await tables.execute("UPDATE numbers SET id = 1")
+    await tables.execute("UPDATE numbers SET id = 1000000")  # as long as other ids, for as many chunks
     await tables.execute("ALTER TABLE moved DROP CONSTRAINT moved_pkey")
     await killed(settings, text_of("postgres", tmp_path, ""), die_in_transfer, "within a chunk")
 
