@@ -237,7 +237,8 @@ async def finish(
     """Ends an execution if an op of its run was the last one; else hands on what this op has read."""
     execution = await engine.runtime.load(execution_id)
     status = await engine.lifecycle.finish_if_over(execution)
-    driven_run(run, plan).hand_on(execution, region.op)
+    if status == ExecutionStatus.RUNNING:
+        driven_run(run, plan).hand_on(execution, region.op)
     return status
 
 

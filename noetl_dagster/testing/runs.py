@@ -92,9 +92,9 @@ def run_playbook(
     """
     loaded = playbook if isinstance(playbook, Playbook) else load_playbook(playbook)
     replaced = _Mocks(loaded, mocks or {})
-    engine = (resource or _own_resource()).engine()
     values = to_jsonable(dict(workload or {}), "workload")
-    return (resource or _own_resource()).run(_run(engine, loaded, values, replaced))
+    provider = resource or _own_resource()
+    return provider.run(_run(provider.engine(), loaded, values, replaced))
 
 
 async def _run(engine: Engine, playbook: Playbook, workload: dict[str, Any], mocks: _Mocks) -> PlaybookRun:
