@@ -81,7 +81,7 @@ def _end_step(session: OpSession, inputs: dict[str, Any]) -> Iterator[Any]:
     prepare_lineage(step)
     run = session.engine.fanouts.fan_in if is_fanout else session.engine.steps.run
     end = session.drive(run(session.execution, step.name), step.name)
-    yield from session.outputs([end], end.fired, session.pace(step.name) if is_fanout else None)
+    yield from session.outputs([end], end.fired, session.pace(end) if is_fanout else None)
     session.finish([end])
 
 

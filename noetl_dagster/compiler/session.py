@@ -30,16 +30,12 @@ from noetl_dagster.compiler.result_metadata import check_facts, place_metadata, 
 from noetl_dagster.compiler.runs import attach, driven_run, finish
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.addresses import execution_url
-from noetl_dagster.engine.executions.progress import (
-    LoopProgress,
-    Pace,
-    loop_progress,
-    running_notes,
-    stream_progress,
-)
+from noetl_dagster.engine.executions.overview import StepView, chunks_made, loop_progress, overview
+from noetl_dagster.engine.executions.progress import running_notes
 from noetl_dagster.engine.executions.results import references_of
 from noetl_dagster.engine.executions.spark_ahead import prepare_spark
 from noetl_dagster.errors import ExecutionCancelledError
+from noetl_dagster.events.ids import snowflake_milliseconds
 from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, StepStatus
 from noetl_dagster.io_managers.metadata import redacted, redacted_part
 from noetl_dagster.playbook.graph import have_same_steps_and_arcs
@@ -57,7 +53,7 @@ END_SECONDS = 5.0
 
 REPORT_SECONDS = 5.0
 COUNTING_SHARE = 30
-"""Counting takes longer for larger loops: the pause after it is at least this many times as long."""
+"""Counting takes long while the projection is behind: the pause after it is at least this many times as long."""
 
 PROGRESS_TAG = "noetl/progress"
 TAG_CHARACTERS = 200
@@ -238,13 +234,14 @@ class OpSession:
             **check_facts(self._settings, outcome, self.execution.id),
         )
 
-    def pace(self, step: str) -> dict[str, Any]:
+    def pace(self, end: StepEnd) -> dict[str, Any]:
         """Returns the seconds and the shards per second of the fan-out that has just ended, for its asset."""
-        pool = self.engine.runtime.pool
-        loops = [one for one in run_sync(loop_progress(pool, self.execution.id)) if one.step == step]
-        if not loops:
+        starts = self.execution.state.loops.get((end.step, end.visit))
+        if not starts:
             return {}
-        return {"seconds": round(loops[-1].seconds, 3), "shards a second": round(loops[-1].rate, 1)}
+        seconds = time.time() - snowflake_milliseconds(int(starts[-1].loop_id)) / 1000
+        ended = end.envelope.get("done", 0) + end.envelope.get("failed", 0)
+        return {"seconds": round(seconds, 3), "shards a second": round(ended / seconds, 1) if seconds > 0 else 0.0}
 
     def finish(self, ends: Iterable[StepEnd]) -> None:
         """Ends the execution if this was its last step, and fails the op if a failure has no arc.
@@ -278,7 +275,6 @@ class _ProgressReporter:
         self._session = session
         self._step = step
         self._stream = stream
-        self._pace = Pace()
         self._started = time.monotonic()
         self._due = self._started + REPORT_SECONDS
         self._reported = ""
@@ -301,32 +297,41 @@ class _ProgressReporter:
             context.log.warning(f"step {self._step} waits: {lonely}")
         self._warned = lonely
         began = time.monotonic()
-        pool = engine.runtime.pool
-        loops = run_sync(loop_progress(pool, execution_id))
-        note = run_sync(running_notes(pool, execution_id)).get(self._step)
+        steps = run_sync(overview(engine.runtime, execution_id)).steps
+        note = run_sync(running_notes(engine.runtime.pool, execution_id)).get(self._step)
         now = time.monotonic()
         self._due = now + max(REPORT_SECONDS, COUNTING_SHARE * (now - began))
-        mine = [progress for progress in loops if progress.step == self._step]
+        text = f"{self._step}: {note}" if note else ""
         if self._stream:
-            text = run_sync(stream_progress(pool, execution_id, self._stream))
-        else:
-            text = self._describe_loop(mine[-1], now) if mine else f"{self._step}: {note}" if note else ""
+            text = _describe_stream([one for name in self._stream for one in steps if one.step == name])
+        elif (loop := next((one.loop for one in steps if one.step == self._step), None)) is not None:
+            text = f"{self._step}: {loop_progress(loop)}"
         if not text or text == self._reported:
             return
         self._reported = text
         context.log.info(f"{text} after {now - self._started:.0f} s")
-        tag = _describe_concurrent_loops(loops) or text
+        tag = _describe_concurrent_loops(steps) or text
         context.instance.add_run_tags(context.run_id, {PROGRESS_TAG: tag[:TAG_CHARACTERS]})
 
-    def _describe_loop(self, progress: LoopProgress, now: float) -> str:
-        self._pace.see(progress.ended, now)
-        pace = self._pace.describe(progress.total) if progress.ended < progress.total else ""
-        return f"{progress}, {pace}" if pace else str(progress)
+
+def _describe_stream(steps: Sequence[StepView]) -> str:
+    """Describes how many chunks each step of a stream, from its source on, has consumed and made."""
+    descriptions = []
+    for one in steps:
+        parts = []
+        if one.loop is not None and one is not steps[0]:
+            parts.append(f"took {one.loop.done + one.loop.failed}")
+            if one.loop.failed:
+                parts.append(f"{one.loop.failed} failed")
+        if one.chunks is not None:
+            parts.append(f"made {chunks_made(one.chunks)}")
+        if parts:
+            descriptions.append(f"{one.step}: {', '.join(parts)}")
+    return "; ".join(descriptions)
 
 
-def _describe_concurrent_loops(loops: Sequence[LoopProgress]) -> str:
+def _describe_concurrent_loops(steps: Sequence[StepView]) -> str:
     """Describes the progress of loops that run at the same time; empty for one alone, which has more detail."""
-    running = [progress for progress in loops if progress.ended < progress.total]
-    if len(running) < 2:
-        return ""
-    return ", ".join(f"{one.step} {100 * one.ended // one.total} %" for one in running)
+    ended = {one.step: (one.loop.done + one.loop.failed, one.loop.total) for one in steps if one.loop is not None}
+    running = [f"{step} {100 * count // total} %" for step, (count, total) in ended.items() if count < total]
+    return ", ".join(running) if len(running) > 1 else ""

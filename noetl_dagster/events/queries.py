@@ -391,19 +391,6 @@ WHERE execution_id = $1 AND meta ->> 'command_id' = $2 AND event_type = 'command
   AND meta ? 'command_id'
 """
 
-# The latest result of each step that is small enough to be in the log itself; of a loop the list of them.
-SMALL_RESULTS = """
-SELECT DISTINCT ON (node_name) node_name,
-       left(COALESCE(result -> 'data', CASE WHEN jsonb_typeof(result #> '{context,results}') = 'array' THEN (
-           SELECT COALESCE(jsonb_agg(
-               COALESCE(item -> 'data', item #> '{ref,physical_uri}', item -> 'error') ORDER BY place), '[]')
-           FROM jsonb_array_elements(result #> '{context,results}') WITH ORDINALITY AS items (item, place)
-       ) END)::text, $2) AS data
-FROM noetl.event
-WHERE execution_id = $1 AND event_type = 'step.exit' AND status = 'COMPLETED'
-ORDER BY node_name, event_id DESC
-"""
-
 # The latest result of each step that has ended, and its watermark.
 STEP_RESULTS = """
 SELECT DISTINCT ON (node_name) node_name, result, meta -> 'watermark' AS watermark
@@ -457,26 +444,6 @@ def done_by(event: str) -> str:
         WHEN {event}.event_type = 'command.failed' AND {event}.meta ? 'follows' THEN -1
         ELSE 0 END"""
 
-
-# Live counts of every loop and fan-out of an execution.
-LOOP_PROGRESS = f"""
-SELECT started.node_name, started.meta ->> 'loop_id' AS loop_id, started.event_type AS kind,
-       COALESCE((started.meta ->> 'total_shards')::int,
-                (started.meta ->> 'collection_size')::int, 0) AS total,
-       counts.done, counts.failed, EXTRACT(EPOCH FROM clock_timestamp() - started.created_at)::float8 AS seconds
-FROM noetl.event started
-CROSS JOIN LATERAL (
-    SELECT COALESCE(SUM({done_by("ended")}), 0)::bigint AS done,
-           COUNT(*) FILTER (WHERE ended.event_type IN ('command.failed', 'loop.shard.failed')
-                              AND ended.meta ->> 'final' = 'true') AS failed
-    FROM noetl.event ended
-    WHERE ended.execution_id = started.execution_id AND ended.meta ? 'loop_id'
-      AND ended.meta ->> 'loop_id' = started.meta ->> 'loop_id'
-      AND ended.event_type IN ('command.completed', 'loop.shard.done', 'command.failed', 'loop.shard.failed')
-) counts
-WHERE started.execution_id = $1 AND started.event_type IN ('loop.started', 'loop.fanout.started')
-ORDER BY started.event_id
-"""
 
 # By loop, how many iterations ended within the last thousand events of an execution, and the seconds since the
 # oldest of these: milliseconds to read, however long the log. Events before a resumption, or before the loop's own

@@ -43,7 +43,7 @@ def test_a_stream_is_one_op_with_an_asset_a_step(launch: Launch, dagster_instanc
     ops = {event.step_key for event in run.result.all_events if event.is_step_success}
     assert ops == {"sample_playbook.region_start", "sample_playbook.end"}
     said = [entry.user_message for entry in dagster_instance.all_logs(run.result.run_id)]
-    last = "start: made 7 chunks of 14 rows; double: took 7, made 7 chunks of 14 rows; load: took 7"
+    last = "start: made 7 chunks, 14 rows; double: took 7, made 7 chunks, 14 rows; load: took 7"
     assert any(last in line for line in said), said
 
 

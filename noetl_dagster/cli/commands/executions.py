@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 import typer
@@ -25,7 +25,6 @@ from noetl_dagster.engine.executions.overview import (
     chunks_made,
     full_overview,
     overview,
-    small_results,
 )
 from noetl_dagster.engine.executions.progress import MOST_WAITING, PoolView, brief, duration, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
@@ -68,7 +67,7 @@ def status(
         if as_json:
             print_json(execution)
         else:
-            show(session.engine, execution)
+            show(execution)
             note_page(session.settings, execution_id)
             if execution.status == "RUNNING" and not run_sync(session.engine.liveness.is_driven(execution_id)):
                 _note_undriven(session.engine, execution_id)
@@ -135,9 +134,8 @@ def cancel(
     typer.echo(f"execution {execution_id} " + ("is cancelled" if done else "had ended already"))
 
 
-def show(engine: Engine, execution: Overview) -> None:
+def show(execution: Overview) -> None:
     """Prints an execution as a table."""
-    small = run_sync(small_results(engine.runtime, int(execution.execution_id), RESULT_CHARACTERS + 1))
     console.print(
         f"execution [bold]{execution.execution_id}[/]  {execution.playbook}  {_coloured(execution.status)}  "
         f"{execution.seconds:.1f} s",
@@ -145,7 +143,7 @@ def show(engine: Engine, execution: Overview) -> None:
     )
     table = Table("step", "state", "iterations", Column("result", overflow="fold"), box=None)
     for step in execution.steps:
-        outcome = Text(_outcome(step, execution, small))
+        outcome = Text(_outcome(step, execution))
         table.add_row(step.step, _coloured(step.status), _counts(step.loop, step.chunks), outcome)
     console.print(table)
     if any(step.checks for step in execution.steps):
@@ -206,14 +204,21 @@ def _pool_figures(pool: PoolView) -> list[str]:
     return [waiting, str(pool.running), rate, *("" if one is None else brief(one) for one in times)]
 
 
-def _outcome(step: StepView, execution: Overview, small: Mapping[str, str]) -> str:
+def _outcome(step: StepView, execution: Overview) -> str:
     """Summarises a step's end in one line; the error of the execution itself is printed below the table."""
     if step.error:
         return "" if execution.error and step.error in execution.error else step.error
     if step.result:
         return step.result
-    text = small.get(step.step, "") if step.status == "COMPLETED" else ""
+    data = [_item(one) for one in step.data] if isinstance(step.data, list) else step.data
+    text = json.dumps(data, ensure_ascii=False) if step.status == "COMPLETED" and data not in (None, {}) else ""
     return text if len(text) <= RESULT_CHARACTERS else text[: RESULT_CHARACTERS - 1] + "…"
+
+
+def _item(data: Any) -> Any:
+    """Returns the address of a stored result of an iteration, and others as they are."""
+    is_stored = isinstance(data, dict) and data.keys() == {"ref"} and isinstance(data["ref"], dict)
+    return data["ref"].get("physical_uri", data) if is_stored else data
 
 
 def _counts(loop: LoopView | None, chunks: ChunksView | None = None) -> str:

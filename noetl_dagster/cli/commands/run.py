@@ -245,7 +245,7 @@ def _finish(session: Session, overview: Overview, as_json: bool) -> None:
     if as_json:
         print_json(overview)
     else:
-        show(session.engine, overview)
+        show(overview)
         if overview.status == ExecutionStatus.RUNNING:
             note(f"it has not ended; to resume it: noetl-dagster resume {overview.execution_id}")
     raise typer.Exit(0 if overview.status == ExecutionStatus.COMPLETED else 1)

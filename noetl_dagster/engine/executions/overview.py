@@ -8,20 +8,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from noetl_dagster.engine.executions.progress import PoolView, loop_rates, pool_views
+from noetl_dagster.engine.executions.progress import PoolView, duration, loop_rates, per_second, pool_views
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.envelopes import OK, Envelope, from_result
 from noetl_dagster.events.projection import read_execution
 from noetl_dagster.events.projection_row import ProjectedExecution
-from noetl_dagster.events.queries import (
-    CHECKS,
-    CHUNK_COUNTS,
-    SMALL_RESULTS,
-    STEP_RESULTS,
-    TAKERS,
-    TEXT_OF_EXECUTION,
-)
+from noetl_dagster.events.queries import CHECKS, CHUNK_COUNTS, STEP_RESULTS, TAKERS, TEXT_OF_EXECUTION
 from noetl_dagster.events.state import PASSED, ExecutionStatus
 from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.result_ref import ResultRef
@@ -376,10 +369,18 @@ async def _checks(runtime: Runtime, execution_id: int) -> dict[str, list[CheckVi
     return views
 
 
-async def small_results(runtime: Runtime, execution_id: int, characters: int) -> dict[str, str]:
-    """Returns by step the first characters of a result that the log holds, as JSON; larger results are left out."""
-    rows = await runtime.pool.fetch(SMALL_RESULTS, execution_id, characters)
-    return {row["node_name"]: row["data"] for row in rows if row["data"] not in (None, "null", "{}")}
+def loop_progress(loop: LoopView) -> str:
+    """Formats counts and pace: ``8 of 20 (40 %) done, 1 failed, 2300/s, 40 s left``."""
+    ended = loop.done + loop.failed
+    share = f" of {loop.total} ({100 * ended // loop.total} %)" if loop.total else ""
+    parts = [f"{ended}{share} done"]
+    if loop.failed:
+        parts.append(f"{loop.failed} failed")
+    if loop.rate:
+        parts.append(per_second(loop.rate))
+    if loop.remaining_seconds is not None:
+        parts.append(f"{duration(loop.remaining_seconds)} left")
+    return ", ".join(parts)
 
 
 def chunks_made(chunks: ChunksView) -> str:

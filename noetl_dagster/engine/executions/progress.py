@@ -1,16 +1,15 @@
-"""Progress of an execution, from the log and the queue: counts of loops, notes of commands, figures of the pool."""
+"""Progress of an execution, from the log and the queue: rates of loops, notes of commands, figures of the pool."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 from pydantic import BaseModel, ConfigDict
 
-from noetl_dagster.events.queries import CHUNK_COUNTS, LOOP_PROGRESS, LOOP_RATES
+from noetl_dagster.events.queries import LOOP_RATES
 from noetl_dagster.events.transport.queries import MISSED_REPORTS
 from noetl_dagster.settings import DEFAULT_POOL
 
@@ -49,33 +48,6 @@ ORDER BY held.node_name, commands DESC, worker_id
 """
 
 
-@dataclass(frozen=True, slots=True)
-class LoopProgress:
-    """One run of a loop or fan-out. ``failed`` iterations are not tried again; ``seconds``: since it started."""
-
-    step: str
-    loop_id: str
-    total: int
-    done: int
-    failed: int
-    seconds: float = 0.0
-
-    @property
-    def ended(self) -> int:
-        """Iterations that ended."""
-        return self.done + self.failed
-
-    @property
-    def rate(self) -> float:
-        """Iterations a second, from the start to now."""
-        return self.ended / self.seconds if self.seconds > 0 else 0.0
-
-    def __str__(self) -> str:
-        share = f" ({100 * self.ended // self.total} %)" if self.total else ""
-        failed = f", {self.failed} failed" if self.failed else ""
-        return f"{self.step}: {self.ended} of {self.total}{share} done{failed}"
-
-
 class Pace:
     """The current pace of a loop, from counts taken every few seconds.
 
@@ -99,18 +71,6 @@ class Pace:
         (begun, before), (now, ended) = self._seen[0], self._seen[-1]
         return max(0.0, (ended - before) / (now - begun)) if now > begun else 0.0
 
-    def remaining(self, total: int) -> float | None:
-        """Returns the seconds until ``total`` iterations have ended, None while unknown."""
-        rate = self.rate
-        return max(0, total - self._seen[-1][1]) / rate if rate else None
-
-    def describe(self, total: int) -> str:
-        """Formats the pace: ``2300/s, 40 s left``; empty while it is unknown. A total of 0 means unknown."""
-        if not total:
-            return per_second(self.rate) if self.rate else ""
-        remaining = self.remaining(total)
-        return "" if remaining is None else f"{per_second(self.rate)}, {duration(remaining)} left"
-
 
 def per_second(rate: float) -> str:
     """Formats a rate: ``2300/s``, ``0.25/s``."""
@@ -132,34 +92,6 @@ def brief(seconds: float) -> str:
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 59.95 else duration(seconds)
-
-
-async def loop_progress(pool: asyncpg.Pool, execution_id: int) -> list[LoopProgress]:
-    """Returns every loop of an execution in the order in which they started."""
-    counts = ("loop_id", "total", "done", "failed", "seconds")
-    return [
-        LoopProgress(row["node_name"], **{name: row[name] for name in counts})
-        for row in await pool.fetch(LOOP_PROGRESS, execution_id)
-    ]
-
-
-async def stream_progress(pool: asyncpg.Pool, execution_id: int, steps: Sequence[str]) -> str:
-    """Describes how many chunks each step of a stream, from its source on, has consumed and made."""
-    made = {row["node_name"]: row for row in await pool.fetch(CHUNK_COUNTS, execution_id)}
-    took = {loop.step: loop for loop in await loop_progress(pool, execution_id)}
-    descriptions = []
-    for step in steps:
-        parts = []
-        if step in took and step != steps[0]:
-            parts.append(f"took {took[step].ended}")
-            if took[step].failed:
-                parts.append(f"{took[step].failed} failed")
-        if step in made:
-            rows = "" if made[step]["rows"] is None else f" of {made[step]['rows']} rows"
-            parts.append(f"made {made[step]['chunks']} chunks{rows}")
-        if parts:
-            descriptions.append(f"{step}: {', '.join(parts)}")
-    return "; ".join(descriptions)
 
 
 async def loop_rates(pool: asyncpg.Pool, execution_id: int) -> dict[str, float]:

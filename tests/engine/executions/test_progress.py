@@ -8,8 +8,8 @@ from pathlib import Path
 
 from noetl_dagster.cli.commands.executions import _as_line, _counts
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.overview import ChunksView, LoopView, overview
-from noetl_dagster.engine.executions.progress import Pace, duration, loop_progress, loop_rates
+from noetl_dagster.engine.executions.overview import ChunksView, LoopView, loop_progress, overview
+from noetl_dagster.engine.executions.progress import Pace, duration, loop_rates
 from noetl_dagster.events.types import Event, EventType
 from tests.engine.conftest import Run
 from tests.playbooks import playbook
@@ -32,17 +32,14 @@ workflow:
 
 def test_the_pace_is_that_of_the_last_half_minute() -> None:
     pace = Pace()
-    assert pace.describe(100) == ""
     pace.see(5_000, 0.0)  # done by an earlier run
-    assert pace.remaining(20_000) is None
+    assert pace.rate == 0
     for second in range(1, 60):
         pace.see(5_000 + 100 * second, float(second))
     assert pace.rate == 100
-    assert pace.describe(20_900) == "100/s, 1 min 40 s left"
     for second in range(60, 120):
         pace.see(10_900, float(second))
     assert pace.rate == 0, "it stands still"
-    assert pace.describe(20_000) == ""
 
 
 def test_durations_are_for_people() -> None:
@@ -64,10 +61,10 @@ async def test_counts_come_from_the_log(run: Run, engine: Engine) -> None:
             tool: {kind: python, input: {n: "{{ n }}"}, code: "result = 1 / n"}
         """
     )
-    (progress,) = await loop_progress(engine.runtime.pool, state.execution_id)
-    assert (progress.total, progress.done, progress.failed) == (4, 3, 1)
-    assert progress.rate > 0
-    assert str(progress) == "fan: 4 of 4 (100 %) done, 1 failed"
+    loop = (await overview(engine.runtime, state.execution_id)).steps[0].loop
+    assert loop is not None
+    assert (loop.total, loop.done, loop.failed) == (4, 3, 1)
+    assert loop_progress(loop) == "4 of 4 (100 %) done, 1 failed"
 
 
 async def test_a_running_loop_has_a_rate_and_an_end_in_sight(engine: Engine, tmp_path: Path) -> None:
@@ -119,19 +116,14 @@ def test_the_status_line_of_a_loop() -> None:
     loop = LoopView(loop_id="1", total=20, done=7, failed=1, fanout=False, rate=2.5, remaining_seconds=4.8)
     assert _counts(loop) == "7/20, 1 failed, 2.5/s, 5 s left"
     assert _counts(LoopView(loop_id="1", total=20, done=20, failed=0, fanout=True)) == "20/20"
+    assert loop_progress(loop) == "8 of 20 (40 %) done, 1 failed, 2.5/s, 5 s left"
     cursor = LoopView(loop_id="1", total=0, done=7, failed=0, fanout=False, rate=12.4)
+    assert loop_progress(cursor) == "7 done, 12/s"
     assert _counts(cursor) == "7, 12/s", "how many there are is not known before the end"
     taker = LoopView(loop_id="1", total=0, done=24, failed=0, fanout=False, rate=2.4, so_far=60)
     assert _counts(taker) == "24 of 60 so far, 2.4/s"
     assert _counts(None, ChunksView(made=60, rows=300_000)) == "60 chunks, 300000 rows"
     assert _counts(taker, ChunksView(made=24)) == "24 of 60 so far, 24 chunks, 2.4/s"
-
-
-def test_a_loop_whose_end_nobody_knows_has_a_pace_and_no_estimate() -> None:
-    pace = Pace()
-    pace.see(0, 0.0)
-    pace.see(24, 10.0)
-    assert pace.describe(0) == "2.4/s"
 
 
 def test_the_line_of_a_chunk() -> None:

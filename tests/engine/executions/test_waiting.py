@@ -8,8 +8,7 @@ import pytest
 
 from noetl_dagster.compiler.session import _describe_concurrent_loops
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.overview import LoopView, overview
-from noetl_dagster.engine.executions.progress import LoopProgress
+from noetl_dagster.engine.executions.overview import LoopView, StepView, overview
 from tests.playbooks import playbook
 from tests.waiting import until
 
@@ -51,5 +50,13 @@ async def test_a_loop_that_nobody_runs_yet_waits(engine: Engine) -> None:
     ],
 )
 def test_branches_are_told_together(loops: list[tuple[str, int, int]], said: str) -> None:
-    found = [LoopProgress(step, step, total, done, 0) for step, done, total in loops]
-    assert _describe_concurrent_loops(found) == said
+    steps = [
+        StepView(
+            step=step,
+            status="RUNNING",
+            visits=1,
+            loop=LoopView(loop_id=step, total=total, done=done, failed=0, fanout=False),
+        )
+        for step, done, total in loops
+    ]
+    assert _describe_concurrent_loops(steps) == said
