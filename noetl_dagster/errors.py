@@ -313,4 +313,5 @@ def first_invalid(error: ValidationError | RequestValidationError, *place: str) 
     Such as ``context.step: Field required``.
     """
     first = error.errors()[0]
-    return f"{'.'.join(map(str, (*place, *first['loc'])))}: {first['msg']}"
+    where = ".".join(map(str, (*place, *first["loc"])))
+    return f"{where}: {first['msg']}" if where else str(first["msg"])

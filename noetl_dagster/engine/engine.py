@@ -16,9 +16,9 @@ from noetl_dagster.engine.interruptions import InterruptionWatch
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.loops.frames import release_expired
 from noetl_dagster.engine.pool.dispatch import Dispatcher
+from noetl_dagster.engine.pool.reaper import Reaper
 from noetl_dagster.engine.recovery.abandoned import Recovery
 from noetl_dagster.engine.recovery.maintenance import Maintenance
-from noetl_dagster.engine.recovery.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime, connect
 from noetl_dagster.engine.steps.entry import VisitDrivers
 from noetl_dagster.engine.steps.step import Steps
@@ -101,8 +101,7 @@ class Engine:
     def reaper(self) -> Reaper:
         """Returns the reaper, which finds claims of silent workers."""
         runtime = self.runtime
-        release = partial(release_expired, runtime)
-        return Reaper(runtime.pool, runtime.handler, runtime.ids, release=release)
+        return Reaper(runtime.pool, runtime.handler, runtime.commands, partial(release_expired, runtime))
 
     def recovery(self) -> Recovery:
         """Returns the recovery of executions whose process is gone."""

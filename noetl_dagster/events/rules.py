@@ -105,26 +105,28 @@ SELECT execution_id, node_name AS step, current_index AS iteration, event_type |
        xact_id >= pg_snapshot_xmax(pg_current_snapshot()) AS future
 FROM noetl.event WHERE execution_id = ANY($1::bigint[])"""
 
-# Facts that are recorded at most once in an execution: the rule, the events and the key of the fact. The unique indexes
-# of schema/010_events.sql refuse the second event.
+# Facts that are recorded at most once in an execution: the rule, what a second one means, the events and the key of the
+# fact. The unique indexes of schema/010_events.sql refuse the second event.
 _ONCE = (
-    ("command.claimed_twice", "event_type = 'command.claimed' AND meta ? 'claim'",
-     "meta ->> 'command_id' || ' claim ' || (meta ->> 'claim')"),
-    ("loop.ended_twice", "event_type IN ('loop.done', 'loop.fanin.completed')", "'loop ' || (meta ->> 'loop_id')"),
-    ("step.turn_twice", "event_type = 'step.enter' AND meta ? 'turn'",
+    ("command.claimed_twice", "a claim of a command was recorded twice",
+     "event_type = 'command.claimed' AND meta ? 'claim'", "meta ->> 'command_id' || ' claim ' || (meta ->> 'claim')"),
+    ("loop.ended_twice", "a loop or fan-out ended twice",
+     "event_type IN ('loop.done', 'loop.fanin.completed')", "'loop ' || (meta ->> 'loop_id')"),
+    ("step.turn_twice", "two drivers took the same turn of a step", "event_type = 'step.enter' AND meta ? 'turn'",
      "concat_ws(' ', 'visit', meta ->> 'visit', 'epoch', meta ->> 'epoch', 'turn', meta ->> 'turn')"),
-    ("step.ended_twice", "event_type = 'step.exit'",
+    ("step.ended_twice", "a visit of a step ended twice in an epoch", "event_type = 'step.exit'",
      "concat_ws(' ', 'visit', meta ->> 'visit', 'epoch', meta ->> 'epoch')"),
-    ("check.evaluated_twice", "event_type = 'check.evaluated'",
+    ("check.evaluated_twice", "a check was evaluated twice in an epoch", "event_type = 'check.evaluated'",
      "concat_ws(' ', 'visit', meta ->> 'visit', 'epoch', meta ->> 'epoch', 'check', meta ->> 'check')"),
-    ("chunk.stored_twice", "event_type = 'call.partial'",
+    ("chunk.stored_twice", "a chunk of a result was stored twice", "event_type = 'call.partial'",
      "concat_ws(' ', 'visit', meta ->> 'visit', 'chunk', meta ->> 'chunk_index')"),
-    ("execution.opened_twice", f"event_type IN ({_OPENED})", "'epoch ' || (meta ->> 'epoch')"),
-    ("execution.ended_twice", f"event_type IN ({_ENDED})", "'epoch ' || (meta ->> 'epoch')"),
-    ("execution.reported_twice", "event_type = 'execution.reported'", "'epoch ' || (meta ->> 'epoch')"),
+    ("execution.opened_twice", "an epoch began twice", f"event_type IN ({_OPENED})", "'epoch ' || (meta ->> 'epoch')"),
+    ("execution.ended_twice", "an epoch ended twice", f"event_type IN ({_ENDED})", "'epoch ' || (meta ->> 'epoch')"),
+    ("execution.reported_twice", "an epoch was reported to Dagster twice", "event_type = 'execution.reported'",
+     "'epoch ' || (meta ->> 'epoch')"),
 )  # fmt: skip
-_ONCE_RULE = " ".join(f"WHEN {which} THEN '{name}'" for name, which, _ in _ONCE)
-_ONCE_KEY = " ".join(f"WHEN {which} THEN {key}" for _, which, key in _ONCE)
+_ONCE_RULE = " ".join(f"WHEN {which} THEN '{name}'" for name, _, which, _ in _ONCE)
+_ONCE_KEY = " ".join(f"WHEN {which} THEN {key}" for _, _, which, key in _ONCE)
 
 # Every fact that is recorded more than once.
 _REPEATED = f"""
@@ -246,7 +248,7 @@ LEFT JOIN iteration USING (execution_id, step, visit)
 LEFT JOIN closed USING (execution_id, step, visit)"""
 
 # Every row of the queue.
-_QUEUED = f"""
+QUEUED = f"""
 SELECT execution_id, node_name AS step, NULL::int AS iteration, command_id AS place,
        status = 'leased' AND lease_until < now() - interval '5 minutes' AS is_dead,
        (SELECT ended.event_id FROM noetl.event ended
@@ -309,10 +311,6 @@ SELECT execution_id, source_step AS step, NULL::int AS iteration, ref AS place,
 FROM whole LEFT JOIN counted USING (manifest_id)"""
 
 
-def _once(name: str, what: str) -> Rule:
-    return Rule(name, what, "make sure that the unique indexes of the schema exist; " + AGAIN, f"fact = '{name}'")
-
-
 SUBJECTS: tuple[tuple[str, tuple[Rule, ...]], ...] = (
     (_EVENT, (
         Rule("event.unknown_type", "an event has a type that this version does not know",
@@ -322,16 +320,9 @@ SUBJECTS: tuple[tuple[str, tuple[Rule, ...]], ...] = (
         Rule("event.future", "an event is from a transaction that this server has not reached, so readers skip it",
              "run 'noetl-dagster provision', which adopts a log that was restored from another server", "future"),
     )),
-    (_REPEATED, (
-        _once("command.claimed_twice", "a claim of a command was recorded twice"),
-        _once("loop.ended_twice", "a loop or fan-out ended twice"),
-        _once("step.turn_twice", "two drivers took the same turn of a step"),
-        _once("step.ended_twice", "a visit of a step ended twice in an epoch"),
-        _once("check.evaluated_twice", "a check was evaluated twice in an epoch"),
-        _once("chunk.stored_twice", "a chunk of a result was stored twice"),
-        _once("execution.opened_twice", "an epoch began twice"),
-        _once("execution.ended_twice", "an epoch ended twice"),
-        _once("execution.reported_twice", "an epoch was reported to Dagster twice"),
+    (_REPEATED, tuple(
+        Rule(name, what, f"make sure that the unique indexes of the schema exist; {AGAIN}", f"fact = '{name}'")
+        for name, what, *_ in _ONCE
     )),
     (_EXECUTION, (
         Rule("execution.unstarted", "an execution has events but no start", AGAIN, "starts = 0 AND NOT is_state"),
@@ -378,7 +369,7 @@ SUBJECTS: tuple[tuple[str, tuple[Rule, ...]], ...] = (
         Rule("loop.unfinished", "a loop ended without a failure before all of its iterations did", AGAIN,
              "ends > 0 AND is_last AND failed = 0 AND done < size"),
     )),
-    (_QUEUED, (
+    (QUEUED, (
         Rule("queue.ended", "a command that has ended, or was never issued, is in the queue",
              "'noetl-dagster verify --repair' removes the row", "has_ended OR unissued"),
         Rule("queue.dead", "the claim of a command expired five minutes ago and no reaper has taken it back",

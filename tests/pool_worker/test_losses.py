@@ -58,8 +58,8 @@ async def test_a_command_that_every_worker_leaves_unfinished_fails(engine: Engin
     state = await asyncio.wait_for(running, PATIENCE_SECONDS)
     assert state.status is ExecutionStatus.FAILED
     error = state.latest["start"].envelope["error"]
-    assert error["code"] == "WORKERS_LOST"
-    assert "2 workers in turn claimed the command" in error["message"]
+    assert error["code"] == "LEASE_EXPIRED"
+    assert "2 workers in turn claimed it" in error["message"]
     assert "spec.max_attempts" in error["message"]
     assert await pool.fetchval(CLAIMS, state.execution_id) == 2
     assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0

@@ -17,10 +17,9 @@ from functools import partial
 from typing import Any
 
 from noetl_dagster.engine.pool.ends import PATIENCE, CommandEnds
+from noetl_dagster.engine.pool.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import ToolError
 from noetl_dagster.events.connection import DATABASE_AWAY, DATABASE_ERRORS, encode_json
-from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.capacity import CapacityListener, announce_commands
 from noetl_dagster.events.transport.ingest import Ingestor
@@ -30,7 +29,7 @@ from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.settings import EventTransport
 from noetl_dagster.worker.command import CURRENT_ITEM_BYTES, Outcome
-from noetl_dagster.worker.context import CommandContext, Shared, own_context
+from noetl_dagster.worker.context import Shared, own_context
 from noetl_dagster.worker.execution import Visit
 from noetl_dagster.worker.runner import Call
 
@@ -77,6 +76,7 @@ class PoolConnection:
         self._unannounced: dict[str, list[str]] = {}  # tool kinds of commands, by pool
         self._notices: dict[str, asyncio.Task[None]] = {}  # by pool
         self._ends = CommandEnds(runtime.pool, settings.db_url)
+        self._reaper = Reaper(runtime.pool, runtime.handler, runtime.commands)
 
     async def open(self) -> None:
         """Subscribes to capacity reports, listens for ends, and starts the tasks."""
@@ -263,15 +263,12 @@ class PoolConnection:
         for row in await pool.fetch(queries.HOLDERS, executions, silent):
             # workers that hold commands of an earlier process are lost if they stay silent
             registry.expect(row["worker_id"], interval, row["pool"])
-        released: list[str] = []
-        gone = _columns(registry.lost(), 2)
-        for row in await pool.fetch(queries.RELEASE, executions, *gone, *_columns(registry.lives(), 3)):
-            if row["attempts"] >= row["max_attempts"]:
-                await self._give_up(row)
-            else:
-                released.append(row["pool"])
+        lost = (*_columns(registry.lost(), 2), *_columns(registry.lives(), 3))
+        await pool.execute(queries.EXPIRE_LOST, executions, *lost)
+        requeued, _ = await self._reaper.reclaim(executions)
+        counts = Counter(one.pool for one in requeued)
         for name in set(self._pools.values()):
-            count = released.count(name)
+            count = counts[name]
             waits = count > 0 or await pool.fetchval(queries.SOME_WAIT, executions, name)
             if waits:
                 await announce_commands(self._client, count, name)
@@ -284,23 +281,6 @@ class PoolConnection:
         elif pool not in self._unattended:
             self._unattended.add(pool)
             logger.warning("%s", queries.no_worker(pool))
-
-    async def _give_up(self, row: Any) -> None:
-        """Ends a command that every worker which claimed it has left unfinished."""
-        place = (row["execution_id"], row["command_id"])
-        record = await self._runtime.pool.fetchrow(queries.QUEUED_COMMAND, *place)
-        if record is None:
-            return
-        context = CommandContext.model_validate(record["context"])
-        command = context.command(row["execution_id"], None)
-        error = ToolError(
-            f"step {command.step}: {row['attempts']} workers in turn claimed the command and were gone before "
-            "it ended; look at their logs and memory, or raise spec.max_attempts",
-            kind="worker",
-            code="WORKERS_LOST",
-        )
-        event = self._runtime.commands.ended(command, Outcome(error_envelope(error)), final=context.final)
-        await self._runtime.handler.handle_events([event])
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:

@@ -21,19 +21,20 @@ from typing import Any
 
 import asyncpg
 
-from noetl_dagster.engine.recovery.reaper import Reaper
+from noetl_dagster.engine.pool.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.events.ids import Snowflake, process_node
 from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection import Projection, differing
-from noetl_dagster.events.rules import AGAIN, SUBJECTS, Finding, Findings, Rule, broken_rules
+from noetl_dagster.events.rules import AGAIN, QUEUED, SUBJECTS, Finding, Findings, Rule, broken_rules
 from noetl_dagster.events.state import ExecutionStatus, StepStatus
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.models import LoopMode
 from noetl_dagster.storage.checking import ORPHAN, STORES
 from noetl_dagster.storage.store import ORPHAN_GRACE, ResultStore
+from noetl_dagster.worker.command import CommandEvents
 from noetl_dagster.worker.execution import Execution
 
 PAGE = 100
@@ -75,16 +76,10 @@ ORDER BY execution_id LIMIT $2
 _IS_KNOWN = "SELECT EXISTS (SELECT FROM noetl.event WHERE execution_id = $1)"
 
 # Rows of commands that have ended or were never issued.
-_REMOVE_ENDED = """
-DELETE FROM noetl.queue
-WHERE execution_id = ANY($1::bigint[]) AND status = 'queued' AND (
-    EXISTS (SELECT FROM noetl.event ended
-        WHERE ended.execution_id = queue.execution_id AND ended.meta ->> 'command_id' = queue.command_id
-          AND ended.meta ? 'command_id' AND ended.event_type IN
-            ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed'))
-    OR NOT EXISTS (SELECT FROM noetl.event issued
-        WHERE issued.execution_id = queue.execution_id AND issued.meta ->> 'command_id' = queue.command_id
-          AND issued.meta ? 'command_id' AND issued.event_type = 'command.issued'))
+_REMOVE_ENDED = f"""
+DELETE FROM noetl.queue USING ({QUEUED}) facts
+WHERE queue.execution_id = facts.execution_id AND command_id = place AND (has_ended OR unissued)
+  AND queue.status = 'queued'
 RETURNING command_id
 """
 
@@ -216,7 +211,7 @@ class _Check:
         if "queue.dead" in counts:
             ids, lease = Snowflake(process_node()), self._results.settings.command_heartbeat_timeout_seconds
             handler = EventHandler(EventLog(self._pool, ids), lease)
-            repairs.append(f"queue.dead: {await Reaper(self._pool, handler, ids).reap()}")
+            repairs.append(f"queue.dead: {await Reaper(self._pool, handler, CommandEvents(ids)).reap()}")
         if self._queued:  # after the reaper, which takes back their claims
             removed = await self._pool.fetch(_REMOVE_ENDED, sorted({*self._queued}))
             repairs.append(f"queue.ended: {len(removed)} rows removed from the queue")

@@ -19,6 +19,7 @@ import orjson
 from nats.aio.msg import Msg
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from noetl_dagster.errors import first_invalid
 from noetl_dagster.events.connection import DATABASE_AWAY, encode_json
 from noetl_dagster.events.transport import queries
 from noetl_dagster.events.transport.nats import NatsClient
@@ -218,8 +219,7 @@ class CapacityListener:
         try:
             report = WorkerReport.model_validate_json(message.data)
         except ValidationError as error:
-            reason = error.errors(include_url=False, include_input=False)[0]["msg"]
-            logger.warning("not a capacity report: %s", reason)
+            logger.warning("not a capacity report: %s", first_invalid(error))
             return
         if message.subject != names.capacity_of(report.pool, report.worker_id):
             logger.warning(

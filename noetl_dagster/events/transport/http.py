@@ -11,7 +11,7 @@ from urllib.request import getproxies
 
 from pydantic import BaseModel, ValidationError
 
-from noetl_dagster.errors import EventRefusedError, EventTooLargeError, TransportError
+from noetl_dagster.errors import EventRefusedError, EventTooLargeError, TransportError, first_invalid
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.transport.base import Transport, note_refused
 from noetl_dagster.events.transport.wire import CLIENT_HEADER, message_of
@@ -65,10 +65,8 @@ class ApiResponse:
         try:
             return model.model_validate_json(self.checked().content)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]  # the input may contain secrets
-            where = ".".join(map(str, first["loc"])) or "body"
             raise AnswerError(
-                f"{self.url}: {self.status} with an unexpected answer: {where}: {first['msg'][:300]}; NOETL_SERVER_URL "
+                f"{self.url}: {self.status} with an unexpected answer: {first_invalid(error)[:300]}; NOETL_SERVER_URL "
                 "must lead to 'noetl-dagster serve' of this version"
             ) from None
 

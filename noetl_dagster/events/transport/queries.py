@@ -134,16 +134,14 @@ SELECT DISTINCT worker_id, pool FROM noetl.queue
 WHERE execution_id = ANY($1::bigint[]) AND status = 'leased' AND lease_until < now() + make_interval(secs => $2)
 """
 
-# Queues expired leases and those of lost workers ($2, by their pools $3) again; also those of workers ($4, $5) that
-# were claimed before the present process of that name started ($6). The last holder remains: its end counts until
-# another worker claims the command.
-RELEASE = """
-UPDATE noetl.queue SET status = 'queued', lease_until = NULL, available_at = now()
-WHERE execution_id = ANY($1::bigint[]) AND status = 'leased'
-  AND (lease_until < now() OR (worker_id, pool) IN (SELECT * FROM unnest($2::text[], $3::text[])) OR EXISTS (
+# Ends the leases of lost workers ($2, by their pools $3), and those of workers ($4, $5) that were claimed before the
+# present process of that name started ($6).
+EXPIRE_LOST = """
+UPDATE noetl.queue SET lease_until = now()
+WHERE execution_id = ANY($1::bigint[]) AND status = 'leased' AND lease_until > now()
+  AND ((worker_id, pool) IN (SELECT * FROM unnest($2::text[], $3::text[])) OR EXISTS (
       SELECT FROM unnest($4::text[], $5::text[], $6::bigint[]) AS life (worker_id, pool, since)
       WHERE life.worker_id = queue.worker_id AND life.pool = queue.pool AND queue.claim_event_id < life.since))
-RETURNING execution_id, command_id, event_id, tool_kind, attempts, max_attempts, pool
 """
 
 # Which commands ($2) of executions ($1) the queue does not have; each looked up by index.

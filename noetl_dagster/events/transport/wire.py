@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import from_json, to_json
 
-from noetl_dagster.errors import EventRefusedError
+from noetl_dagster.errors import EventRefusedError, first_invalid
 from noetl_dagster.events.connection import encode_json
 from noetl_dagster.events.transport.base import WORKER_EVENTS
 from noetl_dagster.events.types import COMMAND_ENDS, SHARD_ENDS, Event
@@ -236,9 +236,7 @@ def _event(fields: Any, received: datetime, limits: EventLimits) -> Event:
     try:
         message = EventMessage.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "message"
-        raise EventRefusedError(f"not an event: {where}: {first['msg']}") from None
+        raise EventRefusedError(f"not an event: {first_invalid(error)}") from None
     return accepted(message, received, limits)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from noetl_dagster.engine.executions.lifecycle import Lifecycle
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.pool.claims import Claims
-from noetl_dagster.engine.recovery.reaper import Reaper
+from noetl_dagster.engine.pool.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError
 from noetl_dagster.events.ids import command_id
@@ -84,7 +84,7 @@ class RealLog:
         self.by_name = by_name
         self.same_claim: Claim | None = None
         self._claims = Claims(pool, LEASE)
-        self._reaper = Reaper(pool, self.runtime.handler, self.runtime.ids)
+        self._reaper = Reaper(pool, self.runtime.handler, self.runtime.commands)
         self._names = NatsNames(settings)
         self._letters = DeadLetters(self.runtime.handler, self._names, EventLimits.of(settings))
         self._messages: dict[tuple[int, str, str], Event] = {}

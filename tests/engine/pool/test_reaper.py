@@ -10,7 +10,7 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.pool.claims import Claims
-from noetl_dagster.engine.recovery.reaper import Reaper, Requeued
+from noetl_dagster.engine.pool.reaper import Reaper
 from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.worker.command import Command, CommandEvents, Outcome
 from noetl_dagster.worker.context import Shared, own_context
@@ -55,13 +55,8 @@ async def lease_ends_in(engine: Engine, seconds: float) -> None:
 
 
 async def test_a_silent_workers_command_is_done_once_by_another(engine: Engine, handler: EventHandler) -> None:
-    announced: list[Requeued] = []
-
-    async def announce(commands: Any) -> None:
-        announced.extend(commands)
-
     pool, ids, done = engine.runtime.pool, engine.runtime.ids, Outcome({"status": "ok", "data": 1})
-    reaper, claims = Reaper(pool, handler, ids, announce), Claims(pool, LEASE)
+    reaper, claims = Reaper(pool, handler, engine.runtime.commands), Claims(pool, LEASE)
     command = Command(await execution(engine), "work", index=3, loop_id="1")
     await enqueue(engine, command)
     original, other = (CommandEvents(ids, worker_id=name) for name in ("original", "other"))
@@ -75,7 +70,6 @@ async def test_a_silent_workers_command_is_done_once_by_another(engine: Engine, 
     await lease_ends_in(engine, -1.0)
     [requeued] = (await reaper.reap()).requeued
     assert (requeued.command_id, requeued.attempts) == (command.command_id, 1)
-    assert announced == [requeued]
     assert (await reaper.reap()).requeued == ()
 
     assert await claims.claim("other", [again], only=[command.command_id])
@@ -98,7 +92,7 @@ async def test_a_silent_workers_command_is_done_once_by_another(engine: Engine, 
 @pytest.mark.parametrize("shard", [False, True])
 async def test_a_command_that_silences_every_worker_fails(engine: Engine, handler: EventHandler, shard: bool) -> None:
     pool, ids = engine.runtime.pool, engine.runtime.ids
-    reapers = [Reaper(pool, handler, ids) for _ in range(3)]
+    reapers = [Reaper(pool, handler, engine.runtime.commands) for _ in range(3)]
     command = Command(await execution(engine), "work", index=3, loop_id="1", shard=shard)
     await enqueue(engine, command, max_attempts=2)
     claims = Claims(pool, LEASE)
@@ -129,7 +123,7 @@ async def test_a_malformed_row_ends_without_the_others_of_its_batch(
     malformed = "UPDATE noetl.queue SET context = $1, shared = '{}' WHERE command_id LIKE '%:work:1:0:1'"
     assert await pool.execute(malformed, context) == "UPDATE 1"
     await lease_ends_in(engine, -1.0)
-    assert len((await Reaper(pool, handler, engine.runtime.ids).reap()).failed) == 2
+    assert len((await Reaper(pool, handler, engine.runtime.commands).reap()).failed) == 2
     errors = await pool.fetch("SELECT error FROM noetl.event WHERE event_type = 'command.failed' ORDER BY error")
     assert ["is malformed" in row["error"] for row in errors] == [True, False]
     assert await pool.fetchval("SELECT count(*) FROM noetl.queue") == 0

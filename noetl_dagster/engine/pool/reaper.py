@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 from pydantic import ValidationError
 
-from noetl_dagster.errors import NoetlError, first_invalid
-from noetl_dagster.events.ids import Snowflake
+from noetl_dagster.errors import NoetlError, ToolError, first_invalid
+from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.transport.handler import EventHandler
-from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.events.types import Event
+from noetl_dagster.worker.command import CommandEvents, Outcome
 from noetl_dagster.worker.context import CommandContext
 from noetl_dagster.worker.running import remove_orphans
 
@@ -32,10 +33,12 @@ REAP_SECONDS = 10.0
 
 _STALE = """
 SELECT execution_id, command_id FROM noetl.queue
-WHERE status = 'leased' AND lease_until < now() AND {condition}
+WHERE status = 'leased' AND lease_until < now() AND {condition} AND {{of}}
 ORDER BY lease_until LIMIT $1
 FOR UPDATE SKIP LOCKED
 """
+
+_OF_EXECUTIONS = "execution_id = ANY($2::bigint[])"
 
 # Expired leases with attempts left go back to the queue. Any worker may claim them; the last holder remains, whose end
 # counts until then.
@@ -44,7 +47,7 @@ WITH stale AS ({_STALE.format(condition="attempts < max_attempts")})
 UPDATE noetl.queue SET status = 'queued', lease_until = NULL, available_at = now()
 FROM stale
 WHERE queue.execution_id = stale.execution_id AND queue.command_id = stale.command_id
-RETURNING queue.execution_id, queue.command_id, queue.event_id, queue.attempts
+RETURNING queue.command_id, queue.attempts, queue.pool
 """
 
 # Expired leases without attempts left.
@@ -75,10 +78,9 @@ FRAMES_OVERDUE = "SELECT EXISTS (SELECT FROM noetl.cursor_frame WHERE lease_unti
 class Requeued:
     """A command that waits for a worker again; ``attempts`` workers have claimed it so far."""
 
-    execution_id: int
     command_id: str
-    event_id: int
     attempts: int
+    pool: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +103,17 @@ class Reaped:
 Release = Callable[[], Awaitable[int]]
 """Releases the rows of cursors' claims that have expired; returns the number of claims."""
 
-Announce = Callable[[Sequence[Requeued]], Awaitable[None]]
-
 
 @dataclass(frozen=True, slots=True)
 class Reaper:
     """Ends claims of workers that crashed or hang. Any number of reapers may run at the same time.
 
-    Without ``announce`` workers find requeued commands in the queue; without ``release`` other reapers release the
-    rows of cursors' claims.
+    Workers find requeued commands in the queue. Without ``release`` other reapers release the rows of cursors' claims.
     """
 
     pool: asyncpg.Pool
     handler: EventHandler
-    ids: Snowflake
-    announce: Announce | None = None
+    commands: CommandEvents
     release: Release | None = None
 
     async def overdue(self) -> int:
@@ -124,24 +122,27 @@ class Reaper:
 
     async def reap(self) -> Reaped:
         """Handles every expired lease."""
-        withdrawn = len(await self.pool.fetch(WITHDRAW_ENDED))
-        requeued: list[Requeued] = []
-        while rows := await self.pool.fetch(REQUEUE, BATCH):
-            requeued.extend(Requeued(**row) for row in rows)
-            if self.announce is not None:
-                await self.announce(requeued[-len(rows) :])
-        failed: list[str] = []
-        while names := await self._fail_exhausted():
-            failed.extend(names)
-        released = 0
+        withdrawn, released = len(await self.pool.fetch(WITHDRAW_ENDED)), 0
+        requeued, failed = await self.reclaim()
         if self.release is not None and await self.pool.fetchval(FRAMES_OVERDUE):
             try:
                 released = await self.release()
             except NoetlError as error:  # the next pass tries again
                 logger.warning("rows that a cursor loop had claimed were not given back: %s", error)
+        return Reaped(tuple(requeued), tuple(failed), withdrawn, released)
+
+    async def reclaim(self, executions: Collection[int] | None = None) -> tuple[list[Requeued], list[str]]:
+        """Handles the expired leases of commands (of these ``executions``); returns those that wait or have failed."""
+        of = {"of": "true" if executions is None else _OF_EXECUTIONS}
+        values = (BATCH,) if executions is None else (BATCH, list(executions))
+        requeued, failed = list[Requeued](), list[str]()
+        while rows := await self.pool.fetch(REQUEUE.format(**of), *values):
+            requeued.extend(Requeued(**row) for row in rows)
+        while names := await self._fail_exhausted(EXHAUSTED.format(**of), *values):
+            failed.extend(names)
         if failed:  # their workers are gone, and no process removes their leftovers
             await remove_orphans(self.pool)
-        return Reaped(tuple(requeued), tuple(failed), withdrawn, released)
+        return requeued, failed
 
     async def run(self, lease: float) -> None:
         """Handles expired leases until it is cancelled; ``lease`` is their duration in seconds."""
@@ -155,10 +156,10 @@ class Reaper:
                     logger.warning("%s", reaped)
             await asyncio.sleep(min(REAP_SECONDS, lease / 3))
 
-    async def _fail_exhausted(self) -> list[str]:
+    async def _fail_exhausted(self, exhausted: str, *values: Any) -> list[str]:
         """Ends commands that no worker finished; their ends remove them from the queue."""
         async with self.pool.acquire() as connection, connection.transaction():
-            rows = await connection.fetch(EXHAUSTED, BATCH)
+            rows = await connection.fetch(exhausted, *values)
             if rows:
                 await self.handler.handle_events([self._failure(row) for row in rows], connection=connection)
             return [row["command_id"] for row in rows]
@@ -170,34 +171,15 @@ class Reaper:
         except ValidationError as malformed:  # the other commands of the batch do not depend on it
             context = CommandContext(step=row["node_name"])
             note = f"; its row in noetl.queue is malformed: {first_invalid(malformed, 'context')}"
-        shard = context.shard and not context.part
-        meta = {
-            "command_id": row["command_id"],
-            **context.meta,
-            "final": context.final and not context.part,
-            "claim": row["attempts"],
-        }
-        message = (
-            f"command {row['command_id']}: {row['attempts']} workers took it and fell silent, the last was "
-            f"{row['worker_id']}; look for crashes and memory limits of the workers{note}"
+        error = ToolError(
+            f"command {row['command_id']}: {row['attempts']} workers in turn claimed it and fell silent, the last was "
+            f"{row['worker_id']}; look for crashes and memory limits of the workers, or raise spec.max_attempts{note}",
+            kind="worker",
+            code="LEASE_EXPIRED",
+            retryable=True,
         )
-        error = {
-            "kind": "worker",
-            "message": message,
-            "retryable": True,
-            "status": None,
-            "code": "LEASE_EXPIRED",
-        }
-        return Event(
-            execution_id=row["execution_id"],
-            event_id=self.ids.next(),
-            event_type=EventType.LOOP_SHARD_FAILED if shard else EventType.COMMAND_FAILED,
-            node_name=row["node_name"],
-            status="FAILED",
-            catalog_id=context.catalog_id,
-            parent_execution_id=context.parent_execution_id,
-            meta=meta,
-            result={"status": "error", "context": {"error": error}},
-            error=message,
-            current_index=context.index,
-        )
+        command = context.command(row["execution_id"], None)
+        event = self.commands.ended(command, Outcome(error_envelope(error)), final=context.final)
+        event.meta |= {**context.meta, "command_id": row["command_id"], "claim": row["attempts"]}
+        event.node_name, event.worker_id, event.duration = row["node_name"], row["worker_id"], None
+        return event
