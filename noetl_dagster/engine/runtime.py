@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +23,6 @@ from noetl_dagster.events.transport.handler import EventHandler
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process import tracing
 from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.settings import Settings
@@ -211,7 +209,7 @@ class Runtime:
                 raise ExecutionNotFoundError(
                     f"execution {state.execution_id}: its playbook text {state.catalog_id} is not in the catalog"
                 )
-            playbook = _stored_playbook(stored, state)
+            playbook = parse_playbook(stored.content, model=stored.model, **_fields_of(state))
             program = self._programs[key] = PlaybookProgram(playbook, StepGraph(playbook))
         own = program.playbook
         if own.settled:
@@ -240,15 +238,6 @@ async def connect(settings: Settings, make: Callable[[asyncpg.Pool, int], T], *,
     except BaseException:
         pool.terminate()
         raise
-
-
-def _stored_playbook(stored: StoredPlaybook, state: ExecutionState) -> Playbook:
-    """Loads the stored model; reads the text only if there is no model that this version understands."""
-    fields = _fields_of(state)
-    if stored.model is not None:
-        with suppress(ValueError):
-            return Playbook.from_stored(stored.model, stored.content, **fields)
-    return parse_playbook(stored.content, **fields)
 
 
 def _fields_of(state: ExecutionState) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -105,10 +104,7 @@ class RegisteredPlaybooks:
             missing = ProblemKind.MISSING_PLAYBOOK
             raise PlaybookError([Problem(Place(reference, 1), await self._missing(reference), kind=missing)])
         file, lenient = _version(row).reference, lenient or _is_lenient(row["meta"])
-        if row["model"] is not None:
-            with suppress(ValueError):  # another version of this package has registered it
-                return Playbook.from_stored(row["model"], row["content"], file=file, renamed={}, lenient=lenient)
-        return await asyncio.to_thread(parse_playbook, row["content"], file=file, lenient=lenient)
+        return await asyncio.to_thread(parse_playbook, row["content"], file=file, lenient=lenient, model=row["model"])
 
     async def that_ran(self, path: str, *, lenient: bool = False) -> Playbook | None:
         """Returns the latest version of a path; if none is registered, the newest text that ran under it."""

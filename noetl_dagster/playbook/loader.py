@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def parse_playbook(
     lenient: bool = False,
     workload: Mapping[str, Any] | None = None,
     renamed: Mapping[str, str] | None = None,
+    model: str | None = None,
 ) -> Playbook:
     """Loads a playbook from text, as :func:`load_playbook` does.
 
@@ -41,7 +43,11 @@ def parse_playbook(
         file: names the text in messages.
         workload: what an execution was started with, for settings that are templates.
         renamed: the keys that its code location gives to assets, by those that the text has.
+        model: what :attr:`Playbook.stored` has written. The text is read only if this version does not understand it.
     """
+    if model is not None:
+        with suppress(ValueError):
+            return Playbook.from_stored(model, text, file=file, renamed=renamed or {}, lenient=lenient)
     playbook = required(*parse_report(text, file=file, lenient=lenient, workload=workload))
     return playbook.model_copy(update={"renamed": dict(renamed)}) if renamed else playbook
 

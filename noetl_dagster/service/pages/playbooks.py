@@ -207,20 +207,11 @@ def _text_of_folder(plane: Plane, path: str) -> ShownText:
 async def _as_shown(path: str, version: int, text: str, meta: Mapping[str, Any], model: str | None) -> ShownText:
     origin = f"version {version}, registered" if version else "text that ran from a file"
     try:
-        playbook = await asyncio.to_thread(_read, text, f"{path}@{version}" if version else path, model)
+        file = f"{path}@{version}" if version else path
+        playbook = await asyncio.to_thread(parse_playbook, text, file=file, lenient=True, model=model)  # only shown
     except PlaybookError as error:
         return ShownText(path, origin, text, None, version or None, _problems(error))
     return ShownText(path, origin, text, playbook, version or None)
-
-
-def _read(text: str, file: str, model: str | None) -> Playbook:
-    """Returns a stored playbook; leniently, since it is only shown."""
-    if model is not None:
-        try:
-            return Playbook.from_stored(model, text, file=file, renamed={}, lenient=True)
-        except ValueError:  # another version of this package has stored it
-            pass
-    return parse_playbook(text, file=file, lenient=True)
 
 
 def _problems(error: PlaybookError) -> tuple[str, ...]:
