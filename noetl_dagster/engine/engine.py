@@ -45,7 +45,8 @@ class Engine:
         self, settings: Settings, pool: asyncpg.Pool, node: int, spark: Callable[[], SparkSession] | None = None
     ) -> None:
         assert settings.db_url is not None
-        self.dispatcher = Dispatcher(lambda: self.runtime)
+        self.liveness = Liveness(settings.db_url, pool)
+        self.dispatcher = Dispatcher(lambda: self.runtime, self.liveness)
         self.helpers = HelperProcesses(settings)
         self.runtime = runtime = Runtime(
             settings,
@@ -56,7 +57,6 @@ class Engine:
             helpers=self.helpers,
             run_playbook=self._run_child,
         )
-        self.liveness = Liveness(settings.db_url, pool)
         self.lifecycle = Lifecycle(runtime, self.liveness)
         self.steps = Steps(runtime, VisitDrivers(runtime, self.liveness))
         self.fanouts = Fanouts(runtime, self.steps)

@@ -107,7 +107,7 @@ class Liveness:
         """Calls ``callback`` on notifications, as :meth:`asyncpg.Connection.add_listener` does."""
         async with self._lock:
             await self._connect()
-            if channel not in self._listeners:
+            if self._listeners.get(channel) != callback:
                 self._listeners[channel] = callback
                 await self._connection.add_listener(channel, callback)
 

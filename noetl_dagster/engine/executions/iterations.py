@@ -45,6 +45,7 @@ WHERE execution_id = $1 AND node_name = $2 AND {STATE_EVENTS}
 ORDER BY event_id DESC LIMIT $3
 """
 
+_FINAL = "COALESCE(meta ->> 'final', 'true') = 'true'"
 _OF_LOOP = "execution_id = $1 AND meta ? 'loop_id' AND meta ->> 'loop_id' = ANY($2::text[])"
 _STATES = """('command.issued', 'command.claimed', 'command.completed', 'command.failed',
     'loop.shard.done', 'loop.shard.failed')"""
@@ -54,7 +55,7 @@ _LATEST = f"""
 SELECT DISTINCT ON (current_index) current_index, event_type, duration, left(error, 500) AS error, worker_id,
        created_at,
        COALESCE((meta ->> 'attempt')::int, 1) AS attempt, meta ? 'part' AS is_part,
-       COALESCE(meta ->> 'final', 'true') = 'true' AS final
+       {_FINAL} AS final
 FROM noetl.event
 WHERE {_OF_LOOP} AND event_type IN {_STATES} AND current_index = ANY($3::int[])
 ORDER BY current_index, event_id DESC
@@ -65,48 +66,44 @@ WHERE {_OF_LOOP} AND event_type IN ('loop.item', 'loop.shard.enqueued') AND curr
 ORDER BY current_index, event_id DESC
 """
 
-# Indexes that a filter chooses, from one on. Each kind reads one type of event of one loop id after the other, in the
-# order of the index idx_event_loop_id_type, so that it stops after a page.
 _LOOPS = "FROM unnest($2::text[]) AS loop (id) CROSS JOIN LATERAL"
 _OF_ONE = "execution_id = $1 AND meta ? 'loop_id' AND meta ->> 'loop_id' = loop.id"
 _NO_SUCCESS = """
 NOT EXISTS (SELECT FROM unnest($2::text[]) AS own (id) JOIN noetl.event done ON done.meta ->> 'loop_id' = own.id
     WHERE done.execution_id = $1 AND done.meta ? 'loop_id' AND done.event_type = $4
       AND done.current_index = event.current_index AND NOT done.meta ? 'part')"""
-_FAILED = f"""
+
+
+def _indexes(condition: str, limit: int) -> str:
+    """Returns SQL for the first indexes, from one on, of iterations with an event that fulfils a condition.
+
+    It reads one type of event of one loop id after the other, in the order of the index ``idx_event_loop_id_type``, so
+    that it stops after a page. ``limit`` is the number of its last parameter.
+    """
+    return f"""
 SELECT DISTINCT one.current_index {_LOOPS} (
     SELECT DISTINCT current_index FROM noetl.event
-    WHERE {_OF_ONE} AND event_type = $5 AND current_index >= $3 AND COALESCE(meta ->> 'final', 'true') = 'true'
-      AND ($6::text IS NULL OR position(lower($6) IN lower(error)) > 0) AND {_NO_SUCCESS}
-    ORDER BY current_index LIMIT $7
-) one ORDER BY one.current_index LIMIT $7
+    WHERE {_OF_ONE} AND current_index >= $3 AND {condition}
+    ORDER BY current_index LIMIT ${limit}
+) one ORDER BY one.current_index LIMIT ${limit}
 """
-_COMPLETED = f"""
-SELECT DISTINCT one.current_index {_LOOPS} (
-    SELECT DISTINCT current_index FROM noetl.event
-    WHERE {_OF_ONE} AND event_type = $4 AND current_index >= $3 AND NOT meta ? 'part'
-      AND ($5::float8 IS NULL OR duration >= $5)
-    ORDER BY current_index LIMIT $6
-) one ORDER BY one.current_index LIMIT $6
-"""
-_UNENDED = f"""
-SELECT DISTINCT one.current_index {_LOOPS} (
-    SELECT DISTINCT current_index FROM noetl.event
-    WHERE {_OF_ONE} AND event_type = 'command.issued' AND current_index >= $3 AND {_NO_SUCCESS}
+
+
+_FAILED = _indexes(
+    f"""event_type = $5 AND {_FINAL} AND ($6::text IS NULL OR position(lower($6) IN lower(error)) > 0)
+      AND {_NO_SUCCESS}""",
+    7,
+)
+_COMPLETED = _indexes("event_type = $4 AND NOT meta ? 'part' AND ($5::float8 IS NULL OR duration >= $5)", 6)
+_UNENDED = _indexes(
+    f"""event_type = 'command.issued' AND {_NO_SUCCESS}
       AND NOT EXISTS (SELECT FROM noetl.event failed
         WHERE failed.execution_id = $1 AND failed.meta ? 'loop_id' AND failed.meta ->> 'loop_id' = loop.id
           AND failed.event_type = $5 AND failed.current_index = event.current_index
-          AND COALESCE(failed.meta ->> 'final', 'true') = 'true')
-    ORDER BY current_index LIMIT $6
-) one ORDER BY one.current_index LIMIT $6
-"""
-_ALL = f"""
-SELECT DISTINCT one.current_index {_LOOPS} (
-    SELECT DISTINCT current_index FROM noetl.event
-    WHERE {_OF_ONE} AND event_type = 'command.issued' AND current_index >= $3
-    ORDER BY current_index LIMIT $4
-) one ORDER BY one.current_index LIMIT $4
-"""
+          AND COALESCE(failed.meta ->> 'final', 'true') = 'true')""",
+    6,
+)
+_ALL = _indexes("event_type = 'command.issued'", 4)
 _SLOWEST = f"""
 SELECT current_index, duration, event_id FROM noetl.event
 WHERE execution_id = $1 AND node_name = $2 AND duration >= {SLOW_SECONDS} AND meta ? 'loop_id'
@@ -118,7 +115,7 @@ ORDER BY duration DESC, event_id DESC LIMIT $9
 _FAILURE_GROUPS = f"""
 SELECT error, count(*) AS number, min(current_index) AS first {_LOOPS} (
     SELECT current_index, left(regexp_replace(left(error, 400), '[0-9]+', '#', 'g'), 200) AS error FROM noetl.event
-    WHERE {_OF_ONE} AND event_type = $3 AND COALESCE(meta ->> 'final', 'true') = 'true' AND {_NO_SUCCESS}
+    WHERE {_OF_ONE} AND event_type = $3 AND {_FINAL} AND {_NO_SUCCESS}
     ORDER BY current_index LIMIT {MOST_FAILURES}
 ) failed GROUP BY error ORDER BY number DESC, first LIMIT 20
 """
@@ -305,21 +302,21 @@ async def list_iterations(
 async def _chosen(
     pool: asyncpg.Pool, execution_id: int, visit: CourseOfVisit, wanted: IterationFilter, limit: int
 ) -> list[int]:
-    loops, success, failure = list(visit.loop_ids), visit.success.value, visit.failure.value
-    bounds: tuple[Any, ...] = (execution_id, loops, wanted.first)
-    match wanted.state:
+    success, failure = visit.success.value, visit.failure.value
+    state = wanted.state or ("failed" if wanted.error else "completed" if wanted.slower is not None else "")
+    query: str
+    own: tuple[Any, ...]
+    match state:
         case "failed":
-            rows = await pool.fetch(_FAILED, *bounds, success, failure, wanted.error, limit, timeout=QUERY_SECONDS)
+            query, own = _FAILED, (success, failure, wanted.error)
         case "open":
-            rows = await pool.fetch(_UNENDED, *bounds, success, failure, limit, timeout=QUERY_SECONDS)
+            query, own = _UNENDED, (success, failure)
         case "completed":
-            rows = await pool.fetch(_COMPLETED, *bounds, success, wanted.slower, limit, timeout=QUERY_SECONDS)
-        case _ if wanted.error:
-            rows = await pool.fetch(_FAILED, *bounds, success, failure, wanted.error, limit, timeout=QUERY_SECONDS)
-        case _ if wanted.slower is not None:
-            rows = await pool.fetch(_COMPLETED, *bounds, success, wanted.slower, limit, timeout=QUERY_SECONDS)
+            query, own = _COMPLETED, (success, wanted.slower)
         case _:
-            rows = await pool.fetch(_ALL, *bounds, limit, timeout=QUERY_SECONDS)
+            query, own = _ALL, ()
+    values = (execution_id, list(visit.loop_ids), wanted.first, *own, limit)
+    rows = await pool.fetch(query, *values, timeout=QUERY_SECONDS)
     return [row["current_index"] for row in rows]
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.pool.ends import PATIENCE, CommandEnds
 from noetl_dagster.engine.pool.reaper import Reaper
 from noetl_dagster.engine.runtime import Runtime
@@ -57,11 +58,9 @@ class _QueuedCommand:
 
 
 class PoolConnection:
-    """NATS, the listening connection, and the tasks that queue commands and requeue those of lost workers."""
+    """NATS, the ends of commands, and the tasks that queue commands and requeue those of lost workers."""
 
-    def __init__(self, runtime: Runtime, client: NatsClient) -> None:
-        settings = runtime.settings
-        assert settings.db_url is not None
+    def __init__(self, runtime: Runtime, liveness: Liveness, client: NatsClient) -> None:
         self._runtime = runtime
         self._client = client
         self._capacity = CapacityListener(client)
@@ -75,7 +74,7 @@ class PoolConnection:
         self._unattended: set[str] = set()
         self._unannounced: dict[str, list[str]] = {}  # tool kinds of commands, by pool
         self._notices: dict[str, asyncio.Task[None]] = {}  # by pool
-        self._ends = CommandEnds(runtime.pool, settings.db_url)
+        self._ends = CommandEnds(runtime.pool, liveness)
         self._reaper = Reaper(runtime.pool, runtime.handler, runtime.commands)
 
     async def open(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.process import log_context
 from noetl_dagster.worker.command import Outcome
@@ -20,10 +21,12 @@ class Dispatcher:
 
     Args:
         runtime: returns the runtime of the process, which has this dispatcher.
+        liveness: whose connection listens for the ends of commands.
     """
 
-    def __init__(self, runtime: Callable[[], Runtime]) -> None:
+    def __init__(self, runtime: Callable[[], Runtime], liveness: Liveness) -> None:
         self._runtime = runtime
+        self._liveness = liveness
         self._opening = asyncio.Lock()
         self._connection: PoolConnection | None = None
 
@@ -53,6 +56,6 @@ class Dispatcher:
         from noetl_dagster.events.transport.nats import connect
 
         runtime = self._runtime()
-        connection = PoolConnection(runtime, await connect(runtime.settings, "dispatch"))
+        connection = PoolConnection(runtime, self._liveness, await connect(runtime.settings, "dispatch"))
         await connection.open()
         return connection

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import asyncpg
 import orjson
 
+from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.errors import ToolError
-from noetl_dagster.events.connection import DATABASE_AWAY, connect
+from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.transport.handler import ENDS_CHANNEL
 from noetl_dagster.events.transport.queries import COMMAND_ENDS
@@ -25,26 +26,22 @@ logger = logging.getLogger(__name__)
 PATIENCE = RetryLimits(DATABASE_AWAY)
 """Commands that workers run outlive any outage of the database, so their driver waits for it without end."""
 
-PAUSE_SECONDS = 1.0
-"""Pause after an unexpected error."""
-
 
 class CommandEnds:
     """Futures of commands, done as soon as the log has their ends.
 
-    One connection listens. Notifications are lost while it is broken, so after each (re)connection it looks up every
-    awaited command in the log; it never polls otherwise. If the log refuses the look for another reason than an
+    PostgreSQL notifies of ends. Notifications are lost while the connection that listens is broken, so the sweep of the
+    dispatcher looks up commands that have left the queue. If the log refuses the look for another reason than an
     outage, whoever waits gets that error.
     """
 
-    def __init__(self, pool: asyncpg.Pool, url: str) -> None:
+    def __init__(self, pool: asyncpg.Pool, liveness: Liveness) -> None:
         self._pool = pool
-        self._url = url
+        self._liveness = liveness
         self._waiting: dict[str, tuple[int, asyncio.Future[Outcome]]] = {}
         self._ended: set[str] = set()
         self._to_check = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._listening = asyncio.Event()
+        self._delivering: asyncio.Task[None] | None = None
 
     @property
     def executions(self) -> list[int]:
@@ -53,12 +50,13 @@ class CommandEnds:
 
     async def open(self) -> None:
         """Starts to listen, and returns when it does."""
-        self._tasks = [asyncio.create_task(self._keep(work)) for work in (self._listen, self._deliver)]
-        await self._listening.wait()
+        await with_retries(partial(self._liveness.listen, ENDS_CHANNEL, self._notified), PATIENCE)
+        self._delivering = asyncio.create_task(self._deliver())
 
     async def close(self) -> None:
-        """Stops listening."""
-        await cancel_and_wait(*self._tasks)
+        """Delivers nothing more."""
+        if self._delivering is not None:
+            await cancel_and_wait(self._delivering)
 
     def expect(self, execution_id: int, command_id: str) -> asyncio.Future[Outcome]:
         """Returns a future for the outcome of a command; it is forgotten when it is done or cancelled."""
@@ -73,59 +71,37 @@ class CommandEnds:
         if self._ended:
             self._to_check.set()
 
-    async def _keep(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Works without end; an unexpected error goes to all who wait."""
-        while True:
-            try:
-                await work()
-            except Exception as error:
-                logger.exception("the ends of commands cannot be read")
-                self._listening.set()
-                for _, future in [*self._waiting.values()]:
-                    if not future.done():
-                        future.set_exception(error)
-                await asyncio.sleep(PAUSE_SECONDS)
-
-    async def _listen(self) -> None:
-        while True:
-            connection = await with_retries(
-                lambda: connect(self._url), PATIENCE, on_failure=partial(_note_delay, "listen for")
-            )
-            broken = asyncio.Event()
-            connection.add_termination_listener(lambda _, broken=broken: broken.set())
-            try:
-                await connection.add_listener(ENDS_CHANNEL, self._notified)
-                self.check(list(self._waiting))
-                self._listening.set()
-                await broken.wait()
-            except DATABASE_AWAY as error:
-                logger.warning("the listening connection broke: %s", error)
-            finally:
-                connection.terminate()
-
     def _notified(self, connection: Any, pid: int, channel: str, payload: Any) -> None:
         self.check(orjson.loads(payload))
 
     async def _deliver(self) -> None:
+        """Delivers without end; an unexpected error goes to all who wait."""
         while True:
             await self._to_check.wait()
             self._to_check.clear()
-            asked = [name for name in self._ended if name in self._waiting]
-            self._ended.clear()
-            executions = [self._waiting[name][0] for name in asked]
-            rows = await with_retries(
-                partial(self._pool.fetch, COMMAND_ENDS, executions, asked),
-                PATIENCE,
-                on_failure=partial(_note_delay, "read"),
-            )
-            for row in rows:
-                waiting = self._waiting.get(row["command_id"])
-                if waiting is not None and not waiting[1].done():
-                    waiting[1].set_result(_outcome(row))
+            try:
+                await self._deliver_ended()
+            except Exception as error:
+                logger.exception("the ends of commands cannot be read")
+                for _, future in [*self._waiting.values()]:
+                    if not future.done():
+                        future.set_exception(error)
+
+    async def _deliver_ended(self) -> None:
+        asked = [name for name in self._ended if name in self._waiting]
+        self._ended.clear()
+        executions = [self._waiting[name][0] for name in asked]
+        rows = await with_retries(
+            partial(self._pool.fetch, COMMAND_ENDS, executions, asked), PATIENCE, on_failure=_note_delay
+        )
+        for row in rows:
+            waiting = self._waiting.get(row["command_id"])
+            if waiting is not None and not waiting[1].done():
+                waiting[1].set_result(_outcome(row))
 
 
-def _note_delay(do: str, error: BaseException, pause: float) -> None:
-    logger.warning("cannot %s the ends of commands: %s; trying again in %.2g s", do, error, pause)
+def _note_delay(error: BaseException, pause: float) -> None:
+    logger.warning("the ends of commands cannot be read: %s; trying again in %.2g s", error, pause)
 
 
 def _outcome(row: Any) -> Outcome:

@@ -29,11 +29,10 @@ async def test_an_end_that_cannot_be_read_fails_its_command_alone(
     engine: Engine, result: dict[str, Any], context: dict[str, Any] | None
 ) -> None:
     """Workers of others write them; whoever waits for the others goes on."""
-    runtime, url = engine.runtime, engine.runtime.settings.db_url
-    assert url is not None
+    runtime = engine.runtime
     execution = await engine.lifecycle.create(playbook(TEXT))
     bad, good = [Command(execution.id, "work", index=index, loop_id="1") for index in range(2)]
-    ends = CommandEnds(runtime.pool, url)
+    ends = CommandEnds(runtime.pool, engine.liveness)
     await ends.open()
     waiting = [ends.expect(execution.id, command.command_id) for command in (bad, good)]
     events = [runtime.commands.ended(command, Outcome({"status": "ok", "data": 1})) for command in (bad, good)]
@@ -48,10 +47,9 @@ async def test_an_end_that_cannot_be_read_fails_its_command_alone(
 
 
 async def test_a_look_that_the_log_refuses_ends_who_waits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime, url = engine.runtime, engine.runtime.settings.db_url
-    assert url is not None
+    runtime = engine.runtime
     execution = await engine.lifecycle.create(playbook(TEXT))
-    ends = CommandEnds(runtime.pool, url)
+    ends = CommandEnds(runtime.pool, engine.liveness)
     await ends.open()
     async with asyncio.timeout(PATIENCE_SECONDS):
         with monkeypatch.context() as faulty:
