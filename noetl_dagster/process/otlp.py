@@ -95,24 +95,34 @@ class Collector:
 class _Exporter(SpanExporter):
     """Sends batches, and warns once if the collector does not accept them."""
 
-    def __init__(self, endpoint: str, *, trusted: bool) -> None:
+    def __init__(self, endpoint: str, *, trusted: bool, seconds: float | None = None) -> None:
         self.is_away = False
         self.deadline: float | None = None
         self._endpoint = endpoint
         self._trusted = trusted
+        self._seconds = seconds
         self._warned = False
         self._open()
 
     def _open(self) -> None:
-        self._process = os.getpid()
-        self._sender = _Sender(self._endpoint, trusted=self._trusted)
+        self._process, base, seconds = os.getpid(), self._endpoint.rstrip("/"), self._seconds
+        session = requests.Session()
+        if not self._trusted:
+            session.auth = _drop_headers
+        if seconds is None and not os.environ.keys() & {OTEL_EXPORTER_OTLP_TIMEOUT, OTEL_EXPORTER_OTLP_TRACES_TIMEOUT}:
+            seconds = SEND_SECONDS
+        url = base if base.endswith(_PATH) else base + _PATH
+        self._exporter = OTLPSpanExporter(endpoint=url, session=session, timeout=seconds)
+        for name in list(logging.Logger.manager.loggerDict):
+            if name.startswith(_SOURCES):
+                logging.getLogger(name).addFilter(_is_logged)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         if self.deadline is not None and (self.is_away or time.monotonic() >= self.deadline):
             return SpanExportResult.FAILURE
         if self._process != os.getpid():  # the connections are those of the process from which this one was forked
             self._open()
-        error = self._sender.send(spans)
+        error = self.send(spans)
         self.is_away = error is not None
         if error is not None and not self._warned:
             self._warned = True
@@ -123,21 +133,6 @@ class _Exporter(SpanExporter):
                 error,
             )
         return SpanExportResult.SUCCESS if error is None else SpanExportResult.FAILURE
-
-
-class _Sender:
-    def __init__(self, endpoint: str, *, trusted: bool, seconds: float | None = None) -> None:
-        base = endpoint.rstrip("/")
-        session = requests.Session()
-        if not trusted:
-            session.auth = _drop_headers
-        if seconds is None and not os.environ.keys() & {OTEL_EXPORTER_OTLP_TIMEOUT, OTEL_EXPORTER_OTLP_TRACES_TIMEOUT}:
-            seconds = SEND_SECONDS
-        url = base if base.endswith(_PATH) else base + _PATH
-        self._exporter = OTLPSpanExporter(endpoint=url, session=session, timeout=seconds)
-        for name in list(logging.Logger.manager.loggerDict):
-            if name.startswith(_SOURCES):
-                logging.getLogger(name).addFilter(_is_logged)
 
     def send(self, spans: Sequence[ReadableSpan]) -> str | None:
         """Sends spans, and returns the error or None."""
@@ -164,7 +159,7 @@ def _is_logged(record: logging.LogRecord) -> bool:
 
 def try_collector(endpoint: str, seconds: float) -> str | None:
     """Sends an empty request to a collector, and returns the error or None."""
-    return _Sender(endpoint, trusted=True, seconds=seconds).send([])
+    return _Exporter(endpoint, trusted=True, seconds=seconds).send([])
 
 
 def _drop_headers(request: requests.PreparedRequest) -> requests.PreparedRequest:

@@ -102,7 +102,7 @@ def _opened(record: Mapping[str, Any]) -> Envelope | ReadPartitions:
         envelopes = {key: from_result(one) for key, one in record["partitions"].items()}
         return ReadPartitions(len(envelopes), envelopes=envelopes)
     envelope = from_result(record["result"])
-    count = len(record["keys"]) if "keys" in record else record.get("count")  # executions that began before have keys
+    count = record.get("count")
     return envelope if count is None else ReadPartitions(count, envelope["ref"])
 
 

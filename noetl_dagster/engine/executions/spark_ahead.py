@@ -5,6 +5,7 @@ from __future__ import annotations
 from noetl_dagster.engine.executions.lifecycle import outstanding
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.playbook.models import FanoutEngine, Playbook, RoutingMode, Step
+from noetl_dagster.playbook.rules import workbook_name
 from noetl_dagster.spark.ahead import may_start_ahead, start_ahead
 from noetl_dagster.worker.execution import Execution
 
@@ -95,8 +96,7 @@ def uses_spark(playbook: Playbook, step: Step) -> bool:
     for task in step.tasks:
         named = task
         if task.kind == "workbook":
-            wanted = str(task.config.get("name") or task.config.get("task") or task.name)
-            named = playbook.workbook.get(wanted, task)
+            named = playbook.workbook.get(workbook_name(task), task)
         if named.kind == SPARK:
             return True
     return _runs_as_spark_job(step)
