@@ -376,7 +376,7 @@ def loop_progress(loop: LoopView) -> str:
     parts = [f"{ended}{share} done"]
     if loop.failed:
         parts.append(f"{loop.failed} failed")
-    if loop.rate:
+    if loop.rate and ended != loop.total:
         parts.append(per_second(loop.rate))
     if loop.remaining_seconds is not None:
         parts.append(f"{duration(loop.remaining_seconds)} left")
