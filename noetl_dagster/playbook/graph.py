@@ -7,7 +7,7 @@ topological order. All of it takes linear time and no recursion.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from noetl_dagster.playbook.models import Playbook
@@ -54,9 +54,8 @@ class StepGraph:
                 self._predecessors[target].append(name)
         self._streams = {step.name: self._known(step.streams_to) for step in playbook.steps}
         self._fed_by = {target: name for name, targets in self._streams.items() for target in targets}
-        self.reachable = self._reachable()
-        # Tarjan's algorithm gives a component only after all that it leads to
-        self.regions = tuple(self._region(component) for component in reversed(list(self._components())))
+        self.reachable = frozenset(_postorder([self.entry], self._successors, set()))
+        self.regions = tuple(map(self._region, self._components()))
         self._by_name = {region.name: region for region in self.regions}
         self._region_of = {step: region for region in self.regions for step in region.steps}
 
@@ -86,53 +85,21 @@ class StepGraph:
         """Returns a region by its name."""
         return self._by_name[name]
 
-    def _reachable(self) -> frozenset[str]:
-        seen = {self.entry}
-        waiting = [self.entry]
-        while waiting:
-            for target in self._successors[waiting.pop()]:
-                if target not in seen:
-                    seen.add(target)
-                    waiting.append(target)
-        return frozenset(seen)
-
     # Ours: networkx takes as long to import as a whole check takes, graphlib knows no components, and where several
     # orders are right rustworkx chooses another one, which the names of regions and ops would follow.
     def _components(self) -> Iterator[list[str]]:
-        """Yields strongly connected components, each after its successors (Tarjan 1972, with an explicit stack)."""
-        index: dict[str, int] = {}
-        low: dict[str, int] = {}
-        stack: list[str] = []
-        work: list[tuple[str, Iterator[str]]] = []
-
-        def enter(name: str) -> None:
-            index[name] = low[name] = len(index)
-            stack.append(name)
-            source = self._fed_by.get(name)  # the two ends of a stream belong to one component
-            joined = self._successors[name] if source is None else (*self._successors[name], source)
-            work.append((name, iter(reversed(joined))))
-
+        """Yields strongly connected components, each before its successors (Kosaraju; Sharir 1981)."""
+        forward = {name: [*reversed(targets)] for name, targets in self._successors.items()}
+        backward = {name: [*sources] for name, sources in self._predecessors.items()}
+        for target, source in self._fed_by.items():  # the two ends of a stream belong to one component
+            forward[target].insert(0, source)
+            backward[source].append(target)
         # the entry first, then backwards, so that the reversed result follows the order of the playbook
-        for root in (self.entry, *reversed(self._position)):
-            if root not in index:
-                enter(root)
-            while work:
-                name, targets = work[-1]
-                for target in targets:
-                    if target not in index:
-                        enter(target)
-                        break
-                    low[name] = min(low[name], low[target])
-                else:
-                    work.pop()
-                    if work:
-                        low[work[-1][0]] = min(low[work[-1][0]], low[name])
-                    if low[name] == index[name]:
-                        component = [stack.pop()]
-                        while component[-1] != name:
-                            component.append(stack.pop())
-                        low.update(dict.fromkeys(component, len(self._position)))  # above all that are open
-                        yield component
+        finished = [*_postorder((self.entry, *reversed(self._position)), forward, set())]
+        seen: set[str] = set()
+        for name in reversed(finished):
+            if name not in seen:
+                yield [*_postorder([name], backward, seen)]
 
     def _region(self, component: list[str]) -> Region:
         steps = tuple(sorted(component, key=self._position.__getitem__))
@@ -143,26 +110,26 @@ class StepGraph:
         is_stream = any(target in inside for name in steps for target in self._streams[name])
         is_cycle = not is_stream and (len(steps) > 1 or steps[0] in self._successors[steps[0]])
         name = f"region_{(entries or steps)[0]}" if is_cycle or is_stream else steps[0]
-        order = self._forward(entries or steps[:1], inside)
+        # reverse postorder: only arcs that close a cycle lead back
+        own_targets = {name: [one for one in reversed(self._successors[name]) if one in inside] for name in steps}
+        order = tuple(reversed([*_postorder(reversed(entries or steps[:1]), own_targets, set())]))
         return Region(name, steps, is_cycle, entries, targets, order, is_stream)
 
-    def _forward(self, entries: tuple[str, ...], inside: set[str]) -> tuple[str, ...]:
-        """Returns the steps of a region in reverse postorder: only arcs that close a cycle lead back."""
-        seen: set[str] = set()
-        finished: list[str] = []
-        for entry in reversed(entries):
-            work = [] if entry in seen else [(entry, iter(reversed(self._successors[entry])))]
-            seen.add(entry)
-            while work:
-                name, targets = work[-1]
-                target = next((one for one in targets if one in inside and one not in seen), None)
-                if target is None:
-                    finished.append(name)
-                    work.pop()
-                else:
-                    seen.add(target)
-                    work.append((target, iter(reversed(self._successors[target]))))
-        return tuple(reversed(finished))
+
+def _postorder(roots: Iterable[str], neighbours: Mapping[str, Sequence[str]], seen: set[str]) -> Iterator[str]:
+    """Yields what the roots lead to and is not ``seen``, each after all that it leads to, except along a cycle."""
+    for root in roots:
+        work = [] if root in seen else [(root, iter(neighbours[root]))]
+        seen.add(root)
+        while work:
+            name, unvisited = work[-1]
+            target = next((one for one in unvisited if one not in seen), None)
+            if target is None:
+                work.pop()
+                yield name
+            else:
+                seen.add(target)
+                work.append((target, iter(neighbours[target])))
 
 
 def have_same_steps_and_arcs(one: Playbook, other: Playbook) -> bool:
