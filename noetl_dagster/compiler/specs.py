@@ -150,22 +150,22 @@ def op_tags(playbook: Playbook, steps: Iterable[str]) -> dict[str, str]:
 def config_of(pod: Pod) -> dict[str, Any]:
     """Returns a pod as ``dagster-k8s`` reads it: parts of a container, of a pod's spec and of its metadata."""
     amounts = {"cpu": pod.cpu, "memory": pod.memory, "ephemeral-storage": pod.ephemeral_storage}
-    devices = {name: str(number) for name, number in (pod.gpu or {}).items()}
+    devices = {name: str(number) for name, number in pod.gpu.items()}
     # the run launcher would fill in one that is missing, and it may contradict the other
     requests = {name: one.request or one.limit for name, one in amounts.items() if one is not None}
     limits = {name: one.limit or one.request for name, one in amounts.items() if one is not None}
-    sources = [{"secret_ref": {"name": name}} for name in pod.env_secrets or ()]
-    sources += [{"config_map_ref": {"name": name}} for name in pod.env_config_maps or ()]
+    sources = [{"secret_ref": {"name": name}} for name in pod.env_secrets]
+    sources += [{"config_map_ref": {"name": name}} for name in pod.env_config_maps]
     container = {
         "image": pod.image,
         "image_pull_policy": pod.image_pull_policy,
         "resources": _without_empty({"requests": {**requests, **devices}, "limits": {**limits, **devices}}),
-        "env": [{"name": name, "value": value} for name, value in (pod.env or {}).items()],
+        "env": [{"name": name, "value": value} for name, value in pod.env.items()],
         "env_from": sources,
     }
     spec = {
         "node_selector": pod.node_selector,
-        "tolerations": list(pod.tolerations or ()),
+        "tolerations": list(pod.tolerations),
         "service_account_name": pod.service_account,
         "priority_class_name": pod.priority_class,
     }

@@ -53,7 +53,7 @@ def spec_of_task(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def spec_of_pod(pod: Pod) -> dict[str, Any]:
     """Returns the same of the pod of a run or a step."""
-    sources = [{"secretRef": {"name": name}} for name in pod.env_secrets or ()]
+    sources = [{"secretRef": {"name": name}} for name in pod.env_secrets]
     return {"serviceAccountName": pod.service_account, "containers": [{"envFrom": sources}]}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from noetl_dagster.playbook.fields import Model, Spelled
 
@@ -12,16 +12,19 @@ GPU = "nvidia.com/gpu"
 """The resource that ``gpu: 1`` asks for."""
 
 
-PULL_POLICIES = ("Always", "IfNotPresent", "Never")
-OPERATORS = ("Exists", "Equal")
-EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+def _as_text(value: Any) -> Any:
+    """Returns a number or a boolean as it is written: Kubernetes takes texts alone."""
+    return str(value).lower() if isinstance(value, bool | int | float) else value
+
+
+Texts = dict[str, Annotated[str, BeforeValidator(_as_text)]]
 
 
 class Amount(Model):
     """The amount of a resource that is reserved, and the most that is allowed."""
 
-    request: str | None = None
-    limit: str | None = None
+    request: Annotated[str | None, Spelled("requests")] = None
+    limit: Annotated[str | None, Spelled("limits")] = None
 
 
 class Pod(Model):
@@ -36,21 +39,21 @@ class Pod(Model):
     ephemeral_storage: Annotated[Amount | None, Spelled("ephemeral-storage", "ephemeralStorage")] = Field(
         None, description="of the node's disk: '20Gi', or {request, limit}"
     )
-    gpu: dict[str, int] | None = Field(None, description=f"whole devices: 1 of {GPU}, or {{resource: number}}")
-    node_selector: Annotated[dict[str, str] | None, Spelled("nodeSelector")] = Field(
-        None, description="labels that the node must have"
+    gpu: dict[str, Annotated[int, Field(ge=0)]] = Field(
+        default_factory=dict, description=f"whole devices: 1 of {GPU}, or {{resource: number}}"
     )
-    tolerations: tuple[dict[str, Any], ...] | None = Field(
-        None, description="taints of nodes that are no hindrance: {key, operator, value, effect}"
+    node_selector: Annotated[Texts, Spelled("nodeSelector")] = Field(
+        default_factory=dict, description="labels that the node must have"
     )
+    tolerations: tuple[dict[str, Any], ...] = Field((), description="taints of nodes, as in Kubernetes")
     service_account: Annotated[str | None, Spelled("serviceAccount", "service_account_name", "serviceAccountName")] = (
         Field(None, description="service account that the pod runs as")
     )
-    env: dict[str, str] | None = Field(None, description="environment variables; secrets go by env_from")
-    env_secrets: tuple[str, ...] | None = Field(None, description="secrets whose keys become variables")
-    env_config_maps: tuple[str, ...] | None = Field(None, description="config maps, likewise")
-    labels: dict[str, str] | None = Field(None, description="labels of the pod")
-    annotations: dict[str, str] | None = Field(None, description="annotations of the pod")
+    env: Texts = Field(default_factory=dict, description="environment variables; secrets go by env_from")
+    env_secrets: tuple[str, ...] = Field((), description="secrets whose keys become variables")
+    env_config_maps: tuple[str, ...] = Field((), description="config maps, likewise")
+    labels: Texts = Field(default_factory=dict, description="labels of the pod")
+    annotations: Texts = Field(default_factory=dict, description="annotations of the pod")
     priority_class: Annotated[str | None, Spelled("priorityClass", "priority_class_name", "priorityClassName")] = Field(
         None, description="priority class of the pod"
     )
@@ -59,8 +62,8 @@ class Pod(Model):
         """This pod with what ``inner`` says instead; mappings are laid together, all else is replaced."""
         merged = dict(self)
         for name, value in inner:
-            if isinstance(merged[name], dict) and isinstance(value, dict) and name != "gpu":
+            if isinstance(value, dict) and name != "gpu":
                 merged[name] = {**merged[name], **value}
-            elif value is not None:
+            elif value:
                 merged[name] = value
         return Pod(**merged)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from noetl_dagster.playbook import assets, models, tool_kinds
 from noetl_dagster.playbook.fields import Declaration, Seconds, declarations
-from noetl_dagster.playbook.pods import EFFECTS, OPERATORS, PULL_POLICIES, Pod
+from noetl_dagster.playbook.pods import Amount, Pod
 from noetl_dagster.settings import StoreTier
 
 Schema = dict[str, Any]
@@ -270,18 +270,7 @@ def _spec() -> Schema:
 
 
 def _pod() -> Schema:
-    text_or_number: Schema = {"type": ["string", "number"]}
-    amount: Schema = {"anyOf": [text_or_number, closed({"request": text_or_number, "limit": text_or_number})]}
-    texts = {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
-    toleration = closed(
-        {
-            "key": TEXT,
-            "operator": {"enum": list(OPERATORS)},
-            "value": text_or_number,
-            "effect": {"enum": list(EFFECTS)},
-            **dict.fromkeys(("toleration_seconds", "tolerationSeconds"), NUMBER),
-        }
-    )
+    amount: Schema = {"anyOf": [{"type": ["string", "number"]}, closed(fields_of(Amount))]}
     reference = closed(dict.fromkeys(("secretRef", "configMapRef"), closed({"name": TEXT}, required=("name",))))
     sources = closed({"secrets": ONE_OR_MORE, "config_maps": ONE_OR_MORE})
     env_from: Schema = {
@@ -290,11 +279,9 @@ def _pod() -> Schema:
     }
     fields = fields_of(
         Pod,
-        image_pull_policy={"enum": list(PULL_POLICIES)},
         **dict.fromkeys(("cpu", "memory", "ephemeral_storage"), amount),
-        gpu={"anyOf": [{"type": "integer"}, {"type": "object"}]},
-        tolerations={"type": "array", "items": toleration},
-        **dict.fromkeys(("node_selector", "env", "labels", "annotations"), texts),
+        gpu={"type": ["integer", "object"]},
+        tolerations={"type": "array", "items": {"type": "object"}},
     )
     del fields["env_secrets"], fields["env_config_maps"]
     return closed(fields | spelled(("env_from", "envFrom"), env_from))

@@ -343,7 +343,8 @@ class Block:
                 name = ".".join(str(part) for part in detail["loc"])
                 actual = described(detail["input"])
                 message = f"{name}: {detail['msg'].lower()}, found {actual}"
-                self.error(message, name if name in self.values else None)
+                key = name.partition(".")[0]
+                self.error(message, key if key in self.values else None)
             return None
 
     def read(self, model: type[M], **others: Any) -> M | None:

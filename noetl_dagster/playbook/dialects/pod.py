@@ -1,22 +1,21 @@
-"""Reads ``spec.kubernetes``, what a run or a step asks of its pod, and checks the fields of ``container`` tasks.
+"""Reads ``spec.kubernetes``, what a run or a step asks of its pod, and checks fields that pods and containers share.
 
-Of a container, keys and types are checked against the models of Kubernetes' official client. The cluster checks
-everything else, and reports the path of the field: Jobs are created with strict validation.
+Keys and types are checked against the models of Kubernetes' official client. The cluster checks everything else, and
+reports the path of the field: Jobs are created with strict validation.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
 from noetl_dagster.errors import Place, ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.document import Document
-from noetl_dagster.playbook.fields import declarations
-from noetl_dagster.playbook.pods import EFFECTS, GPU, OPERATORS, PULL_POLICIES, Amount, Pod
-from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
+from noetl_dagster.playbook.document import Document, texts_in
+from noetl_dagster.playbook.fields import declarations, spellings_of
+from noetl_dagster.playbook.pods import GPU, Amount, Pod
 from noetl_dagster.playbook.wording import described, is_open, is_template, suggestion
 
 _REFERENCES = {
@@ -33,119 +32,59 @@ def read_pod(spec: Block) -> Pod | None:
     block = None if value is False else spec.child("kubernetes")
     if block is None:
         return None
-    fields: dict[str, Any] = {}
-    for field in declarations(Pod):
-        key = block.spelled(*field.spellings) if field.name in _READERS else None
-        if key is not None and block[key] is not None:
-            fields[field.name] = _READERS[field.name](block, key)
-    key = block.spelled("env_from", "envFrom")
-    if key is not None and block[key] is not None:
-        fields |= _env_from(block, key)
-    block.close((*_READERS, "env_from"))
-    return block.build(Pod, **fields)
+    document = block.document
+    before = len(document.problems)
+    for owner, key, label, text in texts_in([block.values], 0, frozenset(), set()):
+        if is_template(text):
+            reason = "pods are described when the playbook is loaded; write the value itself"
+            document.report(document.place(owner, key), f"{block.what}: {label} is no template: {reason}")
+    check_types(block, (field.spellings for field in declarations(Pod)))
+    devices, sources = block.take("gpu"), _env_from(block)
+    fields = block.fields(
+        Pod,
+        cpu=_amount(block, "cpu"),
+        memory=_amount(block, "memory"),
+        ephemeral_storage=_amount(block, "ephemeral_storage"),
+        gpu=devices if devices is None or isinstance(devices, dict) else {GPU: devices},
+        tolerations=block.items("tolerations"),
+        **sources,
+    )
+    block.close([*(name for name in Pod.model_fields if name not in sources), "env_from"])
+    is_mistaken = any(problem.severity == "error" for problem in document.problems[before:])
+    return None if is_mistaken else block.build(Pod, **fields)
 
 
-def _text(block: Block, key: str) -> str | None:
-    """Reads a text; numbers and booleans are taken as they are written."""
-    value = block[key]
-    if isinstance(value, dict | list) or value is None or value == "":
-        block.error(f"{key} must be text, found {described(value)}", key)
-        return None
-    text = str(value).lower() if isinstance(value, bool) else str(value).strip()
-    if is_template(text):
-        block.error(
-            f"{key} is no template: pods are described when the playbook is loaded; write the value itself", key
-        )
-        return None
-    return text
-
-
-def _word(*words: str) -> Callable[[Block, str], str | None]:
-    """Makes a reader of one of these words."""
-
-    def read(block: Block, key: str) -> str | None:
-        word = _text(block, key)
-        if word is not None and word not in words:
-            block.error(f"{key} is {word!r}; {suggestion(word, words, 'use one of')}", key)
-        return word
-
-    return read
-
-
-def _amount(block: Block, key: str) -> Amount | None:
+def _amount(block: Block, name: str) -> Amount | None:
     """Reads a quantity, which is request and limit in one, or ``{request, limit}``."""
-    if not isinstance(block[key], dict):
-        amount = _text(block, key)
-        return Amount(request=amount, limit=amount)
-    parts = block.child(key)
-    assert parts is not None
-    spelled = {part: parts.spelled(part, f"{part}s") for part in ("request", "limit")}
-    parts.close(spelled)
-    amounts = {part: _text(parts, at) for part, at in spelled.items() if at is not None and parts[at] is not None}
-    return Amount(**amounts) if amounts else None
+    spellings = spellings_of(Pod, name)
+    if isinstance(block.take(*spellings), dict):
+        return block.nested(Amount, *spellings)
+    amount = block.text(*spellings)
+    return None if amount is None else Amount(request=amount, limit=amount)
 
 
-def _gpu(block: Block, key: str) -> dict[str, int] | None:
-    """Reads a number of GPUs, or a mapping of the cluster's names for devices to numbers."""
-    devices = block[key] if isinstance(block[key], dict) else {GPU: block[key]}
-    for name, number in devices.items():
-        if isinstance(number, bool) or not str(number).strip().isdecimal():
-            block.error(f"gpu: {name!r} is {described(number)}; write a whole number, or {{{GPU}: 1}}", key)
-            return None
-    return {str(name): int(str(number).strip()) for name, number in devices.items()}
-
-
-def _texts(block: Block, key: str) -> dict[str, str]:
-    child = block.child(key)
-    texts = {} if child is None else {str(name): _text(child, name) for name in child.values}
-    return {name: text for name, text in texts.items() if text is not None}
-
-
-def _tolerations(block: Block, key: str) -> tuple[dict[str, Any], ...]:
-    readers = {"key": _text, "operator": _word(*OPERATORS), "value": _text, "effect": _word(*EFFECTS)}
-    tolerations = []
-    for entry in block.blocks(key, f"{block.what}, {key}"):
-        fields = {name: read(entry, name) for name, read in readers.items() if entry.take(name) is not None}
-        seconds = entry.whole("toleration_seconds", "tolerationSeconds")
-        entry.close((*readers, "toleration_seconds"))
-        tolerations.append(fields if seconds is None else {**fields, "toleration_seconds": seconds})
-    return tuple(tolerations)
-
-
-def _env_from(block: Block, key: str) -> dict[str, tuple[str, ...]]:
+def _env_from(block: Block) -> dict[str, tuple[str | None, ...]]:
     """Reads ``{secrets: [...], config_maps: [...]}``, or Kubernetes' list of ``secretRef`` and ``configMapRef``."""
-    if isinstance(block[key], list):
-        listed: dict[str, list[str | None]] = {kind: [] for kind in _REFERENCES}
+    key = block.spelled("env_from", "envFrom")
+    names: dict[str, tuple[str | None, ...]] = dict.fromkeys(_REFERENCES, ())
+    if key is not None and isinstance(block[key], list):
         for entry in block.blocks(key, f"{block.what}, {key}"):
-            for kind, names in _REFERENCES.items():
-                reference = entry.child(*names)
-                if reference is not None and reference.values.get("name") is not None:
-                    listed[kind].append(_text(reference, "name"))
+            for kind, spellings in _REFERENCES.items():
+                reference = entry.child(*spellings)
+                names[kind] += () if reference is None else (reference.text("name"),)
             entry.close(("secretRef", "configMapRef"))
-        return {kind: tuple(filter(None, names)) for kind, names in listed.items()}
-    inner = block.child(key)
-    if inner is None:
-        return {}
-    secrets = inner.names("secrets", "secret")
-    config_maps = inner.names("config_maps", "config_map", "configMaps")
-    inner.close(("secrets", "config_maps"))
-    return {"env_secrets": secrets, "env_config_maps": config_maps}
+    elif key is not None and (sources := block.child(key)) is not None:
+        names = {
+            "env_secrets": sources.names("secrets", "secret"),
+            "env_config_maps": sources.names("config_maps", "config_map", "configMaps"),
+        }
+        sources.close(("secrets", "config_maps"))
+    return names
 
-
-_READERS: Mapping[str, Callable[[Block, str], Any]] = {
-    **dict.fromkeys(("image", "service_account", "priority_class"), _text),
-    **dict.fromkeys(("cpu", "memory", "ephemeral_storage"), _amount),
-    **dict.fromkeys(("node_selector", "env", "labels", "annotations"), _texts),
-    "image_pull_policy": _word(*PULL_POLICIES),
-    "gpu": _gpu,
-    "tolerations": _tolerations,
-}
-
-
-# -- containers
 
 _TYPES = {
-    **dict.fromkeys(("image", "namespace", "service_account", "working_dir", "image_pull_policy"), "str"),
+    **dict.fromkeys(("image", "image_pull_policy", "namespace", "working_dir"), "str"),
+    **dict.fromkeys(("service_account", "priority_class"), "str"),
     **dict.fromkeys(("env", "node_selector", "labels", "annotations"), "dict[str, str]"),
     "command": "list[str]",
     "args": "list[str]",
@@ -169,17 +108,17 @@ _SCALARS: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-def check_container(block: Block) -> None:
-    """Reports unknown keys and wrong types in the fields of a container; templates are left to the cluster.
+def check_types(block: Block, fields: Iterable[tuple[str, ...]]) -> None:
+    """Reports unknown keys and wrong types in fields of a container or a pod, which are named by their spellings.
 
-    Without the package ``kubernetes``, only the fields themselves are checked and not the keys below them.
+    Templates are left to the cluster. Without the package ``kubernetes``, only the fields themselves are checked and
+    not the keys below them.
     """
-    spellings = {names[0]: names for names in TOOL_KINDS["container"].spellings.values()}
-    for name, type_ in _TYPES.items():
-        for key in spellings[name]:
-            if key in block:
-                of_value = _OTHER_FORMS.get((name, isinstance(block[key], list)), type_)
-                _check(block.document, block[key], of_value, f"{block.what}: {key}", block.place_of(key))
+    for names in fields:
+        for key in names:
+            if key in block and names[0] in _TYPES:
+                type_ = _OTHER_FORMS.get((names[0], isinstance(block[key], list)), _TYPES[names[0]])
+                _check(block.document, block[key], type_, f"{block.what}: {key}", block.place_of(key))
 
 
 def _check(document: Document, value: Any, type_: str, what: str, place: Place) -> None:

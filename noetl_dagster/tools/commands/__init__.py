@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from noetl_dagster.playbook.dialects.pod import check_container
+from noetl_dagster.playbook.dialects.pod import check_types
 from noetl_dagster.playbook.tool_kinds import FOLDER, SCRIPT, TIMEOUT, ToolKind
 
 _SHELL = tuple(
@@ -73,6 +73,6 @@ _CONTAINER = ToolKind(
         *("provider", "cleanup", "backoffLimit", "backoff_limit", "files", "ttlSecondsAfterFinished"),
         *("ttl_seconds", "ttl_seconds_after_finished", "remote"),
     ),
-    check=lambda block, config: check_container(block),
+    check=lambda block, config: check_types(block, _CONTAINER.spellings.values()),
 )
 KINDS = (*_SHELL, _CONTAINER)
