@@ -40,6 +40,7 @@ from noetl_dagster.playbook.assets import (
     SourceSpec,
 )
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.wording import listed
 
 PARTITION_TAG = "dagster/partition"
 """Run tag: the key of the run's partition."""
@@ -153,8 +154,7 @@ class PlaybookPartitions:
         if spec.dynamic is not None:
             keys = [key] if instance is None else instance.get_dynamic_partitions(spec.dynamic)
         if key not in keys:
-            more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-            raise self._unknown(key, f"there are {', '.join(keys[:_SHOWN])}{more}" if keys else "there are none yet")
+            raise self._unknown(key, f"there are {listed(tuple(keys), _SHOWN)}" if keys else "there are none yet")
         return PartitionKey(key=key)
 
     def _unknown(self, key: str, hint: str) -> WorkloadError:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -19,6 +18,7 @@ from noetl_dagster.playbook.catalog import names_version, split_version
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import parse_playbook, parse_report, required
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.wording import did_you_mean
 
 _LENIENT = "lenient"
 """Key of a row's ``meta`` beside the playbook's metadata: it was registered leniently."""
@@ -129,9 +129,8 @@ class RegisteredPlaybooks:
         numbers = [str(one.version) for one in await self.versions(path, 20)]
         if numbers:
             return f"playbook {path!r} has no version {version}; it has {', '.join(numbers)}"
-        paths = [row["path"] for row in await self._pool.fetch(queries.CATALOG_NEAR)]
-        near = get_close_matches(path, paths, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "register it with 'noetl-dagster register FILE'"
+        paths = tuple(row["path"] for row in await self._pool.fetch(queries.CATALOG_NEAR))
+        hint = did_you_mean(path, paths) or "register it with 'noetl-dagster register FILE'"
         return f"playbook {path!r} is not registered; {hint}"
 
 

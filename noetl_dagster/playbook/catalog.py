@@ -6,8 +6,7 @@ import codecs
 import fnmatch
 import os
 import re
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.wording import did_you_mean
 from noetl_dagster.settings import get_settings
 
 SUFFIXES = (".yaml", ".yml")
@@ -94,13 +94,12 @@ class Catalog:
                 files_by_path[name] = (*files_by_path.get(name, ()), file)
         return files_by_path
 
-    def resolve(self, path: str, *, caller: Path | str | None = None) -> Path:
+    def resolve(self, path: str) -> Path:
         """Returns the file of a playbook.
 
         Args:
-            path: a catalog path; or a file, with or without ``.yaml``, beside the caller or in the folder. Files are
-                below these folders, the folder of playbooks, the working folder or ``NOETL_FILE_FOLDERS``.
-            caller: the playbook file that asks.
+            path: a catalog path; or a file, with or without ``.yaml``, in the folder. Files are below this folder, the
+                folder of playbooks, the working folder or ``NOETL_FILE_FOLDERS``.
 
         Raises:
             PlaybookError: nothing is found, or two files claim the catalog path.
@@ -108,34 +107,31 @@ class Catalog:
         claimed = self.paths.get(path.strip("/"), ())
         if len(claimed) == 1:
             return claimed[0]
-        place = Place(str(caller or self.folder), 1)
+        place = Place(str(self.folder), 1)
         if claimed:
             files = " and ".join(map(str, claimed))
             raise PlaybookError([Problem(place, f"catalog path {path!r} is claimed by {files}; rename one")])
         outside = ""
-        beside = [] if caller is None else [Path(caller).parent]
-        for folder in (*beside, self.folder):
-            for suffix in ("", *SUFFIXES):
-                candidate = folder / f"{path}{suffix}"
-                if candidate.is_file():
-                    if self._is_inside(candidate, beside):
-                        return candidate
-                    outside = f"; {candidate} is outside of the permitted folders (NOETL_FILE_FOLDERS)"
-        near = get_close_matches(path, list(self.paths), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.paths)) or 'none'}"
+        for suffix in ("", *SUFFIXES):
+            candidate = self.folder / f"{path}{suffix}"
+            if candidate.is_file():
+                if self._is_permitted(candidate):
+                    return candidate
+                outside = f"; {candidate} is outside of the permitted folders (NOETL_FILE_FOLDERS)"
+        hint = did_you_mean(path, tuple(self.paths)) or f"known: {', '.join(sorted(self.paths)) or 'none'}"
         message = f"no playbook {path!r}, neither as catalog path below {self.folder} nor as file; {hint}{outside}"
         raise PlaybookError([Problem(place, message, kind=ProblemKind.MISSING_PLAYBOOK)])
 
-    def _is_inside(self, file: Path, beside: Iterable[Path]) -> bool:
+    def _is_permitted(self, file: Path) -> bool:
         """Reports whether a path leads to a file below the permitted folders, by ``..`` or a link too."""
         settings = get_settings()
-        folders = (*beside, self.folder, settings.playbooks_path, Path.cwd(), *settings.file_folders)
+        folders = (self.folder, settings.playbooks_path, Path.cwd(), *settings.file_folders)
         resolved = file.resolve()
         return any(resolved.is_relative_to(folder.resolve()) for folder in folders)
 
-    def load(self, path: str, *, caller: Path | str | None = None, lenient: bool = False) -> Playbook:
+    def load(self, path: str, *, lenient: bool = False) -> Playbook:
         """Resolves and loads; a text that was loaded before is not parsed again."""
-        file = self.resolve(path, caller=caller)
+        file = self.resolve(path)
         key = file, lenient
         playbook = self._loaded.get(key)
         if playbook is None or playbook.source.encode() != _bytes_of(file):

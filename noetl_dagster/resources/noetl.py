@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, get_args
 
 from dagster import ConfigurableResource, DagsterInvalidDefinitionError, EnvVar
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, ValidationError
 
+from noetl_dagster.playbook.wording import did_you_mean
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
 
@@ -89,8 +89,7 @@ class NoetlResource(ConfigurableResource[Any], EngineProvider):
         values = {name: value for name, value in fields.items() if value is not None} | self.options
         for name in values:
             if name not in Settings.model_fields:
-                near = get_close_matches(name, Settings.model_fields, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else "docs/reference/settings.md has their names"
+                hint = did_you_mean(name, tuple(Settings.model_fields)) or "docs/reference/settings.md has their names"
                 raise DagsterInvalidDefinitionError(f"NoetlResource: there is no setting {name!r}; {hint}")
         return values
 

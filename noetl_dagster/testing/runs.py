@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import difflib
 import fcntl
 import inspect
 import os
@@ -25,6 +24,7 @@ from noetl_dagster.events.state import ExecutionStatus, StepStatus
 from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Dispatch, FanoutEngine, Playbook, Task
+from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.private_files import private_folder
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
@@ -194,9 +194,8 @@ def _unknown(playbook: Playbook, name: str, places: Mapping[str, Any]) -> str:
         return f"mocks: step {name!r} of playbook {playbook.name} has several tasks; mock {', '.join(tasks)}"
     if any(step.name == name for step in playbook.steps):
         return f"mocks: step {name!r} of playbook {playbook.name} has no tool"
-    near = difflib.get_close_matches(name, places, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"mocks: playbook {playbook.name} has no step {name!r}{hint} Its steps: {', '.join(sorted(places))}"
+    hint = suggestion(name, tuple(sorted(places)), "its steps")
+    return f"mocks: playbook {playbook.name} has no step {name!r}; {hint}"
 
 
 @contextmanager

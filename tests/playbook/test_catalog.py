@@ -50,13 +50,12 @@ def test_resolution_by_catalog_path_and_by_file(folder: Path) -> None:
     assert catalog.resolve("/examples/child") == child
     assert catalog.resolve("deep/child") == child
     assert catalog.resolve("deep/child.yml") == child
-    assert catalog.resolve("child", caller=folder / "deep" / "other.yaml") == child
     assert catalog.load("examples/child").name == "child"
 
 
 def test_a_missing_playbook_names_what_is_like_it(folder: Path) -> None:
     with pytest.raises(PlaybookError, match="did you mean 'examples/child'"):
-        Catalog(folder).resolve("examples/chidl", caller=folder / "parent.yaml")
+        Catalog(folder).resolve("examples/chidl")
 
 
 def test_two_files_of_one_catalog_path(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +23,7 @@ from noetl_dagster.playbook.checks.templates import check_code
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_report, required
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.process.collector import importing
 from noetl_dagster.process.environment import settings_withheld
 from noetl_dagster.process.event_loop import run_sync
@@ -233,12 +233,10 @@ def _yaml(text: str, what: str) -> Any:
 
 def _warn_of_unknown_keys(playbook: Playbook, workload: dict[str, Any]) -> None:
     """Warns of keys that the playbook's workload lacks: templates may use them, but mostly they are misspelt."""
-    declared_keys = [str(key) for key in playbook.workload]
+    declared_keys = tuple(map(str, playbook.workload))
     for key in workload:
         if key not in declared_keys:
-            near = get_close_matches(key, declared_keys, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(declared_keys) or 'none'}"
-            warn(f"warning: the workload has no key {key!r}; {hint}")
+            warn(f"warning: the workload has no key {key!r}; {suggestion(key, declared_keys, 'keys of the workload')}")
 
 
 def _finish(session: Session, overview: Overview, as_json: bool) -> None:
