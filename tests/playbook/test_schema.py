@@ -13,23 +13,33 @@ import pytest
 from noetl_dagster.cli.commands.check import schema
 from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.catalog import find_playbooks
-from noetl_dagster.playbook.dialects import loop, playbook, routing, step
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_playbook, parse_report
 from noetl_dagster.playbook.schema import language_schema
 from noetl_dagster.playbook.tool_kinds import API_VERSION, KIND, TOOL_KINDS
+from tests.playbook.playbooks import errors_of
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 SCHEMA = language_schema()
 
 
+STEP = "- step: start\n  tool: {kind: noop}\n"
+
+
+def read_keys(steps: str, root: str = "") -> set[str]:
+    """Returns the keys that the loader reads beside one that it does not know."""
+    [error] = errors_of(steps, root=root)
+    return set(error.partition("known keys: ")[2].split(", "))
+
+
 def test_it_is_json_and_complete() -> None:
     assert json.loads(json.dumps(SCHEMA)) == SCHEMA
-    assert set(SCHEMA["properties"]) == set(playbook.ROOT_KEYS)
+    assert set(SCHEMA["properties"]) == read_keys(STEP, "unheard: 1\n")
     assert SCHEMA["$defs"]["task"]["properties"]["kind"]["enum"] == list(TOOL_KINDS)
-    assert set(step.STEP_KEYS) <= set(SCHEMA["$defs"]["step"]["properties"])
-    assert set(routing.ARC_KEYS) <= set(SCHEMA["$defs"]["arc"]["properties"])
-    assert set(loop.LOOP_KEYS) <= set(SCHEMA["$defs"]["loop"]["properties"])
+    assert read_keys(f"{STEP}  unheard: 1\n") <= set(SCHEMA["$defs"]["step"]["properties"])
+    assert read_keys(f"{STEP}  next: {{step: start, unheard: 1}}\n") <= set(SCHEMA["$defs"]["arc"]["properties"])
+    loop = f"{STEP}  loop: {{in: [1], iterator: n, unheard: 1}}\n"
+    assert read_keys(loop) <= set(SCHEMA["$defs"]["loop"]["properties"])
 
 
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:

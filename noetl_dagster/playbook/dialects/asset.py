@@ -20,7 +20,6 @@ from noetl_dagster.playbook.document import texts_in
 from noetl_dagster.playbook.tool_kinds import LITERAL_FIELDS
 from noetl_dagster.playbook.wording import described
 
-_CHECK_KEYS = ("name", "severity", "blocking", "description", *(kind.value for kind in CheckKind))
 _RANGE = 2
 
 
@@ -63,12 +62,11 @@ def read_checks(block: Block) -> tuple[CheckSpec, ...]:
 
 def _check(block: Block) -> CheckSpec | None:
     fields = block.fields(CheckSpec, name=words.name(block, "name"), kind=None, asks=None)
-    asked = [kind for kind in CheckKind if kind in block]
-    block.drop(*asked)
+    asked = [kind for kind in CheckKind if block.spelled(kind.value)]
     if len(asked) != 1:
         present = f"found {' and '.join(asked)}" if asked else "found none of them"
         block.error(f"a check asks one thing: {', '.join(CheckKind)}; {present}")
-    block.close(_CHECK_KEYS)
+    block.close()
     if len(asked) != 1:
         return None
     [kind] = asked
@@ -192,7 +190,7 @@ def read_sources(block: Block) -> dict[str, SourceSpec]:
         if key is None and "asset" not in child:
             child.error("'asset' is missing, the key of what is read")
         partition = words.text(child, "partition")
-        child.close(("asset", "partition"))
+        child.close()
         source = None if key is None else child.build(SourceSpec, asset=key, partition=partition, place=place)
         if source is not None:
             sources[name] = source

@@ -88,6 +88,7 @@ class Block:
     """One mapping, named for messages (``step 'fetch'``). Keys are taken; :meth:`close` reports the rest.
 
     Attributes:
+        asked: canonical names of the keys that were asked for, in this order; suggestions for unknown keys.
         outer: of keys that only the playbook's ``spec`` or ``executor.spec`` says, where they stand. What is wrong
             with such a value is wrong there, once.
     """
@@ -100,6 +101,7 @@ class Block:
         self.place = place
         self.outer: Mapping[str, str] = {}
         self._taken: set[str] = set()
+        self.asked: dict[str, None] = {}
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
@@ -149,6 +151,7 @@ class Block:
         """Returns the first of ``names`` that is present and marks all as taken. Two at once are an error."""
         present = [name for name in names if name in self.values]
         self._taken.update(present)
+        self.asked.setdefault(names[0])
         if len(present) > 1:
             both = " and ".join(map(repr, present))
             self.conflict(f"{both} mean the same; keep {present[0]!r}", present[1])
@@ -256,7 +259,7 @@ class Block:
         values = self.document.gathered([(self.values, "backoff", "delay"), *others])
         values["delay"] = value if delay is None else self.values.get("delay")
         block = Block(self.reading, values, self.what, self.place)
-        block._taken = self._taken
+        block._taken, block.asked = self._taken, self.asked
         return block
 
     def flag(self, *names: str, default: bool = False) -> bool:
@@ -350,7 +353,7 @@ class Block:
     def read(self, model: type[M], **others: Any) -> M | None:
         """Reads a model from the keys that its fields declare, without ``others``, and reports all other keys."""
         fields = self.fields(model, **others)
-        self.close(model.model_fields, severity=model.unknown_keys)
+        self.close(severity=model.unknown_keys)
         return self.build(model, **fields)
 
     def fields(self, model: type[BaseModel], **others: Any) -> dict[str, Any]:
@@ -372,9 +375,11 @@ class Block:
             return self.choice(type_, *names, also=field.words)
         return self.nested(type_, *names)
 
-    def close(self, keys: Iterable[str], *, severity: str = "error", remedies: dict[str, str] | None = None) -> None:
-        """Reports every key that was not taken; ``keys`` feeds the suggestions."""
-        keys = tuple(keys)
+    def close(
+        self, keys: Iterable[str] = (), *, severity: str = "error", remedies: dict[str, str] | None = None
+    ) -> None:
+        """Reports every key that was not taken; ``keys``, or else those that were asked for, feed the suggestions."""
+        keys = tuple(keys) or tuple(self.asked)
         for key in self.rest():
             remedy = (remedies or {}).get(key) or suggestion(key, keys)
             self.report_key(key, f"unknown key {key!r}; {remedy}", ProblemKind.UNKNOWN_FIELD, severity)

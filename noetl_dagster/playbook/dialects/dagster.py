@@ -118,7 +118,7 @@ def _partitions(block: Block) -> Iterator[PartitionsSpec]:
         if dimension_spec is not None:
             yield dimension_spec
         return
-    child.close(("two",))
+    child.close()
     names = list(two.values)
     if len(names) != _MOST_DIMENSIONS:
         two.error(f"two takes two dimensions, found {len(names)}")
@@ -159,7 +159,7 @@ def _dimension(block: Block, name: str) -> PartitionsSpec | None:
     if workload is not None and workload not in block.reading.workload:
         message = f"the workload has no key {workload!r} for the partition; add it there, with a default"
         block.error(message, "workload")
-    block.close(("kind", "start", "end", "timezone", "workload", "static", "dynamic"))
+    block.close()
     return block.build(PartitionsSpec, name=name, kind=kind, workload=workload, **fields)
 
 
@@ -188,7 +188,7 @@ def _automation(block: Block) -> AutomationSpec | None:
         inner = block.child("automation")
         assert inner is not None
         cron, zone = _cron(inner, "on_cron"), _timezone(inner)
-        inner.close(("on_cron", "timezone"))
+        inner.close()
         return inner.build(AutomationSpec, kind=AutomationKind.ON_CRON, cron=cron, timezone=zone)
     word = str(value).strip().lower()
     if word in (AutomationKind.EAGER, AutomationKind.ON_MISSING):
@@ -208,7 +208,7 @@ def _freshness(block: Block) -> FreshnessSpec | None:
     if child is None:
         return None
     warn, fail = child.seconds("warn_after"), child.seconds("fail_after")
-    child.close(("warn_after", "fail_after"))
+    child.close()
     if fail is None:
         child.error("freshness needs fail_after, as {warn_after: 26h, fail_after: 50h}")
         return None
@@ -236,7 +236,7 @@ def _observations(block: Block) -> Iterator[ObservationSpec]:
             schemes = ", ".join(f"{one}://" for one in _OBSERVED)
             entry.error(f"object {place!r} cannot be observed; known are {schemes} and paths", "object")
         fields = entry.fields(ObservationSpec, asset=key, object=place, table=table)
-        entry.close(ObservationSpec.model_fields)
+        entry.close()
         if key is not None and is_one:
             spec = entry.build(ObservationSpec, **fields)
             yield from () if spec is None else (spec,)

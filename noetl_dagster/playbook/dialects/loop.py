@@ -22,7 +22,6 @@ from noetl_dagster.playbook.tool_kinds import (
 )
 from noetl_dagster.playbook.wording import described, is_template
 
-LOOP_KEYS = ("in", "iterator", "cursor", "spec", "collection", "element", "mode", "concurrency", "chunk_size")
 _SETTINGS = (*LOOP_SETTINGS, "policy")
 _FLAGS = ("fail_fast", "allow_partial", "strict_ctx")
 _RESERVED_ITERATORS = frozenset({"workload", "ctx", "iter", "loop", "input", "execution_id", "output"})
@@ -98,7 +97,7 @@ def _built(block: Block, own: Block, fields: dict[str, Any]) -> Loop | None:
     own.drop(*_SETTINGS)
     own.close(_SETTINGS, severity="warning")
     block.drop(*DESCRIPTION)
-    block.close(LOOP_KEYS)
+    block.close()
     if iterator is not None and not iterator.isidentifier():
         block.error(f"{key} {iterator!r} cannot be a name in templates; use letters, digits and _", key)
     elif iterator in _RESERVED_ITERATORS:
@@ -152,7 +151,7 @@ def _cursor(block: Block) -> CursorSpec | None:
         return None
     _check_cursor(cursor)
     fields = cursor.fields(CursorSpec)
-    cursor.close(CursorSpec.model_fields, severity=CursorSpec.unknown_keys)
+    cursor.close(severity=CursorSpec.unknown_keys)
     if fields["claim"] is None:
         cursor.missing("a cursor needs 'claim', SQL that claims work and returns rows")
         return None

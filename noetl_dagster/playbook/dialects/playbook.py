@@ -27,15 +27,10 @@ from noetl_dagster.playbook.tool_kinds import (
     DESCRIPTION,
     DOCUMENTARY,
     KIND,
-    METADATA_KEYS,
     SECRET_PROVIDERS,
 )
 from noetl_dagster.playbook.wording import described
 
-ROOT_KEYS = (
-    *("apiVersion", "kind", "metadata", "workload", "workflow", "keychain", "workbook", "executor", "spec"),
-    *("dagster", "tracing"),
-)
 _REMEDIES = {
     **{key: f"write it in metadata: {key}" for key in ("name", "path", "version", "description")},
     **dict.fromkeys(("vars", "ctx"), "put inputs into workload; steps write to ctx with set"),
@@ -86,7 +81,7 @@ def normalise(
     if foreign is not None and only is None and not any(step.wants_workers for step in steps):
         message = f"executor: pool {reading.worker_pool!r} has no effect: it is none of dagster.pools"
         document.report(foreign, message, "warning", ProblemKind.FIELD_WITHOUT_EFFECT)
-    root.close(ROOT_KEYS, remedies=_REMEDIES)
+    root.close(remedies=_REMEDIES)
     if metadata is None or not steps:
         return None
     return root.build(
@@ -202,11 +197,12 @@ def _metadata(root: Block, file: str) -> Metadata | None:
         tags=_words(block, "tags"),
         owners=_words(block, "owners", "owner"),
     )
-    block.drop("schedule", "partitions")  # short for dagster: {schedules, partitions}
+    for short in ("schedule", "partitions"):  # for dagster: {schedules, partitions}
+        block.spelled(short)
     if name is None:
         message = f"'name' is missing; the playbook is called {(path or stem)!r}"
         block.warn(message, kind=ProblemKind.MISSING_FIELD)
-    block.close(METADATA_KEYS, severity="warning")
+    block.close(severity="warning")
     return metadata
 
 
@@ -285,7 +281,7 @@ def _workbook_task(block: Block, label: str | None) -> Task | None:
     block.drop("name", "task", *DOCUMENTARY)
     tasks = read_tasks(block, ())
     sink, asserts = read_sink(block), block.nested(Assertion, "assert")
-    block.close(("name", "tool", "desc", "sink", "assert"))
+    block.close()
     if len(tasks) > 1:
         block.error("a workbook entry holds one tool; make a playbook of several", "tool")
     if not tasks:

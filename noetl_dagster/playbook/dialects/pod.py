@@ -49,7 +49,7 @@ def read_pod(spec: Block) -> Pod | None:
         tolerations=block.items("tolerations"),
         **sources,
     )
-    block.close([*(name for name in Pod.model_fields if name not in sources), "env_from"])
+    block.close()
     is_mistaken = any(problem.severity == "error" for problem in document.problems[before:])
     return None if is_mistaken else block.build(Pod, **fields)
 
@@ -72,13 +72,13 @@ def _env_from(block: Block) -> dict[str, tuple[str | None, ...]]:
             for kind, spellings in _REFERENCES.items():
                 reference = entry.child(*spellings)
                 names[kind] += () if reference is None else (reference.text("name"),)
-            entry.close(("secretRef", "configMapRef"))
+            entry.close()
     elif key is not None and (sources := block.child(key)) is not None:
         names = {
             "env_secrets": sources.names("secrets", "secret"),
             "env_config_maps": sources.names("config_maps", "config_map", "configMaps"),
         }
-        sources.close(("secrets", "config_maps"))
+        sources.close()
     return names
 
 

@@ -68,7 +68,7 @@ def _rule(block: Block) -> RetryRule | None:
         block.error(f"when must be a template or a boolean, found {described(when)}; {_SHAPE}")
         return None
     then = block.child("then")
-    block.close(("when", "then"))
+    block.close()
     if then is None and "then" not in block:
         block.missing(f"'then' is missing; {_SHAPE}")
     return None if then is None else _limits(then, when)
@@ -155,10 +155,10 @@ def read_sink(owner: Block) -> Sink | None:
         tool = block.child("tool")
         assert tool is not None
         parts = [part.fields(Sink, tool=part.text("kind"), auth=_credential(part)) for part in (tool, block)]
-        tool.close(("kind", *Sink.model_fields))
+        tool.close()
     else:
         parts = [block.fields(Sink, tool=block.text("tool", "kind"), auth=_credential(block))]
-    block.close(Sink.model_fields)
+    block.close()
     fields = {name: value for part in parts for name, value in part.items() if value not in (None, (), {})}
     _check_sink(block, fields)
     return block.build(Sink, **fields)
@@ -203,5 +203,5 @@ def _credential(block: Block) -> str | None:
     assert auth is not None
     name = auth.text("credential", "name", "key")
     auth.drop("type", "kind")
-    auth.close(("type", "credential"))
+    auth.close()
     return name

@@ -21,13 +21,11 @@ from noetl_dagster.playbook.templates.scope import SCOPES, parse_target
 from noetl_dagster.playbook.tool_kinds import DESCRIPTION, INPUT, SET_BLOCKS, WHEN
 from noetl_dagster.playbook.wording import described, suggestion
 
-ARC_KEYS = ("step", "when", "set", "on")
 _ARC_REMEDIES = {
     "then": "an arc names its target: {step: name, when: ...}",
     "else": "an arc without 'when' is the default",
 }
 _ON_ERROR = "{{ error is defined }}"
-_RULE_KEYS = ("when", "then", "else")
 _RESERVED = (
     *("mode", "on_unmatched", "before", "after", "finally", "admit", "lifecycle"),
     *("failure", "emit", "exec", "results", "defaults", "limits"),
@@ -108,8 +106,10 @@ def _rules(owner: Block, key: str) -> tuple[PolicyRule, ...]:
 def _rule(block: Block) -> PolicyRule | None:
     written = block.present(*WHEN)
     when = block.condition(*WHEN)
-    block.drop("else", *DESCRIPTION, "name", "then")
-    block.close(_RULE_KEYS)
+    block.spelled("then")
+    block.spelled("else")
+    block.drop(*DESCRIPTION, "name")
+    block.close()
     if "else" in block:
         return _else_rule(block, when)
     if when is None:
@@ -133,7 +133,7 @@ def _else_rule(block: Block, when: str | bool | None) -> PolicyRule | None:
         action = block.reading.block(block["else"], f"{block.what}, else", block.place_of("else"))
     if action is not None and "then" in action:
         inner = action.child("then")
-        action.close(("then",))
+        action.close()
         action = inner
     then = None if action is None else _action(action)
     return None if then is None else PolicyRule(when=None, then=then, place=block.place_of("else"))
@@ -202,11 +202,11 @@ def _from_router(block: Block) -> Routing:
     if spec is not None:
         mode = spec.choice(RoutingMode, "mode") or mode
         spec.drop("policy")
-        spec.close(("mode",), severity="warning")
+        spec.close(severity="warning")
     if "arcs" not in block:
         block.missing("a router needs 'arcs', a list of {step, when}")
     arcs = _read_arcs(block, block.items("arcs"))
-    block.close(("spec", "arcs"))
+    block.close()
     return Routing(mode=mode or RoutingMode.EXCLUSIVE, arcs=arcs)
 
 
@@ -232,7 +232,7 @@ def _arc(block: Block) -> Arc | None:
         block.error(f"no event of a step is called {on!r}; {suggestion(on, ARC_WORDS, 'use one of')}", "on")
     targets = read_set(block) | handed
     block.drop(*DESCRIPTION, "spec", "name", "label")
-    block.close(ARC_KEYS, remedies=_ARC_REMEDIES)
+    block.close(remedies=_ARC_REMEDIES)
     if target is None:
         block.missing("an arc needs 'step', the name of the step it leads to")
         return None

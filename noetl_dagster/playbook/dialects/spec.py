@@ -101,7 +101,7 @@ def read_timeout(spec: Block, *names: str) -> float | None:
     parts = spec.child(*names)
     assert parts is not None
     limits = [parts.seconds(name) for name in ("connect", "read", "write", "pool", "total")]
-    parts.close(("connect", "read"), severity="warning")
+    parts.close(severity="warning")
     return sum(part for part in limits if part is not None) or None
 
 
@@ -175,7 +175,7 @@ def _selection(block: Block, *names: str) -> tuple[tuple[str, ...], int | None]:
         rule.warn(f"{SIZE_THRESHOLD} without 'threshold_kb'; the settings decide", "strategy")
     if strategy is None and not paths:
         rule.error("give a list of paths, for example [count, data.total]")
-    rule.close(("strategy", "threshold_kb", "paths"))
+    rule.close()
     return paths, None if kilobytes is None else int(kilobytes * 1024)
 
 

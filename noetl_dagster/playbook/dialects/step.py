@@ -26,10 +26,6 @@ from noetl_dagster.playbook.models import LoopMode, ResultSpec, StateSpec, Step,
 from noetl_dagster.playbook.tool_kinds import DESCRIPTION, DOCUMENTARY, INPUT, TOOL_KINDS
 from noetl_dagster.playbook.wording import described, is_template
 
-STEP_KEYS = (
-    *("step", "desc", "tool", "next", "loop", "set", "input", "output", "spec", "retry", "sink"),
-    *("output_select", "asset", "checks", "from", "state"),
-)
 _REMEDIES = {
     "case": "routes are written as next: {arcs: [{step, when}]}",
     "eval": "rules are written in the tool's spec: {policy: {rules: [{when, then}]}}",
@@ -47,7 +43,7 @@ def read_state(block: Block) -> StateSpec | None:
     if child is None:
         return None
     fields = child.fields(StateSpec)
-    child.close(StateSpec.model_fields)
+    child.close()
     for missing in (one for one in ("key", "initial") if one not in child):
         child.missing(f"{child.what} needs {missing!r}; write {_EXAMPLE}")
     key, initial = fields["key"], fields["initial"]
@@ -165,4 +161,4 @@ def _close(block: Block) -> None:
         message = f"{key!r} stands {where}; indent it under 'tool', next to 'kind'"
         block.report_key(key, message, ProblemKind.MISPLACED_FIELD)
     block.drop(*beside, *DOCUMENTARY)
-    block.close(STEP_KEYS, remedies=_REMEDIES)
+    block.close(remedies=_REMEDIES)

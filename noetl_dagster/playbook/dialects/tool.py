@@ -28,10 +28,6 @@ Specs = tuple[dict[str, Any], ...]
 PREVIOUS = "previous"
 UNKNOWN = ToolKind("", "", {})
 
-_KEYS = (
-    *("name", "kind", "input", "set", "spec", "output", "output_select", "auth", "retry", "sink", "assert"),
-    "desc",
-)
 _REMEDIES = {
     "case": "routes are written as next: {arcs: [{step, when}]} of the step",
     "eval": "rules are written in spec: {policy: {rules: [{when, then}]}}",
@@ -231,7 +227,7 @@ def _decode(block: Block, tool: ToolKind, config: dict[str, Any]) -> None:
 
 
 def _check_rest(block: Block, kind: str, tool: ToolKind) -> None:
-    names = (*tool.spellings, *_KEYS)
+    names = tuple(dict.fromkeys((*tool.spellings, *block.asked)))
     for key in block.rest():
         if key in tool.without_effect or tool.takes_anything:
             message = f"{key!r} has no effect on a task of kind {kind}"
