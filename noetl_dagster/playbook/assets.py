@@ -112,10 +112,10 @@ class AutomationSpec(Model):
 
 
 class FreshnessSpec(Model):
-    """The greatest age of the newest result."""
+    """The greatest age of the newest result. Dagster counts minutes."""
 
-    fail_after: Seconds
-    warn_after: Seconds | None = None
+    fail_after: Seconds = Field(ge=60, description="seconds, or text such as 50h")
+    warn_after: Seconds | None = Field(None, ge=60, description="seconds, or text such as 26h")
 
 
 class ObservationSpec(Model):
@@ -134,7 +134,9 @@ class DagsterSpec(Model):
     group: str | None = None
     owners: tuple[str, ...] = ()
     tags: dict[str, str] = Field(default_factory=dict)
-    pools: dict[str, int] = Field(default_factory=dict)
+    pools: dict[str, Annotated[int, Field(ge=1, strict=True)]] = Field(
+        default_factory=dict, description="slots of concurrency pools"
+    )
     schedules: tuple[ScheduleSpec, ...] = ()
     partitions: tuple[PartitionsSpec, ...] = Field((), description="none, one or two dimensions")
     automation: AutomationSpec | None = None

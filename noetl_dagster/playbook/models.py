@@ -476,7 +476,9 @@ class Tracing(Model):
     sampling: Annotated[float | None, Spelled("sample_rate", "sampling_rate")] = Field(
         None, ge=0, le=1, description="share of its executions whose traces are sent, 0 to 1"
     )
-    endpoint: str | None = Field(None, description="collector of OTLP over HTTP: http://collector:4318")
+    endpoint: str | None = Field(
+        None, pattern="^https?://", description="collector of OTLP over HTTP: http://collector:4318"
+    )
     service_name: str | None = Field(None, description="service.name of its spans")
 
 

@@ -111,7 +111,7 @@ BROKEN_KEYS = [
         "mode is 'wild'; use one of sequential, parallel, chunked, cursor, stream, fanout",
     ),
     ("loop: {in: [1], iteratr: x}", "unknown key 'iteratr'; did you mean 'iterator'?"),
-    ("loop: {cursor: {kind: postgres}, iterator: x}", "a cursor needs 'claim'"),
+    ("loop: {cursor: {kind: postgres}, iterator: x}", "'claim' is missing: SQL that claims work"),
     (
         "loop: {cursor: {kind: duckdb, claim: SELECT 1}, iterator: x}",
         "cursor kind 'duckdb' is not supported; use postgres, mysql, sqlite",
@@ -169,7 +169,7 @@ BROKEN_TAKERS = [
     ("next: [start]", "is part of a stream, and its arc to 'start' leads back into that"),
     (
         "loop: {spec: {max_in_flight: 0}}",
-        "sample.yaml:10:34: step 'take', loop, spec: max_in_flight must be 1 or more, found 0",
+        "sample.yaml:10:11: step 'take', loop: max_in_flight: input should be greater than or equal to 1, found 0",
     ),
     (
         "spec: {allow_partial: true}",

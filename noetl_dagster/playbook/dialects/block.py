@@ -344,6 +344,10 @@ class Block:
         except ValidationError as error:
             for detail in error.errors():
                 name = ".".join(str(part) for part in detail["loc"])
+                if detail["type"] == "missing":
+                    meaning = model.model_fields[name].description
+                    self.missing(f"{name!r} is missing{f': {meaning}' if meaning else ''}")
+                    continue
                 actual = described(detail["input"])
                 message = f"{name}: {detail['msg'].lower()}, found {actual}"
                 key = name.partition(".")[0]

@@ -40,7 +40,6 @@ def read_dagster(root: Block) -> DagsterSpec | None:
         group=words.group(block, "group"),
         owners=words.owners(block),
         tags=words.tags(block),
-        pools=_pools(block),
         schedules=(*_as_warnings(block, _short_schedule(metadata)), *_schedules(block, metadata)),
         partitions=tuple(_partitions(block)) or tuple(_as_warnings(block, _partitions(metadata))),
         automation=_automation(block),
@@ -65,17 +64,6 @@ def _as_warnings(block: Block, specs: Iterator[T]) -> list[T]:
     for index, problem in enumerate(problems[before:], start=before):
         problems[index] = replace(problem, message=f"{problem.message} (left out)", severity="warning")
     return [] if mistaken else values
-
-
-def _pools(block: Block) -> dict[str, int]:
-    pools = {}
-    for name, limit in block.mapping("pools").items():
-        if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1:
-            pools[name] = limit
-        else:
-            message = f"pool {name!r} needs a number of slots, 1 or more, found {described(limit)}"
-            block.error(message, "pools")
-    return pools
 
 
 def _schedules(block: Block, metadata: Block) -> Iterator[ScheduleSpec]:
@@ -199,27 +187,11 @@ def _automation(block: Block) -> AutomationSpec | None:
     return None
 
 
-LEAST_FRESH = 60.0
-"""Seconds; Dagster has no shorter windows."""
-
-
 def _freshness(block: Block) -> FreshnessSpec | None:
-    child = block.child("freshness")
-    if child is None:
-        return None
-    warn, fail = child.seconds("warn_after"), child.seconds("fail_after")
-    child.close()
-    if fail is None:
-        child.error("freshness needs fail_after, as {warn_after: 26h, fail_after: 50h}")
-        return None
-    for key, seconds in (("warn_after", warn), ("fail_after", fail)):
-        if seconds is not None and seconds < LEAST_FRESH:
-            child.error(f"{key} is {seconds:g} seconds, and Dagster counts minutes; write 26h or 90m", key)
-            return None
-    if warn is not None and warn >= fail:
-        child.error("warn_after must be shorter than fail_after", "warn_after")
-        return None
-    return FreshnessSpec(fail_after=fail, warn_after=warn)
+    freshness = block.nested(FreshnessSpec, "freshness")
+    if freshness is not None and (freshness.warn_after or 0) >= freshness.fail_after:
+        block.error("freshness: warn_after must be shorter than fail_after", "freshness")
+    return freshness
 
 
 def _observations(block: Block) -> Iterator[ObservationSpec]:

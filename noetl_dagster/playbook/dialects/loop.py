@@ -80,13 +80,10 @@ def read_fed_loop(block: Block) -> Loop | None:
         message = "an arc on: call.partial feeds the step; leave out the mode, or say the arc on: step.done"
         own.conflict(message, "mode")
     width = own.whole(*MAX_IN_FLIGHT)
-    if width is not None and width < 1:
-        key = own.present(*MAX_IN_FLIGHT)
-        own.error(f"{key} must be 1 or more, found {width}", key)
-        width = None
     block.drop(*LOOP_IN, "cursor")
+    fields: dict[str, Any] = {"iterator": FED.iterator, "mode": LoopMode.STREAM}
     # an execution that began with no width takes one chunk after another
-    fields = {"iterator": FED.iterator, "mode": LoopMode.STREAM, "max_in_flight": width or FED.max_in_flight}
+    fields["max_in_flight"] = FED.max_in_flight if width is None else width
     return _built(block, own, fields | {name: own.flag(name) for name in _FLAGS})
 
 
@@ -150,12 +147,7 @@ def _cursor(block: Block) -> CursorSpec | None:
     if cursor is None:
         return None
     _check_cursor(cursor)
-    fields = cursor.fields(CursorSpec)
-    cursor.close(severity=CursorSpec.unknown_keys)
-    if fields["claim"] is None:
-        cursor.missing("a cursor needs 'claim', SQL that claims work and returns rows")
-        return None
-    return cursor.build(CursorSpec, **fields)
+    return cursor.read(CursorSpec)
 
 
 def _check_cursor(cursor: Block) -> None:

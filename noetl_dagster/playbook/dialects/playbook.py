@@ -19,7 +19,6 @@ from noetl_dagster.playbook.dialects.spec import STEP_SPEC, check_step_spec, lay
 from noetl_dagster.playbook.dialects.step import read_step
 from noetl_dagster.playbook.dialects.tool import read_task, read_tasks
 from noetl_dagster.playbook.document import Document
-from noetl_dagster.playbook.fields import spellings_of
 from noetl_dagster.playbook.models import Assertion, Metadata, Playbook, Step, Task, Tracing
 from noetl_dagster.playbook.tool_kinds import (
     API_VERSION,
@@ -105,23 +104,7 @@ def _tracing(root: Block) -> Tracing | None:
     """Reads ``tracing: {enabled, sampling, endpoint, service_name}``; ``tracing: false`` is short for the first."""
     if isinstance(root.values.get("tracing"), bool):
         return Tracing(enabled=root.flag("tracing"))
-    block = root.child("tracing")
-    if block is None:
-        return None
-    sampling = block.take(*spellings_of(Tracing, "sampling"))
-    try:
-        share = None if sampling is None or isinstance(sampling, bool) else float(sampling)
-    except (TypeError, ValueError):
-        share = -1.0
-    if share is not None and not 0 <= share <= 1:
-        block.error(f"sampling must be a number from 0 to 1, found {described(sampling)}")
-        share = None
-    endpoint = block.text("endpoint")
-    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-        message = "endpoint must be http://host:4318, a collector of OTLP over HTTP"
-        block.error(f"{message}; found {endpoint!r}", "endpoint")
-        endpoint = None
-    return block.read(Tracing, sampling=share, endpoint=endpoint)
+    return root.nested(Tracing, "tracing")
 
 
 def _check_header(root: Block) -> None:

@@ -34,7 +34,7 @@ _SHELL = tuple(
     )
     for name in ("script", "shell")
 )
-_CONTAINER = ToolKind(
+_CONTAINER: ToolKind = ToolKind(
     "container",
     "noetl_dagster.tools.commands.container:ContainerTool",
     {
