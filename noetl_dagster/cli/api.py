@@ -6,11 +6,9 @@ import asyncio
 import gc
 import logging
 import os
-import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from fastapi import FastAPI
@@ -52,35 +50,14 @@ def create_api(settings: Settings, ready: Callable[[], None]) -> FastAPI:
         ready()
         gc.freeze()  # loaded modules stay: no garbage collection visits them while requests wait
         try:
-            with opened.engine.projecting.running(), _noticed_signals(app):
+            with opened.engine.projecting.running():
                 yield opened
         finally:
             await cancel_and_wait(*watching)
             await warming
             await opened.close()
 
-    app = create_app(settings, plane)
-    return app
-
-
-@contextmanager
-def _noticed_signals(app: FastAPI) -> Iterator[None]:
-    """Lets streams end on SIGTERM and SIGINT: the server waits for its connections before it ends the block."""
-    stopping = asyncio.Event()
-    app.state.stopping = stopping.is_set
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        stopping.set()
-        end_server = handlers[number]
-        if callable(end_server):
-            end_server(number, frame)
-
-    handlers = {int(number): signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    return create_app(settings, plane)
 
 
 def choose_partition(playbook: Playbook, workload: Mapping[str, Any], key: str | None) -> Partition | None:

@@ -16,7 +16,7 @@ from noetl_dagster.service import catalog, commands, executions, health, workers
 from noetl_dagster.service.pages import execution, login, playbooks, results, steps, trail
 from noetl_dagster.service.pages import executions as executions_page
 from noetl_dagster.service.pages import workers as workers_page
-from noetl_dagster.service.pages.live import Feeds
+from noetl_dagster.service.pages.live import LiveExecutions
 from noetl_dagster.service.pages.rendering import FOLDER
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.service.problems import handle_problems
@@ -45,7 +45,6 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
         async with plane() as opened:
             app.state.plane = opened
             yield
-            await app.state.feeds.close()
 
     app = FastAPI(
         title="NoETL on Dagster",
@@ -76,10 +75,9 @@ def create_app(settings: Settings, plane: Callable[[], AbstractAsyncContextManag
 
 
 def _add_pages(app: FastAPI) -> None:
-    """Adds the routes of the pages, and their static files. ``app.state.stopping`` tells that streams must end."""
+    """Adds the routes of the pages, and their static files."""
     app.state.listings = {}
-    app.state.stopping = lambda: False
-    app.state.feeds = Feeds(lambda: app.state.plane.engine, lambda: app.state.stopping())
+    app.state.live = LiveExecutions()
     for module in PAGES:
         app.include_router(module.router)
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")

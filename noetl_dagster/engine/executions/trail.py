@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import asyncpg
 
 from noetl_dagster.events.log import as_event
-from noetl_dagster.events.queries import COLUMNS, STATE_EVENTS
+from noetl_dagster.events.queries import COLUMNS
 from noetl_dagster.events.types import Event
 
 QUERY_SECONDS = 5.0
@@ -24,19 +24,6 @@ WHERE execution_id = $1 AND event_id > $2
   AND ($6::text IS NULL OR position(lower($6) IN lower(error)) > 0)
 ORDER BY event_id LIMIT $7
 """
-
-# The changes of an execution's state before and after an event.
-_CHANGES = f"execution_id = $1 AND {STATE_EVENTS}"
-AROUND = f"""
-SELECT (SELECT event_id FROM noetl.event WHERE {_CHANGES} AND event_id < $2 ORDER BY event_id DESC LIMIT 1) AS before,
-       (SELECT event_id FROM noetl.event WHERE {_CHANGES} AND event_id > $2 ORDER BY event_id LIMIT 1) AS after
-"""
-
-FIRST_EVENT = """
-SELECT event_id, created_at FROM noetl.event WHERE execution_id = $1 AND event_type = 'playbook.initialized'
-ORDER BY event_id LIMIT 1
-"""
-LAST_EVENT = "SELECT event_id FROM noetl.event WHERE execution_id = $1 ORDER BY event_id DESC LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +78,3 @@ async def all_filtered_events(
     while events := await filtered_events(pool, execution_id, wanted, page):
         yield events
         wanted = replace(wanted, after=events[-1].event_id)
-
-
-async def changes_around(pool: asyncpg.Pool, execution_id: int, event_id: int) -> tuple[int | None, int | None]:
-    """Returns the ids of the last change of the state before an event, and of the first one after it."""
-    row = await pool.fetchrow(AROUND, execution_id, event_id)
-    return row["before"], row["after"]

@@ -5,32 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi import Path as InPath
 from markupsafe import Markup
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 
-from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.addresses import asset_url, in_path, run_url
-from noetl_dagster.engine.executions.trail import FIRST_EVENT, LAST_EVENT, changes_around
 from noetl_dagster.engine.executions.watching import ShownEvent, SlowIteration, StepVisit, WatchedExecution
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import ExecutionNotFoundError, NoetlError
-from noetl_dagster.events.ids import snowflake_floor, snowflake_milliseconds
+from noetl_dagster.errors import NoetlError
 from noetl_dagster.events.queries import CHECKS, TEXT_OF_EXECUTION
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.transport.wire import Id
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.service.executions import cancel_execution, resume_execution
-from noetl_dagster.service.pages.access import TheForm, TheViewer, secure_headers
+from noetl_dagster.service.pages.access import TheForm, TheViewer
 from noetl_dagster.service.pages.charts import TimeBar, waterfall
 from noetl_dagster.service.pages.graph import StepState, graph_svg
-from noetl_dagster.service.pages.live import Feed, Feeds, Parts
+from noetl_dagster.service.pages.live import LiveExecution, LiveExecutions, Parts, response
 from noetl_dagster.service.pages.rendering import fragment, page, page_router, shortened
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
@@ -42,8 +39,6 @@ ExecutionId = Annotated[Id, InPath()]
 
 LINES_AROUND = 3
 """Lines of the playbook that an error shows before and after the line that it names."""
-
-EVENT_STREAM = "text/event-stream"
 
 RESUME_SECONDS = 10.0
 """Time that a form waits for the run that it launched. A run may also wait in a queue."""
@@ -59,15 +54,6 @@ class SourceLines(NamedTuple):
     marked: int
 
 
-class TimeCursor(NamedTuple):
-    """A time of an execution in seconds after its start, its whole time, and the ids of the changes around."""
-
-    seconds: float
-    whole: float
-    before: int | None
-    after: int | None
-
-
 @router.get("/executions/{execution_id}")
 async def execution(
     execution_id: ExecutionId,
@@ -75,18 +61,11 @@ async def execution(
     plane: ThePlane,
     viewer: TheViewer,
     at: Annotated[Id | None, Query(description="an event id: the execution as it was then")] = None,
-    after: Annotated[float | None, Query(ge=0, le=1e9, description="the same, in seconds after the start")] = None,
     resuming: Annotated[bool, Query(description="a run that resumes it was launched")] = False,
 ) -> Response:
-    """Shows an execution, now or as it was at an event or time."""
+    """Shows an execution, now or as it was at an event."""
     runtime = plane.engine.runtime
-    if after is not None:
-        at = await _event_id_at(plane, execution_id, after)
-    feed = feeds_of(request).find(execution_id, Feed) if at is None else None
-    if feed is not None:
-        watched = feed.watched
-    else:
-        watched = await read_watched(plane, execution_id, until=at)
+    watched = await read_watched(plane, execution_id, until=at)
     playbook = await playbook_of(runtime, execution_id)
     facts = await _facts(plane, watched)
     return page(
@@ -105,7 +84,6 @@ async def execution(
         facts=facts,
         workload=watched.row.state.get("workload", {}),
         checks=await runtime.pool.fetch(CHECKS, execution_id),
-        cursor=await _cursor(plane, execution_id, watched, at),
         can_resume=watched.row.status == ExecutionStatus.FAILED or not facts["driven"],
     )
 
@@ -116,25 +94,23 @@ async def live(
     request: Request,
     plane: ThePlane,
     viewer: TheViewer,
-    after: Annotated[int, Query(ge=0)] = 0,
-    last: Annotated[str | None, Header(alias="Last-Event-ID")] = None,
+    position: Annotated[int, Query(ge=0, lt=2**64)] = 0,
 ) -> Response:
-    """Streams what changes after a position, in the order of commits, until the execution ends."""
+    """Returns what has changed after a position, in the order of commits."""
     runtime = plane.engine.runtime
 
-    async def make(engine: Engine) -> Feed:
+    async def make() -> LiveExecution:
         watched = await WatchedExecution.read(runtime.pool, execution_id)
         playbook = await playbook_of(runtime, execution_id)
-        return Feed(
-            engine,
+        return LiveExecution(
             watched,
             lambda now: _parts(now, playbook, runtime.settings),
             lambda events: _rows(execution_id, events),
         )
 
-    feed = await feeds_of(request).open(execution_id, Feed, make)
-    last_seen = int(last) if last is not None and len(last) < 20 and last.isdecimal() else after
-    return event_stream(feed.follow(last_seen))
+    executions: LiveExecutions = request.app.state.live
+    shared = await executions.open(execution_id, make)
+    return response(await shared.since(runtime.pool, position))
 
 
 @router.post("/executions/{execution_id}/cancel")
@@ -167,16 +143,9 @@ async def resume(execution_id: ExecutionId, plane: ThePlane, form: TheForm) -> R
     return RedirectResponse(f"/executions/{execution_id}?resuming=true", 303)
 
 
-def event_stream(messages: AsyncIterator[bytes]) -> Response:
-    """Returns a response of server-sent events."""
-    headers = {**secure_headers(), "x-accel-buffering": "no"}  # proxies must pass each message on at once
-    return StreamingResponse(messages, media_type=EVENT_STREAM, headers=headers)
-
-
 async def read_watched(plane: Plane, execution_id: int, *, until: int | None = None) -> WatchedExecution:
-    """Reads an execution, and brings the projection up to date meanwhile: the next reader has less to read."""
-    with plane.engine.projecting.running():
-        return await WatchedExecution.read(plane.engine.runtime.pool, execution_id, until=until, to_advance=False)
+    """Reads an execution for a page."""
+    return await WatchedExecution.read(plane.engine.runtime.pool, execution_id, until=until, to_advance=False)
 
 
 async def playbook_of(runtime: Runtime, execution_id: int) -> Playbook | None:
@@ -187,40 +156,6 @@ async def playbook_of(runtime: Runtime, execution_id: int) -> Playbook | None:
         except NoetlError:
             return None
     return None
-
-
-async def _cursor(plane: Plane, execution_id: int, watched: WatchedExecution, at: int | None) -> TimeCursor:
-    """Returns where an execution is shown on its time, and the changes before and after."""
-    pool = plane.engine.runtime.pool
-    last = await pool.fetchval(LAST_EVENT, execution_id)
-    now = last if at is None else at
-    before, following = await changes_around(pool, execution_id, now)
-    start = _milliseconds(watched.row.start_time)
-    return TimeCursor(
-        seconds=max(snowflake_milliseconds(now) - start, 0) / 1000,
-        whole=max(snowflake_milliseconds(last) - start, 1) / 1000,
-        before=before,
-        after=None if at is None else following,
-    )
-
-
-async def _event_id_at(plane: Plane, execution_id: int, seconds: float) -> int:
-    """Returns the largest id that an event can have so many seconds after the start of an execution."""
-    first = await plane.engine.runtime.pool.fetchrow(FIRST_EVENT, execution_id)
-    if first is None:
-        raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-    event_id = snowflake_floor(first["created_at"] + timedelta(seconds=seconds, milliseconds=1)) - 1
-    return max(event_id, int(first["event_id"]))  # whose id may be made a little after its time
-
-
-def _milliseconds(moment: datetime | None) -> int:
-    return 0 if moment is None else int(moment.timestamp() * 1000)
-
-
-def feeds_of(request: Request) -> Feeds:
-    """Returns the feeds of the application."""
-    feeds: Feeds = request.app.state.feeds
-    return feeds
 
 
 async def _facts(plane: Plane, watched: WatchedExecution) -> dict[str, Any]:

@@ -1,304 +1,119 @@
-"""Live updates of pages, as server-sent events.
+"""Live pages: a browser asks every second for what is new, with the place in the log up to which it shows an execution.
 
-People who watch the same execution share a feed, which reads the log once a second with one statement. Each message
-has the position in the log up to which its receiver knows the execution. A browser that connects again sends the
-position of its last message, and receives what follows: nothing is missing or repeated.
+People who watch the same execution share what an API process reads: one statement a second, however many they are. The
+place is one in the order of commits, so nothing is missing or repeated, whichever process answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+import time
+from collections.abc import Awaitable, Callable, Sequence
 
+import asyncpg
 import orjson
+from starlette.responses import Response
 
-from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.watching import ShownEvent, WatchedExecution, changes_between
-from noetl_dagster.events.commit_order import Committed, Position, events_in_commit_order, has_ended
-from noetl_dagster.events.connection import DATABASE_ERRORS
-from noetl_dagster.process.event_loop import cancel_and_wait
-
-logger = logging.getLogger(__name__)
+from noetl_dagster.service.pages.access import secure_headers
 
 INTERVAL = 1.0
-"""Seconds between two reads of the log."""
+"""Seconds for which an execution is not read again."""
 
 LINGER_SECONDS = 5.0
-"""Time after which a feed that nobody watches ends."""
+"""Time after which the state of an execution that nobody watches is forgotten."""
 
-MOST_KEPT = 120
-"""Messages that a feed keeps for browsers that connect again; others read what they missed from the log."""
-
-MOST_QUEUED = 30
-"""Messages that wait for a slow browser; beyond, it is disconnected, and connects again."""
-
-MOST_MISSED = 5
-"""Answers to the question of what browsers missed that a feed keeps."""
-
-END = b"event: end\ndata: {}\n\n"
-"""The last message: the execution has ended, and the browser need not connect again."""
+MOST_ANSWERS = 5
+"""Answers that are kept until the execution is read again: browsers know it up to few different places."""
 
 Parts = dict[str, str]
 RenderParts = Callable[[WatchedExecution], Parts]
 RenderRows = Callable[[Sequence[ShownEvent]], str]
-RenderTrail = Callable[[Sequence[Committed]], str]
-Item = TypeVar("Item")
 
 
-class Queues(Generic[Item]):
-    """The people who watch, each with the messages that were not sent yet. None ends a stream."""
+class LiveExecution:
+    """What the people who watch an execution share."""
 
-    def __init__(self) -> None:
-        self._all: set[asyncio.Queue[Item | None]] = set()
-        self._ended = False
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def send(self, item: Item | None) -> None:
-        """Sends a message to all; disconnects those that are too slow."""
-        self._ended = item is None
-        for queue in self._all:
-            if queue.full():
-                while not queue.empty():
-                    queue.get_nowait()
-                queue.put_nowait(None)
-            else:
-                queue.put_nowait(item)
-
-    def open(self) -> asyncio.Queue[Item | None]:
-        """Adds a person; one who comes when the streams have just ended gets the end."""
-        queue: asyncio.Queue[Item | None] = asyncio.Queue(MOST_QUEUED)
-        if self._ended:
-            queue.put_nowait(None)
-        self._all.add(queue)
-        return queue
-
-    def close(self, queue: asyncio.Queue[Item | None]) -> None:
-        """Removes a person."""
-        self._all.discard(queue)
-
-
-class Watchable(Protocol):
-    """What :class:`Feeds` keeps going while somebody watches."""
-
-    @property
-    def viewers(self) -> int:
-        """The number of people who watch."""
-
-    async def tick(self) -> None:
-        """Reads what was committed since the last time, and sends it."""
-
-    def end(self) -> None:
-        """Ends the streams of all people who watch."""
-
-
-class _Update(NamedTuple):
-    position: int
-    events: list[ShownEvent]
-    content: bytes
-
-
-class Feed:
-    """The live updates of one execution's page."""
-
-    def __init__(self, engine: Engine, watched: WatchedExecution, parts: RenderParts, rows: RenderRows) -> None:
-        self.watched = watched
-        self._pool = engine.runtime.pool
+    def __init__(self, watched: WatchedExecution, parts: RenderParts, rows: RenderRows) -> None:
+        self._watched = watched
         self._render_parts, self._render_rows = parts, rows
-        self._kept: deque[_Update] = deque(maxlen=MOST_KEPT)
-        self._first = watched.position
-        self._sent: Parts = {}
-        self._queues: Queues[_Update] = Queues()
-        self._missed: dict[tuple[int, int], list[ShownEvent]] = {}
+        self._parts: dict[str, tuple[int, str]] = {}  # with the position at which each has changed
+        self._before = watched.position
+        self._latest: list[ShownEvent] = []  # those since that position
+        self._answers: dict[int, bytes] = {}
+        self._read_at = float("-inf")
+        self._asked_at = time.monotonic()
         self._reading = asyncio.Lock()
 
     @property
-    def viewers(self) -> int:
-        """The number of people who watch."""
-        return len(self._queues)
+    def is_idle(self) -> bool:
+        """True if nobody has asked for a while."""
+        return time.monotonic() - self._asked_at > LINGER_SECONDS
 
-    async def follow(self, after: int) -> AsyncIterator[bytes]:
-        """Yields messages for a browser that knows the execution up to a position; ends with the execution."""
-        queue = self._queues.open()
-        now = self.watched.position
-        try:
-            if after < now:
-                missed = await self._between(after, now)
-                yield self._update(now, missed, self._render_parts(self.watched)).content
-            while (message := await queue.get()) is not None:
-                if message.position > now:
-                    now = message.position
-                    yield message.content
-            if not self.watched.is_running:
-                yield END  # otherwise the browser connects again
-        finally:
-            self._queues.close(queue)
-
-    async def tick(self) -> None:
-        """Reads what was committed since the last time, and sends it."""
-        before = self.watched.position
-        events = await self.watched.advance(self._pool)
-        if self.watched.position > before and (events or self.watched.is_running):
-            parts = self._render_parts(self.watched)
-            changed = {name: text for name, text in parts.items() if self._sent.get(name) != text}
-            self._sent = parts
-            update = self._update(self.watched.position, events, changed)
-            if len(self._kept) == MOST_KEPT:
-                self._first = self._kept[0].position
-            self._kept.append(update)
-            self._queues.send(update)
-        if not self.watched.is_running:
-            self.end()
-
-    def end(self) -> None:
-        """Ends the streams of all people who watch."""
-        self._queues.send(None)
-
-    async def _between(self, after: int, now: int) -> list[ShownEvent]:
-        """Returns the events that a browser missed; of many that connect again at once, one reads the log."""
-        if after >= self._first:
-            return [event for one in self._kept if after < one.position <= now for event in one.events]
+    async def since(self, pool: asyncpg.Pool, position: int) -> bytes:
+        """Returns an answer for a browser that shows the execution up to a position."""
+        self._asked_at = time.monotonic()
         async with self._reading:
-            if (after, now) not in self._missed:
-                if len(self._missed) == MOST_MISSED:
-                    self._missed.clear()
-                self._missed[after, now] = await changes_between(self._pool, self.watched.id, after, now)
-            return self._missed[after, now]
+            if time.monotonic() - self._read_at >= INTERVAL:
+                await self._read(pool)
+            if position not in self._answers:
+                if len(self._answers) == MOST_ANSWERS:
+                    self._answers.clear()
+                self._answers[position] = await self._answer(pool, position)
+            return self._answers[position]
 
-    def _update(self, position: int, events: list[ShownEvent], parts: Parts) -> _Update:
-        data = orjson.dumps({"parts": parts, "rows": self._render_rows(events)})
-        return _Update(position, events, b"id: %d\nevent: update\ndata: %s\n\n" % (position, data))
+    async def _read(self, pool: asyncpg.Pool) -> None:
+        self._before = self._watched.position
+        self._latest = await self._watched.advance(pool)
+        self._read_at = time.monotonic()
+        self._answers.clear()
+        for name, text in self._render_parts(self._watched).items():
+            if name not in self._parts or self._parts[name][1] != text:
+                self._parts[name] = (self._watched.position, text)
 
-
-class _Arrived(NamedTuple):
-    events: list[Committed]
-    position: Position
-
-
-class Trail:
-    """Every event of an execution, in the order of commits."""
-
-    def __init__(self, engine: Engine, execution_id: int, position: Position) -> None:
-        self._pool = engine.runtime.pool
-        self._id = execution_id
-        self._position = position
-        self._over = False
-        self._queues: Queues[_Arrived] = Queues()
-
-    @property
-    def viewers(self) -> int:
-        """The number of people who watch."""
-        return len(self._queues)
-
-    async def follow(self, after: Position, rows: RenderTrail) -> AsyncIterator[bytes]:
-        """Yields the events after a position as rows of a table; ends with the execution."""
-        queue = self._queues.open()
-        try:
-            while after < self._position:  # what the trail read before this browser came
-                page = await events_in_commit_order(self._pool, self._id, after)
-                yield self._message(page.events, page.position, rows)
-                after = page.position
-                if page.is_last:
-                    break
-            while (arrived := await queue.get()) is not None:
-                events = [one for one in arrived.events if one.position > after]
-                if arrived.position > after:
-                    after = arrived.position
-                    yield self._message(events, after, rows)
-            if self._over:
-                yield END
-        finally:
-            self._queues.close(queue)
-
-    async def tick(self) -> None:
-        """Reads what was committed since the last time, and sends it."""
-        while True:
-            page = await events_in_commit_order(self._pool, self._id, self._position)
-            self._position = page.position
-            if page.events:
-                self._queues.send(_Arrived(page.events, page.position))
-            if page.is_last:
-                break
-        self._over = await has_ended(self._pool, self._id, self._position)
-        if self._over:
-            self.end()
-
-    def end(self) -> None:
-        """Ends the streams of all people who watch."""
-        self._queues.send(None)
-
-    def _message(self, events: list[Committed], position: Position, rows: RenderTrail) -> bytes:
-        data = orjson.dumps({"parts": {}, "rows": rows(events)})
-        return b"id: %s\nevent: update\ndata: %s\n\n" % (str(position).encode(), data)
+    async def _answer(self, pool: asyncpg.Pool, position: int) -> bytes:
+        now = self._watched.position
+        if position > now:  # another process of the API has read more
+            return answer(str(position), {}, "", ended=False)
+        events = self._latest
+        if position != self._before:
+            events = await changes_between(pool, self._watched.id, position, now)
+        parts = {name: text for name, (changed_at, text) in self._parts.items() if changed_at > position}
+        return answer(str(now), parts, self._render_rows(events), ended=not self._watched.is_running)
 
 
-Found = TypeVar("Found", bound=Watchable)
+class LiveExecutions:
+    """The executions that people watch."""
 
+    def __init__(self) -> None:
+        self._executions: dict[int, LiveExecution] = {}
 
-class Feeds:
-    """The feeds of a process, by execution and kind."""
-
-    def __init__(self, engine: Callable[[], Engine], stopping: Callable[[], bool]) -> None:
-        self._engine = engine
-        self._stopping = stopping
-        self._feeds: dict[tuple[int, type], Watchable] = {}
-        self._opening: dict[tuple[int, type], asyncio.Lock] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def find(self, execution_id: int, kind: type[Found]) -> Found | None:
-        """Returns the feed of an execution that somebody watches."""
-        feed = self._feeds.get((execution_id, kind))
-        return feed if isinstance(feed, kind) else None
-
-    async def open(self, execution_id: int, kind: type[Found], make: Callable[[Engine], Awaitable[Found]]) -> Found:
-        """Returns the feed of an execution; ``make`` makes it if nobody watches.
+    async def open(self, execution_id: int, make: Callable[[], Awaitable[LiveExecution]]) -> LiveExecution:
+        """Returns an execution; ``make`` reads it if nobody watches it.
 
         Raises:
             ExecutionNotFoundError: the log has no such execution.
         """
-        key = execution_id, kind
-        async with self._opening.setdefault(key, asyncio.Lock()):
-            feed = self.find(execution_id, kind)
-            if feed is not None:
-                return feed
-            try:
-                made = await make(self._engine())
-            except BaseException:
-                self._opening.pop(key, None)  # locks of executions that do not exist would pile up
-                raise
-            feed = self.find(execution_id, kind)  # after a failure, two may have made one
-            if feed is None:
-                feed = self._feeds[key] = made
-                task = asyncio.create_task(self._run(key, feed), name=f"{kind.__name__} of {execution_id}")
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-        return feed
+        live = self._executions.get(execution_id)
+        if live is None or live.is_idle:
+            self._executions = {id_: one for id_, one in self._executions.items() if not one.is_idle}
+            made = await make()
+            live = self._executions.setdefault(execution_id, made)  # another request may have read it meanwhile
+        return live
 
-    async def close(self) -> None:
-        """Ends all feeds."""
-        await cancel_and_wait(*self._tasks)
 
-    async def _run(self, key: tuple[int, type], feed: Watchable) -> None:
-        idle = 0.0
-        try:
-            with self._engine().projecting.running():  # the next page has less to read
-                while idle < LINGER_SECONDS and not self._stopping():
-                    await asyncio.sleep(INTERVAL)
-                    idle = 0.0 if feed.viewers else idle + INTERVAL
-                    await self._tick(key, feed)
-        except Exception:
-            logger.exception("the live page of execution %d ends", key[0])
-        finally:
-            del self._feeds[key]
-            self._opening.pop(key, None)
-            feed.end()
+def answer(position: str, parts: Parts, rows: str, *, ended: bool) -> bytes:
+    """Returns what a live page gets.
 
-    async def _tick(self, key: tuple[int, type], feed: Watchable) -> None:
-        try:
-            await feed.tick()
-        except DATABASE_ERRORS as error:
-            logger.warning("the live page of execution %d waits for the log: %s", key[0], error)
+    Args:
+        position: up to which it shows the execution then.
+        parts: of the page that have changed, as markup by id.
+        rows: of the table of events, to be added.
+        ended: the execution has ended, and the page need not ask again.
+    """
+    return orjson.dumps({"position": position, "parts": parts, "rows": rows, "ended": ended})
+
+
+def response(content: bytes) -> Response:
+    """Returns an answer as a response."""
+    return Response(content, media_type="application/json", headers=secure_headers())

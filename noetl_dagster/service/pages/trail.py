@@ -8,17 +8,16 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import orjson
-from fastapi import Header, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.trail import EventFilter, all_filtered_events, filtered_events
-from noetl_dagster.events.commit_order import START, Committed, Position, has_ended, horizon
+from noetl_dagster.events.commit_order import START, Position, events_in_commit_order, has_ended, horizon
 from noetl_dagster.events.transport.wire import message_of
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.service.pages.access import TheViewer, secure_headers
-from noetl_dagster.service.pages.execution import ExecutionId, event_stream, feeds_of
-from noetl_dagster.service.pages.live import Trail
+from noetl_dagster.service.pages.execution import ExecutionId
+from noetl_dagster.service.pages.live import answer, response
 from noetl_dagster.service.pages.rendering import fragment, page, page_router
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
@@ -26,6 +25,9 @@ from noetl_dagster.service.problems import ApiProblem
 router = page_router()
 
 SHOWN = 200
+MOST_READ = 10
+"""Pages of the log that are read for one answer; a live page asks again for the rest."""
+
 DOWNLOADED = 1_000
 """Events that a download reads from the log at a time."""
 
@@ -70,25 +72,26 @@ async def live(
     plane: ThePlane,
     viewer: TheViewer,
     position: Annotated[str, Query(max_length=50)] = str(START),
-    last: Annotated[str | None, Header(alias="Last-Event-ID")] = None,
 ) -> Response:
-    """Streams the events after a position that the filters choose, in the order of commits."""
-    wanted = _filter(_given(request))
+    """Returns the events after a position that the filters choose, in the order of commits."""
+    wanted, pool = _filter(_given(request)), plane.engine.runtime.pool
     try:
-        after = Position.parse(last or position)
+        after = Position.parse(position)
     except ValueError:
-        raise ApiProblem(422, f"{(last or position)[:50]!r} is no position of the log") from None
-
-    async def make(engine: Engine) -> Trail:
+        raise ApiProblem(422, f"{position[:50]!r} is no position of the log") from None
+    events: list[Event] = []
+    is_last = False
+    for _ in range(MOST_READ):
+        committed = await events_in_commit_order(pool, execution_id, after)
+        events += [one.event for one in committed.events if one.position > after and wanted.matches(one.event)]
+        after, is_last = max(after, committed.position), committed.is_last
+        if is_last:
+            break
+    ended = is_last and await has_ended(pool, execution_id, after)
+    if not events and not ended:
         await _must_exist(plane, execution_id)
-        return Trail(engine, execution_id, after)
-
-    def rows(arrived: Sequence[Committed]) -> str:
-        chosen = [one.event for one in arrived if wanted.matches(one.event)]
-        return fragment("parts/trail_rows.html", id=execution_id, events=chosen)
-
-    trail = await feeds_of(request).open(execution_id, Trail, make)
-    return event_stream(trail.follow(after, rows))
+    rows = fragment("parts/trail_rows.html", id=execution_id, events=events)
+    return response(answer(str(after), {}, rows, ended=ended))
 
 
 @router.get("/executions/{execution_id}/events.jsonl")

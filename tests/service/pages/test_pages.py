@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from noetl_dagster.engine.executions.watching import WatchedExecution
 from noetl_dagster.events.transport.wire import EventMessage
 from noetl_dagster.events.types import EventType
 from noetl_dagster.service.pages import live
@@ -125,12 +124,6 @@ async def test_every_page_of_an_execution(service: Service) -> None:
     earlier = await get(service, f"/executions/{id_}?at={events[3]['event_id']}")
     assert "as it was at event" in earlier
     assert "data-dialog" not in earlier
-    assert "as it was at event" in await get(service, f"/executions/{id_}?after=0.01")
-    took = await service.plane.engine.runtime.pool.fetchval(
-        "SELECT extract(epoch FROM max(created_at) - min(created_at)) FROM noetl.event WHERE execution_id = $1", id_
-    )
-    [whole] = re.findall(r'name="after" min="0" max="([\d.]+)"', shown)
-    assert abs(float(whole) - float(took)) < 0.05  # not since the id was made
     for path in (
         "9",
         "9/steps/each",
@@ -147,8 +140,9 @@ async def test_every_page_of_an_execution(service: Service) -> None:
     await get(service, f"/executions/{id_}/events?index=x", 422)
     await get(service, "/executions/x", 422)
     await get(service, f"/executions/{id_}/events.jsonl?error=%00", 422)
-    for last in ("9" * 5_000, "x", "-1"):
-        assert (await follow(service, f"/executions/{id_}/live", last))[2], last
+    for position in ("9" * 5_000, "x", "-1"):
+        await get(service, f"/executions/{id_}/live?position={position}", 422)
+        await get(service, f"/executions/{id_}/events/live?position={position}", 422)
 
 
 def test_a_histogram_of_one_range_is_no_larger_than_others() -> None:
@@ -203,26 +197,26 @@ async def test_texts_of_playbooks_and_results_are_no_markup(service: Service) ->
         assert max(map(len, re.split(r"[\s<>]", answer.text))) < 25_000
 
 
-async def follow(service: Service, path: str, last: str = "") -> tuple[list[str], str, bool]:
-    """Returns the ids of the events of a stream, the position of its last message, and whether it ended."""
+async def ask(service: Service, path: str, position: str) -> tuple[list[str], str, bool]:
+    """Returns the ids of the events of an answer for a live page, its position, and whether the page need not ask again."""
+    answer = await service.client.get(path, params={"position": position} if position else {})
+    assert answer.status_code == 200, answer.text
+    news = answer.json()
+    return re.findall(r'data-event="(\d+)', news["rows"]), news["position"], news["ended"]
+
+
+async def follow(service: Service, path: str, position: str = "") -> list[str]:
+    """Returns the ids of the events that a page gets until the execution has ended."""
     rows: list[str] = []
-    event: dict[str, str] = {}
-    headers = {"last-event-id": last} if last else {}
-    async with service.client.stream("GET", path, headers=headers) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        async for line in answer.aiter_lines():
-            name, _, text = line.partition(": ")
-            event[name] = text
-            if line == "":
-                if event.get("event") == "end":
-                    return rows, last, True
-                last = event.get("id", last)
-                rows += re.findall(r'data-event=\\"(\d+)', event.get("data", ""))
-                event = {}
-    return rows, last, False
+    ended = False
+    while not ended:
+        new, position, ended = await ask(service, path, position)
+        rows += new
+        await asyncio.sleep(0.05)
+    return rows
 
 
-async def test_streams_of_a_running_execution_miss_and_repeat_nothing(
+async def test_live_pages_of_a_running_execution_miss_and_repeat_nothing(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "INTERVAL", 0.05)
@@ -230,53 +224,32 @@ async def test_streams_of_a_running_execution_miss_and_repeat_nothing(
     slow = FLOW.replace("result = {", "import time; time.sleep(0.05); result = {").replace("n == 5", "n == 50")
     running = asyncio.create_task(engine.run(playbook(slow, "slow")))
     id_ = (await until(lambda: pool.fetchrow("SELECT execution_id AS id FROM noetl.event LIMIT 1"), "an event"))["id"]
-    whole = [follow(service, f"/executions/{id_}/{path}") for path in ("live?after=0", "events/live", "live?after=0")]
+    whole = [follow(service, f"/executions/{id_}/{path}") for path in ("live", "events/live", "live")]
 
-    async def with_breaks(path: str) -> tuple[list[str], str, bool]:
-        """A browser whose connection breaks, again and again."""
+    async def with_breaks(path: str) -> list[str]:
+        """Returns what a browser gets whose every second answer is lost, and which pauses in between."""
         rows: list[str] = []
-        last = ""
-        while True:
-            try:
-                async with asyncio.timeout(0.15 + 0.05 * len(rows) % 0.3):
-                    some, last, ended = await follow(service, path, last)
-                    rows += some
-                    if ended:
-                        return rows, last, True
-            except TimeoutError:
-                some, last = await resumed(path, last)
-                rows += some
+        position, ended = "", False
+        while not ended:
+            await ask(service, path, position)
+            await asyncio.sleep(0.05 + 0.05 * len(rows) % 0.3)
+            new, position, ended = await ask(service, path, position)
+            rows += new
+        return rows
 
-    async def resumed(path: str, last: str) -> tuple[list[str], str]:
-        """Reads one message, and closes the connection."""
-        event: dict[str, str] = {}
-        async with service.client.stream("GET", path, headers={"last-event-id": last} if last else {}) as answer:
-            async for line in answer.aiter_lines():
-                name, _, text = line.partition(": ")
-                event[name] = text
-                if line == "" and "id" in event:
-                    return re.findall(r'data-event=\\"(\d+)', event["data"]), event["id"]
-                if line == "":
-                    return [], last
-        return [], last
-
-    broken = [with_breaks(f"/executions/{id_}/{path}") for path in ("live?after=0", "events/live")]
+    broken = [with_breaks(f"/executions/{id_}/{path}") for path in ("live", "events/live")]
     found = await asyncio.gather(*whole, *broken)
     state = await running
     assert state.status == "COMPLETED"
     everything = [str(event.event_id) async for event in engine.runtime.log.events(id_)]
-    for rows, _, ended in found:
-        assert ended
+    for rows in found:
         assert len(rows) == len(set(rows))
-    assert set(found[1][0]) == set(found[4][0]) == set(everything)
-    assert found[0][0] == found[2][0] == found[3][0]
-    assert set(found[0][0]) < set(everything)
+    assert set(found[1]) == set(found[4]) == set(everything)
+    assert found[0] == found[2] == found[3]
+    assert set(found[0]) < set(everything)
 
 
-async def test_a_page_of_events_and_its_stream_miss_no_commit_between_them(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live, "INTERVAL", 0.05)
+async def test_a_page_of_events_misses_no_commit_before_it_is_live(service: Service) -> None:
     engine, pool = service.plane.engine, service.plane.engine.runtime.pool
     execution = await engine.lifecycle.create(playbook("workflow: [{step: start, tool: {kind: noop}}]"))
     state = (await engine.runtime.load(execution.id)).state
@@ -287,20 +260,20 @@ async def test_a_page_of_events_and_its_stream_miss_no_commit_between_them(
         await engine.runtime.log.append([newer])
         text = (await service.client.get(f"/executions/{execution.id}/events")).text
     [address] = re.findall(r'data-live="([^"]+)"', text)
+    path, _, position = unescape(address).partition("?&position=")
     await engine.lifecycle.cancel(execution.id)
-    rows, _, ended = await follow(service, unescape(address))
+    rows = await follow(service, path, position)
     shown = re.findall(r'data-event="(\d+)', text)
     assert str(newer.event_id) in shown
     assert str(older.event_id) not in shown
     assert str(older.event_id) in rows
-    assert ended
 
 
 async def test_people_who_watch_together_cause_one_statement(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "INTERVAL", 0.05)
     engine = service.plane.engine
     execution = await engine.lifecycle.create(playbook("workflow: [{step: start, tool: {kind: noop}}]"))
-    watching = [asyncio.create_task(follow(service, f"/executions/{execution.id}/live?after=0")) for _ in range(50)]
+    watching = [asyncio.create_task(follow(service, f"/executions/{execution.id}/live")) for _ in range(50)]
     pool, counted = engine.runtime.pool, []
     original = pool.fetch
 
@@ -309,7 +282,7 @@ async def test_people_who_watch_together_cause_one_statement(service: Service, m
         return await original(query, *values, **named)
 
     monkeypatch.setattr(type(pool), "fetch", lambda self, query, *values, **named: fetch(query, *values, **named))
-    await until(lambda: len([query for query in counted if "horizon" in query]) > 1, "the feed to advance")
+    await until(lambda: len([query for query in counted if "horizon" in query]) > 1, "the execution to be read again")
     counted.clear()
     await asyncio.sleep(0.5)
     reads = len([query for query in counted if "horizon" in query])
@@ -317,15 +290,19 @@ async def test_people_who_watch_together_cause_one_statement(service: Service, m
     await engine.lifecycle.cancel(execution.id)
     found = await asyncio.gather(*watching)
     assert reads <= 11
-    assert len({tuple(rows) for rows, _, _ in found}) == 1
-    assert all(ended for _, _, ended in found)
+    assert len({tuple(rows) for rows in found}) == 1
 
 
-async def test_who_comes_when_a_feed_ends_does_not_wait(service: Service) -> None:
+async def test_an_execution_that_is_resumed_is_live_again(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "INTERVAL", 0)
     engine = service.plane.engine
-    execution = await engine.lifecycle.create(playbook("workflow: [{step: start, tool: {kind: noop}}]"))
-    watched = await WatchedExecution.read(engine.runtime.pool, execution.id)
-    feed = live.Feed(engine, watched, lambda _: {}, lambda _: "")
-    feed.end()
-    async with asyncio.timeout(10):
-        assert [message async for message in feed.follow(watched.position)] == []
+    failed = await engine.run(playbook("workflow: [{step: start, tool: {kind: python, code: 1/0}}]"))
+    path = f"/executions/{failed.execution_id}/live"
+    first, position, ended = await ask(service, path, "")
+    assert ended
+    assert await ask(service, path, str(int(position) + 1)) == ([], str(int(position) + 1), False)  # of another process
+    await engine.lifecycle.resume(failed.execution_id)
+    further, _, ended = await ask(service, path, position)
+    assert further
+    assert not set(further) & set(first)
+    assert not ended

@@ -31,54 +31,45 @@ function replace(element, html) {
   }
 }
 
-// Follows an execution. EventSource connects again by itself, and names the last message that it received. After an
-// answer that is no stream, as of a proxy without its server, it gives up: then another one takes over. A page that is
-// hidden gives its connection back, since browsers open only six to a server, and continues when it is shown again.
-function follow(address, last = "") {
+// Shows what is new in an execution. It asks every second while the page can be seen, with the place in the log up to
+// which the page shows the execution: an answer that was lost is repeated.
+function follow(address) {
   const state = document.getElementById("live");
   const place = new URL(address, location.href);
-  if (last) place.searchParams.set(place.searchParams.has("position") ? "position" : "after", last);
-  const source = new EventSource(place);
   const say = (name, text) => {
     if (!state) return;
     state.dataset.state = name;
     state.textContent = text;
   };
-  let ended = false;
-  const pause = () => {
-    if (document.visibilityState === "visible" || ended) return;
-    source.close();
-    document.removeEventListener("visibilitychange", pause);
-    document.addEventListener("visibilitychange", () => follow(address, last), { once: true });
-  };
-  document.addEventListener("visibilitychange", pause);
-  source.addEventListener("open", () => say("live", "live"));
-  source.addEventListener("error", () => {
-    say("lost", "connection lost, connecting again");
-    if (source.readyState !== EventSource.CLOSED) return;
-    document.removeEventListener("visibilitychange", pause);
-    setTimeout(follow, 3000, address, last);
-  });
-  source.addEventListener("update", (message) => {
-    last = message.lastEventId;
-    const { parts, rows } = JSON.parse(message.data);
-    for (const [id, html] of Object.entries(parts)) {
-      const element = document.getElementById(id);
-      if (element) replace(element, html);
+  const ask = async () => {
+    try {
+      const answer = await fetch(place, { headers: { accept: "application/json" } });
+      if (!answer.ok || answer.redirected) throw new Error(`status ${answer.status}`);
+      return await answer.json();
+    } catch {
+      return null;
     }
-    addRows(rows);
-    moveCursor();
-    if (rows.includes("execution.resumed")) renew();
-  });
-  source.addEventListener("end", () => {
-    ended = true;
-    source.close();
-    say("ended", "ended");
-    renew();
-  });
+  };
+  const again = async () => {
+    const news = document.visibilityState === "visible" ? await ask() : undefined;
+    if (news === null) say("lost", "connection lost, connecting again");
+    if (news) {
+      place.searchParams.set("position", news.position);
+      for (const [id, html] of Object.entries(news.parts)) {
+        const element = document.getElementById(id);
+        if (element) replace(element, html);
+      }
+      addRows(news.rows);
+      say(...(news.ended ? ["ended", "ended"] : ["live", "live"]));
+      if (news.ended || news.rows.includes("execution.resumed")) renew();
+      if (news.ended) return;
+    }
+    setTimeout(again, 1000);
+  };
+  again();
 }
 
-// Fetches the page again for the parts that the stream does not contain: the buttons, the error and the checks.
+// Fetches the page again for the parts that the updates do not contain: the buttons, the error and the checks.
 async function renew() {
   const parts = document.querySelectorAll("[data-renew]");
   if (!parts.length) return;
@@ -92,23 +83,13 @@ async function renew() {
   }
 }
 
-// Moves the end of the time slider to now, unless a person moves it.
-function moveCursor() {
-  const slider = document.querySelector(".cursor input[type=range]");
-  const duration = document.getElementById("duration");
-  if (!slider || !duration || slider === document.activeElement) return;
-  slider.max = duration.dataset.seconds;
-  slider.value = slider.max;
-  slider.form.querySelector("output").textContent = duration.textContent;
-}
-
 // Adds rows of new events to the trail: at its end, or at its beginning if it shows the newest first.
 function addRows(html) {
   const body = document.getElementById("trail");
   if (!body || !html) return;
   const added = document.createElement("template");
   added.innerHTML = html;
-  const known = new Set([...body.rows].map((row) => row.dataset.event)); // the page may be ahead of the stream
+  const known = new Set([...body.rows].map((row) => row.dataset.event)); // the page may be ahead of the updates
   const rows = [...added.content.querySelectorAll("tr")].filter((row) => !known.has(row.dataset.event));
   const newestFirst = body.dataset.order === "newest";
   if (newestFirst) body.prepend(...rows.reverse());
@@ -161,6 +142,4 @@ document.addEventListener("DOMContentLoaded", () => {
   showTimes(document);
   if (document.body.dataset.live) follow(document.body.dataset.live);
   for (const element of document.querySelectorAll("[data-refresh]")) refresh(element);
-  for (const element of document.querySelectorAll("[data-submit]"))
-    element.addEventListener("change", () => element.form.submit());
 });
