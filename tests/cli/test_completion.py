@@ -1,4 +1,4 @@
-"""What shells offer: commands, options, playbook files and executions."""
+"""What shells offer: commands, options and executions."""
 
 from __future__ import annotations
 
@@ -19,22 +19,10 @@ from .test_commands import GOOD
 
 Offered = Callable[..., list[str]]
 
-FILES = {
-    "playbooks/sum.yaml": GOOD,
-    "playbooks/deep/other.yml": GOOD,
-    "playbooks/values.yaml": "a: 1\n",
-    "playbooks/.hidden/sum.yaml": GOOD,
-    "top.yaml": GOOD,
-    "notes.txt": GOOD,
-}
-
 
 @pytest.fixture
 def offered(environment: dict[str, str], tmp_path: Path) -> Offered:
     """Returns what bash, or another shell, offers for the last word."""
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
 
     def ask(*words: str, shell: str = "bash", **more: str) -> list[str]:
         line = " ".join(("noetl-dagster", *words))
@@ -58,12 +46,11 @@ def offered(environment: dict[str, str], tmp_path: Path) -> Offered:
         (["st"], ["status", "state"]),
         (["services", "u"], ["up"]),
         (["status", "--w"], ["--watch"]),
-        (["run", ""], ["playbooks/deep/other.yml", "playbooks/sum.yaml", "top.yaml"]),
-        (["check", "./top.yaml", "./play"], ["./playbooks/deep/other.yml", "./playbooks/sum.yaml"]),
-        (["new", "step", "to"], ["top.yaml"]),
+        (["run", "play"], []),  # nothing: the shell completes files
+        (["check", "play"], []),
     ],
 )
-def test_commands_options_and_files(offered: Offered, words: list[str], wanted: list[str]) -> None:
+def test_commands_and_options(offered: Offered, words: list[str], wanted: list[str]) -> None:
     assert offered(*words) == wanted
 
 

@@ -10,16 +10,13 @@ import typer
 
 from noetl_dagster import __version__
 from noetl_dagster.cli.commands.check import Lenient, playbook_files
-from noetl_dagster.cli.completion import complete_playbooks
 from noetl_dagster.cli.console import Json, fail, note, print_json, warn
 from noetl_dagster.code_location.scaffold import copy_example, new_playbook, new_project, new_step, with_step
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.events.catalog import PlaybookDraft, draft_of
 from noetl_dagster.playbook.loader import parse_playbook
 
-Paths = Annotated[
-    list[Path], typer.Argument(help="playbook files, or folders of them", autocompletion=complete_playbooks)
-]
+Paths = Annotated[list[Path], typer.Argument(help="playbook files, or folders of them")]
 Name = Annotated[str, typer.Argument(help="name of the new playbook or step", metavar="NAME")]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -125,7 +122,6 @@ def step(
             exists=True,
             dir_okay=False,
             metavar="PLAYBOOK",
-            autocompletion=complete_playbooks,
         ),
     ],
     name: Name,

@@ -15,7 +15,6 @@ import orjson
 import typer
 
 from noetl_dagster import __version__
-from noetl_dagster.cli.completion import complete_playbooks
 from noetl_dagster.cli.console import fail
 from noetl_dagster.errors import Problem, ProblemKind
 from noetl_dagster.playbook.catalog import find_playbooks
@@ -127,9 +126,7 @@ def _json(document: Any) -> str:
 
 
 def check(
-    paths: Annotated[
-        list[Path], typer.Argument(help="playbook files, or folders of them", autocompletion=complete_playbooks)
-    ],
+    paths: Annotated[list[Path], typer.Argument(help="playbook files, or folders of them")],
     lenient: Lenient = False,
     format: Annotated[
         ReportFormat,

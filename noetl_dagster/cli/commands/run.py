@@ -10,7 +10,6 @@ import typer
 
 from noetl_dagster.cli.commands.check import Lenient
 from noetl_dagster.cli.commands.executions import ExecutionId, show
-from noetl_dagster.cli.completion import complete_playbooks
 from noetl_dagster.cli.console import Json, fail, note, note_page, print_json, warn
 from noetl_dagster.cli.progress import showing
 from noetl_dagster.cli.session import Session, open_session
@@ -32,9 +31,7 @@ from noetl_dagster.process.event_loop import run_sync
 def run(
     playbook: Annotated[
         str,
-        typer.Argument(
-            help="file, or a registered playbook: path, path@2 or path@latest", autocompletion=complete_playbooks
-        ),
+        typer.Argument(help="file, or a registered playbook: path, path@2 or path@latest"),
     ],
     sets: Annotated[
         list[str] | None,
