@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "authoring:init",
         "Create a working project: a playbook, its Definitions and a test; or a copy of an example.",
     ),
-    "new": ("authoring:app", "Write a commented template of a playbook, or of a step in one."),
+    "new": ("authoring:new", "Write a commented playbook of two steps that can run at once."),
     "demo": ("demo:demo", "Run the patient flow on a simulated records API with faults."),
     "serve": ("serve:serve", "Serve the HTTP API, and move worker events from NATS into the event log."),
     "worker": ("processes:worker", "Run commands of steps with ``dispatch: workers`` until interrupted."),

@@ -1,19 +1,15 @@
-"""Commented templates: a project that works, a playbook, and a step."""
+"""Commented templates: a project that works, and a playbook."""
 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-import yaml
-
-from noetl_dagster.errors import NoetlError, Place, PlaybookError, Problem
+from noetl_dagster.errors import NoetlError
 from noetl_dagster.extras import shipped_folder
-from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 
 TEMPLATES = files("noetl_dagster.code_location") / "templates"
 OUTWARD_LINK = re.compile(r"\[([^\]]+)\]\(\.\./[^)]+\)")
@@ -29,55 +25,6 @@ def new_playbook(name: str, *, path: str, file: str | None = None) -> str:
         file: that will contain it; default: ``playbooks/<name>.yaml``.
     """
     return _filled("playbook.yaml", name=name, path=path, file=file or f"playbooks/{name}.yaml")
-
-
-def new_step(name: str, kind: str) -> str:
-    """Returns the text of a step, as an entry of ``workflow`` without indentation.
-
-    Raises:
-        PlaybookError: there is no such kind of tool.
-    """
-    if kind not in TOOL_KINDS:
-        kinds = ", ".join(TOOL_KINDS)
-        raise PlaybookError([Problem(Place("--kind", 1), f"there is no tool {kind!r}; the kinds are {kinds}")])
-    template = f"steps/{kind}.yaml"
-    if (TEMPLATES / template).is_file():
-        return _filled(template, name=name)
-    tool = TOOL_KINDS[kind]
-    needs = tool.needs if tool.needs_all else tool.needs[:1]
-    fields = [f"    {field}: ... # put in what it is" for field in needs]
-    lines = [f"- step: {name}", "  tool:", f"    kind: {kind}", *fields, "  # next: [another_step]"]
-    return "\n".join(lines) + "\n"
-
-
-def with_step(text: str, step: str, file: str) -> str:
-    """Adds a step to the end of a playbook's workflow, and leaves the rest of the text as it is.
-
-    Args:
-        step: from :func:`new_step`.
-        file: names the playbook in messages.
-
-    Raises:
-        PlaybookError: the text has no workflow, written as a list of blocks.
-    """
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise PlaybookError([Problem(Place(file, 1), f"is not YAML: {error}")]) from None
-    pairs = root.value if isinstance(root, yaml.MappingNode) else []
-    steps = next((value for key, value in pairs if key.value == "workflow"), None)
-    if not isinstance(steps, yaml.SequenceNode) or steps.flow_style or not steps.value:
-        raise PlaybookError(
-            [Problem(Place(file, 1), "has no workflow as a list of steps, to which one could be added")]
-        )
-    lines = text.splitlines(keepends=True)
-    end = steps.end_mark.line if steps.end_mark.column == 0 else len(lines)
-    while not lines[end - 1].strip() or lines[end - 1].startswith("#"):  # these belong to what comes next
-        end -= 1
-    if not lines[end - 1].endswith("\n"):
-        lines[end - 1] += "\n"
-    entry = textwrap.indent(step, " " * steps.start_mark.column)
-    return "".join([*lines[:end], "\n", entry, *lines[end:]])
 
 
 def _filled(template: str, **names: str) -> str:

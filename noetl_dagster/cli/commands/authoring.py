@@ -1,4 +1,4 @@
-"""``register``, ``init`` and ``new``: registers playbooks, and creates projects, playbooks and steps."""
+"""``register``, ``init`` and ``new``: registers playbooks, and creates projects and playbooks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ import typer
 from noetl_dagster import __version__
 from noetl_dagster.cli.commands.check import Lenient, playbook_files
 from noetl_dagster.cli.console import Json, fail, note, print_json, warn
-from noetl_dagster.code_location.scaffold import copy_example, new_playbook, new_project, new_step, with_step
+from noetl_dagster.code_location.scaffold import copy_example, new_playbook, new_project
 from noetl_dagster.errors import PlaybookError
 from noetl_dagster.events.catalog import PlaybookDraft, draft_of
-from noetl_dagster.playbook.loader import parse_playbook
 
 Paths = Annotated[list[Path], typer.Argument(help="playbook files, or folders of them")]
-Name = Annotated[str, typer.Argument(help="name of the new playbook or step", metavar="NAME")]
-
-app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 def register(paths: Paths, lenient: Lenient = False, as_json: Json = False) -> None:
@@ -98,9 +94,11 @@ def init(
     typer.echo(f"\nContinue with {folder / 'README.md'}")
 
 
-@app.command()
-def playbook(name: Name, folder: Annotated[Path, typer.Option(help="folder of the file")] = Path("playbooks")) -> None:
-    """Write a playbook of two steps that can run at once."""
+def new(
+    name: Annotated[str, typer.Argument(help="name of the new playbook", metavar="NAME")],
+    folder: Annotated[Path, typer.Option(help="folder of the file")] = Path("playbooks"),
+) -> None:
+    """Write a commented playbook of two steps that can run at once."""
     if not name.replace("-", "_").isidentifier():
         fail(f"{name!r} is not a valid name for a playbook: use letters, digits, - and _", code=2)
     file = folder / f"{name}.yaml"
@@ -111,27 +109,3 @@ def playbook(name: Name, folder: Annotated[Path, typer.Option(help="folder of th
     project = place.parent.name if place.name == "playbooks" else place.name
     file.write_text(new_playbook(name, path=f"{project}/{name}", file=str(file)), encoding="utf-8")
     typer.echo(str(file))
-
-
-@app.command()
-def step(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="file of the playbook",
-            exists=True,
-            dir_okay=False,
-            metavar="PLAYBOOK",
-        ),
-    ],
-    name: Name,
-    kind: Annotated[str, typer.Option(help="tool kind: python, http, postgres, spark, ...")] = "python",
-) -> None:
-    """Append a step to a playbook's workflow; then add an arc that leads to it."""
-    if not name.isidentifier():
-        fail(f"{name!r} is not a name that templates can use for a step: use letters, digits and _", code=2)
-    text = file.read_text(encoding="utf-8")
-    if any(one.name == name for one in parse_playbook(text, file=str(file)).steps):
-        fail(f"{file} already has a step {name}; choose another name")
-    file.write_text(with_step(text, new_step(name, kind), str(file)), encoding="utf-8")
-    typer.echo(f"{file}: {name}; add an arc to it: next: [{name}]")
