@@ -21,7 +21,6 @@ from pydantic import SecretStr
 
 from noetl_dagster.cli.commands.settings import examine
 from noetl_dagster.cli.doctor import Check, CheckResult, CheckState, in_background, ok
-from noetl_dagster.cli.doctor.checks import server_checks
 from noetl_dagster.embedded.servers import program
 from noetl_dagster.events.schema import SCHEMA_VERSION
 from noetl_dagster.settings import Settings, StoreTier
@@ -310,12 +309,3 @@ def test_a_setting_that_cannot_be_read_is_named_without_its_value(environment: d
         "NOETL_CONTAINER_POD.metadata.labels.team",
     ]
     assert SECRET not in done.stderr
-
-
-def test_a_pod_without_a_token_has_no_kubernetes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("KUBECONFIG", raising=False)
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-    (check,) = (one for one in server_checks(Settings()) if one.name == "Kubernetes")
-    assert asyncio.run(check.run()).state is CheckState.NOT_SET

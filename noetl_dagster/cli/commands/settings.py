@@ -78,18 +78,13 @@ async def examine(settings: Settings) -> list[tuple[str, CheckResult]]:
     """Runs all examinations and returns their findings in a fixed order. No text contains a secret."""
     # takes long to import, and ``settings`` does not need it
     from noetl_dagster.cli.doctor.checks import program_checks, server_checks, store_checks
-    from noetl_dagster.cli.doctor.secrets import (
-        credential_checks,
-        opened_credentials,
-        provider_checks,
-    )
+    from noetl_dagster.cli.doctor.secrets import credential_checks, opened_credentials
 
     async with opened_credentials(settings) as credentials:
         checks = [
             *server_checks(settings),
             *store_checks(settings),
             *await credential_checks(settings, credentials),
-            *provider_checks(settings),
             *program_checks(settings),
         ]
         findings = await asyncio.gather(*(check.find() for check in checks))

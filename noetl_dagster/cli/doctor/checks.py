@@ -1,4 +1,4 @@
-"""Checks of servers (databases, NATS, the HTTP API, traces, Kubernetes), stores, Spark and playbooks."""
+"""Checks of servers (databases, NATS, the HTTP API, traces), stores, Spark, folders and playbook code."""
 
 from __future__ import annotations
 
@@ -62,12 +62,9 @@ OLDEST_SERVER = 15
 ANYBODYS = "/api/executions/0/lifecycle"
 """A path that is open to tokens of every scope; the execution does not exist."""
 
-SERVICE_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-"""Every pod knows the cluster's address; only a pod with this file may use it."""
-
 
 def server_checks(settings: Settings) -> Iterator[Check]:
-    """Yields the checks of the databases, NATS, the HTTP API, the collector of traces and Kubernetes."""
+    """Yields the checks of the databases, NATS, the HTTP API and the collector of traces."""
     for name, run, remedy, seconds in (
         ("event log", _event_log, "check NOETL_DB_URL: host, port, user, password and database", SECONDS),
         ("Dagster's storage", _dagster, DAGSTER_REMEDY, DAGSTER_SECONDS),
@@ -81,7 +78,6 @@ def server_checks(settings: Settings) -> Iterator[Check]:
         ("traces", _traces, "check NOETL_TRACING_ENDPOINT and OTEL_EXPORTER_OTLP_*", SECONDS),
     ):
         yield Check(name, partial(run, settings), remedy, seconds)
-    yield Check("Kubernetes", _kubernetes, "check KUBECONFIG, or the service account of the pod")
 
 
 async def _nats(settings: Settings) -> CheckResult:
@@ -144,31 +140,6 @@ async def _traces(settings: Settings) -> CheckResult:
     except OSError as error:
         answer = f"no server answers there: {error}"
     return wrong(f"{where} does not accept traces: {answer[:300]}", "check NOETL_TRACING_ENDPOINT, and that it is up")
-
-
-async def _kubernetes() -> CheckResult:
-    default = Path.home() / ".kube" / "config"
-    if not ({"KUBECONFIG", "KUBERNETES_SERVICE_HOST"} & os.environ.keys() or default.is_file()):
-        return not_set("KUBECONFIG")
-    if not ("KUBECONFIG" in os.environ or default.is_file() or await in_background(SERVICE_TOKEN.is_file)):
-        return not_set("the pod's service account token")
-    return await in_background(_cluster)
-
-
-def _cluster() -> CheckResult:
-    try:
-        from kubernetes import client, config
-    except ImportError:
-        return wrong("the Kubernetes client is missing", needs_extra("Kubernetes", "k8s"))
-    configuration = client.Configuration()
-    configuration.retries = 0
-    try:
-        config.load_kube_config(client_configuration=configuration)
-    except config.ConfigException:
-        config.load_incluster_config(client_configuration=configuration)
-    with client.ApiClient(configuration) as api:
-        version = client.VersionApi(api).get_code(_request_timeout=CONNECT_SECONDS)
-    return ok(f"Kubernetes {version.git_version} at {place_of(configuration.host)}")
 
 
 async def _event_log(settings: Settings) -> CheckResult:
@@ -238,14 +209,11 @@ STORES = {
 STORE_SECONDS = 30.0
 """A client retries for some seconds before it reports that there is no answer."""
 
-LOW_BYTES, TOO_LOW_BYTES = 2 * 1024**3, 200 * 1024**2
-
 
 def store_checks(settings: Settings) -> Iterator[Check]:
-    """Yields the checks of the stores of results and of the disk."""
+    """Yields the checks of the stores of results."""
     for tier, remedy in STORES.items():
         yield Check(f"store {tier}", partial(_store, tier, settings), remedy, STORE_SECONDS)
-    yield Check("disk", partial(_disk, settings), "check NOETL_HOME")
 
 
 async def _store(tier: StoreTier, settings: Settings) -> CheckResult:
@@ -256,18 +224,6 @@ async def _store(tier: StoreTier, settings: Settings) -> CheckResult:
     return ok(f"wrote, read and removed an object in {await probe(tier, settings)}")
 
 
-async def _disk(settings: Settings) -> CheckResult:
-    folder = settings.home.resolve()
-    folder = next(path for path in (folder, *folder.parents) if path.is_dir())
-    free = shutil.disk_usage(folder).free
-    what = f"{free / 1024**3:.1f} GB free in {folder}"
-    if free < TOO_LOW_BYTES:
-        return wrong(what, "free some space, or set NOETL_HOME to another disk")
-    if free < LOW_BYTES:
-        return warning(what, "make room before large results do not fit")
-    return ok(what)
-
-
 OLDEST_JAVA = 17
 JAVA_REMEDY = f"install Java {OLDEST_JAVA} or newer, or set JAVA_HOME"
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)[^"]*"')
@@ -276,10 +232,11 @@ CONNECT_PORT, MASTER_PORT, API_PORT = 15002, 7077, 443
 
 
 def program_checks(settings: Settings) -> Iterator[Check]:
-    """Yields the checks of Spark, Java, the playbooks and the confinement of their code."""
+    """Yields the checks of Spark, Java, the folders and the confinement of the code of playbooks."""
     yield Check("Spark", partial(_spark, settings), "check NOETL_SPARK_MASTER or NOETL_SPARK_REMOTE")
     yield Check("Java", partial(find_java, settings), JAVA_REMEDY)
     yield Check("playbooks", partial(_playbooks, settings), "check NOETL_PLAYBOOKS_PATH")
+    yield Check("secrets file", partial(_secrets_file, settings), "check NOETL_SECRETS_PATH")
     yield Check("playbook code", partial(_playbook_code, settings), CODE_REMEDY)
     yield Check("variables", _variables, VARIABLES_REMEDY)
 
@@ -359,3 +316,14 @@ async def _playbooks(settings: Settings) -> CheckResult:
         return not_set("NOETL_PLAYBOOKS_PATH, and no folder 'playbooks' here")
     count = len(await in_background(lambda: find_playbooks(folder)))
     return ok(f"{count} in {folder.absolute()}; 'noetl-dagster check {folder}' reads them")
+
+
+async def _secrets_file(settings: Settings) -> CheckResult:
+    path = settings.secrets_path
+    if not path.is_dir():
+        if "secrets_path" in settings.model_fields_set:
+            return wrong(f"{path} is no folder", "mount it, or correct NOETL_SECRETS_PATH")
+        return not_set("NOETL_SECRETS_PATH")
+    if not os.access(path, os.R_OK | os.X_OK):
+        return wrong(f"{path} may not be read", "let this user read it")
+    return ok(f"{sum(one.is_file() for one in path.iterdir())} files in {path}")

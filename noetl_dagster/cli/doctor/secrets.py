@@ -1,16 +1,15 @@
-"""Checks of credentials and secret managers."""
+"""Checks of credentials."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import asyncpg
 import obstore
 
-from noetl_dagster.cli.doctor import Check, CheckResult, connects, not_set, ok, warning, wrong
+from noetl_dagster.cli.doctor import Check, CheckResult, connects, not_set, ok, wrong
 from noetl_dagster.errors import CredentialError
 from noetl_dagster.events.connection import connect
 from noetl_dagster.playbook.wording import listed
@@ -18,19 +17,11 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.tools.access.clients import Clients, open_bucket, postgres_arguments
 from noetl_dagster.tools.access.credential_types import HTTP_TYPES, TOKEN_TYPES, CredentialType
 from noetl_dagster.tools.access.credentials import Credentials
-from noetl_dagster.tools.access.managers.asking import SecretManagers
 
 CONNECT_SECONDS = 5.0
 
-UNKNOWN_SECRET = "noetl-dagster-doctor"
-"""No secret has this name: a manager that reports so is reachable."""
-
-PROVIDERS = {
-    "aws": ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ROLE_ARN", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
-    "google": ("NOETL_GOOGLE_SECRETS_ENDPOINT", "GOOGLE_APPLICATION_CREDENTIALS"),
-    "kubernetes": ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"),
-}
-"""The secret managers, each with the variables of which one makes it available."""
+UNKNOWN_OBJECT = "noetl-dagster-doctor"
+"""No bucket has objects of this name."""
 
 
 @asynccontextmanager
@@ -121,45 +112,10 @@ async def _credential(name: str, settings: Settings, credentials: Credentials) -
             return ok(f"{kind}, its server issues a token")
         case CredentialType.S3 if credential.get("bucket") is not None:
             store = open_bucket(settings, "s3", "", credential)
-            await obstore.list_with_delimiter_async(store, prefix=UNKNOWN_SECRET)
+            await obstore.list_with_delimiter_async(store, prefix=UNKNOWN_OBJECT)
             return ok(f"s3, bucket {credential.get('bucket')} can be listed")
     url = credential.get("url", "base_url", "endpoint", "endpoint_url")
     if url is not None and (credential.type in HTTP_TYPES or credential.type is CredentialType.S3):
         place = await connects(str(url), 443 if str(url).startswith("https") else 80)
         return ok(f"{credential.type}, {place} answers; whether it accepts the secret is not tried")
     return ok(f"{credential.type}, can be read; it names no server to try")
-
-
-def provider_checks(settings: Settings) -> Iterator[Check]:
-    """Yields the checks of the folder of secrets and of the secret managers."""
-
-    async def folder() -> CheckResult:
-        path = settings.secrets_path
-        if not path.is_dir():
-            if "secrets_path" in settings.model_fields_set:
-                return wrong(f"{path} is no folder", "mount it, or correct NOETL_SECRETS_PATH")
-            return not_set("NOETL_SECRETS_PATH")
-        if not os.access(path, os.R_OK | os.X_OK):
-            return wrong(f"{path} may not be read", "let this user read it")
-        return ok(f"{sum(one.is_file() for one in path.iterdir())} files in {path}")
-
-    yield Check("secrets file", folder, "check NOETL_SECRETS_PATH")
-    for provider in PROVIDERS:
-        run = partial(_provider, provider, settings)
-        yield Check(f"secrets {provider}", run, "see its message", 2 * CONNECT_SECONDS)
-
-
-async def _provider(provider: str, settings: Settings) -> CheckResult:
-    variables = PROVIDERS[provider]
-    if not any(name in os.environ for name in variables):
-        return not_set(" and ".join(variables[:2]))
-    name = f"default/{UNKNOWN_SECRET}" if provider == "kubernetes" else UNKNOWN_SECRET
-    try:
-        await SecretManagers(settings).find(provider, name)
-    except CredentialError as error:
-        what, _, remedy = str(error).partition("; ")
-        if what.endswith((" is not found", " may not be read")):  # of a secret that does not exist
-            return ok("answers")
-        # the environment may have these variables for another purpose
-        return warning(what.partition(": ")[2] or what, remedy or "make sure that it can be reached")
-    return ok("answers")
