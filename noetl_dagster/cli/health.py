@@ -1,26 +1,26 @@
 """``/health``, ``/ready`` and ``/metrics`` of processes that serve nothing else.
 
-A thread answers, so that a process with a blocked event loop can report that. It answers what the loop has recorded:
-every two seconds the loop checks whether PostgreSQL and NATS answer, and the work records its turns.
+The server of ``prometheus_client`` answers in threads, so that a process with a blocked event loop can report that. It
+answers what the loop has recorded: every two seconds the loop checks whether PostgreSQL and NATS answer, and the work
+records its turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 import asyncpg
 import nats.errors
 import typer
 from nats.aio.client import Client as NatsClient
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, start_wsgi_server
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -181,9 +181,16 @@ async def healthy(settings: Settings) -> AsyncIterator[Health]:
         yield health
         return
     health.metrics = Metrics()
-    server = listening(settings.health_host, settings.health_port, health, health.metrics)
-    threading.Thread(target=server.serve_forever, name="noetl-health", daemon=True).start()
-    typer.echo(f"health on {server.url}")
+    host = settings.health_host
+    try:
+        server, _ = start_wsgi_server(settings.health_port, host)
+    except OSError as error:
+        fail(
+            f"the health port cannot listen on {host}:{settings.health_port}: {error}; set NOETL_HEALTH_PORT to a free "
+            "one"
+        )
+    server.set_app(partial(_answer, health, health.metrics))
+    typer.echo(f"health on http://{f'[{host}]' if ':' in host else host}:{server.server_port}")
     watching = asyncio.create_task(health.watch())
     try:
         yield health
@@ -193,53 +200,20 @@ async def healthy(settings: Settings) -> AsyncIterator[Health]:
         server.server_close()
 
 
-class HealthServer(ThreadingHTTPServer):
-    """Listens on an address of IPv4 or IPv6."""
-
-    daemon_threads = True
-
-    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
-        if ":" in host:
-            self.address_family = socket.AF_INET6
-        super().__init__((host, port), handler)
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        host, port = self.server_address[:2]
-        return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
-
-
-def listening(host: str, port: int, health: Health, metrics: Metrics) -> HealthServer:
-    """Returns a server of ``/health``, ``/ready`` and ``/metrics``; ends the command if the port is taken."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            match self.path.partition("?")[0]:
-                case "/health":
-                    self._report(health.stuck())
-                case "/ready":
-                    self._report(health.unready())
-                case "/metrics":
-                    self._answer(200, metrics.text(health), CONTENT_TYPE_PLAIN_0_0_4)
-                case _:
-                    self._answer(404, b"/health, /ready or /metrics\n")
-
-        def _report(self, why: str | None) -> None:
-            self._answer(200 if why is None else 503, f"{why or 'ok'}\n".encode())
-
-        def _answer(self, status: int, content: bytes, kind: str = "text/plain; charset=utf-8") -> None:
-            with suppress(ConnectionError):
-                self.send_response(status)
-                self.send_header("content-type", kind)
-                self.send_header("content-length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-        def log_message(self, *arguments: object) -> None:
-            """Logs no probes."""
-
-    try:
-        return HealthServer(host, port, Handler)
-    except OSError as error:
-        fail(f"the health port cannot listen on {host}:{port}: {error}; set NOETL_HEALTH_PORT to a free one")
+def _answer(
+    health: Health, metrics: Metrics, environ: WSGIEnvironment, start_response: StartResponse
+) -> Iterable[bytes]:
+    """Answers a request for ``/health``, ``/ready`` or ``/metrics``."""
+    why, content, kind = None, b"ok\n", "text/plain; charset=utf-8"
+    match environ["PATH_INFO"]:
+        case "/health":
+            why = health.stuck()
+        case "/ready":
+            why = health.unready()
+        case "/metrics":
+            content, kind = metrics.text(health), CONTENT_TYPE_PLAIN_0_0_4
+        case _:
+            start_response("404 Not Found", [("content-type", kind)])
+            return [b"/health, /ready or /metrics\n"]
+    start_response("200 OK" if why is None else "503 Service Unavailable", [("content-type", kind)])
+    return [content if why is None else f"{why}\n".encode()]
