@@ -16,6 +16,9 @@ from typing import Any
 
 from dagster import DagsterInstance, DagsterRunStatus
 
+# private: creates a run of a job in a workspace, as 'dagster job launch' does
+from dagster._cli.job import _create_run
+
 # private: the jobs of a workspace; else launchRun of the webserver's GraphQL API
 from dagster._core.workspace.context import WorkspaceProcessContext
 
@@ -124,29 +127,8 @@ class Workspace:
             Exception: the code location refuses the run, or the launcher cannot start it; the run has failed then.
         """
         location, job = workspace_job
-        planned = location.get_execution_plan(
-            job, run_config, step_keys_to_execute=None, known_state=None, instance=self._instance
-        )
-        self._instance.create_run(
-            job_name=job.name,
-            run_id=run_id,
-            run_config=run_config,
-            status=DagsterRunStatus.NOT_STARTED,
-            tags={**(job.run_tags or {}), **tags},
-            root_run_id=None,
-            parent_run_id=None,
-            step_keys_to_execute=None,
-            execution_plan_snapshot=planned.execution_plan_snapshot,
-            job_snapshot=job.job_snapshot,
-            parent_job_snapshot=job.parent_job_snapshot,
-            asset_selection=None,
-            asset_check_selection=None,
-            resolved_op_selection=job.resolved_op_selection,
-            op_selection=None,
-            remote_job_origin=job.get_remote_origin(),
-            job_code_origin=job.get_python_origin(),
-            asset_graph=location.get_repository(job.repository_handle.repository_name).asset_graph,
-        )
+        repository = location.get_repository(job.repository_handle.repository_name)
+        _create_run(self._instance, location, repository, job, run_config, tags, op_selection=None, run_id=run_id)
         try:
             self._instance.submit_run(run_id, self.connect())
         except Exception as error:  # it may be queued nevertheless

@@ -12,7 +12,6 @@ from starlette.convertors import IntegerConvertor, register_url_convertor
 
 from noetl_dagster.events.transport.capacity import announce_commands
 from noetl_dagster.events.transport.wire import EventLimits, EventMessage, Id, Name, Text, accepted
-from noetl_dagster.events.types import EventType
 from noetl_dagster.service.access import FOR_WORKERS, Anyone, Worker
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import RESPONSES, ApiProblem
@@ -152,9 +151,7 @@ class Accepted(BaseModel):
 
 @workers.post("/events", status_code=202)
 async def post_event(message: EventMessage, plane: ThePlane, sender: Worker) -> Accepted:
-    """Appends one event. ``command.claimed`` claims its command; 409 if another worker holds it."""
-    if message.event_type == EventType.COMMAND_CLAIMED:
-        return await _claim_named(message, plane, sender)
+    """Appends one event."""
     return await _append([message], plane, sender)
 
 
@@ -183,18 +180,6 @@ async def _append(messages: Sequence[EventMessage], plane: Plane, sender: Princi
         )
     refused = sorted(map(str, taken.refused))
     return Accepted(accepted=len(events) - len(refused), new=len(taken.new), refused=refused)
-
-
-async def _claim_named(message: EventMessage, plane: Plane, sender: Principal) -> Accepted:
-    command_id = message.meta.get("command_id")
-    if not isinstance(command_id, str) or message.worker_id is None:
-        raise ApiProblem(422, "a claim needs meta.command_id and worker_id")
-    _check(sender, message.worker_id)
-    for pool in sorted(sender.pools or {DEFAULT_POOL}):
-        if await plane.claims.claim(message.worker_id, [message.event_id], pool=pool, only=[command_id]):
-            plane.metrics.claim_sizes.observe(1)
-            return Accepted(accepted=1, new=1)
-    raise ApiProblem(409, f"command {command_id[:200]} is another worker's, has ended, or is not queued")
 
 
 def _check(sender: Principal, worker_id: str | None, pool: str | None = None) -> None:

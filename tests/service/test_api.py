@@ -150,25 +150,18 @@ async def test_status_tells_of_the_pool(service: Service) -> None:
     assert other["pool"] is None
 
 
-async def test_a_claim_may_come_as_an_event(service: Service) -> None:
-    execution_id = await running_execution(service)
-    event = await queue(service, execution_id)
-    claim = message_of(ended(execution_id, 0, event_type=EventType.COMMAND_CLAIMED, result=None, event_id=IDS.next()))
-    assert (await service.client.post("/api/events", json=claim)).status_code == 202
-    other = claim | {"event_id": str(IDS.next()), "worker_id": "another"}
-    assert (await service.client.post("/api/events", json=other)).status_code == 409
-    assert event.meta["command_id"]
-
-
 async def test_no_claim_comes_in_after_the_cancellation(service: Service) -> None:
     execution_id = await running_execution(service)
     event = await queue(service, execution_id)
     claim = ended(execution_id, 0, event_type=EventType.COMMAND_CLAIMED, result=None, event_id=IDS.next())
     await service.client.post(f"/api/executions/{execution_id}/cancel")
-    assert (await service.client.post("/api/events", json=message_of(claim))).status_code == 409
-    batch = await service.client.post("/api/events/batch", json={"events": [message_of(claim)]})
-    assert batch.status_code == 422
-    assert "a worker may not emit 'command.claimed'" in batch.text
+    named = {"worker_id": "w1", "event_ids": [str(claim.event_id)], "command_ids": [event.meta["command_id"]]}
+    answer = await service.client.post("/api/commands/claim", json=named)
+    assert answer.json()["groups"] == []
+    for path, body in (("", message_of(claim)), ("/batch", {"events": [message_of(claim)]})):
+        refused = await service.client.post(f"/api/events{path}", json=body)
+        assert refused.status_code == 422
+        assert "a worker may not emit 'command.claimed'" in refused.text
     assert await service.plane.handler.handle_events([claim, event]) == {event.event_id}
     page = (await service.client.get(f"/api/executions/{execution_id}/events")).json()["events"]
     assert "command.claimed" not in {event["event_type"] for event in page}
