@@ -12,8 +12,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from noetl_dagster.cli.console import note, notes, warn
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.executions.overview import LoopView, Overview, StepView, chunks_made, overview
-from noetl_dagster.engine.executions.progress import duration, per_second, running_notes
+from noetl_dagster.engine.executions.overview import (
+    ChunksView,
+    LoopView,
+    Overview,
+    chunks_made,
+    loop_notes,
+    overview,
+)
+from noetl_dagster.engine.executions.progress import running_notes
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.state import ExecutionStatus
@@ -101,28 +108,20 @@ class _Display:
     def show(self, execution: Overview, commands: Mapping[str, str]) -> None:
         """Shows the steps, and the latest note of a running command of each step."""
 
-    def describe(self, step: StepView, commands: Mapping[str, str]) -> str:
-        """Describes a step beyond its counts: chunks, failures, pace, the note of its command."""
-        loop, running = step.loop, step.status == "RUNNING"
-        parts = [
-            chunks_made(step.chunks) if step.chunks is not None else "",
-            f"{loop.failed} failed" if loop is not None and loop.failed else "",
-            _pace(loop) if loop is not None and running else "",
-            commands.get(step.step, "") if running else "",
-        ]
-        return "".join(f" {part}" for part in parts if part)
+
+def loop_text(loop: LoopView | None, chunks: ChunksView | None = None) -> str:
+    """Formats the counts of a loop, and what else is known of it: ``7/20, 1 failed, 2.5/s, 5 s left``."""
+    counts = ""
+    if loop is not None and loop.so_far is not None:
+        counts = f"{loop.done} of {loop.so_far} so far"
+    elif loop is not None:
+        counts = f"{loop.done}/{loop.total}" if loop.total or loop.done == loop.failed == 0 else str(loop.done)
+    return ", ".join(filter(None, [counts, *_step_notes(loop, chunks)]))
 
 
-def _pace(loop: LoopView) -> str:
-    """Returns the pace of a loop and its remaining time, or what the loop waits for."""
-    if loop.waiting:
-        return "waiting"
-    if 0 < loop.total <= loop.done + loop.failed:
-        return "gathering results"
-    if not loop.rate:
-        return ""
-    left = "" if loop.remaining_seconds is None else f", {duration(loop.remaining_seconds)} left"
-    return f"{per_second(loop.rate)}{left}"
+def _step_notes(loop: LoopView | None, chunks: ChunksView | None) -> list[str]:
+    made = [] if chunks is None else [chunks_made(chunks)]
+    return made if loop is None else [*made, *loop_notes(loop)]
 
 
 class _ProgressBars(_Display):
@@ -155,8 +154,10 @@ class _ProgressBars(_Display):
             total, done = 1, int(step.status != "RUNNING")
             if (loop := step.loop) is not None:
                 total, done = loop.total or loop.so_far or 0, loop.done + loop.failed
-            text = self.describe(step, commands) + (" FAILED" if step.status == "FAILED" else "")
-            self._progress.update(task, total=max(total, 1), completed=done, note=text)
+            parts = [*_step_notes(loop, step.chunks), commands.get(step.step, "")]
+            if step.status == "FAILED":
+                parts.append("FAILED")
+            self._progress.update(task, total=max(total, 1), completed=done, note=", ".join(filter(None, parts)))
             if step.status != "RUNNING":
                 self._progress.stop_task(task)
 
@@ -171,17 +172,9 @@ class _ProgressLines(_Display):
     def show(self, execution: Overview, commands: Mapping[str, str]) -> None:
         now = time.monotonic()
         for step in execution.steps:
-            text = self.describe(step, commands)
             due = now - self._at.get(step.step, 0.0) >= PLAIN_SECONDS and step.status == "RUNNING"
             if self._shown.get(step.step) == step.status and not due:
                 continue
             self._shown[step.step], self._at[step.step] = step.status, now
-            counts = f" {_counted(step.loop)}" if step.loop is not None else ""
-            note(f"{execution.seconds:7.1f} s  {step.step}: {step.status.lower()}{counts}{text}")
-
-
-def _counted(loop: LoopView) -> str:
-    ended = loop.done + loop.failed
-    if loop.so_far is not None:
-        return f"{ended} of {loop.so_far} so far"
-    return f"{ended}/{loop.total}" if loop.total else str(ended)
+            parts = [step.status.lower(), loop_text(step.loop, step.chunks), commands.get(step.step, "")]
+            note(f"{execution.seconds:7.1f} s  {step.step}: {' '.join(filter(None, parts))}")

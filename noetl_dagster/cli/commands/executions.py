@@ -13,20 +13,12 @@ from rich.text import Text
 
 from noetl_dagster.cli.completion import complete_executions
 from noetl_dagster.cli.console import Json, console, ended_by_interrupt, note, note_page, print_json
-from noetl_dagster.cli.progress import watch
+from noetl_dagster.cli.progress import loop_text, watch
 from noetl_dagster.cli.session import open_session
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.listing import ExecutionFilter, list_executions
-from noetl_dagster.engine.executions.overview import (
-    ChunksView,
-    LoopView,
-    Overview,
-    StepView,
-    chunks_made,
-    full_overview,
-    overview,
-)
-from noetl_dagster.engine.executions.progress import MOST_WAITING, PoolView, brief, duration, per_second
+from noetl_dagster.engine.executions.overview import Overview, StepView, full_overview, overview
+from noetl_dagster.engine.executions.progress import MOST_WAITING, PoolView, brief, per_second
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.commit_order import START, follow, position_of
 from noetl_dagster.events.projection import read_execution
@@ -144,7 +136,7 @@ def show(execution: Overview) -> None:
     table = Table("step", "state", "iterations", Column("result", overflow="fold"), box=None)
     for step in execution.steps:
         outcome = Text(_outcome(step, execution))
-        table.add_row(step.step, _coloured(step.status), _counts(step.loop, step.chunks), outcome)
+        table.add_row(step.step, _coloured(step.status), loop_text(step.loop, step.chunks), outcome)
     console.print(table)
     if any(step.checks for step in execution.steps):
         console.print(check_table(execution))
@@ -219,23 +211,6 @@ def _item(data: Any) -> Any:
     """Returns the address of a stored result of an iteration, and others as they are."""
     is_stored = isinstance(data, dict) and data.keys() == {"ref"} and isinstance(data["ref"], dict)
     return data["ref"].get("physical_uri", data) if is_stored else data
-
-
-def _counts(loop: LoopView | None, chunks: ChunksView | None = None) -> str:
-    made = [] if chunks is None else [chunks_made(chunks)]
-    if loop is None:
-        return ", ".join(made)
-    counts = f"{loop.done}/{loop.total}" if loop.total or loop.done == loop.failed == 0 else str(loop.done)
-    parts = [counts if loop.so_far is None else f"{loop.done} of {loop.so_far} so far", *made]
-    if loop.failed:
-        parts.append(f"{loop.failed} failed")
-    if loop.waiting:
-        parts.append("waiting")
-    if loop.rate is not None:
-        parts.append(per_second(loop.rate))
-    if loop.remaining_seconds is not None:
-        parts.append(f"{duration(loop.remaining_seconds)} left")
-    return ", ".join(parts)
 
 
 def _coloured(state: str) -> str:

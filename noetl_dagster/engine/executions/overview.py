@@ -373,14 +373,21 @@ def loop_progress(loop: LoopView) -> str:
     """Formats counts and pace: ``8 of 20 (40 %) done, 1 failed, 2300/s, 40 s left``."""
     ended = loop.done + loop.failed
     share = f" of {loop.total} ({100 * ended // loop.total} %)" if loop.total else ""
-    parts = [f"{ended}{share} done"]
+    return ", ".join([f"{ended}{share} done", *loop_notes(loop)])
+
+
+def loop_notes(loop: LoopView) -> list[str]:
+    """Formats what is known of a loop beyond its counts: failures, its pace, and what it waits for."""
+    parts = []
     if loop.failed:
         parts.append(f"{loop.failed} failed")
-    if loop.rate and ended != loop.total:
+    if loop.waiting:
+        parts.append("waiting")
+    if loop.rate and loop.done + loop.failed != loop.total:
         parts.append(per_second(loop.rate))
     if loop.remaining_seconds is not None:
         parts.append(f"{duration(loop.remaining_seconds)} left")
-    return ", ".join(parts)
+    return parts
 
 
 def chunks_made(chunks: ChunksView) -> str:

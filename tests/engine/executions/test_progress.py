@@ -6,7 +6,8 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from noetl_dagster.cli.commands.executions import _as_line, _counts
+from noetl_dagster.cli.commands.executions import _as_line
+from noetl_dagster.cli.progress import loop_text
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import ChunksView, LoopView, loop_progress, overview
 from noetl_dagster.engine.executions.progress import Pace, duration, loop_rates
@@ -114,16 +115,16 @@ async def test_the_rate_is_that_of_the_last_events(engine: Engine) -> None:
 
 def test_the_status_line_of_a_loop() -> None:
     loop = LoopView(loop_id="1", total=20, done=7, failed=1, fanout=False, rate=2.5, remaining_seconds=4.8)
-    assert _counts(loop) == "7/20, 1 failed, 2.5/s, 5 s left"
-    assert _counts(LoopView(loop_id="1", total=20, done=20, failed=0, fanout=True)) == "20/20"
+    assert loop_text(loop) == "7/20, 1 failed, 2.5/s, 5 s left"
+    assert loop_text(LoopView(loop_id="1", total=20, done=20, failed=0, fanout=True)) == "20/20"
     assert loop_progress(loop) == "8 of 20 (40 %) done, 1 failed, 2.5/s, 5 s left"
     cursor = LoopView(loop_id="1", total=0, done=7, failed=0, fanout=False, rate=12.4)
     assert loop_progress(cursor) == "7 done, 12/s"
-    assert _counts(cursor) == "7, 12/s", "how many there are is not known before the end"
+    assert loop_text(cursor) == "7, 12/s", "how many there are is not known before the end"
     taker = LoopView(loop_id="1", total=0, done=24, failed=0, fanout=False, rate=2.4, so_far=60)
-    assert _counts(taker) == "24 of 60 so far, 2.4/s"
-    assert _counts(None, ChunksView(made=60, rows=300_000)) == "60 chunks, 300000 rows"
-    assert _counts(taker, ChunksView(made=24)) == "24 of 60 so far, 24 chunks, 2.4/s"
+    assert loop_text(taker) == "24 of 60 so far, 2.4/s"
+    assert loop_text(None, ChunksView(made=60, rows=300_000)) == "60 chunks, 300000 rows"
+    assert loop_text(taker, ChunksView(made=24)) == "24 of 60 so far, 24 chunks, 2.4/s"
 
 
 def test_the_line_of_a_chunk() -> None:
