@@ -15,7 +15,6 @@ from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.errors import LaunchError, NotDeployedError
 from noetl_dagster.events.connection import encode_json
-from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.transport.wire import EventMessage, Id, Name, message_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.catalog import names_version
@@ -267,14 +266,10 @@ async def resume_execution(plane: Plane, execution_id: int) -> None:
     """Starts a run that continues an execution.
 
     Raises:
-        ApiProblem: 409, it has ended for good, or a process drives it; 503, the run did not start.
+        ExecutionStateError: it is completed or cancelled, or a process drives it.
+        ApiProblem: 503, the run did not start.
     """
-    execution = await plane.engine.runtime.load(execution_id)
-    status = execution.state.status
-    if status in (ExecutionStatus.COMPLETED, ExecutionStatus.CANCELLED):
-        raise ApiProblem(409, f"execution {execution_id} is {status}; start a new one")
-    if await plane.engine.liveness.is_driven(execution_id):
-        raise ApiProblem(409, f"a process drives execution {execution_id} now; wait for it, or cancel the execution")
+    execution = await plane.engine.lifecycle.load_resumable(execution_id)
     try:
         await plane.launcher.launch(execution.playbook, execution_id, {}, resumed=True)
     except (OSError, LaunchError, NotDeployedError) as error:

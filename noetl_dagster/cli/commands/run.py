@@ -15,7 +15,7 @@ from noetl_dagster.cli.progress import showing
 from noetl_dagster.cli.session import Session, open_session
 from noetl_dagster.engine.executions.overview import Overview, full_overview
 from noetl_dagster.engine.executions.runners import Runner, check_runner
-from noetl_dagster.errors import ExecutionNotFoundError, ExecutionStateError
+from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.catalog import SUFFIXES
 from noetl_dagster.playbook.checks.templates import check_code
@@ -74,16 +74,7 @@ def run(
 def resume(execution_id: ExecutionId, as_json: Json = False) -> None:
     """Resume an execution that failed or lost its process; finished work is not repeated."""
     with open_session() as session:
-        engine = session.engine
-        execution = run_sync(engine.runtime.load(execution_id))
-        if execution.state.status in (ExecutionStatus.COMPLETED, ExecutionStatus.CANCELLED):
-            raise ExecutionStateError(
-                f"execution {execution_id} is {execution.state.status}; start a new one with 'noetl-dagster run'"
-            )
-        if run_sync(engine.liveness.is_driven(execution_id)):
-            raise ExecutionStateError(
-                f"execution {execution_id} is being driven by a living process; wait for it or end it first"
-            )
+        execution = run_sync(session.engine.lifecycle.load_resumable(execution_id))
         ended = run_playbook(session, execution.playbook, {}, execution_id, resumed=True, quiet=as_json)
         _finish(session, ended, as_json)
 

@@ -140,6 +140,26 @@ class Lifecycle:
         await runtime.log.append_with_first([started, entry, *warnings])
         return await runtime.load(new_id)
 
+    async def load_resumable(self, execution_id: int) -> Execution:
+        """Returns an execution that another process may resume.
+
+        Raises:
+            ExecutionNotFoundError: there is no such execution.
+            ExecutionStateError: it is completed or cancelled, or a process drives it.
+        """
+        execution = await self._load_unfinished(execution_id)
+        if await self._liveness.is_driven(execution_id):
+            raise ExecutionStateError(
+                f"a process drives execution {execution_id} now; wait for it, or cancel the execution"
+            )
+        return execution
+
+    async def _load_unfinished(self, execution_id: int) -> Execution:
+        execution = await self._runtime.load(execution_id)
+        if execution.state.status in (ExecutionStatus.COMPLETED, ExecutionStatus.CANCELLED):
+            raise ExecutionStateError(f"execution {execution_id} is {execution.state.status}; start a new one")
+        return execution
+
     async def resume(
         self, execution_id: int, *, origin: dict[str, Any] | None = None, after: int | None = None
     ) -> Execution:
@@ -152,14 +172,10 @@ class Lifecycle:
             ExecutionNotFoundError: there is no such execution.
             ExecutionStateError: it is completed or cancelled, or another process resumed it just now.
         """
-        execution = await self._runtime.load(execution_id)
+        execution = await self._load_unfinished(execution_id)
         state = execution.state
         if after is not None and state.epoch != after:
             raise ExecutionStateError(f"execution {execution_id} was resumed by another process just now")
-        if state.status in (ExecutionStatus.COMPLETED, ExecutionStatus.CANCELLED):
-            raise ExecutionStateError(
-                f"execution {execution_id} is {state.status}; start a new one with 'noetl-dagster run'"
-            )
 
         async def begin(connection: Any, now: ExecutionState) -> _Decision[Event]:
             if now.status in (ExecutionStatus.COMPLETED, ExecutionStatus.CANCELLED):
