@@ -65,10 +65,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "settings": ("settings:settings", "Show the settings of this process; secrets are hidden."),
     "doctor": ("settings:doctor", "Try every address, credential, folder and program of the settings."),
     "services": ("services:app", "Manage the embedded PostgreSQL, NATS and object store."),
-    "records-api": (
-        "demo:records_api",
-        "Serve simulated clinical records until interrupted.",
-    ),
+    "records-api": ("records:records_api", "Serve simulated clinical records until interrupted."),
 }
 """Where each command is defined (in ``cli/commands`` unless the module has its full name), and its overview line."""
 

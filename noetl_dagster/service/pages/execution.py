@@ -99,7 +99,7 @@ async def live(
     """Returns what has changed after a position, in the order of commits."""
     runtime = plane.engine.runtime
 
-    async def make() -> LiveExecution:
+    async def read() -> LiveExecution:
         watched = await WatchedExecution.read(runtime.pool, execution_id)
         playbook = await playbook_of(runtime, execution_id)
         return LiveExecution(
@@ -109,7 +109,7 @@ async def live(
         )
 
     executions: LiveExecutions = request.app.state.live
-    shared = await executions.open(execution_id, make)
+    shared = await executions.open(execution_id, read)
     return response(await shared.since(runtime.pool, position))
 
 

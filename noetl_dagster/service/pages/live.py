@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import asyncpg
 import orjson
@@ -24,7 +25,7 @@ LINGER_SECONDS = 5.0
 """Time after which the state of an execution that nobody watches is forgotten."""
 
 MOST_ANSWERS = 5
-"""Answers that are kept until the execution is read again: browsers know it up to few different places."""
+"""Places for which answers are kept: browsers show an execution up to few different ones."""
 
 Parts = dict[str, str]
 RenderParts = Callable[[WatchedExecution], Parts]
@@ -38,8 +39,7 @@ class LiveExecution:
         self._watched = watched
         self._render_parts, self._render_rows = parts, rows
         self._parts: dict[str, tuple[int, str]] = {}  # with the position at which each has changed
-        self._before = watched.position
-        self._latest: list[ShownEvent] = []  # those since that position
+        self._recent: dict[int, list[ShownEvent]] = {}  # what the last reads have found, by the position before
         self._answers: dict[int, bytes] = {}
         self._read_at = float("-inf")
         self._asked_at = time.monotonic()
@@ -63,8 +63,10 @@ class LiveExecution:
             return self._answers[position]
 
     async def _read(self, pool: asyncpg.Pool) -> None:
-        self._before = self._watched.position
-        self._latest = await self._watched.advance(pool)
+        before = self._watched.position
+        self._recent[before] = await self._watched.advance(pool)
+        if len(self._recent) > MOST_ANSWERS:
+            del self._recent[next(iter(self._recent))]
         self._read_at = time.monotonic()
         self._answers.clear()
         for name, text in self._render_parts(self._watched).items():
@@ -75,8 +77,9 @@ class LiveExecution:
         now = self._watched.position
         if position > now:  # another process of the API has read more
             return answer(str(position), {}, "", ended=False)
-        events = self._latest
-        if position != self._before:
+        if position == now or position in self._recent:
+            events = [event for before, new in self._recent.items() if before >= position for event in new]
+        else:
             events = await changes_between(pool, self._watched.id, position, now)
         parts = {name: text for name, (changed_at, text) in self._parts.items() if changed_at > position}
         return answer(str(now), parts, self._render_rows(events), ended=not self._watched.is_running)
@@ -86,20 +89,23 @@ class LiveExecutions:
     """The executions that people watch."""
 
     def __init__(self) -> None:
-        self._executions: dict[int, LiveExecution] = {}
+        self._executions: dict[int, asyncio.Task[LiveExecution]] = {}
 
-    async def open(self, execution_id: int, make: Callable[[], Awaitable[LiveExecution]]) -> LiveExecution:
-        """Returns an execution; ``make`` reads it if nobody watches it.
+    async def open(self, execution_id: int, read: Callable[[], Coroutine[Any, Any, LiveExecution]]) -> LiveExecution:
+        """Returns an execution, which the first of several requests reads.
 
         Raises:
             ExecutionNotFoundError: the log has no such execution.
         """
-        live = self._executions.get(execution_id)
-        if live is None or live.is_idle:
-            self._executions = {id_: one for id_, one in self._executions.items() if not one.is_idle}
-            made = await make()
-            live = self._executions.setdefault(execution_id, made)  # another request may have read it meanwhile
-        return live
+        task = self._executions.get(execution_id)
+        if task is None or _is_over(task):
+            self._executions = {id_: one for id_, one in self._executions.items() if not _is_over(one)}
+            task = self._executions[execution_id] = asyncio.create_task(read())
+        return await asyncio.shield(task)
+
+
+def _is_over(task: asyncio.Task[LiveExecution]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None or task.result().is_idle)
 
 
 def answer(position: str, parts: Parts, rows: str, *, ended: bool) -> bytes:
