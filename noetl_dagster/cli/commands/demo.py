@@ -56,7 +56,7 @@ def demo(
 
 
 def _show(session: Session, overview: Overview) -> None:
-    show(session.engine, overview)
+    show(overview)
     console.print(
         f"Dagster run:       {overview.run_id}\n"
         f"services and data: {session.settings.home.resolve()}\n"
