@@ -20,10 +20,7 @@ from dagster import DagsterInstance, DagsterRunStatus
 from dagster._cli.job import _create_run
 
 # private: the jobs of a workspace; else launchRun of the webserver's GraphQL API
-from dagster._core.workspace.context import WorkspaceProcessContext
-
-# private: the jobs of a workspace; else launchRun of the webserver's GraphQL API
-from dagster._core.workspace.load_target import WorkspaceFileTarget
+from dagster._core.workspace.load import load_workspace_process_context_from_yaml_paths
 
 from noetl_dagster.compiler.automation import set_limits
 from noetl_dagster.compiler.partitions import partition_tags, stored_partition
@@ -82,8 +79,7 @@ class Workspace:
                         "started with"
                     )
                 try:
-                    target = WorkspaceFileTarget([str(self._path)])
-                    self._process = WorkspaceProcessContext(self._instance, target)
+                    self._process = load_workspace_process_context_from_yaml_paths(self._instance, [str(self._path)])
                 except Exception as error:
                     raise LaunchError(f"the workspace {self._path} cannot be loaded: {error}") from error
             return self._process.create_request_context()
