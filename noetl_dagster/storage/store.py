@@ -26,7 +26,7 @@ from noetl_dagster.storage.checking import orphans_of
 from noetl_dagster.storage.codec import THREAD_ABOVE, Encoded, RunningDigest, digest_of
 from noetl_dagster.storage.compression import Compression, compress_stream
 from noetl_dagster.storage.manifests import Strategy, record_manifest
-from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, folder_of, key_of, owner_of
+from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, key_of, owner_of
 from noetl_dagster.storage.reading import ResultReader
 from noetl_dagster.storage.tiers.base import Bytes, TierUnavailableError
 
@@ -318,22 +318,17 @@ class ResultStore(ResultReader):
     async def sweep_orphans(self, now: datetime | None = None, *, execution_id: int | None = None) -> int:
         """Removes bytes without a reference, from puts that were killed or rolled back. Returns the number of objects.
 
-        Interrupted uploads are aborted and counted too. The key of an object contains its execution and reference id,
-        and thereby its time; objects younger than :data:`ORPHAN_GRACE` stay. Only objects of ended executions are
-        removed, and with ``NOETL_STORES_SHARED=false`` those of executions that the log does not contain. Of the disk
-        tier only this machine's is swept. A store that does not answer is left for the next call.
+        The key of an object contains its execution and reference id, and thereby its time; objects younger than
+        :data:`ORPHAN_GRACE` stay. Only objects of ended executions are removed, and with ``NOETL_STORES_SHARED=false``
+        those of executions that the log does not contain. Of the disk tier only this machine's is swept. A store that
+        does not answer is left for the next call.
         """
         before, removed = (now or datetime.now(UTC)) - ORPHAN_GRACE, 0
         for name in self._placement.lasting():
             try:
                 removed += await self._sweep(name, before, execution_id)
-                aborted = await self._placement.tier(name).abort_uploads(folder_of(execution_id), before)
             except TierUnavailableError as error:
                 log.warning("%s", error)
-                continue
-            removed += aborted
-            if aborted:
-                log.info("%s tier: aborted %d interrupted uploads", name.value, aborted)
         return removed
 
     async def _sweep(self, name: StoreTier, before: datetime, execution_id: int | None) -> int:

@@ -24,7 +24,7 @@ from noetl_dagster.events.connection import open_pool
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.storage.store import ResultStore
-from noetl_dagster.storage.tiers.objects import minio_admin
+from tests.embedded.peers import s3_client
 from tests.ledger import assert_only_unfinished_ran_again, written_by
 from tests.playbooks import text_of
 from tests.processes import killed_in_the_end
@@ -191,11 +191,11 @@ async def _lose(settings: Settings, administrator: psycopg2.extensions.cursor) -
 
 
 async def _remove_objects(settings: Settings) -> None:
-    await asyncio.to_thread(minio_admin(settings).delete_bucket, Bucket=settings.minio_bucket)
+    await asyncio.to_thread(s3_client(settings).delete_bucket, Bucket=settings.minio_bucket)
 
 
 def _copy_objects(settings: Settings, folder: Path) -> None:
-    client = minio_admin(settings)
+    client = s3_client(settings)
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=settings.minio_bucket):
         for one in page.get("Contents", ()):
             path = folder / one["Key"]
@@ -204,7 +204,7 @@ def _copy_objects(settings: Settings, folder: Path) -> None:
 
 
 def _put_objects(settings: Settings, folder: Path) -> None:
-    client = minio_admin(settings)
+    client = s3_client(settings)
     client.create_bucket(Bucket=settings.minio_bucket)
     for path in folder.rglob("*"):
         if path.is_file():

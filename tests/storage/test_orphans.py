@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.locations import local_path
 from noetl_dagster.storage.placement import key_of, owner_of
 from noetl_dagster.storage.store import ResultStore
-from noetl_dagster.storage.tiers.objects import minio_admin
 from tests.storage.conftest import LASTING
 
 ENDED, RUNNING, UNKNOWN, STARTED = 21, 22, 23, 24
@@ -102,26 +100,6 @@ async def test_stores_of_one_log_lose_what_it_does_not_know(settings: Settings, 
         assert not await left(store, StoreTier.MINIO, nobody)
         assert await left(store, StoreTier.MINIO, started_only)  # the projection has not seen it yet
         assert await store.get(kept.ref) == [1]
-
-
-async def test_uploads_that_were_cut_off_are_aborted(settings: Settings, store: ResultStore) -> None:
-    await store.ready(StoreTier.MINIO)
-    client, bucket = minio_admin(settings), settings.minio_bucket
-
-    def begun(key: str) -> None:
-        upload = client.create_multipart_upload(Bucket=bucket, Key=key)
-        client.upload_part(Bucket=bucket, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"x" * 5_300_000)
-
-    def uploads() -> list[str]:
-        return [one["Key"] for one in client.list_multipart_uploads(Bucket=bucket).get("Uploads", ())]
-
-    half, other = key_of(RUNNING, "load", "rows", 123, ".bin"), "somebody/elses"
-    for key in (half, other):
-        await asyncio.to_thread(begun, key)
-    assert await store.sweep_orphans() == 0  # too young
-    assert sorted(await asyncio.to_thread(uploads)) == sorted([half, other])
-    assert await store.sweep_orphans(TOMORROW) == 1
-    assert await asyncio.to_thread(uploads) == [other]
 
 
 async def test_a_dataset_that_was_never_registered_goes_file_by_file(store: ResultStore, settings: Settings) -> None:

@@ -260,7 +260,7 @@ async def test_data_leads_out_of_no_folder(bucket: Place, box: ToolContext) -> N
         task = Task(name="t", kind=bucket.kind, config={"operation": operation, **written})
         error = await bucket.fails(operation, task=task, **{**written, **rendered})
         assert error.kind == "schema", (written, error)
-    assert bucket.objects.exists("a")
+    assert bucket.objects.sizes("a")
 
 
 async def test_an_upload_that_is_cancelled_leaves_nothing(bucket: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ async def test_an_upload_that_is_cancelled_leaves_nothing(bucket: Place, monkeyp
         await sending
     goes_on.set()
     assert await asyncio.to_thread(ended.wait, 60)
-    assert not bucket.objects.exists("large.bin")
+    assert not bucket.objects.sizes("large.bin")
 
 
 async def test_an_object_that_changes_while_it_is_read(bucket: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +317,7 @@ async def test_a_file_that_becomes_shorter_leaves_no_object(bucket: Place, monke
     monkeypatch.setattr(operations._SentFile, "read", shortened)
     error = await bucket.fails("upload", file="log", key="log")
     assert "became shorter while it was read" in str(error)
-    assert not bucket.objects.exists("log")
+    assert not bucket.objects.sizes("log")
 
 
 async def test_bodies_have_a_limit(bucket: Place, box: ToolContext) -> None:

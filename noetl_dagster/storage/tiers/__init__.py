@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -28,22 +27,21 @@ def open_tier(tier: StoreTier, settings: Settings, pool: asyncpg.Pool | None) ->
     """
     match tier:
         case StoreTier.MINIO:
-            from noetl_dagster.storage.tiers.objects import S3Tier, minio_admin, minio_store
+            from noetl_dagster.storage.tiers.objects import S3Tier, minio_store
 
             return S3Tier(
                 minio_store(settings),
                 settings.minio_bucket,
                 name="minio",
                 credential=settings.minio_access_key,
-                admin=partial(minio_admin, settings),
                 create_bucket=True,
             )
         case StoreTier.S3:
-            from noetl_dagster.storage.tiers.objects import S3Tier, s3_admin, s3_store
+            from noetl_dagster.storage.tiers.objects import S3Tier, s3_store
 
             store, credential = s3_store(settings), os.environ.get("AWS_ACCESS_KEY_ID")
             credential = credential or "of the AWS environment (AWS_ACCESS_KEY_ID is not set)"
-            return S3Tier(store, settings.s3_bucket or "", name="s3", credential=credential, admin=s3_admin)
+            return S3Tier(store, settings.s3_bucket or "", name="s3", credential=credential)
         case StoreTier.PVC:
             from noetl_dagster.storage.tiers.files import FileTier
 

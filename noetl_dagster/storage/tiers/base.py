@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -32,6 +33,31 @@ class StoredObject:
     bytes: int
     etag: str
     modified: datetime
+
+
+class Bucket(ABC):
+    """A bucket without an event loop: for Spark, IO managers and tools. Each client adds reading and writing.
+
+    Methods raise ``FileNotFoundError`` when an object or the bucket is missing, else the client's own errors.
+    """
+
+    @abstractmethod
+    def find(self, key: str) -> StoredObject:
+        """Returns what the store knows of an object."""
+
+    @abstractmethod
+    def objects(self, prefix: str) -> Iterator[list[StoredObject]]:
+        """Yields pages of the objects whose keys begin with a prefix; a page may be empty."""
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Returns the bytes of all objects below a prefix by their keys, or those of the object of that name."""
+        name = prefix.rstrip("/")
+        folder = f"{name}/" if name else ""
+        below = {entry.key: entry.bytes for page in self.objects(folder) for entry in page}
+        if not below and name == prefix:
+            with suppress(FileNotFoundError):
+                return {name: self.find(name).bytes}
+        return below
 
 
 class TierUnavailableError(StorageError):
@@ -60,6 +86,12 @@ class Tier(ABC):
     def uri(self, key: str) -> str:
         """Returns the URI of an object stored under ``key``."""
         return self.root + key
+
+    def key(self, uri: str) -> str:
+        """Returns the key of the object at a URI; raises ``StorageError`` for another store's."""
+        if not uri.startswith(self.root):
+            raise StorageError(f"{uri} is not in {self.root}")
+        return uri.removeprefix(self.root)
 
     async def ready(self) -> None:  # noqa: B027 - some tiers have no store that could be away
         """Returns when the store answers. Callers ask before they consume a stream that cannot be repeated."""
@@ -99,10 +131,6 @@ class Tier(ABC):
     @abstractmethod
     def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         """Yields pages of the keys below a prefix that ends in ``/``, half-written files included."""
-
-    async def abort_uploads(self, prefix: str, before: datetime) -> int:
-        """Removes the parts of uploads below a prefix that began before a moment. Returns the number of uploads."""
-        return 0
 
     async def close(self) -> None:  # noqa: B027 - most tiers have none
         """Releases connections."""

@@ -77,7 +77,7 @@ class DatabaseTier(Tier):
     async def get(self, uri: str) -> Bytes:
         """Returns the bytes of an object."""
         async with self._connection() as connection:
-            rows = await connection.fetch(_GET_PARTS, uri.removeprefix(self.root))
+            rows = await connection.fetch(_GET_PARTS, self.key(uri))
         if not rows:
             raise KeyError(uri)
         return rows[0]["data"] if len(rows) == 1 else b"".join(row["data"] for row in rows)
@@ -87,7 +87,7 @@ class DatabaseTier(Tier):
         part = 0
         while True:
             async with self._connection() as connection:
-                data = await connection.fetchval(_GET_PART, uri.removeprefix(self.root), part)
+                data = await connection.fetchval(_GET_PART, self.key(uri), part)
             if data is None and part == 0:
                 raise KeyError(uri)
             if data is None:
@@ -98,7 +98,7 @@ class DatabaseTier(Tier):
     async def size(self, uri: str) -> int:
         """Returns the number of bytes of an object."""
         async with self._connection() as connection:
-            length = await connection.fetchval(_SIZE, uri.removeprefix(self.root))
+            length = await connection.fetchval(_SIZE, self.key(uri))
         if length is None:
             raise KeyError(uri)
         return int(length)
@@ -106,7 +106,7 @@ class DatabaseTier(Tier):
     async def delete(self, uri: str) -> None:
         """Removes an object; a missing one is no error."""
         async with self._connection() as connection:
-            await connection.execute(_DELETE_PARTS, uri.removeprefix(self.root))
+            await connection.execute(_DELETE_PARTS, self.key(uri))
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         """Yields pages of the keys below a prefix."""
@@ -162,7 +162,7 @@ class DuckDbTier(Tier):
 
     async def get(self, uri: str) -> Bytes:
         """Returns the bytes of an object."""
-        rows = await self._fetch(_GET_VALUE, uri.removeprefix(self.root))
+        rows = await self._fetch(_GET_VALUE, self.key(uri))
         if not rows:
             raise KeyError(uri)
         value: bytes = rows[0][0]
@@ -170,7 +170,7 @@ class DuckDbTier(Tier):
 
     async def delete(self, uri: str) -> None:
         """Removes an object; a missing one is no error."""
-        await self._fetch(_DELETE_VALUE, uri.removeprefix(self.root))
+        await self._fetch(_DELETE_VALUE, self.key(uri))
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         """Yields pages of the keys below a prefix."""

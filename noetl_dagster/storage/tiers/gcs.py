@@ -18,7 +18,7 @@ import orjson
 from noetl_dagster.errors import CredentialError, StorageError
 from noetl_dagster.extras import needs_extra
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.tiers.base import CHUNK, Bytes, StoredObject, Tier, TierUnavailableError
+from noetl_dagster.storage.tiers.base import CHUNK, Bucket, Bytes, StoredObject, Tier, TierUnavailableError
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ def _client(endpoint: str | None, process: int, account: str | None, token: str 
     return storage.Client()
 
 
-class GcsBucket:
+class GcsBucket(Bucket):
     """A bucket of Google Cloud Storage, with the methods of :class:`~noetl_dagster.storage.tiers.objects.S3Bucket`.
 
     Args:
@@ -130,17 +130,6 @@ class GcsBucket:
             for page in self.bucket.list_blobs(prefix=prefix or None, timeout=30, retry=self._retry).pages:
                 yield [_object(blob) for blob in page]
 
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """Returns the bytes of all objects below a prefix by their keys, or those of the object of that name."""
-        with _missing_as_file_error():
-            blobs = list(self.bucket.list_blobs(prefix=prefix, timeout=30, retry=self._retry))
-        folder = prefix.rstrip("/") + "/"
-        return {blob.name: blob.size for blob in blobs if f"{blob.name}/".startswith(folder)}
-
-    def exists(self, key: str) -> bool:
-        """Reports whether an object is stored under a key."""
-        return bool(self.bucket.blob(key).exists(timeout=30, retry=self._retry))
-
     def delete(self, keys: Sequence[str]) -> None:
         """Removes objects; missing ones are no error."""
         self.bucket.delete_blobs(list(keys), on_error=lambda _: None, timeout=30, retry=self._retry)
@@ -197,12 +186,12 @@ class GcsTier(Tier):
 
     async def get(self, uri: str) -> Bytes:
         """Returns the bytes of an object."""
-        key = self._key(uri)
+        key = self.key(uri)
         return await self._run("read", key, lambda objects: objects.read(key))
 
     async def stream(self, uri: str) -> AsyncIterator[Bytes]:
         """Yields the bytes of an object in order, in constant memory."""
-        key = self._key(uri)
+        key = self.key(uri)
         reader = await self._run("read", key, lambda objects: objects.bucket.blob(key).open("rb", chunk_size=CHUNK))
         with self._errors("read", key):
             while chunk := await asyncio.to_thread(reader.read, CHUNK):
@@ -210,12 +199,12 @@ class GcsTier(Tier):
 
     async def size(self, uri: str) -> int:
         """Returns the number of bytes of an object."""
-        key = self._key(uri)
+        key = self.key(uri)
         return await self._run("read", key, lambda objects: objects.find(key).bytes)
 
     async def delete(self, uri: str) -> None:
         """Removes an object; a missing one is no error. A URI ending in ``/`` is a folder."""
-        key = self._key(uri)
+        key = self.key(uri)
         is_folder = uri.endswith("/")
         await self._run("delete", key, lambda objects: objects.delete([*objects.sizes(key)] if is_folder else [key]))
 
@@ -225,11 +214,6 @@ class GcsTier(Tier):
         with self._errors("list", prefix):
             while (page := await asyncio.to_thread(next, pages, None)) is not None:
                 yield [blob.name for blob in page]
-
-    def _key(self, uri: str) -> str:
-        if not uri.startswith(self.root):
-            raise StorageError(f"gcs tier: {uri} is not in bucket {self._name}")
-        return uri.removeprefix(self.root)
 
     async def _run(self, verb: str, key: str, action: Callable[[GcsBucket], T]) -> T:
         """Runs an action in a thread, with this process's client."""

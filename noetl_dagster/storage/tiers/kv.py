@@ -80,7 +80,7 @@ class KvTier(Tier):
         bucket = await self._open()
         with self._errors(f"read {uri}"):
             try:
-                entry = await bucket.get(uri.removeprefix(self.root))
+                entry = await bucket.get(self.key(uri))
             except KeyNotFoundError as error:
                 raise KeyError(uri) from error
         value: bytes = entry.value or b""
@@ -90,7 +90,7 @@ class KvTier(Tier):
         """Removes an object; a missing one is no error."""
         bucket = await self._open()
         with self._errors(f"delete {uri}"):
-            await bucket.purge(uri.removeprefix(self.root))
+            await bucket.purge(self.key(uri))
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         """Yields pages of the keys below a prefix."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any, BinaryIO, cast
 
@@ -17,7 +16,7 @@ from obstore.store import S3Store
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.tiers.base import CHUNK, Bytes, StoredObject, Tier, TierUnavailableError
+from noetl_dagster.storage.tiers.base import CHUNK, Bucket, Bytes, StoredObject, Tier, TierUnavailableError
 
 PART = 8 * 1024 * 1024
 """Bytes per part of a multipart upload; S3 allows 10,000 parts, which makes 80 GB."""
@@ -119,41 +118,13 @@ def _client(
     )
 
 
-def minio_admin(settings: Settings) -> Any:
-    """Returns boto3's client of the minio tier."""
-    return _boto_client(
-        endpoint_url=settings.minio_endpoint,
-        aws_access_key_id=settings.minio_access_key,
-        aws_secret_access_key=settings.minio_secret_key.get_secret_value(),
-        aws_session_token=settings.minio_session_token.get_secret_value() or None,
-        region_name=settings.minio_region,
-        verify=None if settings.minio_verify else False,
-    )
-
-
-def s3_admin() -> Any:
-    """Returns boto3's client of the AWS environment."""
-    return _boto_client(endpoint_url=aws_endpoint())
-
-
-def _boto_client(**arguments: Any) -> Any:
-    import boto3
-    from botocore.config import Config
-
-    config = Config(connect_timeout=3, read_timeout=60, retries={"total_max_attempts": 2})
-    return boto3.client("s3", config=config, **arguments)
-
-
 def aws_endpoint() -> str | None:
     """Returns the S3 endpoint of the AWS environment; None is Amazon's own."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
-class S3Bucket:
-    """A bucket with the S3 protocol, without an event loop: for Spark, IO managers and compute logs.
-
-    Methods raise ``FileNotFoundError`` when an object or the bucket is missing, else the client's own errors.
-    """
+class S3Bucket(Bucket):
+    """A bucket with the S3 protocol."""
 
     def __init__(self, store: S3Store) -> None:
         self._store = store
@@ -198,25 +169,6 @@ class S3Bucket:
         for page in obstore.list(self._store, prefix=folder or None):
             yield [_object(entry) for entry in page if entry["path"].startswith(prefix)]
 
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """Returns the bytes of all objects below a prefix by their keys, or those of the object of that name."""
-        name = prefix.rstrip("/")
-        listed = (entry for page in obstore.list(self._store, prefix=name) for entry in page)
-        below = {entry["path"]: entry["size"] for entry in listed if entry["path"] != name}
-        if below or prefix.endswith("/"):
-            return below
-        with suppress(FileNotFoundError):
-            return {name: obstore.head(self._store, name)["size"]}
-        return {}
-
-    def exists(self, key: str) -> bool:
-        """Reports whether an object is stored under a key."""
-        try:
-            obstore.head(self._store, key)
-        except FileNotFoundError:
-            return False
-        return True
-
     def delete(self, keys: Sequence[str]) -> None:
         """Removes objects; missing ones are no error."""
         if keys:
@@ -246,7 +198,6 @@ class S3Tier(Tier):
         store: the bucket's client.
         bucket: its name.
         name: tier name for messages.
-        admin: makes boto3's client, which can list unfinished uploads; obstore's cannot.
         credential: the access key id that signs requests (never a secret), for messages.
         create_bucket: create the bucket when it is missing.
     """
@@ -255,7 +206,6 @@ class S3Tier(Tier):
     bucket: str
     name: str
     credential: str
-    admin: Callable[[], Any]
     create_bucket: bool = False
 
     def __post_init__(self) -> None:
@@ -296,7 +246,7 @@ class S3Tier(Tier):
 
     async def get(self, uri: str) -> Bytes:
         """Returns the bytes of an object."""
-        key = self._key(uri)
+        key = self.key(uri)
         with self._errors("read", key):
             try:
                 response = await obstore.get_async(self.store, key)
@@ -306,7 +256,7 @@ class S3Tier(Tier):
 
     async def stream(self, uri: str) -> AsyncIterator[Bytes]:
         """Yields the bytes of an object; continues with another request if a slow reader exceeds a time-out."""
-        key, done, size = self._key(uri), 0, 1
+        key, done, size = self.key(uri), 0, 1
         with self._errors("read", key):
             while done < size:
                 before = done
@@ -326,7 +276,7 @@ class S3Tier(Tier):
 
     async def size(self, uri: str) -> int:
         """Returns the number of bytes of an object."""
-        key = self._key(uri)
+        key = self.key(uri)
         with self._errors("read", key):
             try:
                 return int((await obstore.head_async(self.store, key))["size"])
@@ -335,7 +285,7 @@ class S3Tier(Tier):
 
     async def delete(self, uri: str) -> None:
         """Removes an object; a missing one is no error. A URI ending in ``/`` is a folder."""
-        key = self._key(uri)
+        key = self.key(uri)
         with self._errors("delete", key):
             if not uri.endswith("/"):
                 await obstore.delete_async(self.store, key)
@@ -352,34 +302,6 @@ class S3Tier(Tier):
             except (BaseError, FileNotFoundError) as error:
                 if isinstance(error, BaseError) and "NoSuchBucket" not in str(error):
                     raise  # else there is no bucket, and so no keys
-
-    async def abort_uploads(self, prefix: str, before: datetime) -> int:
-        """Removes the parts of uploads below a prefix that began before a moment. Returns the number of uploads."""
-        return await asyncio.to_thread(self._abort_uploads, prefix, before)
-
-    def _abort_uploads(self, prefix: str, before: datetime) -> int:
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        aborted = 0
-        try:
-            client = self.admin()
-            pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=prefix)
-            for upload in (one for page in pages for one in page.get("Uploads", ())):
-                if upload["Initiated"] < before:
-                    client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
-                    aborted += 1
-        except (BotoCoreError, ClientError) as error:
-            if "NoSuchBucket" in str(error) or "NoSuchUpload" in str(error):  # completed just now
-                return aborted
-            raise TierUnavailableError(
-                f"{self.name} tier: cannot abort uploads in {self.bucket} with access key {self.credential}: {error}"
-            ) from error
-        return aborted
-
-    def _key(self, uri: str) -> str:
-        if not uri.startswith(self.root):
-            raise StorageError(f"{self.name} tier: {uri} is not in bucket {self.bucket}")
-        return uri.removeprefix(self.root)
 
     async def _create(self, cause: Exception) -> None:
         """Creates the bucket. The S3 client signs object requests only; an empty key is the bucket itself."""
