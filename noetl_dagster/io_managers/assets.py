@@ -21,13 +21,14 @@ from dagster import ConfigurableIOManager, InputContext, MetadataValue, OutputCo
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from upath import UPath
 
-from noetl_dagster.errors import IntegrityError, StorageError
+from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
 from noetl_dagster.io_managers import conversion
 from noetl_dagster.io_managers.metadata import is_partitioned, storage_metadata
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.result_ref import STORED_METADATA, RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations
+from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.storage.tiers import open_tier
 from noetl_dagster.storage.tiers.base import CHUNK, Bytes, Tier
 
@@ -99,6 +100,7 @@ class AssetIOManager(UPathIOManager):
         self._settings = settings
         self._tier_name = tier
         self._prefix = prefix.strip("/")
+        self._results = ResultStore(settings, None)
         self._tier: Tier = open_tier(tier, settings, None)
         self._stored = threading.local()  # between the storing of an output and its metadata
 
@@ -231,25 +233,17 @@ class AssetIOManager(UPathIOManager):
     # -- loading -------------------------------------------------------------------------------------
 
     def _load(self, key: str, wanted: str) -> Any:
-        with suppress(KeyError):  # replaced between reading the pointer and reading the object
+        with suppress(ReferenceNotAvailableError):  # replaced between reading the pointer and reading the object
             return self._load_current(key, wanted)
-        try:
-            return self._load_current(key, wanted)
-        except KeyError as error:
-            raise StorageError(f"{error.args[0]} is missing; materialise the asset again") from error
+        return self._load_current(key, wanted)
 
     def _load_current(self, key: str, wanted: str) -> Any:
-        stored = run_sync(self._pointer(key))
-        ref = stored.reference(self._tier_name, key)
+        ref = run_sync(self._pointer(key)).reference(self._tier_name, key)
         if wanted == "path":
             return conversion.to_path(self._settings, ref)
         if wanted == "spark":
             return conversion.to_spark(self._settings, ref)
-        if stored.kind is RefKind.DATASET:
-            value = locations.dataset(self._settings, stored.uri, stored.files).to_table()
-        else:
-            value = run_sync(self._fetch(stored))
-        return conversion.convert(value, wanted, stored.uri)
+        return conversion.convert(run_sync(self._results.get(ref)), wanted, ref.ref)
 
     async def _pointer(self, key: str) -> StoredAsset:
         uri = self._tier.uri(key + _POINTER)
@@ -257,13 +251,6 @@ class AssetIOManager(UPathIOManager):
             return StoredAsset.model_validate_json(bytes(await self._tier.get(uri)))
         except KeyError as error:
             raise AssetNotStoredError(f"nothing is stored at {uri}; materialise it first") from error
-
-    async def _fetch(self, stored: StoredAsset) -> Any:
-        data = await self._tier.get(stored.uri)
-        digest = await asyncio.to_thread(codec.digest_of, data)
-        if digest != stored.sha256:
-            raise IntegrityError(f"{stored.uri} was changed or damaged; materialise the asset again")
-        return codec.decode(data, stored.content_type)
 
     def _key(self, path: UPath) -> str:
         relative = path.path.lstrip("/")

@@ -91,7 +91,7 @@ def to_path(settings: Settings, ref: ResultRef) -> Path:
         locations.copy_to_file(settings, uri, target)
         return target
     files = [uri.rstrip("/") + "/" + name for name in ref.extra.get("files", ())]
-    for file in files or locations.list_files(settings, uri):
+    for file in files or locations.file_sizes(settings, uri):
         target = folder / file.removeprefix(uri).lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         locations.copy_to_file(settings, file, target)

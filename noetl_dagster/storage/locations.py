@@ -184,11 +184,11 @@ def copy_from_file(settings: Settings, path: Path, uri: str) -> str:
     return digest
 
 
-def damaged(uri: str, digest: str, stored_as: str) -> IntegrityError:
-    """Returns the error for bytes that differ from those that were stored."""
+def damaged(uri: str, digest: str, stored_as: str, name: str = "") -> IntegrityError:
+    """Returns the error for bytes that differ from those that were stored, with the name of their result."""
     return IntegrityError(
-        f"the bytes at {uri[:200]} were changed or damaged (sha256 {digest}, stored as {stored_as}); "
-        "run the step that made them again"
+        f"{name}{': ' if name else ''}the bytes at {uri[:200]} were changed or damaged (sha256 {digest}, stored as "
+        f"{stored_as}); run the step again"
     )
 
 
@@ -196,13 +196,8 @@ def _not_there(uri: str) -> ReferenceNotAvailableError:
     return ReferenceNotAvailableError(f"nothing is at {uri[:200]}; it expired or was deleted")
 
 
-def list_files(settings: Settings, uri: str, suffix: str = "") -> list[str]:
-    """Returns the sorted URIs of all files below a folder URI, without markers (``_SUCCESS``, ``.crc``)."""
-    return list(file_sizes(settings, uri, suffix))
-
-
 def file_sizes(settings: Settings, uri: str, suffix: str = "") -> dict[str, int]:
-    """Returns the bytes of all files below a folder URI by their own URI, in its order; see :func:`list_files`."""
+    """Returns the bytes of all files below a folder URI by their URIs, in order, without markers such as ``.crc``."""
     folder = local_path(settings, uri)
     if folder is not None:
         files = [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
@@ -293,7 +288,7 @@ def dataset(
     """
     from pyarrow import dataset as arrow_dataset
 
-    names = [uri.rstrip("/") + "/" + name for name in files or ()] or list_files(settings, uri, ".parquet")
+    names = [uri.rstrip("/") + "/" + name for name in files or ()] or list(file_sizes(settings, uri, ".parquet"))
     if not names:
         raise ReferenceNotAvailableError(f"no Parquet files are below {uri}")
     filesystem, base = arrow_filesystem(settings, uri)

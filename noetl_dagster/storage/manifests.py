@@ -36,15 +36,11 @@ class Strategy(StrEnum):
         APPEND: a list with one item per part, in order (results of a loop).
         CONCAT: lists or tables joined end to end (pages, chunks, shards of a table).
         ROWS: as CONCAT, inside a mapping that the reference holds (``ResultRef.around``: SQL results).
-        MERGE: mappings; later keys replace earlier ones.
-        REPLACE: the last part.
     """
 
     APPEND = "append"
     CONCAT = "concat"
     ROWS = "rows"
-    MERGE = "merge"
-    REPLACE = "replace"
 
 
 async def record_manifest(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -67,12 +67,7 @@ class ResultReader:
 
     async def get_bytes(self, ref: ResultRef | str) -> bytes:
         """Returns the bytes of :meth:`stream`, verified."""
-        ref = await self._resolve(ref)
-        if ref.kind is RefKind.MANIFEST:
-            return b"".join([data async for data in self._content(ref)])
-        data = await self._read(ref)
-        with _naming(ref):
-            return bytes(decompress(data, ref.compression))
+        return b"".join([chunk async for chunk in self.stream(ref)])
 
     async def stream(self, ref: ResultRef | str) -> AsyncIterator[Bytes]:
         """Yields the decompressed bytes of an object, or the encoded value of a manifest, in constant memory.
@@ -191,7 +186,7 @@ class ResultReader:
                     async for part in self.parts(ref):
                         async for batch in self._batches(part):
                             yield batch
-                case Strategy.ROWS | Strategy.MERGE | Strategy.REPLACE:
+                case Strategy.ROWS:
                     yield [await self._assemble(ref)]
         elif ref.kind is RefKind.DATASET:
             batches = (await asyncio.to_thread(self._dataset, ref)).to_batches()
@@ -217,22 +212,6 @@ class ResultReader:
                 return _joined([await self.get(part) async for part in self.parts(ref)])
             case Strategy.ROWS:
                 return await self._with_rows(ref, await self._assemble(ref.rows_alone))
-            case Strategy.MERGE:
-                merged: dict[str, Any] = {}
-                async for part in self.parts(ref):
-                    value = await self.get(part)
-                    if not isinstance(value, Mapping):
-                        raise StorageError(
-                            f"{part.ref} is a {type(value).__name__}, and strategy 'merge' joins mappings; "
-                            "use 'append' or 'concat'"
-                        )
-                    merged.update(value)
-                return merged
-            case Strategy.REPLACE:
-                last: ResultRef | None = None
-                async for part in self.parts(ref):
-                    last = part
-                return None if last is None else await self.get(last)
 
     async def _with_rows(self, ref: ResultRef, rows: Any) -> dict[str, Any]:
         """Returns the mapping around the rows of a manifest, with its stored fields."""
@@ -325,10 +304,7 @@ def _require_object(ref: ResultRef) -> None:
 
 def _verify(ref: ResultRef, digest: str) -> None:
     if ref.sha256 is not None and digest != ref.sha256:
-        raise IntegrityError(
-            f"{ref.ref}: the bytes at {ref.physical_uri[:200]} were changed or damaged (sha256 {digest}, "
-            f"stored as {ref.sha256}); run the step again"
-        )
+        raise locations.damaged(ref.physical_uri, digest, ref.sha256, ref.ref)
 
 
 def _missing(ref: ResultRef) -> ReferenceNotAvailableError:

@@ -209,5 +209,5 @@ def test_bytes_that_were_changed_are_refused(settings: Settings, dagster_instanc
     assert settings.pvc_mount_path is not None
     (stored,) = (settings.pvc_mount_path / "assets" / "rows").iterdir()
     stored.write_text(json.dumps([{"id": 9, "name": "z"}]))
-    with pytest.raises(StorageError, match="was changed or damaged; materialise the asset again"):
+    with pytest.raises(StorageError, match="were changed or damaged"):
         materialize(assets, selection=assets[1:], resources=resources, instance=dagster_instance)

@@ -36,7 +36,7 @@ async def test_files_have_a_local_path_and_objects_do_not(store: ResultStore, se
     assert path is not None
     assert locations.local_path(settings, str(path)) == path
     assert locations.local_path(settings, in_bucket.physical_uri) is None
-    assert locations.list_files(settings, in_bucket.physical_uri) == [in_bucket.physical_uri]
+    assert list(locations.file_sizes(settings, in_bucket.physical_uri)) == [in_bucket.physical_uri]
     with pytest.raises(StorageError, match="in no tier"):
         locations.tier_of_uri("ftp://host/file", settings)
 

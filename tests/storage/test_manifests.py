@@ -35,8 +35,6 @@ async def streamed(store: ResultStore, ref: ResultRef) -> bytes:
         (Strategy.CONCAT, [[1, 2], [], [{"a": None}]], [1, 2, {"a": None}], [1, 2, {"a": None}]),
         (Strategy.CONCAT, [[], []], [], []),
         (Strategy.CONCAT, [], [], []),
-        (Strategy.MERGE, [{"a": 1, "b": 1}, {"b": 2}], {"a": 1, "b": 2}, [{"a": 1, "b": 2}]),
-        (Strategy.REPLACE, [1, 2, 3], 3, [3]),
     ],
 )
 async def test_strategies(
@@ -81,12 +79,6 @@ async def test_tables_stay_tables(store: ResultStore) -> None:
     assert [row async for row in store.items(ref)] == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
-async def test_merge_wants_mappings(store: ResultStore) -> None:
-    ref = await store.manifest(9, "loop", "result", await parts_of(store, [[1]]), "merge")
-    with pytest.raises(StorageError, match="joins mappings"):
-        await store.get(ref)
-
-
 @pytest.mark.parametrize("tier", [StoreTier.PVC, StoreTier.MINIO])
 async def test_a_dataset_written_in_place_is_registered(
     store: ResultStore, settings: Settings, tier: StoreTier
@@ -105,11 +97,11 @@ async def test_a_dataset_written_in_place_is_registered(
     table = await store.get(ref.ref)
     assert sorted(table.column("n").to_pylist()) == [0, 1, 10, 11]
     assert len([row async for row in store.items(ref)]) == 4
-    assert len(locations.list_files(settings, ref.physical_uri, ".parquet")) == 2
+    assert len(locations.file_sizes(settings, ref.physical_uri, ".parquet")) == 2
     with pytest.raises(StorageError, match="is a dataset, not one object"):
         await store.get_bytes(ref.model_copy(update={"bytes_size": 1 << 50}))  # more than the memory
     await store.delete(ref)
-    assert locations.list_files(settings, uri) == [] if tier is StoreTier.MINIO else True
+    assert locations.file_sizes(settings, uri) == {} if tier is StoreTier.MINIO else True
     with pytest.raises(ReferenceNotAvailableError):
         await store.get(ref)
 

@@ -156,7 +156,7 @@ def _files(settings: Settings, ref: ResultRef) -> list[str]:
         return [ref.physical_uri]
     names = ref.extra.get("files") or ()
     folder = ref.physical_uri.rstrip("/")
-    files = [f"{folder}/{name}" for name in names] or locations.list_files(settings, folder, ".parquet")
+    files = [f"{folder}/{name}" for name in names] or list(locations.file_sizes(settings, folder, ".parquet"))
     if not files:
         raise NoRowsError(f"no Parquet files are below {folder}")
     return files
