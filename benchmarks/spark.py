@@ -29,6 +29,7 @@ import orjson
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, Spark's own convention
 
+from benchmarks._no_log import NoLog
 from examples.records_api import DataType, RecordBook
 from noetl_dagster import embedded
 from noetl_dagster.playbook.models import Task
@@ -139,7 +140,7 @@ async def opened(settings: Settings) -> AsyncIterator[tuple[ToolContext, SparkSe
     sessions, clients = SparkSessions(settings), Clients(settings)
     spark = await asyncio.to_thread(sessions.get)
     async with ResultStore(settings, None) as store:
-        yield ToolContext(settings, store, Credentials(settings), clients, sessions.get), spark
+        yield NoLog().toolbox(settings, store, Credentials(settings), clients, sessions.get), spark
     await clients.close()
     sessions.stop()
 

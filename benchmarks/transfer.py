@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import tempfile
 import threading
@@ -25,6 +26,7 @@ import duckdb
 import orjson
 from storage import peak_memory
 
+from benchmarks._no_log import NoLog
 from noetl_dagster import embedded
 from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.schema import apply_schema
@@ -33,7 +35,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
-from noetl_dagster.tools.base import Removal, ToolCall, ToolContext
+from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.transfer.tool import TransferTool
 
 GOAL = 0.5
@@ -53,11 +55,11 @@ Action = Callable[[], Awaitable[object]]
 class Contest:
     """The tool and raw COPY move the same rows."""
 
-    def __init__(self, context: ToolContext, pool: asyncpg.Pool, folder: Path, rows: int) -> None:
+    def __init__(self, context: ToolContext, log: NoLog, pool: asyncpg.Pool, folder: Path, rows: int) -> None:
         self.tool_context, self.pool, self.folder, self.rows = context, pool, folder, rows
         self.text = b""
-        self.left: list[Removal] = []
-        context.after = lambda call, removal: self.left.append(removal)
+        self.left = log.removals
+        self._numbers = itertools.count(1)
 
     async def transfer(self, source: dict[str, Any], target: dict[str, Any], **more: Any) -> None:
         config = {"source": source, "target": target, **more}
@@ -68,7 +70,7 @@ class Contest:
             config=config,
             input={},
             folder=str(self.folder),
-            command_id="1:bench" if more.get("resumable") else "",
+            command_id=f"1:bench:{next(self._numbers)}:1",
         )
         result = await TransferTool().run(call, self.tool_context)
         assert result.data["rows"] == self.rows, result.data
@@ -233,8 +235,9 @@ async def run(settings: Settings, folder: Path, rows: int, rounds: int, only: st
 
     try:
         async with ResultStore(settings, pool) as results:
-            context = ToolContext(settings, results, Credentials(settings, pool), clients, no_spark)
-            await measure(Contest(context, pool, folder, rows), settings.minio_bucket, rounds, only)
+            log = NoLog()
+            context = log.toolbox(settings, results, Credentials(settings, pool), clients, no_spark)
+            await measure(Contest(context, log, pool, folder, rows), settings.minio_bucket, rounds, only)
     finally:
         await clients.close()
         await pool.close()

@@ -158,11 +158,11 @@ class ToolContext:
     credentials: Credentials
     clients: Clients
     spark: Callable[[], SparkSession]
+    after: Callable[[ToolCall, Removal], None]
+    over: Callable[[ToolCall], Awaitable[bool]]
+    chunks: ChunkLog
     run_playbook: Callable[[ToolCall], Awaitable[ToolResult]] | None = None
     progress: Callable[[ToolCall, str], None] = lambda call, message: None
-    after: Callable[[ToolCall, Removal], None] | None = None
-    over: Callable[[ToolCall], Awaitable[bool]] | None = None
-    chunks: ChunkLog | None = None
 
     def spark_of(self, services: RunServices) -> Callable[[], SparkSession]:
         """Returns the source of a run's Spark session: the run's own resource, or else that of this process."""

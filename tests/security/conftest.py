@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from noetl_dagster.tools.base import ToolContext
-from tests.tools.conftest import box, run
+from tests.tools.conftest import box, log, run
 
-__all__ = ["box", "run"]
+__all__ = ["box", "log", "run"]
 
 
 @pytest.fixture

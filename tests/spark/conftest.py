@@ -21,6 +21,7 @@ from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.spark.tool import SparkTool
+from tests.tools.chunk_log import NoLog
 
 Run = Callable[..., Awaitable[ToolResult]]
 
@@ -34,7 +35,7 @@ def spark(sessions: SparkSessions) -> SparkSession:
 async def box(settings: Settings, pool: asyncpg.Pool, sessions: SparkSessions) -> AsyncIterator[ToolContext]:
     clients = Clients(settings)
     async with ResultStore(settings, pool) as results:
-        yield ToolContext(settings, results, Credentials(settings, pool), clients, sessions.get)
+        yield NoLog().toolbox(settings, results, Credentials(settings, pool), clients, sessions.get)
     await clients.close()
 
 

@@ -6,7 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from noetl_dagster.tools.base import Chunk, ToolCall, ToolContext
+from noetl_dagster.settings import Settings
+from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.tools.access.clients import Clients
+from noetl_dagster.tools.access.credentials import Credentials
+from noetl_dagster.tools.base import Chunk, Removal, ToolCall, ToolContext
 
 
 class ListLog:
@@ -58,6 +62,40 @@ class ListLog:
     async def rows(self, box: ToolContext) -> list[Any]:
         """The rows of each chunk."""
         return [rows_of(await box.results.get(chunk.ref)) for chunk in self.chunks]
+
+
+class NoLog:
+    """The log of a process whose commands end with their calls, and of whose chunks no step takes any."""
+
+    def __init__(self) -> None:
+        self._removals: list[Removal] = []
+
+    def after(self, call: ToolCall, removal: Removal) -> None:
+        self._removals.append(removal)
+
+    async def over(self, call: ToolCall) -> bool:
+        return False
+
+    async def end(self) -> None:
+        """Removes what the calls have left."""
+        removals, self._removals = self._removals, []
+        for removal in removals:
+            await removal()
+
+    def wanted(self, call: ToolCall) -> bool:
+        return False
+
+    async def recorded(self, call: ToolCall) -> Sequence[Chunk]:
+        return ()
+
+    async def record(self, call: ToolCall, *chunks: Chunk) -> None:
+        pass
+
+    def toolbox(
+        self, settings: Settings, results: ResultStore, credentials: Credentials, clients: Clients, spark: Any
+    ) -> ToolContext:
+        """A toolbox over this log."""
+        return ToolContext(settings, results, credentials, clients, spark, self.after, self.over, self)
 
 
 class Killed(Exception):

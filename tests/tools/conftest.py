@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,18 @@ from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.registry import tool_for
 from tests.serving import served
+from tests.tools.chunk_log import NoLog
 
 Run = Callable[..., Any]
 
 
 @pytest.fixture
-async def box(settings: Settings, pool: asyncpg.Pool, tmp_path: Path) -> AsyncIterator[ToolContext]:
+def log() -> NoLog:
+    return NoLog()
+
+
+@pytest.fixture
+async def box(settings: Settings, pool: asyncpg.Pool, tmp_path: Path, log: NoLog) -> AsyncIterator[ToolContext]:
     own = settings.model_copy(
         update={
             "default_postgres_credential": "embedded",
@@ -40,7 +47,7 @@ async def box(settings: Settings, pool: asyncpg.Pool, tmp_path: Path) -> AsyncIt
         raise AssertionError("these tests start no Spark")
 
     async with ResultStore(own, pool) as results:
-        yield ToolContext(own, results, Credentials(own, pool, clients), clients, no_spark)
+        yield log.toolbox(own, results, Credentials(own, pool, clients), clients, no_spark)
     await clients.close()
 
 
@@ -51,8 +58,9 @@ def chunks_of_4_mib(box: ToolContext) -> None:
 
 
 @pytest.fixture
-def run(box: ToolContext, tmp_path: Path) -> Run:
-    """Runs one call: ``await run("http", url=...)``; ``input``, ``auth``, ``scope`` beside its config."""
+def run(box: ToolContext, tmp_path: Path, log: NoLog) -> Run:
+    """Runs a command of one call: ``await run("http", url=...)``; ``input``, ``auth``, ``scope`` beside its config."""
+    numbers = itertools.count()
 
     async def run_tool(
         kind: str,
@@ -75,8 +83,12 @@ def run(box: ToolContext, tmp_path: Path) -> Run:
             auth=auth,
             scope=scope or {},
             folder=str(tmp_path / folder),
+            command_id=f"7001:stage:1:{next(numbers)}:1",
         )
-        return await tool_for(kind).run(call, box)
+        try:
+            return await tool_for(kind).run(call, box)
+        finally:
+            await asyncio.shield(log.end())
 
     return run_tool
 

@@ -33,6 +33,7 @@ from tests.kubernetes.conftest import cluster, connected
 from tests.playbooks import playbook
 from tests.pool import working
 from tests.processes import StartProcess, killed_in_the_end
+from tests.tools.chunk_log import NoLog
 from tests.tools.test_job_manifests import call
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -343,9 +344,10 @@ async def test_a_worker_that_was_taken_for_dead_makes_no_other_job(
     assert not names(cluster)
 
 
-async def test_a_job_that_was_made_of_other_words_is_made_anew(box: ToolContext, cluster: Cluster) -> None:
+async def test_a_job_that_was_made_of_other_words_is_made_anew(box: ToolContext, log: NoLog, cluster: Cluster) -> None:
     old = cluster.create(job_manifest(call(command="sleep 1000")))
     assert (await tool_for("container").run(call(command="echo new"), box)).data["stdout"] == "new\n"
+    await log.end()
     assert cluster.store.get("Job", "default", old["metadata"]["name"]) is None
 
 

@@ -18,7 +18,6 @@ from noetl_dagster.storage import locations
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.tools.base import Chunk, Tool, ToolCall, ToolContext, ToolResult, as_result_ref
 from noetl_dagster.tools.chunks.files import file_rows, reading, value_of
-from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.rows.formats import FORMAT_BY_ENDING, RowFormat
 from noetl_dagster.tools.rows.reader import RowFile
 
@@ -74,7 +73,7 @@ async def _read(uri: str, call: ToolCall, context: ToolContext) -> ToolResult:
     """Reads a physical address: chunk by chunk if its format allows that, else the value as a whole."""
     format = _row_format(uri, call, context)
     if format is RowFormat.JSON and not call.config.get("format"):
-        least = 0 if ChunkWriter.is_wanted(call, context) else context.settings.chunk_bytes
+        least = 0 if context.chunks.wanted(call) else context.settings.chunk_bytes
         file = await _open(uri, context)
         with reading(uri):
             if file.size < least or not await file.is_array():
@@ -101,8 +100,7 @@ def _row_format(uri: str, call: ToolCall, context: ToolContext) -> RowFormat | N
         return None
     word = str(call.config.get("format") or "").lower()
     format = FORMAT_BY_ENDING.get(f".{word}" if word else PurePosixPath(uri).suffix.lower())
-    wanted = ChunkWriter.is_wanted(call, context)
-    return format if word or wanted or format in (RowFormat.JSON, RowFormat.PARQUET) else None
+    return format if word or context.chunks.wanted(call) or format in (RowFormat.JSON, RowFormat.PARQUET) else None
 
 
 def _choice(call: ToolCall, field: str, word: Any, choices: type[Choice]) -> Choice:
@@ -169,7 +167,7 @@ async def _of_step(call: ToolCall, context: ToolContext, step: str) -> Any:
 async def _record_parts(ref: ResultRef, call: ToolCall, context: ToolContext) -> None:
     """Records a stored result as chunks if a step takes them: the parts of a list of rows, any other as one chunk."""
     chunks = context.chunks
-    if chunks is None or not chunks.wanted(call):
+    if not chunks.wanted(call):
         return
     index = len(await chunks.recorded(call))
     if ref.kind is RefKind.MANIFEST and strategy_of(ref) is Strategy.CONCAT:

@@ -22,7 +22,7 @@ from noetl_dagster.storage.tiers.base import CHUNK, StoredObject
 from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult, as_result_ref, count_of
 from noetl_dagster.tools.chunks.files import file_rows, value_of
 from noetl_dagster.tools.chunks.gather import Gathering
-from noetl_dagster.tools.chunks.writer import ChunkedResult, ChunkWriter
+from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.files import check_path
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of, value_or_rows
 from noetl_dagster.tools.rows.files import row_writer
@@ -188,7 +188,7 @@ class OpenBucket:
             if (word and format is not None) or format not in (None, RowFormat.JSON):
                 return await file_rows(fetched, uri, format, call, context)
             size = (await asyncio.to_thread(self.objects.find, key)).bytes
-            least = 0 if ChunkWriter.is_wanted(call, context) else context.settings.chunk_bytes
+            least = 0 if context.chunks.wanted(call) else context.settings.chunk_bytes
             if format is RowFormat.JSON and size >= least:
                 file = await fetched()
                 if await file.is_array():

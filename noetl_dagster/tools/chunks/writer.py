@@ -92,16 +92,9 @@ class ChunkWriter:
             size: rows of the chunks that ``add`` and ``take`` cut, at most; None limits only their bytes, and those
                 that a step takes to ``CHUNK_ROWS``: small rows as Python values take many times their bytes.
         """
-        wanted = cls.is_wanted(call, context)
-        stored: Sequence[Chunk] | None = () if context.chunks is None else None
-        if context.chunks is not None and (seeks or wanted):
-            stored = await context.chunks.recorded(call)
+        wanted = context.chunks.wanted(call)
+        stored = await context.chunks.recorded(call) if seeks or wanted else None
         return cls(call, context, stored, seeks=seeks, size=CHUNK_ROWS if size is None and wanted else size)
-
-    @classmethod
-    def is_wanted(cls, call: ToolCall, context: ToolContext) -> bool:
-        """Returns whether a step takes the chunks as they come, so that a small result is one too."""
-        return context.chunks is not None and context.chunks.wanted(call)
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,7 +150,6 @@ class ChunkWriter:
     async def _put(self, value: Any, position: Any) -> None:
         if not self._knows_stored:  # most calls have no chunks, and do not query the log
             self._knows_stored = True
-            assert self._tool_context.chunks is not None
             self._parts = [chunk.ref for chunk in await self._tool_context.chunks.recorded(self._call)]
             self.stored = len(self._parts)
         place, self._place = self._place, self._place + 1
@@ -239,8 +231,7 @@ class ChunkWriter:
             if around is not None:
                 last = replace(last, position=around.model_dump(mode="json", exclude_defaults=True))
             held.append(replace(last, more=False))
-        if self._tool_context.chunks is not None:
-            await self._tool_context.chunks.record(self._call, *held)
+        await self._tool_context.chunks.record(self._call, *held)
 
     async def _is_same(self, place: int, value: Any) -> bool:
         """Returns whether a stored chunk equals this one. If its step has taken it, a difference is an error."""
@@ -251,7 +242,7 @@ class ChunkWriter:
         return False
 
     def _refuse_change(self, what: str) -> None:
-        if self.is_wanted(self._call, self._tool_context):
+        if self._tool_context.chunks.wanted(self._call):
             raise self._call.error(
                 f"{what} when an earlier run stored it, and a step has taken it; the source has changed, or gives its "
                 "rows in another order each time: order them, or start a new execution"
@@ -298,7 +289,7 @@ class ChunkedResult:
         self._tool_context = context
         self._writer: ChunkWriter | None = None
         self._rest: Any = []
-        self.wanted = ChunkWriter.is_wanted(call, context)
+        self.wanted = context.chunks.wanted(call)
         self.most_bytes = context.settings.chunk_bytes
         self.chunk_bytes = 0 if self.wanted else self.most_bytes
         self.position: Any = None

@@ -49,8 +49,7 @@ class ContainerTool(Tool):
     ``pod`` empty if a job succeeded and its pod was deleted before its log was read.
 
     A call that resumes after its process was killed finds its job by name and uses its outcome. The job is deleted when
-    the end of the command is in the log; without a log, at the end of the call. A cancelled call leaves the job to the
-    process that resumes the command.
+    the end of the command is in the log. A cancelled call leaves the job to the process that resumes the command.
 
     Raises ``ToolError``: without a configured Kubernetes client, for a job that cannot be made or does not start, and
     for an exit code other than 0.
@@ -67,13 +66,8 @@ class ContainerTool(Tool):
             manifest = jobs.job_manifest(call, script, variables, secrets, context.settings)
             _check_rights(call, jobs.job_manifest(call, script, variables, secrets), context)
             job = _ContainerJob(call, batch, core, namespace, secrets)
-            if context.after is not None and call.command_id:
-                context.after(call, job.clear)
-                return await self._run(job, context, manifest)
-            try:
-                return await self._run(job, context, manifest)
-            finally:
-                await asyncio.shield(job.remove())
+            context.after(call, job.clear)
+            return await self._run(job, context, manifest)
 
     async def _run(self, job: _ContainerJob, context: ToolContext, manifest: dict[str, Any]) -> ToolResult:
         call = job.call
@@ -226,12 +220,6 @@ class _ContainerJob:
             if job is not None and self._is_own(job) and _end_of(job) is None:
                 await self._ask(self._batch.patch_namespaced_job, self.name, self.namespace, body)
 
-    async def remove(self) -> None:
-        """Deletes the job with its pod, if it exists and belongs to this call."""
-        job = await self._found()
-        if job is not None and self._is_own(job):
-            await self._delete(job)
-
     async def clear(self) -> None:
         """Deletes every job of the call's command, including those of earlier processes."""
         for job in await self._of_command():
@@ -244,7 +232,7 @@ class _ContainerJob:
         if later is not None and jobs.call_name(self.call) not in names:
             message = f"{self.asker}: this call failed before its process ended; call {later} came after it"
             raise ToolError(message, kind="connection", retryable=True)
-        if context.over is not None and self.call.command_id and await context.over(self.call):
+        if await context.over(self.call):
             raise ToolError(f"{self.asker}: its command has ended in another process", kind="unknown")
 
     async def _of_command(self) -> list[Any]:

@@ -207,7 +207,7 @@ def later_number(call: ToolCall, names: Iterable[str]) -> int | None:
 
 
 def _owner(call: ToolCall) -> str:
-    return call.owner or call.command_id or f"{call.execution_id}:{call.step}"
+    return call.owner or call.command_id
 
 
 def _digest(text: bytes) -> str:

@@ -92,9 +92,7 @@ class SparkTool(Tool):
         if len(ways) != 1:
             message = f"needs one of sql, function, code and script; it has {' and '.join(ways) or 'none'}"
             raise ToolError(f"spark in step {call.step} {message}", kind="schema")
-        recorded = (
-            await context.chunks.recorded(call) if context.chunks is not None and context.chunks.wanted(call) else ()
-        )
+        recorded = await context.chunks.recorded(call) if context.chunks.wanted(call) else ()
         if recorded:
             dataset = await context.results.find(recorded[0].position["dataset"])
             await _report_parts(dataset, call, context, recorded)
@@ -360,7 +358,7 @@ async def _report_parts(
     No row passes through the driver. Only Parquet has chunks; Spark alone reads the other formats.
     """
     chunks = context.chunks
-    if chunks is None or not chunks.wanted(call) or dataset.content_type != codec.PARQUET:
+    if not chunks.wanted(call) or dataset.content_type != codec.PARQUET:
         return
     at = {"dataset": dataset.ref}
     if dataset.kind is not RefKind.DATASET:  # of a tier of single objects

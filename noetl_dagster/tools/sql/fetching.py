@@ -28,7 +28,7 @@ class FetchedRows:
     """
 
     def __init__(self, writer: ChunkWriter, call: ToolCall, context: ToolContext) -> None:
-        self.in_chunks = ChunkWriter.is_wanted(call, context)
+        self.in_chunks = context.chunks.wanted(call)
         self._writer = writer
         self._loop = asyncio.get_running_loop()
         self._held: list[dict[str, Any]] = []

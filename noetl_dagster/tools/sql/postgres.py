@@ -42,7 +42,7 @@ async def read_rows(
 ) -> AsyncIterator[list[Mapping[str, Any]]]:
     """Yields the rows of a statement in chunks of at most ``size``, with the values of the server's own types."""
     with postgres_errors(call):
-        wanted = ChunkWriter.is_wanted(call, context)
+        wanted = context.chunks.wanted(call)
         async with open_connection(call, context, lone=wanted) as connection, connection.transaction():
             if wanted:
                 await connection.execute(NEVER_IDLE)
@@ -91,7 +91,7 @@ class PostgresTool(Tool):
     async def _run(self, call: ToolCall, context: ToolContext, statements: list[BoundStatement]) -> ToolResult:
         with postgres_errors(call):
             shapes = context.clients.statements(await open_pool(call, context))
-            async with open_connection(call, context, lone=ChunkWriter.is_wanted(call, context)) as connection:
+            async with open_connection(call, context, lone=context.chunks.wanted(call)) as connection:
                 try:
                     return await run_call(connection, statements, shapes, call, context)
                 except asyncpg.InvalidCachedStatementError:
@@ -157,7 +157,7 @@ class _PostgresRows:
 
     def __post_init__(self) -> None:
         self._key, self._last_key = self.call.config.get("key"), self.writer.position
-        self._wanted = ChunkWriter.is_wanted(self.call, self.tool_context)
+        self._wanted = self.tool_context.chunks.wanted(self.call)
 
     async def at_once(self) -> dict[str, Any] | None:
         """Returns the result if it needs no transaction; None if it does.
@@ -211,8 +211,8 @@ class _PostgresRows:
         if portal._exhausted and not self._wanted:
             return result_of(held, shape)
         self.in_chunks = True
-        if self.tool_context.chunks is not None:  # uncommitted changes may still be undone
-            self.writer.holds_back = await self.connection.fetchval(HAS_WRITTEN)
+        # uncommitted changes may still be undone
+        self.writer.holds_back = await self.connection.fetchval(HAS_WRITTEN)
         for start in range(0, len(held), ENOUGH):
             await self._store(held[start : start + ENOUGH], shape)
         most, held = self._most(len(held), size), []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from noetl_dagster.errors import ProblemKind
@@ -90,37 +90,59 @@ def _check_paging(end: Block, paging: Block) -> None:
 
 
 def _check_written(block: Block, target: Block, kind: str) -> None:
+    path = next((target[name] for name in ("path", "uri", "url") if target.values.get(name)), "")
+    mode = block if _word(block, "mode") else target
+    keys = [part.values.get(name) for part in (block, target) for name in ("key", "keys", "key_columns")]
+    refused = refusals(
+        kind,
+        None if is_open(path) else str(path),
+        mode=_word(mode, "mode"),
+        verify=_word(block, "verify"),
+        on_drift=_word(block, "on_drift") or _word(block, "on_new_column"),
+        resumable=_word(block, "resumable"),
+        has_key=any(keys),
+    )
+    for field, message in refused:
+        if field == "key":
+            mode.error(message, "mode", ProblemKind.MISSING_FIELD)
+        else:
+            {"kind": target, "mode": mode}.get(field, block).error(message, field)
+
+
+def refusals(
+    kind: str, path: str | None, *, mode: str, verify: str, on_drift: str, resumable: str, has_key: bool
+) -> Iterator[tuple[str, str]]:
+    """Yields the fields that a target cannot follow, each with the reason and the remedy.
+
+    Args:
+        path: of an object; None if it is not known yet.
+    """
     if kind == "result":
-        target.error("a result is no target; use the artifact tool", "kind")
+        yield "kind", "a result is no target; use the artifact tool"
         return
     if kind in _WAREHOUSES:
-        message = f"{kind} is a source only: its tables do not refuse a row that is written twice"
-        target.error(f"{message}; write files to a bucket, and load them with a task of kind {kind}", "kind")
+        reason = f"{kind} is a source only: its tables do not refuse a row that is written twice"
+        yield "kind", f"{reason}; write files to a bucket, and load them with a task of kind {kind}"
         return
-    path = next((target[name] for name in ("path", "uri", "url") if target.values.get(name)), "")
-    folder = kind == "object" and str(path).endswith("/")
-    file = kind == "object" and not folder and not is_open(path)
-    holder = block if _word(block, "mode") else target
-    mode = _word(holder, "mode")
-    keys = [part.values.get(name) for part in (block, target) for name in ("key", "keys", "key_columns")]
+    folder = kind == "object" and (path or "").endswith("/")
+    file = kind == "object" and not folder and path is not None
     if file and mode in ("append", "upsert"):
         remedy = "; write mode: replace"
         remedy += ", or a folder (target.path: s3://lake/rows/)" if mode == "append" else ""
-        holder.error(f"mode: {mode} is not for one file, which is replaced as a whole{remedy}", "mode")
+        yield "mode", f"mode: {mode} is not for one file, which is replaced as a whole{remedy}"
     elif folder and mode == "upsert":
-        holder.error("mode: upsert is for tables; of a folder write append or replace", "mode")
-    elif kind in ("duckdb", "mysql", "sqlite") and mode == "upsert" and not any(keys):
-        holder.error(f"upsert into {kind} needs 'key': its unique columns", "mode", ProblemKind.MISSING_FIELD)
-    if _word(block, "verify") == "checksum" and kind == "http":
-        message = "verify: checksum reads the target back, which http cannot; write verify: rows"
-        block.error(message, "verify")
-    elif _word(block, "verify") == "checksum" and kind in ("mysql", "sqlite"):
-        block.error(f"verify: checksum cannot compare the types of {kind}; write verify: rows", "verify")
-    if "add" in (_word(block, "on_drift"), _word(block, "on_new_column")) and kind not in ("postgres", "duckdb"):
-        block.error("on_drift: add is for tables of postgres and duckdb; write error or ignore", "on_drift")
-    if _word(block, "resumable") == "true" and (file or kind in ("http", "mysql", "sqlite")):
-        message = "resumable: true is for postgres and duckdb targets, and folders (target.path: s3://lake/rows/)"
-        block.error(f"{message}; leave it out", "resumable")
+        yield "mode", "mode: upsert is for tables; of a folder write append or replace"
+    elif kind in ("duckdb", "mysql", "sqlite") and mode == "upsert" and not has_key:
+        yield "key", f"upsert into {kind} needs 'key': its unique columns"
+    if verify == "checksum" and kind == "http":
+        yield "verify", "verify: checksum reads the target back, which http cannot; write verify: rows"
+    elif verify == "checksum" and kind in ("mysql", "sqlite"):
+        yield "verify", f"verify: checksum cannot compare the types of {kind}; write verify: rows"
+    if on_drift == "add" and kind not in ("postgres", "duckdb"):
+        yield "on_drift", "on_drift: add is for tables of postgres and duckdb; write error or ignore"
+    if resumable == "true" and (file or kind in ("http", "mysql", "sqlite")):
+        reason = "resumable: true is for postgres and duckdb targets, and folders (target.path: s3://lake/rows/)"
+        yield "resumable", f"{reason}; leave it out"
 
 
 def _word(block: Block, name: str) -> str:

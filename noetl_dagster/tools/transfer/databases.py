@@ -22,7 +22,7 @@ from noetl_dagster.tools.transfer.chunks import (
     TransferSource,
 )
 from noetl_dagster.tools.transfer.options import TransferEnd, Verify
-from noetl_dagster.tools.transfer.staging import StagedTable, TablePosition, keeps_ledger
+from noetl_dagster.tools.transfer.staging import StagedTable, TablePosition
 
 # ? is a placeholder
 CREATE_POSITIONS = (
@@ -87,14 +87,13 @@ async def write_database(transfer: Transfer) -> TransferOutcome:
     Raises:
         ToolError: the database refuses a statement, or did not take the rows that were read.
     """
-    call, after = transfer.call, transfer.tool_context.after
+    call = transfer.call
     database = await database_of(transfer.target, call, transfer.tool_context)
     async with open_database(transfer.target, database, call) as session:
         target = DatabaseTable(transfer, session)
         if target.keeps_position:
             await session.run(create_bookkeeping, session, [CREATE_POSITIONS], "mode: append")
-            assert after is not None
-            after(call, target.discard)
+            transfer.tool_context.after(call, target.discard)
         return await target.run()
 
 
@@ -103,7 +102,7 @@ class DatabaseTable(StagedTable):
 
     def __init__(self, transfer: Transfer, session: DatabaseSession) -> None:
         super().__init__(transfer, lasting=False)
-        self.keeps_position = self._options.mode is WriteMode.APPEND and keeps_ledger(transfer)
+        self.keeps_position = self._options.mode is WriteMode.APPEND
         self._session = session
 
     @asynccontextmanager

@@ -29,7 +29,6 @@ from noetl_dagster.tools.transfer.staging import (
     StagedTable,
     TablePosition,
     can_resume,
-    keeps_ledger,
     seeks_by_row,
 )
 
@@ -87,12 +86,10 @@ async def write_duckdb(transfer: Transfer) -> TransferOutcome:
     target, options, source = transfer.target, transfer.options, transfer.source
     if target.database is None:
         raise ToolError("transfer: a duckdb target needs 'database', a file", kind="schema")
-    if options.mode is WriteMode.UPSERT and not target.key:
-        raise ToolError("transfer: upsert into duckdb needs 'key': its unique columns", kind="schema")
     resumes = can_resume(transfer, seeks=seeks_by_row(source), columns=KEY_TYPES)
     lasting = resumes and (options.resumable is Resumable.TRUE or source.bytes >= AUTO_BYTES)
     staged = DuckdbTarget(transfer, lasting=lasting)
-    if lasting and transfer.tool_context.after is not None:
+    if lasting:
         transfer.tool_context.after(transfer.call, staged.discard)
     return await staged.run()
 
@@ -112,7 +109,6 @@ class DuckdbTarget(StagedTable):
         self._stage = sql_identifier(f"noetl.transfer_{self._digest}")
         self._names = {self._table: transfer.target.table, self._stage: f"noetl.transfer_{self._digest}"}
         self._place = [transfer.target.table, f"transfer.{self._digest}"]
-        self._keeps = keeps_ledger(transfer)
         self._connection: duckdb.DuckDBPyConnection
         self._rows: _Rows | None = None
 
@@ -128,7 +124,7 @@ class DuckdbTarget(StagedTable):
         return await asyncio.to_thread(lambda: self._connection.execute(query, list(values)).fetchall())
 
     async def _found(self) -> TablePosition | None:
-        rows = await self._run(POSITION, *self._place) if self._keeps else []
+        rows = await self._run(POSITION, *self._place)
         return TablePosition.model_validate_json(rows[0][0]) if rows else None
 
     async def _fits(self, position: TablePosition) -> bool:
@@ -142,8 +138,7 @@ class DuckdbTarget(StagedTable):
         await self._run("COMMIT")
 
     async def _record(self, position: TablePosition, *, published: bool = False) -> None:
-        if self._keeps:
-            await self._run(RECORD, *self._place, position.model_dump_json(), published)
+        await self._run(RECORD, *self._place, position.model_dump_json(), published)
 
     async def stage(self) -> None:
         """Commits the rows after the position, chunk by chunk."""

@@ -28,7 +28,7 @@ from noetl_dagster.tools.rows.cutters import RECORD_BYTES, cutter_for
 from noetl_dagster.tools.rows.files import ParquetRows, row_writer
 from noetl_dagster.tools.rows.formats import BlockOrigin, RowFormat, check_columns, csv_rows, unnamed_columns
 from noetl_dagster.tools.rows.reader import BLOCK_BYTES, RowFile, cut, read_written, threaded
-from noetl_dagster.tools.sql.tables import Drift, WriteMode
+from noetl_dagster.tools.sql.tables import Drift
 from noetl_dagster.tools.transfer.checksum import (
     Checksum,
     compare_checksums,
@@ -178,8 +178,6 @@ class FolderSource(TransferSource):
 async def write_file(transfer: Transfer) -> TransferOutcome:
     """Writes a local file, then moves or uploads it as a whole: readers never see a part of it."""
     target, options = transfer.target, transfer.options
-    if options.mode is not WriteMode.REPLACE:
-        raise ToolError("transfer: an object can only be replaced; write mode: replace", kind="schema")
     store, key = await open_object(target, transfer.call, transfer.tool_context)
     folder = None if store is not None else Path(key).parent
     file = await asyncio.to_thread(ChunkFile, folder, target.file_format, options.verify)

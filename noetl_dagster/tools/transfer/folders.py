@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -77,11 +76,9 @@ async def write_folder(transfer: Transfer) -> TransferOutcome:
         ToolError: the parts do not hold the rows that were read; the folder's files are unchanged.
     """
     call, context = transfer.call, transfer.tool_context
-    if transfer.options.mode is WriteMode.UPSERT:
-        raise call.error("mode: upsert is for tables; of a folder write append or replace")
     lasting = can_resume(transfer, seeks=seeks_by_row(transfer.source), columns=KEY_TYPES)
     target = StagedFolder(transfer, await ObjectFolder.open(transfer.target, call, context), lasting=lasting)
-    if lasting and context.after is not None:
+    if lasting:
         context.after(call, target.discard)
         return await target.run()
     try:
@@ -103,8 +100,8 @@ class StagedFolder(StagedTarget):
         self._target, self._folder, self._lasting = transfer.target, folder, lasting
         command, _, attempt = self._call.command_id.rpartition(":")
         source = self._call.config.get("source")
-        words = [command or uuid.uuid4(), self._call.task.name, self._target.path, source, self._options.mode]
-        self._attempt = int(attempt or 1)
+        words = [command, self._call.task.name, self._target.path, source, self._options.mode]
+        self._attempt = int(attempt)
         self._staging = f"{STAGING}{digest_of(words)}"
         self._prefix = f"part-{digest_of([*words, self._attempt, self._call.number])}-"
         self._format = self._target.file_format

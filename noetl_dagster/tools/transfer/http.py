@@ -152,11 +152,7 @@ async def write_http(transfer: Transfer) -> TransferOutcome:
         rows = [json_row(row) for row in chunk.as_rows()]
         config: dict[str, Any] = {"method": "POST", **target.request, "json": rows}
         headers = config.get("headers") or {}
-        if (
-            call.command_id
-            and isinstance(headers, Mapping)
-            and not any(name.lower() == IDEMPOTENCY for name in headers)
-        ):
+        if isinstance(headers, Mapping) and not any(name.lower() == IDEMPOTENCY for name in headers):
             config["headers"] = {**headers, "Idempotency-Key": f"{key}-{transfer.chunk_count}"}
         await tool.run(replace(transfer.call, config=config, auth=target.auth), transfer.tool_context)
         count += len(rows)

@@ -26,7 +26,7 @@ from noetl_dagster.tools.files import check_path, written_in
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.sql.statements import BoundStatement, bind, without_percent
 from noetl_dagster.tools.sql.tables import OnDrift, WriteMode, write_mode
-from noetl_dagster.tools.transfer import PLACE_KINDS, REQUEST_FIELDS, likely_place
+from noetl_dagster.tools.transfer import PLACE_KINDS, REQUEST_FIELDS, likely_place, refusals
 
 DEFAULT_CHUNK = 10_000
 DEFAULT_PART = 500_000
@@ -276,18 +276,9 @@ def read_options(call: ToolCall, target: TransferEnd) -> TransferOptions:
         _word("on_drift", OnDrift.ERROR, call),
         _word("resumable", Resumable.AUTO, call),
     )
-    if options.verify is Verify.CHECKSUM and target.kind is EndKind.HTTP:
-        raise call.error("verify: checksum reads the target back, which target.kind: http cannot; write verify: rows")
-    if options.verify is Verify.CHECKSUM and target.kind in (EndKind.MYSQL, EndKind.SQLITE):
-        raise call.error(f"verify: checksum cannot compare the types of {target.kind}; write verify: rows")
-    if options.on_drift is OnDrift.ADD and target.kind not in (EndKind.POSTGRES, EndKind.DUCKDB):
-        raise call.error("on_drift: add is for tables of postgres and duckdb; write error or ignore")
-    resumes = target.kind in (EndKind.POSTGRES, EndKind.DUCKDB) or target.is_folder
-    if options.resumable is Resumable.TRUE and not resumes:
-        raise call.error(
-            "resumable: true is for postgres and duckdb targets, and folders (target.path: s3://lake/rows/); "
-            "leave it out"
-        )
+    words = {name: str(getattr(options, name)) for name in ("mode", "verify", "on_drift", "resumable")}
+    for _, message in refusals(target.kind, target.path, **words, has_key=bool(target.key)):
+        raise call.error(message)
     return options
 
 

@@ -22,7 +22,6 @@ from noetl_dagster.tools.transfer.staging import (
     StagedTable,
     TablePosition,
     can_resume,
-    keeps_ledger,
     refuse_if_over,
 )
 
@@ -68,10 +67,9 @@ async def write_postgres(transfer: Transfer) -> TransferOutcome:
             resumes = can_resume(transfer, seeks=source.seeks)
             wanted = resumes and options.resumable is Resumable.TRUE
             table = sql_identifier(transfer.target.table)
-            if keeps_ledger(transfer) and (wanted or await connection.fetchval(MAY_STAGE, table)):
+            if wanted or await connection.fetchval(MAY_STAGE, table):
                 lasting = wanted or (resumes and source.bytes >= AUTO_BYTES)
                 target = PostgresTable(transfer, connection, await open_pool(own, context), lasting=lasting)
-                assert context.after is not None
                 context.after(transfer.call, target.discard)
                 return await target.run()
             async with connection.transaction():

@@ -150,15 +150,10 @@ class StagedTable(StagedTarget):
         return self._position.model_copy(update={"ended": self._call.number, "outcome": asdict(outcome)})
 
 
-def keeps_ledger(transfer: Transfer) -> bool:
-    """Returns whether the transfer belongs to a command that may run again."""
-    return bool(transfer.call.command_id) and transfer.tool_context.after is not None
-
-
 async def refuse_if_over(transfer: Transfer) -> None:
     """Raises ``ToolError`` if another process has ended the command, or has run it again to its end."""
-    call, over = transfer.call, transfer.tool_context.over
-    if over is not None and call.command_id and await over(call):
+    call = transfer.call
+    if await transfer.tool_context.over(call):
         raise call.error("another process has ended the command; this one comes too late and writes nothing", "claim")
 
 
@@ -179,7 +174,7 @@ def can_resume(transfer: Transfer, *, seeks: bool, columns: str = "") -> bool:
             "resumable: true needs a source that can go on in the middle; name unique columns in source.order_by"
             f"{columns}, or of http write source.paging"
         )
-    return seeks and keeps_ledger(transfer) and transfer.options.resumable is not Resumable.FALSE
+    return seeks and transfer.options.resumable is not Resumable.FALSE
 
 
 def digest_of(words: list[Any]) -> str:

@@ -132,15 +132,8 @@ async def _write(transfer: Transfer) -> TransferOutcome:
             return await write_folder(transfer)
         case EndKind.OBJECT:
             return await write_file(transfer)
-        case EndKind.HTTP:
+        case _:  # the options refuse kinds that are sources only
             return await write_http(transfer)
-        case EndKind.SNOWFLAKE | EndKind.BIGQUERY:
-            raise transfer.call.error(
-                f"{transfer.target.kind} is a source only: its tables do not refuse a row that is written twice; write "
-                f"files to a bucket, and load them with a task of kind {transfer.target.kind}"
-            )
-        case EndKind.RESULT:
-            raise ToolError("transfer: a result is no target; use the artifact tool", kind="schema")
 
 
 class ResultSource(TransferSource):

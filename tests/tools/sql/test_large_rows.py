@@ -416,8 +416,9 @@ from noetl_dagster.settings import load_settings
 from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
-from noetl_dagster.tools.base import ToolContext, ToolCall
+from noetl_dagster.tools.base import ToolCall
 from noetl_dagster.tools.registry import tool_for
+from tests.tools.chunk_log import NoLog
 
 def memory(name):
     return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
@@ -425,7 +426,7 @@ def memory(name):
 async def main(settings):
     pool, clients = await open_pool(settings.db_url, size=2), Clients(settings)
     async with ResultStore(settings, pool) as results:
-        box = ToolContext(settings, results, Credentials(settings, pool), clients, None)
+        box = NoLog().toolbox(settings, results, Credentials(settings, pool), clients, None)
         sql = "select n as id, 'name ' || n as name, n * 0.5::float8 as price from generate_series(1, {}) as n"
         for rows in (50_000, 400_000):
             gc.collect()
