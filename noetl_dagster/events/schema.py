@@ -58,8 +58,7 @@ WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_st
 ORDER BY a.xact_start LIMIT 3
 """
 
-_EXISTS = "SELECT to_regnamespace('noetl') IS NOT NULL"
-_HAS_NUMBER = "SELECT to_regclass('noetl.schema_version') IS NOT NULL"
+_EXISTS = "SELECT to_regclass('noetl.schema_version') IS NOT NULL"
 _NUMBERED = "SELECT number, works_from, digest FROM noetl.schema_version"
 _NUMBER = """
 INSERT INTO noetl.schema_version (number, digest, works_from) VALUES ($1, $2, $3)
@@ -229,10 +228,7 @@ async def found_schema(connection: asyncpg.Connection | asyncpg.Pool) -> FoundSc
     """Returns the schema of a database, or None; raises ``VersionError`` if it is a later one that excludes this."""
     if not await connection.fetchval(_EXISTS):
         return None
-    row = await connection.fetchrow(_NUMBERED) if await connection.fetchval(_HAS_NUMBER) else None
-    if row is None:
-        return FoundSchema(1, "", 1)
-    schema = FoundSchema(**row)
+    schema = FoundSchema(**await connection.fetchrow(_NUMBERED))
     if schema.works_from > SCHEMA_VERSION:
         raise VersionError(
             f"the event log has schema {schema.number}, with which versions whose schema is before "
