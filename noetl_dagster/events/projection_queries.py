@@ -177,34 +177,7 @@ WHERE execution_id = ANY($1::bigint[]) AND event.xact_id < $2::text::xid8 AND {_
 GROUP BY 1, 2, 3
 """
 
-# What the transactions from $2 up to the horizon changed in one execution: the events that change its row,
-# other events that people want to see, and as rows without event_id the counts of iterations that succeeded, with the
-# duration and index of the slowest of these. The horizon is on every row.
-_SINCE = """event.execution_id = $1 AND event.xact_id >= $2::text::xid8
-    AND event.xact_id < (SELECT xact_id FROM horizon)"""
-CHANGES_SINCE = f"""
-WITH horizon AS MATERIALIZED (
-    SELECT pg_snapshot_xmin(pg_current_snapshot()) AS xact_id
-), shown AS (
-    SELECT {_PARTS}, event.duration, event.current_index, event.worker_id, {_CHANGES} AS is_change,
-           0::bigint AS done
-    FROM noetl.event WHERE {_SINCE} AND ({_CHANGES} OR event.event_type = ANY({_SHOWN}))
-), counted AS (
-    SELECT {_VISIT}, sum({_DONE})::bigint AS done, max(event.duration) AS seconds,
-           (array_agg(event.current_index ORDER BY event.duration DESC NULLS LAST))[1] AS slowest,
-           (array_agg(event.created_at ORDER BY event.duration DESC NULLS LAST))[1] AS ended
-    FROM noetl.event WHERE {_SINCE} AND {_DONE} <> 0 GROUP BY 1, 2
-)
-SELECT (SELECT xact_id::text FROM horizon) AS horizon, shown.*, NULL::int AS visit FROM (SELECT) one
-LEFT JOIN shown ON true
-UNION ALL
-SELECT (SELECT xact_id::text FROM horizon), $1, NULL, NULL, NULL, NULL, node_name, NULL, NULL, NULL, ended, NULL, NULL,
-       NULL, NULL, NULL, seconds, slowest, NULL, false, done, visit
-FROM counted
-ORDER BY xact_id, event_id
-"""
-
-# The events of these kinds in the transactions from $2 up to, without, $3.
+# The events that change its row, and others that people want to see, in the transactions from $2 up to, without, $3.
 SHOWN_BETWEEN = f"""
 SELECT event.event_id, event.event_type, event.node_name, event.status, event.meta, event.error, event.created_at,
        event.current_index

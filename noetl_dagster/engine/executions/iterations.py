@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
-from noetl_dagster.engine.executions.watching import SLOW_SECONDS
+from noetl_dagster.engine.executions.listing import QUERY_SECONDS
+from noetl_dagster.engine.executions.watching import SLOW_SECONDS, StepVisit
 from noetl_dagster.events.log import as_event
-from noetl_dagster.events.queries import COLUMNS, STATE_EVENTS
+from noetl_dagster.events.queries import COLUMNS
 from noetl_dagster.events.types import Event, EventType
-
-QUERY_SECONDS = 5.0
-"""Time for one query; filters that match little in a large loop may need more."""
 
 MOST_FAILURES = 10_000
 """Failures that are grouped, those with the smallest indexes."""
@@ -34,17 +32,6 @@ MOST_EVENTS = 1_000
 BINS_PER_DECADE = 3
 
 _LIST = ", ".join(COLUMNS)
-# The loops and visits of a step.
-_COURSE = f"""
-SELECT event_id, event_type, status, error, created_at, COALESCE((meta ->> 'visit')::int, 1) AS visit,
-       meta ->> 'loop_id' AS loop_id, meta ->> 'mode' AS mode,
-       COALESCE((meta ->> 'total_shards')::int, (meta ->> 'collection_size')::int, 0) AS total
-FROM noetl.event
-WHERE execution_id = $1 AND node_name = $2 AND {STATE_EVENTS}
-  AND event_type IN ('step.enter', 'step.exit', 'step.skipped', 'loop.started', 'loop.fanout.started')
-ORDER BY event_id DESC LIMIT $3
-"""
-
 _FINAL = "COALESCE(meta ->> 'final', 'true') = 'true'"
 _OF_LOOP = "execution_id = $1 AND meta ? 'loop_id' AND meta ->> 'loop_id' = ANY($2::text[])"
 _STATES = """('command.issued', 'command.claimed', 'command.completed', 'command.failed',
@@ -165,36 +152,6 @@ class IterationState(StrEnum):
     FAILED = "FAILED"
 
 
-@dataclass(slots=True)
-class CourseOfVisit:
-    """A visit of a step, and its loop if it has one.
-
-    Attributes:
-        loop_ids: of its starts; a resumed loop has several.
-        total: number of items; 0 while it is not known.
-    """
-
-    visit: int
-    started: datetime | None = None
-    ended: datetime | None = None
-    status: str = "RUNNING"
-    error: str | None = None
-    loop_ids: tuple[str, ...] = ()
-    total: int = 0
-    mode: str = ""
-    is_fanout: bool = False
-
-    @property
-    def success(self) -> EventType:
-        """The event by which an iteration succeeds."""
-        return EventType.LOOP_SHARD_DONE if self.is_fanout else EventType.COMMAND_COMPLETED
-
-    @property
-    def failure(self) -> EventType:
-        """The event by which an iteration, or an attempt of it, fails."""
-        return EventType.LOOP_SHARD_FAILED if self.is_fanout else EventType.COMMAND_FAILED
-
-
 @dataclass(frozen=True, slots=True)
 class IterationFilter:
     """Which iterations are wanted.
@@ -254,24 +211,8 @@ class Durations:
     sampled: bool
 
 
-async def course_of_step(pool: asyncpg.Pool, execution_id: int, step: str, *, most: int = 1_000) -> list[CourseOfVisit]:
-    """Returns the latest visits of a step with their loops, the first of them first."""
-    visits: dict[int, CourseOfVisit] = {}
-    for row in reversed(await pool.fetch(_COURSE, execution_id, step, most)):
-        one = visits.setdefault(row["visit"], CourseOfVisit(row["visit"]))
-        if row["event_type"] == EventType.STEP_ENTER:
-            one.started, one.ended, one.status, one.error = one.started or row["created_at"], None, "RUNNING", None
-        elif row["event_type"] in (EventType.STEP_EXIT, EventType.STEP_SKIPPED):
-            one.ended, one.status, one.error = row["created_at"], row["status"] or "SKIPPED", row["error"]
-        else:
-            one.loop_ids = (*one.loop_ids, row["loop_id"])
-            one.total, one.mode = row["total"] or one.total, row["mode"] or one.mode
-            one.is_fanout = row["event_type"] == EventType.LOOP_FANOUT_STARTED
-    return [visits[number] for number in sorted(visits)]
-
-
 async def list_iterations(
-    pool: asyncpg.Pool, execution_id: int, step: str, visit: CourseOfVisit, wanted: IterationFilter, limit: int
+    pool: asyncpg.Pool, execution_id: int, step: str, visit: StepVisit, wanted: IterationFilter, limit: int
 ) -> IterationPage:
     """Returns a page of the iterations of a loop.
 
@@ -300,7 +241,7 @@ async def list_iterations(
 
 
 async def _chosen(
-    pool: asyncpg.Pool, execution_id: int, visit: CourseOfVisit, wanted: IterationFilter, limit: int
+    pool: asyncpg.Pool, execution_id: int, visit: StepVisit, wanted: IterationFilter, limit: int
 ) -> list[int]:
     success, failure = visit.success.value, visit.failure.value
     state = wanted.state or ("failed" if wanted.error else "completed" if wanted.slower is not None else "")
@@ -321,7 +262,7 @@ async def _chosen(
 
 
 async def _iterations(
-    pool: asyncpg.Pool, execution_id: int, visit: CourseOfVisit, indexes: Sequence[int]
+    pool: asyncpg.Pool, execution_id: int, visit: StepVisit, indexes: Sequence[int]
 ) -> list[Iteration]:
     values = (execution_id, list(visit.loop_ids), list(indexes))
     latest = {row["current_index"]: row for row in await pool.fetch(_LATEST, *values)}
@@ -353,7 +294,7 @@ def _state_of(row: Any) -> IterationState:
     return IterationState.FAILED if row["final"] else IterationState.RETRYING
 
 
-async def failure_groups(pool: asyncpg.Pool, execution_id: int, visit: CourseOfVisit) -> list[FailureGroup]:
+async def failure_groups(pool: asyncpg.Pool, execution_id: int, visit: StepVisit) -> list[FailureGroup]:
     """Returns the failed iterations of a loop by error, the most frequent first; of :data:`MOST_FAILURES` at most."""
     loops = list(visit.loop_ids)
     values = (execution_id, loops, visit.failure.value, visit.success.value)
@@ -361,7 +302,7 @@ async def failure_groups(pool: asyncpg.Pool, execution_id: int, visit: CourseOfV
     return [FailureGroup(row["error"] or "", row["number"], row["first"]) for row in rows]
 
 
-async def durations(pool: asyncpg.Pool, execution_id: int, visit: CourseOfVisit, size: int) -> Durations:
+async def durations(pool: asyncpg.Pool, execution_id: int, visit: StepVisit, size: int) -> Durations:
     """Returns how long the completed iterations of a loop took; ``size`` is the number of its iterations."""
     sampled = size > SAMPLE
     width = SAMPLE // SLICES if sampled else max(size, 1)
@@ -377,7 +318,7 @@ async def durations(pool: asyncpg.Pool, execution_id: int, visit: CourseOfVisit,
 
 
 async def events_of_iteration(
-    pool: asyncpg.Pool, execution_id: int, visit: CourseOfVisit, index: int, *, most: int = MOST_EVENTS
+    pool: asyncpg.Pool, execution_id: int, visit: StepVisit, index: int, *, most: int = MOST_EVENTS
 ) -> list[Event]:
     """Returns the events of one iteration, the oldest first; none if the loop has no such iteration yet."""
     values = (execution_id, list(visit.loop_ids), index, most)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +11,6 @@ from pydantic import BaseModel, ConfigDict
 from noetl_dagster.events.queries import LOOP_RATES
 from noetl_dagster.events.transport.queries import MISSED_REPORTS
 from noetl_dagster.settings import DEFAULT_POOL
-
-PACE_SECONDS = 30.0
 
 LATEST = 1_000
 """The number of a step's latest commands that are read, in addition to those that run now."""
@@ -46,30 +43,6 @@ WHERE held.execution_id = $1 AND held.status = 'leased'
 GROUP BY held.node_name, worker_id, worker.heartbeat
 ORDER BY held.node_name, commands DESC, worker_id
 """
-
-
-class Pace:
-    """The current pace of a loop, from counts taken every few seconds.
-
-    Only the last half minute counts: earlier runs and slow beginnings do not predict the rest.
-    """
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def see(self, ended: int, now: float) -> None:
-        """Records the count of ended iterations at a time in seconds."""
-        self._seen.append((now, ended))
-        while len(self._seen) > 2 and now - self._seen[1][0] > PACE_SECONDS:
-            self._seen.popleft()
-
-    @property
-    def rate(self) -> float:
-        """Iterations a second; 0 before the second count."""
-        if len(self._seen) < 2:
-            return 0.0
-        (begun, before), (now, ended) = self._seen[0], self._seen[-1]
-        return max(0.0, (ended - before) / (now - begun)) if now > begun else 0.0
 
 
 def per_second(rate: float) -> str:

@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 
 import asyncpg
 
+from noetl_dagster.engine.executions.listing import QUERY_SECONDS
 from noetl_dagster.events.log import as_event
 from noetl_dagster.events.queries import COLUMNS
 from noetl_dagster.events.types import Event
-
-QUERY_SECONDS = 5.0
-"""Time for one page; filters that match little of a long log may need more."""
 
 _LIST = ", ".join(COLUMNS)
 

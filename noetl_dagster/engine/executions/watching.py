@@ -1,12 +1,7 @@
-"""The state of an execution for people who watch it, kept up to date in the order of commits.
-
-A :class:`WatchedExecution` is read once; each later :meth:`WatchedExecution.advance` is one statement, however many
-people look at it. Its position is a transaction: everything below is in it, and nothing can appear there later.
-"""
+"""The state of an execution for people who watch it, now or as it was at an event, and what has changed meanwhile."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,11 +11,12 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from noetl_dagster.engine.executions.overview import OPEN, LoopView, loop_view
-from noetl_dagster.engine.executions.progress import Pace, loop_rates
+from noetl_dagster.engine.executions.progress import loop_rates
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events import projection_queries as queries
+from noetl_dagster.events.commit_order import horizon
 from noetl_dagster.events.projection import read_execution
-from noetl_dagster.events.projection_row import Done, ProjectedExecution
+from noetl_dagster.events.projection_row import ProjectedExecution
 from noetl_dagster.events.queries import STATE_EVENTS
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.events.types import EventType
@@ -39,9 +35,19 @@ SLOW_SECONDS = 0.1
 
 _LAST = 2**63 - 1
 
+_OF_VISITS = frozenset(
+    {
+        EventType.STEP_ENTER,
+        EventType.STEP_EXIT,
+        EventType.STEP_SKIPPED,
+        EventType.LOOP_STARTED,
+        EventType.LOOP_FANOUT_STARTED,
+    }
+)
+
 LATEST_CHANGES = f"""
 SELECT event_id, event_type, node_name, status, meta, error, created_at, NULL::int AS current_index FROM noetl.event
-WHERE execution_id = $1 AND event_id <= $2 AND {STATE_EVENTS}
+WHERE execution_id = $1 AND event_id <= $2 AND {STATE_EVENTS} AND ($4::text IS NULL OR node_name = $4)
 ORDER BY event_id DESC LIMIT $3
 """
 
@@ -59,14 +65,37 @@ SELECT one.* FROM unnest($3::text[]) AS step (name) CROSS JOIN LATERAL (
 
 @dataclass(slots=True)
 class StepVisit:
-    """One visit of a step. ``ended`` is None while it is open; ``asset`` is the key of the asset that it made."""
+    """One visit of a step, and its loop if it has one.
+
+    Attributes:
+        started: None if it has not begun.
+        ended: None while it is open.
+        asset: key of the asset that it made.
+        loop_ids: of the starts of its loop; a resumed one has several.
+        total: number of items; 0 while it is not known.
+    """
 
     step: str
     visit: int
-    started: datetime
+    started: datetime | None = None
     ended: datetime | None = None
     status: str = "RUNNING"
+    error: str | None = None
     asset: str | None = None
+    loop_ids: tuple[str, ...] = ()
+    total: int = 0
+    mode: str = ""
+    is_fanout: bool = False
+
+    @property
+    def success(self) -> EventType:
+        """The event by which an iteration succeeds."""
+        return EventType.LOOP_SHARD_DONE if self.is_fanout else EventType.COMMAND_COMPLETED
+
+    @property
+    def failure(self) -> EventType:
+        """The event by which an iteration, or an attempt of it, fails."""
+        return EventType.LOOP_SHARD_FAILED if self.is_fanout else EventType.COMMAND_FAILED
 
 
 class SlowIteration(NamedTuple):
@@ -112,11 +141,12 @@ class ShownEvent:
 
 @dataclass(slots=True)
 class WatchedExecution:
-    """The state of an execution at a position in the log.
+    """The state of an execution.
 
     Attributes:
         row: status, steps and counts of loops.
-        position: every transaction below this number is in the state.
+        position: every transaction below this number is in the state, and nothing can appear there later. It also has
+            what was committed while an older transaction runs.
         visits: the latest visits, in the order of their starts, by step and number.
         events: the latest events that changed something, the oldest first.
         slowest: the slowest iterations so far, the slowest first.
@@ -129,59 +159,32 @@ class WatchedExecution:
     events: deque[ShownEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
     slowest: list[SlowIteration] = field(default_factory=list)
     rates: dict[str, float] = field(default_factory=dict)
-    _paces: dict[str, Pace] = field(default_factory=dict)
 
     @classmethod
-    async def read(
-        cls, pool: asyncpg.Pool, execution_id: int, *, until: int | None = None, to_advance: bool = True
-    ) -> WatchedExecution:
-        """Reads an execution.
+    async def read(cls, pool: asyncpg.Pool, execution_id: int, *, until: int | None = None) -> WatchedExecution:
+        """Reads an execution, in a few milliseconds however long its log is.
 
         Args:
             until: an event id: reads the state that the execution had at this event, in the order of event ids.
-            to_advance: the row is that of the position. Otherwise it also has what was committed while an older
-                transaction runs, and must not be advanced.
 
         Raises:
             ExecutionNotFoundError: the log has no such execution.
         """
-        last = _LAST if until is None else until
-        if until is None:
-            watched = await cls._read_latest(pool, execution_id)
-            if not to_advance:
-                watched.row = await read_execution(pool, execution_id) or watched.row
-        else:
-            watched = cls(ProjectedExecution(execution_id), 0)
-            counted = await pool.fetch(queries.DONE_UNTIL, execution_id, until)
-            done = {(one["node_name"], one["visit"]): one["done"] for one in counted}
-            watched.row.apply(await pool.fetch(queries.EVENTS_UNTIL, execution_id, until), done)
-        row = watched.row
-        if row.created_at is None:
+        position = (await horizon(pool)).xact_id
+        row = await (read_execution(pool, execution_id) if until is None else _row_at(pool, execution_id, until))
+        if row is None:
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
-        watched.visits.clear()
-        watched.events.clear()
-        for event in reversed(await pool.fetch(LATEST_CHANGES, execution_id, last, 3 * MOST_VISITS)):
-            watched._visit(event)
-            watched.events.append(ShownEvent.of(event))
+        watched, last = cls(row, position), _LAST if until is None else until
+        changes = await pool.fetch(LATEST_CHANGES, execution_id, last, 3 * MOST_VISITS, None)
+        watched.visits = _visits_of(reversed(changes))
+        watched.events.extend(map(ShownEvent.of, reversed(changes[:MOST_EVENTS])))
+        loops = [*row.state.get("loop", {}), *row.state.get("fanout", {})]
         watched.slowest = [
-            _slow(one) for one in await pool.fetch(SLOWEST, execution_id, last, list(watched._loops_by_step()))
+            SlowIteration(one["duration"], one["node_name"], one["visit"], one["current_index"], one["created_at"])
+            for one in await pool.fetch(SLOWEST, execution_id, last, loops)
         ]
         if until is None and row.status == ExecutionStatus.RUNNING and row.has_open_loop:
             watched.rates = await loop_rates(pool, execution_id)
-        return watched
-
-    @classmethod
-    async def _read_latest(cls, pool: asyncpg.Pool, execution_id: int) -> WatchedExecution:
-        """Reads the stored row, and what was committed since its checkpoint."""
-        stored = dict(await pool.fetchrow(queries.ROW_AND_CHECKPOINT, execution_id))
-        checkpoint = int(stored.pop("checkpoint") or 0)
-        del stored["has_tail"]
-        is_stored = stored["execution_id"] is not None
-        watched = cls(ProjectedExecution(**stored) if is_stored else ProjectedExecution(execution_id), checkpoint)
-        await watched.advance(pool)
-        if watched.row.created_at is None:  # its first transaction is above the horizon: to apply it twice is harmless
-            first = await pool.fetch(queries.EVENTS_UNTIL, execution_id, _LAST)
-            watched.row.apply([one for one in first if one["event_type"] == EventType.PLAYBOOK_INITIALIZED], {})
         return watched
 
     @property
@@ -201,25 +204,6 @@ class WatchedExecution:
             return 0.0
         return ((self.row.end_time or datetime.now(UTC)) - self.row.start_time).total_seconds()
 
-    async def advance(self, pool: asyncpg.Pool) -> list[ShownEvent]:
-        """Applies what was committed since, with one statement; returns its events in the order of their commits."""
-        rows = await pool.fetch(queries.CHANGES_SINCE, self.id, str(self.position))
-        self.position = int(rows[0]["horizon"])
-        changes = [row for row in rows if row["event_id"] is not None]
-        done: Done = {}
-        for row in rows:
-            if row["event_id"] is None and row["done"]:
-                done[(row["node_name"], row["visit"])] = row["done"]
-                self._see_slow(row)
-        self.row.apply([row for row in changes if row["is_change"]], done)
-        shown = [ShownEvent.of(row) for row in changes]
-        for row in changes:
-            self._visit(row)
-        shown_ids = {one.event_id for one in self.events}  # it was read with events above the horizon
-        self.events.extend(one for one in shown if one.event_id not in shown_ids)
-        self._see_pace()
-        return shown
-
     def loop_of(self, step: str) -> LoopView | None:
         """Returns the counts of the latest loop or fan-out of a step."""
         return loop_view(self.row.state, step, self.rates if self.is_running else {})
@@ -231,42 +215,44 @@ class WatchedExecution:
             is_open = stopped and step["status"] == ExecutionStatus.RUNNING
             yield {**step, "status": OPEN} if is_open else step
 
-    def _visit(self, event: Mapping[str, Any]) -> None:
-        type_, step = event["event_type"], event["node_name"]
-        number = int((event["meta"] or {}).get("visit", 1))
+
+async def visits_of_step(pool: asyncpg.Pool, execution_id: int, step: str) -> list[StepVisit]:
+    """Returns the latest visits of a step, the first of them first."""
+    changes = await pool.fetch(LATEST_CHANGES, execution_id, _LAST, 3 * MOST_VISITS, step)
+    return sorted(_visits_of(reversed(changes)).values(), key=lambda one: one.visit)
+
+
+def _visits_of(changes: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], StepVisit]:
+    """Returns visits, the latest ones, in the order of their starts, by step and number."""
+    visits: dict[tuple[str, int], StepVisit] = {}
+    for event in changes:
+        type_, meta = event["event_type"], event["meta"] or {}
+        if type_ not in _OF_VISITS:
+            continue
+        key = event["node_name"], int(meta.get("visit", 1))
+        visit = visits.setdefault(key, StepVisit(*key, event["created_at"]))
         if type_ == EventType.STEP_ENTER:
-            visit = self.visits.setdefault((step, number), StepVisit(step, number, event["created_at"]))
-            visit.ended, visit.status = None, "RUNNING"
+            visit.ended, visit.status, visit.error = None, "RUNNING", None
         elif type_ in (EventType.STEP_EXIT, EventType.STEP_SKIPPED):
-            visit = self.visits.setdefault((step, number), StepVisit(step, number, event["created_at"]))
-            visit.ended, visit.status = event["created_at"], event["status"] or "SKIPPED"
-            visit.asset = event["meta"].get("asset") if event["status"] == "COMPLETED" else None
-        while len(self.visits) > MOST_VISITS:
-            del self.visits[next(iter(self.visits))]
-
-    def _loops_by_step(self) -> dict[str, dict[str, Any]]:
-        return {**self.row.state.get("loop", {}), **self.row.state.get("fanout", {})}
-
-    def _see_slow(self, row: Mapping[str, Any]) -> None:
-        if row["duration"] is not None and row["current_index"] is not None:
-            self.slowest = sorted({*self.slowest, _slow(row)}, reverse=True)[:MOST_SLOW]
-
-    def _see_pace(self) -> None:
-        now = time.monotonic()
-        for entry in self._loops_by_step().values():
-            loop_id = entry["loop_id"]
-            if entry["completed"] or not self.is_running:
-                self._paces.pop(loop_id, None)
-                self.rates.pop(loop_id, None)
-                continue
-            pace = self._paces.setdefault(loop_id, Pace())
-            pace.see(entry["done"] + entry["failed"], now)
-            if pace.rate:
-                self.rates[loop_id] = pace.rate
+            visit.ended, visit.status, visit.error = event["created_at"], event["status"] or "SKIPPED", event["error"]
+            visit.asset = meta.get("asset") if event["status"] == "COMPLETED" else None
+        else:
+            visit.loop_ids = (*visit.loop_ids, meta["loop_id"])
+            visit.total = int(meta.get("total_shards") or meta.get("collection_size") or visit.total)
+            visit.mode = meta.get("mode") or visit.mode
+            visit.is_fanout = type_ == EventType.LOOP_FANOUT_STARTED
+    for key in list(visits)[:-MOST_VISITS]:
+        del visits[key]
+    return visits
 
 
-def _slow(row: Mapping[str, Any]) -> SlowIteration:
-    return SlowIteration(row["duration"], row["node_name"], row["visit"], row["current_index"], row["created_at"])
+async def _row_at(pool: asyncpg.Pool, execution_id: int, event_id: int) -> ProjectedExecution | None:
+    """Returns the row of an execution as it was at an event; None if the log has no such execution."""
+    row = ProjectedExecution(execution_id)
+    counted = await pool.fetch(queries.DONE_UNTIL, execution_id, event_id)
+    done = {(one["node_name"], one["visit"]): one["done"] for one in counted}
+    row.apply(await pool.fetch(queries.EVENTS_UNTIL, execution_id, event_id), done)
+    return row if row.created_at is not None else None
 
 
 async def changes_between(pool: asyncpg.Pool, execution_id: int, first: int, end: int) -> list[ShownEvent]:

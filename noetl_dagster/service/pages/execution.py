@@ -100,10 +100,9 @@ async def live(
     runtime = plane.engine.runtime
 
     async def read() -> LiveExecution:
-        watched = await WatchedExecution.read(runtime.pool, execution_id)
         playbook = await playbook_of(runtime, execution_id)
         return LiveExecution(
-            watched,
+            execution_id,
             lambda now: _parts(now, playbook, runtime.settings),
             lambda events: _rows(execution_id, events),
         )
@@ -145,7 +144,7 @@ async def resume(execution_id: ExecutionId, plane: ThePlane, form: TheForm) -> R
 
 async def read_watched(plane: Plane, execution_id: int, *, until: int | None = None) -> WatchedExecution:
     """Reads an execution for a page."""
-    return await WatchedExecution.read(plane.engine.runtime.pool, execution_id, until=until, to_advance=False)
+    return await WatchedExecution.read(plane.engine.runtime.pool, execution_id, until=until)
 
 
 async def playbook_of(runtime: Runtime, execution_id: int) -> Playbook | None:
@@ -183,7 +182,7 @@ def _parts(watched: WatchedExecution, playbook: Playbook | None, settings: Setti
         end = watched.row.updated_at or end
     chart = Markup("")
     if start is not None and watched.visits:
-        visits = [_bar_of_visit(id_, one) for one in watched.visits.values()]
+        visits = [_bar_of_visit(id_, one, start) for one in watched.visits.values()]
         chart = waterfall(visits, [_bar_of_iteration(id_, one) for one in watched.slowest], start, end)
     seconds = (end - start).total_seconds() if start is not None else 0.0
     return {
@@ -203,10 +202,10 @@ def _graph(watched: WatchedExecution, playbook: Playbook, steps: Sequence[dict[s
     return graph_svg(playbook, states=states, link=lambda step: f"/executions/{watched.id}/steps/{in_path(step)}")
 
 
-def _bar_of_visit(execution_id: int, one: StepVisit) -> TimeBar:
+def _bar_of_visit(execution_id: int, one: StepVisit, start: datetime) -> TimeBar:
     name = shortened(one.step, 22) + (f" ×{one.visit}" if one.visit > 1 else "")
     link = f"/executions/{execution_id}/steps/{in_path(one.step)}?visit={one.visit}"
-    return TimeBar(name, link, one.started, one.ended, one.status)
+    return TimeBar(name, link, one.started or start, one.ended, one.status)
 
 
 def _bar_of_iteration(execution_id: int, one: SlowIteration) -> TimeBar:

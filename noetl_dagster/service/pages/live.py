@@ -1,7 +1,7 @@
 """Live pages: a browser asks every second for what is new, with the place in the log up to which it shows an execution.
 
-People who watch the same execution share what an API process reads: one statement a second, however many they are. The
-place is one in the order of commits, so nothing is missing or repeated, whichever process answers.
+People who watch the same execution share what an API process reads once a second, however many they are. The place is
+one in the order of commits, so no event is missing or repeated, whichever process answers.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ import orjson
 from starlette.responses import Response
 
 from noetl_dagster.engine.executions.watching import ShownEvent, WatchedExecution, changes_between
+from noetl_dagster.events.commit_order import Position, has_ended
 from noetl_dagster.service.pages.access import secure_headers
 
 INTERVAL = 1.0
 """Seconds for which an execution is not read again."""
+
+READING_SHARE = 10
+"""Reading takes long while the projection is behind: the pause after it is at least this many times as long."""
 
 LINGER_SECONDS = 5.0
 """Time after which the state of an execution that nobody watches is forgotten."""
@@ -35,13 +39,14 @@ RenderRows = Callable[[Sequence[ShownEvent]], str]
 class LiveExecution:
     """What the people who watch an execution share."""
 
-    def __init__(self, watched: WatchedExecution, parts: RenderParts, rows: RenderRows) -> None:
-        self._watched = watched
+    def __init__(self, execution_id: int, parts: RenderParts, rows: RenderRows) -> None:
+        self._id = execution_id
         self._render_parts, self._render_rows = parts, rows
         self._parts: dict[str, tuple[int, str]] = {}  # with the position at which each has changed
-        self._recent: dict[int, list[ShownEvent]] = {}  # what the last reads have found, by the position before
+        self._position = -1
+        self._ended = False
         self._answers: dict[int, bytes] = {}
-        self._read_at = float("-inf")
+        self._due = float("-inf")
         self._asked_at = time.monotonic()
         self._reading = asyncio.Lock()
 
@@ -51,10 +56,14 @@ class LiveExecution:
         return time.monotonic() - self._asked_at > LINGER_SECONDS
 
     async def since(self, pool: asyncpg.Pool, position: int) -> bytes:
-        """Returns an answer for a browser that shows the execution up to a position."""
+        """Returns an answer for a browser that shows the execution up to a position.
+
+        Raises:
+            ExecutionNotFoundError: the log has no such execution.
+        """
         self._asked_at = time.monotonic()
         async with self._reading:
-            if time.monotonic() - self._read_at >= INTERVAL:
+            if time.monotonic() >= self._due:
                 await self._read(pool)
             if position not in self._answers:
                 if len(self._answers) == MOST_ANSWERS:
@@ -63,26 +72,25 @@ class LiveExecution:
             return self._answers[position]
 
     async def _read(self, pool: asyncpg.Pool) -> None:
-        before = self._watched.position
-        self._recent[before] = await self._watched.advance(pool)
-        if len(self._recent) > MOST_ANSWERS:
-            del self._recent[next(iter(self._recent))]
-        self._read_at = time.monotonic()
+        began, before = time.monotonic(), self._position
+        watched = await WatchedExecution.read(pool, self._id)
+        self._position = watched.position
+        self._ended = not watched.is_running and await has_ended(pool, self._id, Position(watched.position, 0))
         self._answers.clear()
-        for name, text in self._render_parts(self._watched).items():
+        for name, text in self._render_parts(watched).items():
             if name not in self._parts or self._parts[name][1] != text:
-                self._parts[name] = (self._watched.position, text)
+                # while an older transaction runs, the position stays and the state changes
+                self._parts[name] = (max(watched.position, before + 1), text)
+        now = time.monotonic()
+        self._due = now + max(INTERVAL, READING_SHARE * (now - began))
 
     async def _answer(self, pool: asyncpg.Pool, position: int) -> bytes:
-        now = self._watched.position
+        now = self._position
         if position > now:  # another process of the API has read more
             return answer(str(position), {}, "", ended=False)
-        if position == now or position in self._recent:
-            events = [event for before, new in self._recent.items() if before >= position for event in new]
-        else:
-            events = await changes_between(pool, self._watched.id, position, now)
+        events = await changes_between(pool, self._id, position, now) if position < now else []
         parts = {name: text for name, (changed_at, text) in self._parts.items() if changed_at > position}
-        return answer(str(now), parts, self._render_rows(events), ended=not self._watched.is_running)
+        return answer(str(now), parts, self._render_rows(events), ended=self._ended)
 
 
 class LiveExecutions:
@@ -92,11 +100,7 @@ class LiveExecutions:
         self._executions: dict[int, asyncio.Task[LiveExecution]] = {}
 
     async def open(self, execution_id: int, read: Callable[[], Coroutine[Any, Any, LiveExecution]]) -> LiveExecution:
-        """Returns an execution, which the first of several requests reads.
-
-        Raises:
-            ExecutionNotFoundError: the log has no such execution.
-        """
+        """Returns an execution, whose playbook the first of several requests reads."""
         task = self._executions.get(execution_id)
         if task is None or _is_over(task):
             self._executions = {id_: one for id_, one in self._executions.items() if not _is_over(one)}

@@ -16,10 +16,8 @@ from starlette.responses import Response
 
 from noetl_dagster.engine.executions.addresses import from_path
 from noetl_dagster.engine.executions.iterations import (
-    CourseOfVisit,
     IterationFilter,
     IterationPage,
-    course_of_step,
     durations,
     events_of_command,
     events_of_iteration,
@@ -28,7 +26,7 @@ from noetl_dagster.engine.executions.iterations import (
 )
 from noetl_dagster.engine.executions.overview import LoopView
 from noetl_dagster.engine.executions.progress import brief
-from noetl_dagster.engine.executions.watching import SLOW_SECONDS
+from noetl_dagster.engine.executions.watching import SLOW_SECONDS, StepVisit, visits_of_step
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.envelopes import Envelope, from_result
 from noetl_dagster.events.state import ExecutionStatus
@@ -145,7 +143,7 @@ async def step_page(
 
 
 async def _summary(
-    pool: asyncpg.Pool, execution_id: int, step: str, visit: CourseOfVisit, counts: LoopView | None
+    pool: asyncpg.Pool, execution_id: int, step: str, visit: StepVisit, counts: LoopView | None
 ) -> dict[str, Any]:
     """Returns what the first page of a loop's iterations shows above them."""
     size = visit.total or (counts.done + counts.failed if counts is not None else 0)
@@ -223,14 +221,14 @@ class _Rules:
 
 async def _found(
     plane: Plane, execution_id: int, step: str, visit: int | None
-) -> tuple[list[CourseOfVisit], CourseOfVisit, Playbook | None]:
+) -> tuple[list[StepVisit], StepVisit, Playbook | None]:
     """Returns the visits of a step, the chosen one or the latest, and the playbook.
 
     Raises:
         ApiProblem: 404, the playbook has no such step, or the step no such visit.
     """
     pool = plane.engine.runtime.pool
-    course = await course_of_step(pool, execution_id, step)
+    course = await visits_of_step(pool, execution_id, step)
     playbook = await playbook_of(plane.engine.runtime, execution_id)
     if visit is not None:
         chosen = next((one for one in course if one.visit == visit), None)
@@ -242,7 +240,7 @@ async def _found(
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
         if not is_known and not course:
             raise ApiProblem(404, f"execution {execution_id} has no step {step!r:.200}")
-        chosen = CourseOfVisit(visit or 1, status="WAITING")
+        chosen = StepVisit(step, visit or 1, status="WAITING")
     return course, chosen, playbook
 
 
@@ -284,7 +282,7 @@ def _filter(fields: Mapping[str, str]) -> tuple[IterationFilter, str]:
     return wanted, ""
 
 
-def _query(names: Mapping[str, str], visit: CourseOfVisit, following: IterationFilter) -> str:
+def _query(names: Mapping[str, str], visit: StepVisit, following: IterationFilter) -> str:
     fields = {**names, "visit": str(visit.visit), "first": str(following.first) if following.first else ""}
     if following.after is not None:
         fields["after"] = f"{following.after[0]!r}-{following.after[1]}"

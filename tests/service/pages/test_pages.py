@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from noetl_dagster.engine.executions.watching import LATEST_CHANGES
 from noetl_dagster.events.transport.wire import EventMessage
 from noetl_dagster.events.types import EventType
 from noetl_dagster.service.pages import live
@@ -269,7 +270,7 @@ async def test_a_page_of_events_misses_no_commit_before_it_is_live(service: Serv
     assert str(older.event_id) in rows
 
 
-async def test_people_who_watch_together_cause_one_statement(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_people_who_watch_together_cause_one_read(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "INTERVAL", 0.05)
     engine = service.plane.engine
     execution = await engine.lifecycle.create(playbook("workflow: [{step: start, tool: {kind: noop}}]"))
@@ -282,10 +283,12 @@ async def test_people_who_watch_together_cause_one_statement(service: Service, m
         return await original(query, *values, **named)
 
     monkeypatch.setattr(type(pool), "fetch", lambda self, query, *values, **named: fetch(query, *values, **named))
-    await until(lambda: len([query for query in counted if "horizon" in query]) > 1, "the execution to be read again")
+    await until(
+        lambda: len([query for query in counted if query == LATEST_CHANGES]) > 1, "the execution to be read again"
+    )
     counted.clear()
     await asyncio.sleep(0.5)
-    reads = len([query for query in counted if "horizon" in query])
+    reads = len([query for query in counted if query == LATEST_CHANGES])
     monkeypatch.undo()
     await engine.lifecycle.cancel(execution.id)
     found = await asyncio.gather(*watching)
@@ -307,3 +310,34 @@ async def test_an_execution_that_is_resumed_is_live_again(service: Service, monk
         further, _, ended = await ask(service, path, position)
     assert not set(further) & set(first)
     assert not ended
+
+
+async def test_a_page_is_live_while_an_older_transaction_runs(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "INTERVAL", 0)
+    monkeypatch.setattr(live, "READING_SHARE", 0)
+    engine, pool = service.plane.engine, service.plane.engine.runtime.pool
+
+    async def news(position: str) -> dict[str, Any]:
+        answer = await service.client.get(f"/executions/{execution.id}/live", params={"position": position})
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async with pool.acquire() as older, older.transaction():
+        await older.fetchval("SELECT pg_current_xact_id()")
+        execution = await engine.lifecycle.create(playbook("workflow: [{step: start, tool: {kind: noop}}]"))
+        before = await news("0")
+        await engine.drive(execution)
+        meanwhile = await news(before["position"])
+        assert meanwhile["position"] == before["position"]
+        assert "COMPLETED" in meanwhile["parts"]["summary"]
+        assert (meanwhile["rows"].strip(), meanwhile["ended"]) == ("", False)
+
+    async def has_ended() -> dict[str, Any] | None:
+        after = await news(before["position"])
+        return after if after["ended"] else None
+
+    after = await until(has_ended, "the end")
+    assert "playbook.completed" in after["rows"]
+    assert not (await news(after["position"]))["parts"]
