@@ -470,16 +470,6 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-def copied(value: Any) -> Any:
-    """Copies plain mappings and lists of any depth; other values, such as tables, are shared."""
-    kind = type(value)
-    if kind is dict:
-        return {key: item if type(item) in LEAVES else copied(item) for key, item in value.items()}
-    if kind is list:
-        return [item if type(item) in LEAVES else copied(item) for item in value]
-    return plain(value) if isinstance(value, (View, Mapping, str)) else value
-
-
 def is_lazy_sequence(value: Any) -> bool:
     """Reports whether a template gave a generator or the like, which can be read only once or is not JSON."""
     return isinstance(value, _LAZY_SEQUENCES)

@@ -27,7 +27,7 @@ from noetl_dagster.playbook.code import (
     without_expressions,
     yields_in,
 )
-from noetl_dagster.playbook.templates.views import copied
+from noetl_dagster.playbook.templates.views import plain
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.python.libs import import_libs
 from noetl_dagster.tools.rows.jsonable import is_table, to_jsonable
@@ -193,7 +193,7 @@ def run_program(
     Raises:
         CodeFailure: the code raised.
     """
-    values = {name: copied(parse_literal(value)) for name, value in input.items()}
+    values = {name: plain(parse_literal(value)) for name, value in input.items()}
     names: dict[str, Any] = {"__name__": "__playbook__", "print": printer, "input_data": values, **values}
     passed = {name for name in values if name in ("main", "result")}
     if position is not NO_POSITION:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from noetl_dagster.playbook.templates.views import ReferenceNeeded, ResultView, copied, plain, seen_error
+from noetl_dagster.playbook.templates.views import ReferenceNeeded, ResultView, plain, seen_error
 from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class LiveScope(Mapping[str, Any]):
         self._loop = loop
 
     def __getitem__(self, name: str) -> Any:
-        return self.fetched(lambda: copied(self._scope[name]))
+        return self.fetched(lambda: plain(self._scope[name]))
 
     def __contains__(self, name: object) -> bool:
         return name in self._scope
@@ -132,17 +132,17 @@ def _whole(value: Any) -> Any:
         return _result(value)
     if isinstance(value, dict) and any(isinstance(item, ResultView) for item in value.values()):
         return {name: _whole(item) for name, item in value.items()}
-    return copied(value)
+    return plain(value)
 
 
 def _result(view: ResultView) -> Any:
     """Returns the envelope with its data fetched; for a loop the value that templates get."""
     if view.is_loop:
         return plain(view)
-    parts = {key: copied(item) for key, item in view.envelope.items() if key not in _READ_BY_VIEW}
+    parts = {key: plain(item) for key, item in view.envelope.items() if key not in _READ_BY_VIEW}
     parts["error"] = seen_error(view.envelope.get("error"))
     if isinstance(view.envelope.get("results"), Mapping):
         parts["results"] = {name: _whole(item) for name, item in view.results.items()}
     if "data" in view.envelope or view.stored is not None:
-        parts["data"] = copied(view.plain())
+        parts["data"] = plain(view.plain())
     return CodeResult.of(parts)
