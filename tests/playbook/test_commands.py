@@ -136,10 +136,3 @@ def test_unknown_names_in_commands_are_as_before() -> None:
     steps = "- step: start\n  tool: {kind: shell, cmds: \"docker ps --format '{{ Names }}'\"}\n"
     [warning] = warnings_of(steps)
     assert "nothing in the playbook defines 'Names'" in warning
-
-
-def test_chunks_are_checked_in_commands_with_foreign_braces() -> None:
-    take = "tool: {kind: shell, cmds: \"jq '{{json .}}' {{ page.rowz }}\"}\n  loop: {iterator: page}"
-    arc = "next: [{step: take, on: call.partial}]"
-    steps = f"- step: start\n  tool: {{kind: noop}}\n  {arc}\n- step: take\n  {take}\n"
-    assert any("a chunk has no 'rowz'; did you mean 'rows'?" in warning for warning in warnings_of(steps))

@@ -462,39 +462,6 @@ def test_tools_compared_with_kinds_of_error_are_pointed_out() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("source", "taker", "expected"),
-    [
-        ("", "input: {r: '{{ page.row }}'}", "r: a chunk has no 'row'; did you mean 'rows'?"),
-        ("", "input: {r: \"{{ page['size'] }}\"}", "it has: rows, row_count, chunk_index, has_more, data"),
-        ("when: '{{ event.payload.rowcount > 0 }}'", "", "a chunk has no 'rowcount'; did you mean 'row_count'?"),
-    ],
-)
-def test_names_that_no_chunk_has_are_pointed_out(source: str, taker: str, expected: str) -> None:
-    arc = f"{{step: take, on: call.partial{', ' if source else ''}{source}}}"
-    loop = "loop: {iterator: page}"
-    steps = f"- step: start\n  {OK_TOOL}\n  next: [{arc}]\n- step: take\n  {OK_TOOL}\n  {loop}\n  {taker}\n"
-    [warning] = warnings_of(steps)
-    assert expected in warning
-
-
-@pytest.mark.parametrize(
-    "taker",
-    [
-        "{{ page.rows | length + page.row_count + page.chunk_index }} {{ page.has_more }} {{ page.data.found }}",
-        "{{ page.row | default(1) }} {{ page.row is defined }} {{ page.get('rows') }} {{ iter.page.rows }}",
-        "{{ ctx.page }}",
-    ],
-)
-def test_names_that_a_chunk_has_are_not(taker: str) -> None:
-    arc = "{step: take, on: call.partial, when: '{{ event.payload.row_count > output.chunk_index }}'}"
-    steps = (
-        f"- step: start\n  {OK_TOOL}\n  next: [{arc}]\n"
-        f'- step: take\n  {OK_TOOL}\n  loop: {{iterator: page}}\n  input: {{r: "{taker}"}}\n'
-    )
-    assert problems_of(steps) == []
-
-
 def test_events_that_no_arc_sees_are_pointed_out() -> None:
     when = "{{ event.name == 'call.dome' or event.name in ['step.done', \\\"loop.itm\\\"] }}"
     steps = f'- step: start\n  {OK_TOOL}\n  next: [{{step: end, when: "{when}"}}]\n- step: end\n  {OK_TOOL}\n'

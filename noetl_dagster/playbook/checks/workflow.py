@@ -6,20 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jinja2 import TemplateSyntaxError
-
 from noetl_dagster.errors import Place, Problem, ProblemKind, TemplateError
 from noetl_dagster.extras import has_extra, needs_extra
-from noetl_dagster.playbook.checks.templates import SKIPPED_KEYS, check_templates
-from noetl_dagster.playbook.dialects.routing import streaming_arcs
-from noetl_dagster.playbook.document import Document, texts_in
+from noetl_dagster.playbook.checks.templates import check_templates
+from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.graph import Region, StepGraph
 from noetl_dagster.playbook.models import Arc, LoopMode, Playbook, ShardGranularity, Step, Task
 from noetl_dagster.playbook.permissions import refusal, refused, spec_of_pod, spec_of_task
-from noetl_dagster.playbook.templates.chunks import CHUNK_NAMES
-from noetl_dagster.playbook.templates.reading import paths_in
 from noetl_dagster.playbook.templates.rendering import compile_value, condition
-from noetl_dagster.playbook.tool_kinds import TOOL_KINDS, WHEN
+from noetl_dagster.playbook.tool_kinds import TOOL_KINDS
 from noetl_dagster.playbook.wording import Hints, hints_against, is_template, suggestion
 from noetl_dagster.settings import POOL_NAME, get_settings
 
@@ -40,7 +35,7 @@ def check_playbook(playbook: Playbook, document: Document) -> list[Problem]:
         problems += _check_pods(playbook, region)
     if playbook.pod is not None:
         problems += _refused(spec_of_pod(playbook.pod), playbook.pod.annotations, Place(playbook.file, 1), "executor")
-    problems += check_streams(playbook, graph, document)
+    problems += check_streams(playbook, graph)
     problems += check_templates(playbook, document)
     return problems
 
@@ -199,8 +194,6 @@ def _workbook_name(task: Task) -> str | None:
 
 # -- streams, which arcs ``on: call.partial`` form
 
-_OF_MAPPINGS = frozenset({"get", "items", "keys", "values"})
-
 
 def problem_of(
     playbook: Playbook,
@@ -215,9 +208,8 @@ def problem_of(
     return Problem(place, f"step {step.name!r}: {message}", severity, kind)
 
 
-def check_streams(playbook: Playbook, graph: StepGraph, document: Document) -> Iterator[Problem]:
+def check_streams(playbook: Playbook, graph: StepGraph) -> Iterator[Problem]:
     """Checks that each step of a stream has one source, and that no other arc joins its steps."""
-    yield from _check_names(playbook, document)
     for step in playbook.steps:
         if step.streams_to:
             yield from _check_source(playbook, step)
@@ -230,35 +222,6 @@ def check_streams(playbook: Playbook, graph: StepGraph, document: Document) -> I
                 remedy = "a stream cannot stand in a cycle; make a child playbook of one of them"
                 place = arc.place or step.place or Place(playbook.file, 1)
                 yield Problem(place, f"step {step.name!r} {message}; {remedy}")
-
-
-def _check_names(playbook: Playbook, document: Document) -> Iterator[Problem]:
-    """Finds the names that templates read of a chunk, in the step that takes it and in the arc to that step."""
-    steps = document.root.get("workflow") if isinstance(document.root, dict) else None
-    written = {str(entry.get("step")): entry for entry in steps or () if isinstance(entry, dict)}
-    for step in playbook.steps:
-        entry = written.get(step.name, {})
-        if step.loop is not None and step.loop.mode is LoopMode.STREAM:
-            keys = [key for key in entry if key != "next"]
-            yield from _misread(document, entry, keys, (step.loop.iterator,))
-        for arc in streaming_arcs(entry):
-            yield from _misread(document, arc, [key for key in WHEN if key in arc], ("event", "payload"))
-
-
-def _misread(document: Document, entry: dict[str, Any], keys: list[str], chunk: tuple[str, ...]) -> Iterator[Problem]:
-    """Names behind the path of a chunk that it does not have."""
-    seen: set[int] = set()
-    for owner, name, label, text in (
-        entry_text for key in keys for entry_text in texts_in(entry, key, SKIPPED_KEYS, seen)
-    ):
-        try:
-            paths = paths_in(text, command=document.is_command(text)) if "{" in text else ()
-        except TemplateSyntaxError:
-            continue  # reported as such
-        names = {path[len(chunk)] for path in paths if path[: len(chunk)] == chunk and len(path) > len(chunk)}
-        for unknown in sorted(names.difference(CHUNK_NAMES, _OF_MAPPINGS)):
-            message = f"{label}: a chunk has no {unknown!r}; {suggestion(unknown, CHUNK_NAMES, 'it has')}"
-            yield Problem(document.place(owner, name), message, "warning", ProblemKind.UNDEFINED_NAME)
 
 
 def _check_source(playbook: Playbook, step: Step) -> Iterator[Problem]:

@@ -10,9 +10,6 @@ from noetl_dagster.playbook.templates.views import DataView, LazyMapping, Refere
 ROW_COUNT = "row_count"
 """The number of ``rows`` of a stored mapping, noted beside its reference."""
 
-CHUNK_NAMES = ("rows", ROW_COUNT, "chunk_index", "has_more", "data")
-"""The names of a chunk."""
-
 
 class ChunkView(LazyMapping):
     """``chunk_index``, ``row_count``, ``has_more``, ``rows``, and ``data``: the result that the chunk is.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noetl_dagster.errors import TemplateError, UndefinedNameError
-from noetl_dagster.playbook.templates.reading import outputs_in, paths_in
+from noetl_dagster.playbook.templates.reading import outputs_in
 from noetl_dagster.playbook.templates.rendering import compile_value
 
 NAMES = {"name": "web", "end": "END", "x": {"b": 1}}
@@ -137,7 +137,6 @@ def test_parts_know_their_lines() -> None:
 
 def test_the_checks_see_templates_beside_foreign_braces() -> None:
     text = "{{ json . }} '{{.x}} {{ chunk.rows }}' {{ chunk.size | default(1) }}"
-    assert paths_in(text, command=True) == {("chunk", "rows")}
     outputs = outputs_in(text, command=True)
     assert [output.source for output in outputs] == ["{{ chunk.rows }}", "{{ chunk.size | default(1) }}"]
     assert outputs[0].before == "{{ json . }} '{{.x}} "
