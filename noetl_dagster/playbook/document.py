@@ -8,7 +8,6 @@ instead of turning into True), dates stay text, and a key that occurs twice is a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -92,15 +91,6 @@ def _too_long(mark: Any, what: str) -> _LimitError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    """The size of a value, with each alias counted as if its value were written again."""
-
-    values: int
-    characters: int
-    height: int
-
-
 class Document:
     """One YAML document: ``root`` is its value, ``problems`` what is wrong with the YAML itself."""
 
@@ -115,8 +105,8 @@ class Document:
         self._commands: set[int] = set()
         self._constructor = SafeConstructor()
         self._most_characters = get_settings().playbook_bytes
-        self._values = self._characters = self._deepest = 0
-        self._extents: dict[int, _Extent] = {}
+        self._values = self._characters = 0
+        self._made: set[int] = set()  # nodes, which aliases repeat
         try:
             if len(text) > self._most_characters:
                 raise _too_long(None, "the text has")
@@ -159,7 +149,7 @@ class Document:
 
     def add_commands(self, value: Any) -> None:
         """Notes that a value of the document, a text or the texts in it, belongs to a command."""
-        self._commands.update(id(text) for *_, text in texts_in([value], 0, frozenset(), set()))
+        self._commands.update(id(text) for *_, text in texts_in([value], 0))
 
     def is_command(self, text: str) -> bool:
         """Reports whether this object, a text of the document, belongs to a command."""
@@ -177,47 +167,39 @@ class Document:
             severity = "warning"
         self.problems.append(Problem(place, message, severity, kind))
 
-    def _value(self, node: Node, depth: int) -> Any:
+    def _value(self, node: Node, depth: int, repeated: Any = None) -> Any:
+        """Returns the value of a node. What an alias repeats is made again, and counts again.
+
+        Args:
+            repeated: the mark around the outermost alias that leads here.
+        """
         self._values += 1
         if isinstance(node, ScalarNode):
             self._characters += len(node.value)
             return self._scalar(node)
-        value_before = self._kept.get(id(node))
-        if value_before is not None:
-            self._repeat(node, depth)
-            return value_before[0]
         if depth > MOST_LEVELS:  # an alias inside itself
-            raise _too_deep(node.start_mark)
-        values, characters, outer = self._values, self._characters, self._deepest
-        self._deepest = depth
+            raise _too_deep(repeated or node.start_mark)
+        self._made.add(id(node))
         if node.tag not in _COLLECTION_TAGS:
             self.report(self._at(node.start_mark), f"the tag {node.tag[:80]!r} is unknown; remove it")
         if isinstance(node, SequenceNode):
-            value: Any = [self._value(item, depth + 1) for item in node.value]
+            value: Any = [self._value(item, depth + 1, repeated or self._mark_of(node, item)) for item in node.value]
             self._value_marks[id(value)] = dict(enumerate(item.start_mark for item in node.value))
         else:
-            value = self._mapping(node, depth)
-        self._check_size(node)
-        # both by node (an alias gives the same object) and by value (to find its place)
-        self._kept[id(node)] = self._kept[id(value)] = (value, node.start_mark, node)
-        self._extents[id(node)] = _Extent(self._values - values, self._characters - characters, self._deepest - depth)
-        self._deepest = max(outer, self._deepest)
+            value = self._mapping(node, depth, repeated)
+        self._check_size(repeated or node.start_mark)
+        self._kept[id(value)] = (value, node.start_mark)
         return value
 
-    def _repeat(self, node: Node, depth: int) -> None:
-        """Counts what an alias repeats."""
-        extent = self._extents[id(node)]
-        self._values += extent.values
-        self._characters += extent.characters
-        self._deepest = max(self._deepest, depth + extent.height)
-        if self._deepest > MOST_LEVELS:
-            raise _too_deep(node.start_mark)
+    def _mark_of(self, node: Node, item: Node) -> Any:
+        """Returns the mark of a collection if an item of it is an alias."""
+        return node.start_mark if id(item) in self._made else None
 
-    def _check_size(self, node: Node) -> None:
+    def _check_size(self, mark: Any) -> None:
         if self._values > MOST_VALUES:
-            raise _too_many(node.start_mark)
+            raise _too_many(mark)
         if self._characters > self._most_characters:
-            raise _too_long(node.start_mark, "the texts up to here, each alias counted with all that it repeats, have")
+            raise _too_long(mark, "the texts up to here, each alias counted with all that it repeats, have")
 
     def _scalar(self, node: ScalarNode) -> Any:
         if node.tag in _TEXT_TAGS:
@@ -232,13 +214,13 @@ class Document:
             self.report(self._at(node.start_mark), message)
             return node.value
 
-    def _mapping(self, node: Node, depth: int) -> dict[str, Any]:
+    def _mapping(self, node: Node, depth: int, repeated: Any) -> dict[str, Any]:
         values: dict[str, Any] = {}
         key_marks: dict[str, Any] = {}
         value_marks: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE_TAG:
-                self._merge(value_node, values, depth)
+                self._merge(value_node, values, depth, repeated or self._mark_of(node, value_node))
                 continue
             if not isinstance(key_node, ScalarNode):
                 message = 'a mapping stands where text is expected; a template must be quoted: "{{ name }}"'
@@ -253,17 +235,16 @@ class Document:
             self._characters += len(key)
             key_marks[key] = key_node.start_mark
             value_marks[key] = value_node.start_mark
-            values[key] = self._value(value_node, depth + 1)
+            values[key] = self._value(value_node, depth + 1, repeated or self._mark_of(node, value_node))
         self._key_marks[id(values)] = key_marks
         self._value_marks[id(values)] = value_marks
         return values
 
-    def _merge(self, node: Node, values: dict[str, Any], depth: int) -> None:
+    def _merge(self, node: Node, values: dict[str, Any], depth: int, repeated: Any) -> None:
         """Merges ``<<: *anchor``: adds the keys that the mapping does not set itself."""
         sources = node.value if isinstance(node, SequenceNode) else [node]
         for source in sources:
-            merged = self._value(source, depth + 1)
-            self._check_size(source)
+            merged = self._value(source, depth + 1, repeated)
             if isinstance(merged, dict):
                 for key, value in merged.items():
                     values.setdefault(key, value)
@@ -292,10 +273,10 @@ def place_at(file: str, content: bytes, position: int) -> Place:
     return Place(file, before.count(b"\n") + 1, len(before[line_start:].decode("utf-8", "replace")) + 1)
 
 
-def texts_in(container: Any, key: Any, skipped: frozenset[str], seen: set[int]) -> Iterator[tuple[Any, Any, str, str]]:
+def texts_in(container: Any, key: Any, skipped: frozenset[str] = frozenset()) -> Iterator[tuple[Any, Any, str, str]]:
     """Texts at and below a key with their container, key and label (``url``, ``cmds[2]``), in file order.
 
-    Keys of mappings that are ``skipped`` are left out. What an alias repeats comes once: it is ``seen`` then.
+    Keys of mappings that are ``skipped`` are left out.
     """
     waiting: list[tuple[Any, Any, str]] = [(container, key, str(key))]
     while waiting:
@@ -303,12 +284,10 @@ def texts_in(container: Any, key: Any, skipped: frozenset[str], seen: set[int]) 
         value = owner.get(name) if isinstance(owner, dict) else owner[name]
         if isinstance(value, str):
             yield owner, name, label, value
-        elif isinstance(value, dict) and id(value) not in seen:
-            seen.add(id(value))
+        elif isinstance(value, dict):
             keys = [inner for inner in value if inner not in skipped]
             waiting.extend((value, inner, inner) for inner in reversed(keys))
-        elif isinstance(value, list) and id(value) not in seen:
-            seen.add(id(value))
+        elif isinstance(value, list):
             waiting.extend((value, index, f"{label}[{index}]") for index in reversed(range(len(value))))
 
 

@@ -38,7 +38,7 @@ def check_code(playbook: Playbook, document: Document | None = None) -> Iterator
     names = known_names(playbook)
     hints = hints_against(tuple(sorted(names)), "")
     data_names = _DATA_NAMES.union(playbook.workload, (step.name for step in playbook.steps))
-    for owner, name, label, code in texts_in([document.root], 0, frozenset(), set()):
+    for owner, name, label, code in texts_in([document.root], 0):
         if label != "code" or code not in codes:
             continue
         place = document.place(owner, name)
@@ -116,11 +116,10 @@ def check_templates(playbook: Playbook, document: Document) -> Iterator[Problem]
     root = document.root
     if not isinstance(root, dict):
         return
-    seen: set[int] = set()
     hints = hints_against(tuple(sorted(names)), "")
     lines = playbook.source.splitlines()
     for section in ("workflow", "workbook", "executor"):
-        for owner, name, key, text in texts_in(root, section, SKIPPED_KEYS - LITERAL_FIELDS, seen):
+        for owner, name, key, text in texts_in(root, section, SKIPPED_KEYS - LITERAL_FIELDS):
             if name in LITERAL_FIELDS and not document.is_command(text):
                 continue
             if setting := _SETTING_AS_SECRET.search(text):

@@ -89,9 +89,9 @@ def check_unquoted(playbook: Playbook, document: Document) -> Iterator[Problem]:
     if not wanted or not isinstance(root, dict):
         return
     workload_names = frozenset(("workload", *playbook.workload))
-    lines, seen = playbook.source.splitlines(), set[int]()
+    lines = playbook.source.splitlines()
     for section in ("workflow", "workbook"):
-        for owner, name, label, text in texts_in(root, section, frozenset(), seen):
+        for owner, name, label, text in texts_in(root, section):
             if text in wanted:
                 yield from _unquoted(text, wanted[text], label, document.place(owner, name), lines, workload_names)
 

@@ -194,7 +194,7 @@ def read_sources(block: Block) -> dict[str, SourceSpec]:
         source = None if key is None else child.build(SourceSpec, asset=key, partition=partition, place=place)
         if source is not None:
             sources[name] = source
-    for container, field, _, text in texts_in([block.values], 0, LITERAL_FIELDS, set()):
+    for container, field, _, text in texts_in([block.values], 0, LITERAL_FIELDS):
         if "asset(" not in text or "{" not in text:
             continue
         place = block.document.place(container, field)

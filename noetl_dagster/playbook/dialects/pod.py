@@ -34,7 +34,7 @@ def read_pod(spec: Block) -> Pod | None:
         return None
     document = block.document
     before = len(document.problems)
-    for owner, key, label, text in texts_in([block.values], 0, frozenset(), set()):
+    for owner, key, label, text in texts_in([block.values], 0):
         if is_template(text):
             reason = "pods are described when the playbook is loaded; write the value itself"
             document.report(document.place(owner, key), f"{block.what}: {label} is no template: {reason}")
