@@ -219,7 +219,7 @@ def _steps(
         planned[name] = StepPlan(
             step,
             op_name,
-            f"{RESULT}_{op_name}" if graph.region_of(name).is_joint else RESULT,
+            f"{RESULT}_{op_name}" if graph.region_of[name].is_joint else RESULT,
             AssetKey(playbook.asset_key(name)),
             spec,
             tuple(check_specs(playbook, step, partitions.definition)) if step.is_asset else (),
@@ -249,7 +249,7 @@ def _regions(
                 tuple(one for one in readings if not set(one.steps).isdisjoint(region.steps)),
                 starts=playbook.entry.name in region.steps,
                 has_arcs=any(
-                    source not in region.steps for name in region.steps for source in graph.predecessors(name)
+                    source not in region.steps for name in region.steps for source in graph.predecessors[name]
                 ),
                 needs_spark=region.steps[0] in on_spark,
             )
@@ -278,8 +278,8 @@ def _upstream(
         while waiting:
             at = waiting.pop()
             keys |= read[at]
-            cycle = region.steps if (region := graph.region_of(at)).is_cycle else ()
-            for source in graph.predecessors(at):
+            cycle = region.steps if (region := graph.region_of[at]).is_cycle else ()
+            for source in graph.predecessors[at]:
                 backwards = source in cycle and position.get(source, 0) >= position[at]
                 if source in seen or source not in position or backwards:
                     continue

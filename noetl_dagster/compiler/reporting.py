@@ -168,11 +168,8 @@ class DagsterReporter:
             checks = [check for check in checks if not self._is_known(check)]
         storage = self._instance.event_log_storage
         for made in by_asset.values():
-            entries = [_entry(one) for one in made]
-            if len(entries) == 1:
-                storage.store_event(entries[0])
-            elif entries:
-                storage.store_event_batch(entries)
+            if made:
+                storage.store_event_batch([_entry(one) for one in made])
         for check in checks:
             self._instance.report_runless_asset_event(check)
         return sum(map(len, by_asset.values()))

@@ -25,7 +25,7 @@ from noetl_dagster.compiler.executors.noetl import processes_of, runs_in_one_pro
 from noetl_dagster.compiler.external_assets import services_of
 from noetl_dagster.compiler.names import NOETL, PYSPARK
 from noetl_dagster.compiler.pipes import JobReports, open_session
-from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan, StepPlan
+from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan
 from noetl_dagster.compiler.result_metadata import check_facts, place_metadata, step_metadata
 from noetl_dagster.compiler.runs import attach, driven_run, finish
 from noetl_dagster.engine.engine import Engine
@@ -36,7 +36,7 @@ from noetl_dagster.engine.executions.results import references_of
 from noetl_dagster.engine.executions.spark_ahead import prepare_spark
 from noetl_dagster.errors import ExecutionCancelledError
 from noetl_dagster.events.ids import snowflake_milliseconds
-from noetl_dagster.events.state import CheckOutcome, ExecutionStatus, StepEnd, StepStatus
+from noetl_dagster.events.state import ExecutionStatus, StepEnd, StepStatus
 from noetl_dagster.io_managers.metadata import redacted, redacted_part
 from noetl_dagster.playbook.graph import have_same_steps_and_arcs
 from noetl_dagster.process.event_loop import background_loop, run_sync
@@ -221,18 +221,15 @@ class OpSession:
             declared = {check.name for check in one.checks}
             for outcome in self.execution.state.checks_of(end.step, end.visit):
                 if outcome.name in declared:
-                    yield self._check_result(one, outcome)
+                    yield AssetCheckResult(
+                        passed=outcome.passed,
+                        asset_key=one.key,
+                        check_name=outcome.name,
+                        **check_facts(self._settings, outcome, self.execution.id),
+                    )
         arcs = {target.step.name: target.arc for target in self.region.targets}
         for name in fired:
             yield Output(None, arcs[name])
-
-    def _check_result(self, one: StepPlan, outcome: CheckOutcome) -> AssetCheckResult:
-        return AssetCheckResult(
-            passed=outcome.passed,
-            asset_key=one.key,
-            check_name=outcome.name,
-            **check_facts(self._settings, outcome, self.execution.id),
-        )
 
     def pace(self, end: StepEnd) -> dict[str, Any]:
         """Returns the seconds and the shards per second of the fan-out that has just ended, for its asset."""

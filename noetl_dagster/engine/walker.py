@@ -59,7 +59,7 @@ class Walker:
         sources: dict[str, set[str]] = {region.name: set() for region in graph.regions}
         for region in graph.regions:
             for target in region.targets:
-                sources[graph.region_of(target).name].add(region.name)
+                sources[graph.region_of[target].name].add(region.name)
 
         async def drive(region: Region) -> None:
             for source in sources[region.name]:

@@ -41,23 +41,32 @@ class Region:
 
 
 class StepGraph:
-    """The arcs of a playbook. Arcs to unknown steps are left out; the checks report them."""
+    """The arcs of a playbook. Arcs to unknown steps are left out; the checks report them.
+
+    Attributes:
+        predecessors: by step, the steps that have an arc to it.
+        streams_to: by step, those that take its chunks while they are made.
+        fed_by: by step, the one whose chunks it takes while they are made; other steps are left out.
+        regions: in topological order.
+        by_name: regions by their names.
+        region_of: by step, its region.
+    """
 
     def __init__(self, playbook: Playbook) -> None:
         names = [step.name for step in playbook.steps]
         self.entry = playbook.entry.name
         self._position = {name: place for place, name in enumerate(names)}
         self._successors = {step.name: self._known(step.targets) for step in playbook.steps}
-        self._predecessors: dict[str, list[str]] = {name: [] for name in names}
+        self.predecessors: dict[str, list[str]] = {name: [] for name in names}
         for name, targets in self._successors.items():
             for target in targets:
-                self._predecessors[target].append(name)
-        self._streams = {step.name: self._known(step.streams_to) for step in playbook.steps}
-        self._fed_by = {target: name for name, targets in self._streams.items() for target in targets}
+                self.predecessors[target].append(name)
+        self.streams_to = {step.name: self._known(step.streams_to) for step in playbook.steps}
+        self.fed_by = {target: name for name, targets in self.streams_to.items() for target in targets}
         self.reachable = frozenset(_postorder([self.entry], self._successors, set()))
         self.regions = tuple(map(self._region, self._components()))
-        self._by_name = {region.name: region for region in self.regions}
-        self._region_of = {step: region for region in self.regions for step in region.steps}
+        self.by_name = {region.name: region for region in self.regions}
+        self.region_of = {step: region for region in self.regions for step in region.steps}
 
     def __contains__(self, name: str) -> bool:
         return name in self._position
@@ -65,33 +74,13 @@ class StepGraph:
     def _known(self, steps: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name for name in steps if name in self._position)
 
-    def predecessors(self, name: str) -> tuple[str, ...]:
-        """Returns the steps that have an arc to a step."""
-        return tuple(self._predecessors[name])
-
-    def streams_to(self, name: str) -> tuple[str, ...]:
-        """Steps that take the chunks of a step while they are made."""
-        return self._streams[name]
-
-    def fed_by(self, name: str) -> str | None:
-        """Returns the step whose chunks a step takes while they are made."""
-        return self._fed_by.get(name)
-
-    def region_of(self, step: str) -> Region:
-        """Returns the region of a step."""
-        return self._region_of[step]
-
-    def region(self, name: str) -> Region:
-        """Returns a region by its name."""
-        return self._by_name[name]
-
     # Ours: networkx takes as long to import as a whole check takes, graphlib knows no components, and where several
     # orders are right rustworkx chooses another one, which the names of regions and ops would follow.
     def _components(self) -> Iterator[list[str]]:
         """Yields strongly connected components, each before its successors (Kosaraju; Sharir 1981)."""
         forward = {name: [*reversed(targets)] for name, targets in self._successors.items()}
-        backward = {name: [*sources] for name, sources in self._predecessors.items()}
-        for target, source in self._fed_by.items():  # the two ends of a stream belong to one component
+        backward = {name: [*sources] for name, sources in self.predecessors.items()}
+        for target, source in self.fed_by.items():  # the two ends of a stream belong to one component
             forward[target].insert(0, source)
             backward[source].append(target)
         # the entry first, then backwards, so that the reversed result follows the order of the playbook
@@ -104,10 +93,10 @@ class StepGraph:
     def _region(self, component: list[str]) -> Region:
         steps = tuple(sorted(component, key=self._position.__getitem__))
         inside = set(steps)
-        entries = tuple(name for name in steps if name == self.entry or not inside.issuperset(self._predecessors[name]))
+        entries = tuple(name for name in steps if name == self.entry or not inside.issuperset(self.predecessors[name]))
         outside = (one for name in steps for one in self._successors[name] if one not in inside)
         targets = tuple(dict.fromkeys(outside))
-        is_stream = any(target in inside for name in steps for target in self._streams[name])
+        is_stream = any(target in inside for name in steps for target in self.streams_to[name])
         is_cycle = not is_stream and (len(steps) > 1 or steps[0] in self._successors[steps[0]])
         name = f"region_{(entries or steps)[0]}" if is_cycle or is_stream else steps[0]
         # reverse postorder: only arcs that close a cycle lead back

@@ -504,7 +504,6 @@ class Playbook(Model):
     workload: dict[str, Any] = Field(default_factory=dict)
     keychain: tuple[dict[str, Any], ...] = ()
     workbook: dict[str, Task] = Field(default_factory=dict)
-    executor: dict[str, Any] = Field(default_factory=dict)
     pod: Pod | None = Field(None, description="what the pod of a run is like, where runs get pods")
     dagster: DagsterSpec = DagsterSpec()
     tracing: Tracing = Tracing()

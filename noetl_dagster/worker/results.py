@@ -17,7 +17,7 @@ from noetl_dagster.events.envelopes import Envelope
 from noetl_dagster.playbook.models import ResultSpec, Task
 from noetl_dagster.playbook.templates.chunks import noted_rows
 from noetl_dagster.playbook.templates.rendering import Fetch, with_references
-from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, holds_key, unwrapped
+from noetl_dagster.playbook.templates.views import NOTHING, ReferenceCache, ResultView, find_in_data, unwrapped
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.codec import select_fields
@@ -40,7 +40,7 @@ async def check_result(task: Task, envelopes: Iterable[Envelope], cache: Referen
     """Raises ``ToolError`` of kind ``schema`` if a key that the task returns is in none of ``envelopes``."""
     views = [ResultView(envelope, cache) for envelope in envelopes]
     results = [await with_references(fetch, unwrapped, view) for view in views]
-    missing = [name for name in task.asserts.returns if not any(holds_key(one, name) for one in results)]
+    missing = [name for name in task.asserts.returns if all(find_in_data(one, name) is NOTHING for one in results)]
     if missing:
         last, shown = results[-1], f"is a {type(results[-1]).__name__}"
         if isinstance(last, Mapping):

@@ -385,7 +385,7 @@ def outstanding(execution: Execution) -> tuple[set[str], list[StepEnd]]:
     A step after an unhandled failure is not waited for, since its join never has all its upstreams.
     """
     graph, state = execution.program.graph, execution.state
-    reached = {graph.region_of(execution.playbook.entry.name).name}
+    reached = {graph.region_of[execution.playbook.entry.name].name}
     failures = []
     for end in state.ends.values():
         standing = state.end_of(end.step, end.visit)
@@ -393,13 +393,13 @@ def outstanding(execution: Execution) -> tuple[set[str], list[StepEnd]]:
             continue
         if standing.unhandled:
             failures.append(standing)
-        reached.update(graph.region_of(target).name for target in standing.fired)
+        reached.update(graph.region_of[target].name for target in standing.fired)
     # a cycle stops at its failure, whatever tokens still wait in it; regions after it, at any distance, never start
-    stopped = [graph.region_of(end.step) for end in failures]
+    stopped = [graph.region_of[end.step] for end in failures]
     blocked = {region.name for region in stopped}
     while stopped:
         for target in stopped.pop().targets:
-            region = graph.region_of(target)
+            region = graph.region_of[target]
             if region.name not in blocked:
                 blocked.add(region.name)
                 stopped.append(region)
@@ -408,7 +408,7 @@ def outstanding(execution: Execution) -> tuple[set[str], list[StepEnd]]:
 
 
 def _is_over(execution: Execution, region_name: str) -> bool:
-    region = execution.program.graph.region(region_name)
+    region = execution.program.graph.by_name[region_name]
     if region.is_stream:
         return streams_are_over(execution, region)
     if not region.is_cycle:

@@ -61,7 +61,7 @@ def spark_steps_ahead(execution: Execution) -> list[str]:
     """
     graph, state = execution.program.graph, execution.state
     reached, _ = outstanding(execution)
-    waiting = [step for name in reached for step in graph.region(name).entries]
+    waiting = [step for name in reached for step in graph.by_name[name].entries]
     seen = set(waiting)
     names = []
     while waiting:

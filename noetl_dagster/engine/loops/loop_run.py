@@ -119,7 +119,7 @@ async def begin_loop(
         ("total_shards" if shard else "collection_size"): len(items),
     }
     if program.loop.mode is LoopMode.STREAM:
-        meta["source"] = execution.program.graph.fed_by(visit.step)
+        meta["source"] = execution.program.graph.fed_by.get(visit.step)
     if loop_run.continues:
         meta["continues"] = loop_ids[-1]
     type_ = EventType.LOOP_FANOUT_STARTED if shard else EventType.LOOP_STARTED

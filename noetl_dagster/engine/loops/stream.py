@@ -58,7 +58,7 @@ class ChunkSource(IterationSource):
     @classmethod
     async def open(cls, runtime: Runtime, visit: Visit) -> ChunkSource:
         """Opens the loop run of a visit whose producer runs in this process."""
-        source = visit.execution.program.graph.fed_by(visit.step)
+        source = visit.execution.program.graph.fed_by.get(visit.step)
         assert source is not None
         key = (visit.execution.id, source, visit.number)
         stream = runtime.streams.of(key)

@@ -121,7 +121,7 @@ async def run_streams(steps: Steps, execution: Execution, region: Region) -> tup
         raise first from errors
     # consumers of a step whose failure an arc handled: none of their arcs fires
     for step in region.order[1:]:
-        source = program.graph.fed_by(step)
+        source = program.graph.fed_by.get(step)
         if source is None or state.end_of(step, VISIT) is not None or step not in state.visits:
             continue
         if state.end_of(source, VISIT) is not None and not _is_taken(state, source):
@@ -134,7 +134,7 @@ async def run_streams(steps: Steps, execution: Execution, region: Region) -> tup
 def streams_are_over(execution: Execution, region: Region) -> bool:
     """Reports that the log has the end of every step of a stream."""
     graph, state = execution.program.graph, execution.state
-    sources = (graph.fed_by(step) for step in region.order if state.end_of(step, VISIT) is None)
+    sources = (graph.fed_by.get(step) for step in region.order if state.end_of(step, VISIT) is None)
     return all(source is not None and not _is_taken(state, source) for source in sources)
 
 
@@ -143,7 +143,7 @@ async def _run_with_consumers(steps: Steps, execution: Execution, name: str) -> 
 
     The process that drives the source of a stream drives all of it. Consumers begin with it.
     """
-    consumers, streams = execution.program.graph.streams_to(name), steps.runtime.streams
+    consumers, streams = execution.program.graph.streams_to[name], steps.runtime.streams
 
     async def run(entered: Callable[[], None] | None = None) -> StepEnd | None:
         try:

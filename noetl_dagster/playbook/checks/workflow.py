@@ -48,7 +48,7 @@ def _check_graph(playbook: Playbook, graph: StepGraph, step: Step, hints: Hints)
     if step.name not in graph.reachable:
         message = f"no path leads here from {graph.entry!r}; it never runs"
         yield problem_of(playbook, step, message, "warning", ProblemKind.UNREACHABLE_STEP)
-    region = graph.region_of(step.name)
+    region = graph.region_of[step.name]
     if step.is_fanout and region.is_cycle:
         message = f"a fan-out cannot stand in a cycle ({_ring(region)})"
         remedy = f"use loop mode {LoopMode.PARALLEL}, or move it out of the cycle"
@@ -213,7 +213,7 @@ def check_streams(playbook: Playbook, graph: StepGraph) -> Iterator[Problem]:
     for step in playbook.steps:
         if step.streams_to:
             yield from _check_source(playbook, step)
-        region = graph.region_of(step.name)
+        region = graph.region_of[step.name]
         for arc in step.routing.arcs:
             if arc.is_stream:
                 yield from _check_stream(playbook, graph, step, arc)

@@ -115,12 +115,8 @@ def _partitions(block: Block) -> Iterator[PartitionsSpec]:
         dimension_spec = None if dimension is None else _dimension(dimension, name)
         if dimension_spec is not None:
             # a dimension is called as its workload key, unless it says otherwise
-            in_workload = name in block.reading.workload
-            yield (
-                dimension_spec
-                if dimension_spec.workload or not in_workload
-                else dimension_spec.model_copy(update={"workload": name})
-            )
+            workload = dimension_spec.workload or (name if name in block.reading.workload else None)
+            yield dimension_spec.model_copy(update={"workload": workload})
 
 
 def _dimension(block: Block, name: str) -> PartitionsSpec | None:

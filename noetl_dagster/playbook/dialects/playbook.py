@@ -90,7 +90,6 @@ def normalise(
         workload=defaults,
         keychain=keychain,
         workbook=workbook,
-        executor=executor,
         pod=reading.run_pod,
         dagster=dagster,
         tracing=tracing,

@@ -19,11 +19,11 @@ from noetl_dagster.errors import NoetlError, TemplateError, UndefinedNameError
 from noetl_dagster.playbook.templates.environment import ScopeContext, TooComplexError, UnknownName, undeclared_names
 from noetl_dagster.playbook.templates.reading import ENVIRONMENT, Foreign, read, whole_expression
 from noetl_dagster.playbook.templates.views import (
+    LAZY_SEQUENCES,
     LEAVES,
     LazyMapping,
     ReferenceNeeded,
     View,
-    is_lazy_sequence,
     plain,
 )
 from noetl_dagster.playbook.wording import did_you_mean, listed
@@ -41,6 +41,7 @@ _PATH = re.compile(r"\s*\{\{\s*([A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)*\s*\}\}\s*\Z", r
 _WORDS = frozenset({"true", "false", "none", "not", "and", "or", "in", "is", "if", "else"})
 _RESULT = "__result__"
 _SHOWN_NAMES = 30
+_NOT_PLAIN = (View, LazyMapping, *LAZY_SEQUENCES)
 _NO_NAMES: frozenset[str] = frozenset()
 BRACES_REMEDY = "write {% raw %} and {% endraw %} around what another program reads"
 
@@ -212,7 +213,7 @@ class _Expression(_Template):
             raise self._failed(error, scope) from error
 
     def _plain(self, value: Any) -> Any:
-        if isinstance(value, (View, LazyMapping)) or is_lazy_sequence(value):
+        if isinstance(value, _NOT_PLAIN):
             return plain(value)
         if (self.is_fresh or _holds_views(value)) and isinstance(value, (list, tuple, dict)):
             return plain(value)

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from noetl_dagster.result_ref import ResultRef, RowsAround
 
-_LAZY_SEQUENCES = (GeneratorType, KeysView, ValuesView, ItemsView, range, map, filter, zip, set, frozenset)
+LAZY_SEQUENCES = (GeneratorType, KeysView, ValuesView, ItemsView, range, map, filter, zip, set, frozenset)
+"""Types of what a template may give that can be read only once, or is not JSON."""
+
 _ENVELOPE_KEYS = frozenset(
     {"status", "data", "ref", "extracted", "error", "meta", "http", "pg", "py", "playbook", "results"}
 )
@@ -425,11 +427,6 @@ def find_in_data(data: Any, key: str) -> Any:
     return NOTHING
 
 
-def holds_key(data: Any, key: str) -> bool:
-    """Reports whether templates find ``key`` in the data of a result."""
-    return find_in_data(data, key) is not NOTHING
-
-
 def is_envelope(value: Any) -> bool:
     """Reports whether a mapping has the shape of a task's envelope."""
     return (
@@ -465,11 +462,6 @@ def plain(value: Any) -> Any:
         return plain(value.plain())
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, *_LAZY_SEQUENCES)):
+    if isinstance(value, (list, tuple, *LAZY_SEQUENCES)):
         return [plain(item) for item in value]
     return str(value) if isinstance(value, str) else value
-
-
-def is_lazy_sequence(value: Any) -> bool:
-    """Reports whether a template gave a generator or the like, which can be read only once or is not JSON."""
-    return isinstance(value, _LAZY_SEQUENCES)
