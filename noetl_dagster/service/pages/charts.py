@@ -11,7 +11,7 @@ from markupsafe import Markup
 from noetl_dagster.engine.executions.progress import brief
 
 WIDTH, LABEL, ROW = 900, 190, 20
-BAR, AXIS, EDGE = 14, 66, 26
+EDGE = 26
 
 MOST_VISITS = 60
 """Visits that a waterfall draws, the latest ones."""
@@ -106,46 +106,3 @@ def histogram(bins: Sequence[tuple[float, float, int]], label: str) -> Markup:
     return Markup(
         '<svg class="chart histogram" viewBox="0 0 {width} 160" role="img" aria-label="{label}">{bars}</svg>'
     ).format(width=max(round(step * len(bins) + 2 * EDGE), WIDTH // 2), label=label, bars=bars)
-
-
-class Bar(NamedTuple):
-    """A bar: its length in seconds, the status that colours it, its description, and where it leads."""
-
-    seconds: float
-    status: str
-    title: str
-    href: str
-
-
-def bars(shown: Sequence[Bar], label: str, *, height: int = 110) -> Markup:
-    """Returns upright bars beside each other, each of which is a link, with the longest duration at the axis."""
-    most = max((one.seconds for one in shown), default=0.0) or 1.0
-    width = max(len(shown) * BAR + AXIS, 320)
-    drawn = Markup("").join(
-        Markup(
-            '<a href="{href}" aria-label="{title}"><title>{title}</title>'
-            '<rect class="hit" x="{x}" y="8" width="{bar}" height="{height}"/>'
-            '<rect class="bar-{status}" x="{x}" y="{y:.1f}" width="{inner}" height="{length:.1f}" rx="2"/></a>'
-        ).format(
-            href=one.href,
-            title=one.title,
-            x=AXIS + place * BAR,
-            bar=BAR,
-            inner=BAR - 3,
-            height=height,
-            status=one.status,
-            length=(length := max(height * one.seconds / most, 2)),
-            y=8 + height - length,
-        )
-        for place, one in enumerate(shown)
-    )
-    axis = Markup(
-        '<line class="axis" x1="{axis}" x2="{width}" y1="8" y2="8"/>'
-        '<text x="{left}" y="12" text-anchor="end">{most}</text>'
-        '<line class="axis" x1="{axis}" x2="{width}" y1="{base}" y2="{base}"/>'
-        '<text x="{left}" y="{base}" text-anchor="end">0</text>'
-    ).format(axis=AXIS, left=AXIS - 6, width=width, base=height + 8, most=brief(most))
-    return Markup(
-        '<div class="graph-scroll" tabindex="0"><svg class="chart bars" width="{width}" height="{height}" '
-        'viewBox="0 0 {width} {height}" role="group" aria-label="{label}">{axis}{bars}</svg></div>'
-    ).format(width=width, height=height + 14, label=label, axis=axis, bars=drawn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,9 +25,8 @@ from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.service.pages.access import TheViewer
-from noetl_dagster.service.pages.charts import Bar, bars
 from noetl_dagster.service.pages.graph import graph_svg
-from noetl_dagster.service.pages.rendering import LONGEST_TEXT, page, page_router, seconds, visible
+from noetl_dagster.service.pages.rendering import LONGEST_TEXT, page, page_router, visible
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
 
@@ -148,7 +147,6 @@ async def playbook(request: Request, reference: str, plane: ThePlane, viewer: Th
         graph=_graph(shown.playbook),
         executions=[_row(one) for one in executions],
         is_complete=is_complete,
-        chart=_chart(executions),
         versions=versions,
         lines=lines,
         more=more,
@@ -235,22 +233,5 @@ async def _executions(plane: Plane, path: str) -> tuple[list[ListedExecution], b
 
 def _row(one: ListedExecution) -> dict[str, Any]:
     names = ("execution_id", "partition", "status", "started_at", "error")
-    return {name: getattr(one, name) for name in names} | {"seconds": _seconds(one)}
-
-
-def _seconds(one: ListedExecution) -> float:
-    return ((one.ended_at or datetime.now(UTC)) - one.started_at).total_seconds()
-
-
-def _chart(executions: Sequence[ListedExecution]) -> Markup:
-    """Returns a bar for each execution, the newest one at the right."""
-    durations = [
-        Bar(
-            _seconds(one),
-            one.status,
-            f"{one.execution_id}: {one.status.lower()}, {seconds(_seconds(one))}",
-            f"/executions/{one.execution_id}",
-        )
-        for one in reversed(executions)
-    ]
-    return bars(durations, "Duration of the newest executions")
+    seconds = ((one.ended_at or datetime.now(UTC)) - one.started_at).total_seconds()
+    return {name: getattr(one, name) for name in names} | {"seconds": seconds}

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated, Any
 
+import asyncpg
 from fastapi import Path, Request
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from noetl_dagster.events.projection import Projection
-from noetl_dagster.events.transport.capacity import CapacityRegistry
 from noetl_dagster.events.transport.queries import MISSED_REPORTS, no_worker
 from noetl_dagster.events.transport.wire import Id
 from noetl_dagster.service.health import ingest_lag
@@ -34,12 +33,12 @@ KEPT_SECONDS = 1.0
 
 # Workers that have reported within an hour, those that report now first.
 WORKERS = f"""
-SELECT worker_id, status, capacity, meta, started_at, extract(epoch FROM now() - heartbeat)::float8 AS silent
+SELECT worker_id, status, capacity, meta, extract(epoch FROM now() - heartbeat)::float8 AS silent
 FROM noetl.runtime WHERE kind = 'worker' AND heartbeat > now() - interval '1 hour'
 ORDER BY heartbeat DESC LIMIT {MOST_WORKERS + 1}
 """
 
-# Commands that workers hold, by worker, and since when.
+# Commands that workers hold, by worker, and since when; expired: no heartbeat arrives.
 RUNNING = f"""
 SELECT queue.execution_id, queue.node_name AS step, queue.tool_kind, queue.pool, queue.worker_id, queue.attempts,
        (queue.context #>> '{{meta,iter_index}}')::bigint AS index, (queue.context #>> '{{meta,visit}}')::int AS visit,
@@ -94,29 +93,12 @@ class ShownWorker:
     active: int
     kinds: dict[str, int]
     silent: float
-    started_at: datetime | None
     about: dict[str, str]
 
     @property
     def is_connected(self) -> bool:
         """Reports whether it takes or runs commands."""
         return self.status in ("ready", "draining")
-
-
-@dataclass(frozen=True, slots=True)
-class RunningCommand:
-    """A command that a worker holds; ``index`` is its iteration in a loop. ``expired``: no heartbeat arrives."""
-
-    execution_id: int
-    step: str
-    tool_kind: str
-    pool: str
-    worker_id: str
-    attempts: int
-    index: int | None
-    visit: int | None
-    seconds: float | None
-    expired: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +130,13 @@ class Workforce:
     """What the page shows.
 
     Attributes:
+        running: the rows of :data:`RUNNING`.
         ingest_lag: messages of workers in NATS that are not in the log; None if NATS does not answer.
         projection_lag: seconds by which the overview of executions is behind the log.
     """
 
     workers: Sequence[ShownWorker]
-    running: Sequence[RunningCommand]
+    running: Sequence[asyncpg.Record]
     pools: Sequence[PoolQueue]
     ingest_lag: int | None
     projection_lag: float
@@ -162,37 +145,19 @@ class Workforce:
 async def read_workforce(plane: Plane) -> Workforce:
     """Reads workers, running and waiting commands, each in a bounded query."""
     pool = plane.engine.runtime.pool
-    workers = workers_of(await pool.fetch(WORKERS), plane.capacity.registry)
+    workers = workers_of(await pool.fetch(WORKERS))
     return Workforce(
         workers=workers,
-        running=[RunningCommand(**row) for row in await pool.fetch(RUNNING)],
+        running=await pool.fetch(RUNNING),
         pools=queues_of(await pool.fetch(WAITING), workers),
         ingest_lag=await ingest_lag(plane),
         projection_lag=await Projection(pool).lag_seconds(),
     )
 
 
-def workers_of(rows: Iterable[Mapping[str, Any]], registry: CapacityRegistry) -> list[ShownWorker]:
-    """Returns the workers of ``noetl.runtime``, and of this process's registry where that is more recent."""
-    shown = {(one.pool, one.worker_id): one for one in map(_stored, rows)}
-    now = time.monotonic()
-    for key, capacity in [*registry.workers.items()]:
-        report, silent, stored = capacity.report, now - capacity.heard, shown.get(key)
-        if stored is not None and stored.silent < silent:
-            continue
-        shown[key] = ShownWorker(
-            worker_id=report.worker_id,
-            pool=report.pool,
-            status="lost" if capacity.lost and report.status != "stopped" else report.status,
-            slots=report.slots,
-            available=report.available_slots,
-            active=report.active_tasks,
-            kinds=dict(report.tool_pools),
-            silent=silent,
-            started_at=stored.started_at if stored is not None else None,
-            about=_about(report.meta),
-        )
-    return sorted(shown.values(), key=lambda one: (not one.is_connected, one.pool, one.worker_id))
+def workers_of(rows: Iterable[Mapping[str, Any]]) -> list[ShownWorker]:
+    """Returns the workers of ``noetl.runtime``, the connected ones first."""
+    return sorted(map(_stored, rows), key=lambda one: (not one.is_connected, one.pool, one.worker_id))
 
 
 def _stored(row: Mapping[str, Any]) -> ShownWorker:
@@ -207,7 +172,6 @@ def _stored(row: Mapping[str, Any]) -> ShownWorker:
         active=int(capacity.get("active_tasks", 0)),
         kinds=dict(capacity.get("tool_pools") or {}),
         silent=silent,
-        started_at=row["started_at"],
         about=_about(row["meta"]),
     )
 

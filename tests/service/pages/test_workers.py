@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from noetl_dagster.events.transport.capacity import CapacityRegistry, WorkerReport, put_worker
+from noetl_dagster.events.transport.capacity import WorkerReport, put_worker
 from noetl_dagster.service.pages.workers import MOST_COUNTED, WAITING, PoolQueue, read_workforce, workers_of
 from tests.playbooks import playbook
 from tests.pool import working
@@ -94,7 +94,6 @@ async def test_hostile_reports_are_only_text(service: Service) -> None:
     for number, text in enumerate(HOSTILE):
         name = f"{number}{text[:200]}".replace("\x00", "")
         report = WorkerReport(worker_id=name, tool_pools={text[:60]: 1}, slots=1, meta={"host": text[:3_000]})
-        service.plane.capacity.registry.heard(report)
         assert await put_worker(pool, report) is None
         await pool.execute(
             "INSERT INTO noetl.queue (execution_id, command_id, event_id, node_name, tool_kind, worker_id, status, "
@@ -111,7 +110,7 @@ def reported(silent: float = 0.0, **changes: Any) -> dict[str, Any]:
     capacity = {"pool": "p", "slots": 4, "available_slots": 3, "active_tasks": 1, "interval": 10.0}
     return {
         **{"worker_id": "w", "status": "ready", "capacity": capacity, "meta": {"host": "h"}},
-        **{"started_at": None, "silent": silent, **changes},
+        **{"silent": silent, **changes},
     }
 
 
@@ -127,18 +126,12 @@ def reported(silent: float = 0.0, **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_stored_report(row: dict[str, Any], status: str, connected: bool) -> None:
-    [worker] = workers_of([row], CapacityRegistry())
+    [worker] = workers_of([row])
     assert (worker.status, worker.is_connected) == (status, connected)
 
 
-def test_the_latest_report_counts() -> None:
-    registry = CapacityRegistry()
-    registry.heard(WorkerReport(worker_id="w", pool="p", slots=9))
-    [worker] = workers_of([reported(20)], registry)
-    assert worker.slots == 9
-    [worker] = workers_of([reported(-1)], registry)
-    assert worker.slots == 4
-    both = workers_of([reported()], CapacityRegistry()) + workers_of([reported(90, worker_id="a")], CapacityRegistry())
+def test_connected_workers_come_first() -> None:
+    both = workers_of([reported(90, worker_id="a"), reported()])
     assert [one.worker_id for one in both] == ["w", "a"]
 
 
