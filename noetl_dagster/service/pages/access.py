@@ -89,9 +89,8 @@ def viewer_of(request: Request) -> Viewer:
         raise ApiProblem(401, "a token is needed")
     if not principal.reads_all:
         raise ApiProblem(403, "pages need a token with the scope reader or operator; this one is a worker's")
-    form = cookies(headers).get(FORM_COOKIE)
-    is_new = not form
-    return Viewer(principal, form or secrets.token_urlsafe(24), signed_in=tokens.required, is_new=is_new)
+    form = cookies(headers).get(FORM_COOKIE, "")
+    return Viewer(principal, form or secrets.token_urlsafe(24), signed_in=tokens.required, is_new=not form)
 
 
 async def viewer_(request: Request) -> Viewer:  # async, so that FastAPI needs no thread
@@ -116,6 +115,12 @@ async def read_form(request: Request) -> dict[str, str]:
         raise ApiProblem(422, f"the form has more than {MOST_FIELDS} fields") from None
 
 
+def is_own(request: Request, fields: Mapping[str, str]) -> bool:
+    """Reports whether a form comes from a page that this browser received."""
+    own = cookies(dict(request.scope["headers"])).get(FORM_COOKIE, "")
+    return bool(own) and secrets.compare_digest(fields.get(FORM_FIELD, "").encode(), own.encode())
+
+
 @dataclass(frozen=True, slots=True)
 class Submitted:
     """A form that an operator sent from a page of this service."""
@@ -134,7 +139,7 @@ async def submitted(request: Request) -> Submitted:
     if not viewer.may_operate:
         raise ApiProblem(403, "the token lacks the scope operator")
     fields = await read_form(request)
-    if viewer.is_new or not secrets.compare_digest(fields.get(FORM_FIELD, "").encode(), viewer.form.encode()):
+    if not is_own(request, fields):
         raise ApiProblem(403, "the form does not come from a page of this service; load the page again, and repeat")
     return Submitted(viewer, fields)
 

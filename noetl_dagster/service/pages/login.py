@@ -9,7 +9,7 @@ from fastapi import Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from noetl_dagster.service.access import TOKEN_COOKIE, cookies
-from noetl_dagster.service.pages.access import FORM_COOKIE, FORM_FIELD, read_form, set_cookie
+from noetl_dagster.service.pages.access import FORM_COOKIE, is_own, read_form, set_cookie
 from noetl_dagster.service.pages.rendering import page, page_router
 
 router = page_router()
@@ -36,8 +36,7 @@ async def sign_in(request: Request) -> Response:
     """Puts a token that the service knows into a cookie."""
     fields = await read_form(request)
     wanted, token = fields.get("next", FIRST_PAGE), fields.get("token", "").strip()
-    own = cookies(dict(request.scope["headers"])).get(FORM_COOKIE, "")
-    if not own or not secrets.compare_digest(fields.get(FORM_FIELD, "").encode(), own.encode()):
+    if not is_own(request, fields):
         return _form(request, wanted, "This page was open for too long. Enter the token again.", status=403)
     principal = request.app.state.tokens.principal(token)
     if principal is None:
@@ -53,9 +52,8 @@ async def sign_in(request: Request) -> Response:
 async def sign_out(request: Request) -> Response:
     """Removes the token from the browser."""
     fields = await read_form(request)
-    own = cookies(dict(request.scope["headers"])).get(FORM_COOKIE, "")
     response = RedirectResponse("/login", 303)
-    if own and secrets.compare_digest(fields.get(FORM_FIELD, "").encode(), own.encode()):
+    if is_own(request, fields):
         response.delete_cookie(TOKEN_COOKIE, path="/", httponly=True, samesite="strict")
     return response
 
