@@ -13,13 +13,14 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, BinaryIO
+from typing import Any
 
 from noetl_dagster.errors import Place, PlaybookError, Problem, ProblemKind, ServiceError
 from noetl_dagster.events.catalog import PlaybookDraft, draft_of
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.process.environment import basic_environment
+from noetl_dagster.process.forking import MOST_BYTES, Message
 from noetl_dagster.settings import Settings
 
 PROCESSES = 2
@@ -27,9 +28,6 @@ PROCESSES = 2
 
 _PATIENCE = 3
 """Wall-clock time on a busy machine, as a multiple of the processor time."""
-
-_HEADER = 8
-Message = dict[str, Any]
 
 
 class PlaybookChecker:
@@ -95,6 +93,7 @@ class PlaybookChecker:
             *(sys.executable, "-m", __name__, str(settings.check_seconds), str(settings.check_bytes)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            limit=MOST_BYTES,
             env=environment,
         )
         try:
@@ -125,12 +124,14 @@ async def _exchanged(process: asyncio.subprocess.Process, request: Message | Non
     assert process.stdin is not None
     assert process.stdout is not None
     if request is not None:
-        content = json.dumps(request).encode()
-        process.stdin.write(len(content).to_bytes(_HEADER, "big") + content)
+        process.stdin.write(_line(request))
         await process.stdin.drain()
-    size = int.from_bytes(await process.stdout.readexactly(_HEADER), "big")
-    answer: Message = json.loads(await process.stdout.readexactly(size))
+    answer: Message = json.loads(await process.stdout.readuntil())
     return answer
+
+
+def _line(message: Message) -> bytes:
+    return json.dumps(message, default=str).encode() + b"\n"
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -156,24 +157,21 @@ def _answer(request: Message) -> Message:
         return {"memory": True}
 
 
-def _send(stream: BinaryIO, message: Message) -> None:
-    content = json.dumps(message, default=str).encode()
-    stream.write(len(content).to_bytes(_HEADER, "big") + content)
-    stream.flush()
-
-
 def main(seconds: float, size: int) -> None:
     """Answers requests until the API ends. Exceeding the processor time of a request ends the process."""
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for the API
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr
-    _send(answers, {})
-    while header := requests.read(_HEADER):
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process, also inside of a call in C
-        _send(answers, _answer(json.loads(requests.read(int.from_bytes(header, "big")))))
+    answers, sys.stdout = sys.stdout.buffer, sys.stderr
+    answer: Message = {}
+    while True:
+        answers.write(_line(answer))
+        answers.flush()
         signal.setitimer(signal.ITIMER_PROF, 0)
+        if not (request := sys.stdin.buffer.readline()):
+            return
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process, also inside of a call in C
+        answer = _answer(json.loads(request))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ async def execution(
 ) -> Response:
     """Shows an execution, now or as it was at an event."""
     runtime = plane.engine.runtime
-    watched = await read_watched(plane, execution_id, until=at)
+    watched = await WatchedExecution.read(runtime.pool, execution_id, until=at)
     playbook = await playbook_of(runtime, execution_id)
     facts = await _facts(plane, watched)
     return page(
@@ -140,11 +140,6 @@ async def resume(execution_id: ExecutionId, plane: ThePlane, form: TheForm) -> R
                     raise ApiProblem(503, f"the run that was to resume execution {execution_id} ended early: {failure}")
                 await asyncio.sleep(0.2)
     return RedirectResponse(f"/executions/{execution_id}?resuming=true", 303)
-
-
-async def read_watched(plane: Plane, execution_id: int, *, until: int | None = None) -> WatchedExecution:
-    """Reads an execution for a page."""
-    return await WatchedExecution.read(plane.engine.runtime.pool, execution_id, until=until)
 
 
 async def playbook_of(runtime: Runtime, execution_id: int) -> Playbook | None:

@@ -26,7 +26,7 @@ from noetl_dagster.engine.executions.iterations import (
 )
 from noetl_dagster.engine.executions.overview import LoopView
 from noetl_dagster.engine.executions.progress import brief
-from noetl_dagster.engine.executions.watching import SLOW_SECONDS, StepVisit, visits_of_step
+from noetl_dagster.engine.executions.watching import SLOW_SECONDS, StepVisit, WatchedExecution, visits_of_step
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events.envelopes import Envelope, from_result
 from noetl_dagster.events.state import ExecutionStatus
@@ -35,7 +35,7 @@ from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.playbook.rules import RulePlace, rule_places
 from noetl_dagster.service.pages.access import TheViewer
 from noetl_dagster.service.pages.charts import histogram
-from noetl_dagster.service.pages.execution import ExecutionId, SourceLines, playbook_of, read_watched
+from noetl_dagster.service.pages.execution import ExecutionId, SourceLines, playbook_of
 from noetl_dagster.service.pages.rendering import page, page_router
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
@@ -108,7 +108,7 @@ async def step_page(
     course, chosen, playbook = await _found(plane, execution_id, step, visit)
     fields = {name: request.query_params.get(name, "").strip()[:500] for name in _FIELDS}
     wanted, problem = _filter(fields)
-    watched = await read_watched(plane, execution_id)
+    watched = await WatchedExecution.read(pool, execution_id)
     names: dict[str, Any] = {
         "id": execution_id,
         "step": step,
