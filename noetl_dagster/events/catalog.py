@@ -99,20 +99,22 @@ class RegisteredPlaybooks:
             PlaybookError: no such version is registered; the message names those that are.
         """
         path, version = split_version(reference)
-        row = await self._pool.fetchrow(queries.CATALOG_VERSION, path, version, 1)
-        if row is None:
+        playbook = await self._load(path, version, 1, lenient)
+        if playbook is None:
             missing = ProblemKind.MISSING_PLAYBOOK
             raise PlaybookError([Problem(Place(reference, 1), await self._missing(reference), kind=missing)])
-        file, lenient = _version(row).reference, lenient or _is_lenient(row["meta"])
-        return await asyncio.to_thread(parse_playbook, row["content"], file=file, lenient=lenient, model=row["model"])
+        return playbook
 
     async def that_ran(self, path: str, *, lenient: bool = False) -> Playbook | None:
         """Returns the latest version of a path; if none is registered, the newest text that ran under it."""
-        row = await self._pool.fetchrow(queries.CATALOG_VERSION, path, None, 0)
+        return await self._load(path, None, 0, lenient)
+
+    async def _load(self, path: str, version: int | None, least: int, lenient: bool) -> Playbook | None:
+        row = await self._pool.fetchrow(queries.CATALOG_VERSION, path, version, least)
         if row is None:
             return None
-        file = f"{path}@{row['version']}" if row["version"] else path
-        return parse_playbook(row["content"], file=file, lenient=lenient or _is_lenient(row["meta"]))
+        file, lenient = f"{path}@{row['version']}" if row["version"] else path, lenient or _is_lenient(row["meta"])
+        return await asyncio.to_thread(parse_playbook, row["content"], file=file, lenient=lenient, model=row["model"])
 
     async def versions(self, path: str, limit: int, *, after: int = 0) -> list[PlaybookVersion]:
         """Returns the versions of a path with a number above ``after``, the newest first."""

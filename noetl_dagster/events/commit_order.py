@@ -17,6 +17,7 @@ import asyncpg
 from noetl_dagster.events import queries
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.log import as_event
+from noetl_dagster.events.projection_queries import FORGET, RESET_CHECKPOINTS
 from noetl_dagster.events.types import Event
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,6 @@ UPDATE noetl.event SET xact_id = (3 + floor(
     event.xact_id::text::numeric * (pg_snapshot_xmin(pg_current_snapshot())::text::numeric - 4) / last))::text::xid8
 FROM (SELECT 1 + max(xact_id::text::numeric) AS last FROM noetl.event) log
 """
-_PROJECT_AGAIN = "UPDATE noetl.projection_checkpoint SET xact_id = '0', events = 0"
-_FORGET = "DELETE FROM noetl.execution"
 
 
 class Position(NamedTuple):
@@ -165,8 +164,8 @@ async def adopt(connection: Any) -> None:
         return
     logger.warning("the log was restored from another server; the transactions of its events are renumbered")
     await connection.execute(_RENUMBER)
-    await connection.execute(_PROJECT_AGAIN)
-    await connection.execute(_FORGET)
+    await connection.execute(RESET_CHECKPOINTS)
+    await connection.execute(FORGET)
 
 
 async def position_of(pool: asyncpg.Pool, execution_id: int, event_id: int) -> Position | None:

@@ -11,9 +11,16 @@ COLUMNS = tuple(_TYPES)
 
 _LIST = ", ".join(COLUMNS)
 
-_ENDS = "('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')"
-_END_OF_COMMAND = f"""
-execution_id = $1 AND meta ->> 'command_id' = $2 AND meta ? 'command_id' AND event_type IN {_ENDS}"""
+ENDS = "('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')"
+
+
+def end_of(execution: str, command: str, event: str = "ended") -> str:
+    """Returns the condition that an event ends a command, by the index ``uidx_event_command_end_command_id``."""
+    is_named = f"{event}.execution_id = {execution} AND {event}.meta ->> 'command_id' = {command}"
+    return f"{is_named} AND {event}.meta ? 'command_id' AND {event}.event_type IN {ENDS}"
+
+
+_END_OF_COMMAND = end_of("$1", "$2", "event")
 _CHUNK_OF_VISIT = """
 execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND event_type = 'call.partial'"""
 _OF_VISIT = "execution_id = $1 AND node_name = $2 AND meta ->> 'visit' = $3 AND meta ->> 'epoch' = $4"
@@ -176,12 +183,15 @@ SELECT EXISTS (
       AND event_type IN ('command.completed', 'loop.shard.done', 'call.partial'))
 """
 
-# How often recovery has resumed an execution, and for how many seconds it has had no event.
+# How often recovery has resumed an execution, the meta of its latest start, the Unix time of its last event, and the
+# seconds since then.
 IDLE = """
-SELECT (SELECT count(*) FROM noetl.event
-        WHERE execution_id = $1 AND event_type = 'execution.resumed' AND meta ? 'recovery') AS recoveries,
-       (SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 FROM noetl.event
-        WHERE execution_id = $1 ORDER BY event_id DESC LIMIT 1) AS seconds
+SELECT opened.*, extract(epoch FROM created_at)::float8 AS since,
+       extract(epoch FROM clock_timestamp() - created_at)::float8 AS seconds
+FROM (SELECT count(*) FILTER (WHERE meta ? 'recovery') AS recoveries,
+             (array_agg(meta ORDER BY event_id DESC))[1] AS latest
+      FROM noetl.event WHERE execution_id = $1 AND event_type IN ('playbook.initialized', 'execution.resumed')) opened,
+     (SELECT created_at FROM noetl.event WHERE execution_id = $1 ORDER BY event_id DESC LIMIT 1) last
 """
 
 # How far a playbook has loaded under each name and in each partition.
@@ -377,9 +387,7 @@ WITH begun AS (
 SELECT DISTINCT ON (begun.meta ->> 'command_id') {_LIST}
 FROM begun
 WHERE NOT EXISTS (
-    SELECT FROM noetl.event ended
-    WHERE ended.execution_id = $1 AND ended.meta ->> 'command_id' = begun.meta ->> 'command_id'
-      AND ended.event_type IN {_ENDS} AND ended.meta ? 'command_id')
+    SELECT FROM noetl.event ended WHERE {end_of("$1", "begun.meta ->> 'command_id'")})
 ORDER BY begun.meta ->> 'command_id', begun.event_id DESC
 """
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from noetl_dagster.events.queries import end_of
 from noetl_dagster.events.types import EventType
 
 EXAMPLES = 20
@@ -252,8 +253,7 @@ QUEUED = f"""
 SELECT execution_id, node_name AS step, NULL::int AS iteration, command_id AS place,
        status = 'leased' AND lease_until < now() - interval '5 minutes' AS is_dead,
        (SELECT ended.event_id FROM noetl.event ended
-        WHERE ended.execution_id = queue.execution_id AND ended.meta ->> 'command_id' = queue.command_id
-          AND ended.meta ? 'command_id' AND ended.event_type IN ({_ENDS}) LIMIT 1) IS NOT NULL AS has_ended,
+        WHERE {end_of("queue.execution_id", "queue.command_id")} LIMIT 1) IS NOT NULL AS has_ended,
        (SELECT issued.event_id FROM noetl.event issued
         WHERE issued.execution_id = queue.execution_id AND issued.meta ->> 'command_id' = queue.command_id
           AND issued.meta ? 'command_id' AND issued.event_type = 'command.issued' LIMIT 1) IS NULL AS unissued

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 from pydantic import BaseModel, ConfigDict
 
-from noetl_dagster.events.queries import LOOP_RATES
+from noetl_dagster.events.queries import LOOP_RATES, end_of
 from noetl_dagster.events.transport.queries import MISSED_REPORTS
 from noetl_dagster.settings import DEFAULT_POOL
 
@@ -19,17 +19,12 @@ MOST_WAITING = 10_000
 """The waiting commands of an execution are counted up to this number."""
 
 # By step, the last note of its commands that run.
-RUNNING_NOTES = """
+RUNNING_NOTES = f"""
 SELECT DISTINCT ON (beat.node_name) beat.node_name, beat.meta ->> 'note' AS note
 FROM noetl.event beat
 WHERE beat.execution_id = $1 AND beat.event_type = 'command.heartbeat' AND beat.meta ? 'note'
   AND NOT EXISTS (
-      SELECT FROM noetl.event ended
-      WHERE ended.execution_id = $1 AND ended.meta ->> 'command_id' = beat.meta ->> 'command_id'
-        AND ended.event_type IN
-            ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
-        AND ended.meta ? 'command_id'
-  )
+      SELECT FROM noetl.event ended WHERE {end_of("$1", "beat.meta ->> 'command_id'")})
 ORDER BY beat.node_name, beat.event_id DESC
 """
 
@@ -112,7 +107,7 @@ WHERE kind = 'worker' AND status = 'ready'
 # have ended. ``counted`` is how many of them ended since the latest start of the execution, the first of them
 # ``seconds`` ago; a command that was claimed again ended once. The limits keep the planner from joining with all
 # the ends of an execution.
-_LATEST = """
+_LATEST = f"""
 WITH since AS (
     SELECT max(created_at) AS moment FROM noetl.event
     WHERE execution_id = $1 AND event_type IN ('playbook.initialized', 'execution.resumed')
@@ -136,9 +131,7 @@ FROM unnest($2::text[], $3::int[]) AS wanted (step, most) CROSS JOIN since CROSS
     ) claimed
     LEFT JOIN LATERAL (
         SELECT duration, created_at FROM noetl.event
-        WHERE claimed.nth = 1 AND execution_id = $1 AND meta ->> 'command_id' = claimed.command_id
-          AND meta ? 'command_id'
-          AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
+        WHERE claimed.nth = 1 AND {end_of("$1", "claimed.command_id", "event")}
         LIMIT 1
     ) ended ON true
     HAVING count(*) > 0

@@ -24,6 +24,7 @@ from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import CredentialError, NoetlError, StorageError, TemplateError, ToolError
 from noetl_dagster.events.connection import DATABASE_ERRORS
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope, from_result
+from noetl_dagster.events.queries import end_of
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import FrameProcess, Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
@@ -82,7 +83,7 @@ ORDER BY execution_id, loop_id, first_index
 EXPIRE = "UPDATE noetl.cursor_frame SET lease_until = now() WHERE execution_id = $1"
 
 # The latest command of each row of a frame, and how it ended.
-COMMANDS = """
+COMMANDS = f"""
 SELECT issued.current_index, (issued.meta ->> 'attempt')::int AS attempt, ended.result
 FROM (
     SELECT DISTINCT ON (current_index) current_index, meta FROM noetl.event
@@ -90,10 +91,7 @@ FROM (
       AND current_index >= $3 AND current_index < $3 + $4
     ORDER BY current_index, (meta ->> 'attempt')::int DESC) issued
 LEFT JOIN LATERAL (
-    SELECT result FROM noetl.event
-    WHERE execution_id = $1 AND meta ->> 'command_id' = issued.meta ->> 'command_id' AND meta ? 'command_id'
-      AND event_type IN ('command.completed', 'command.failed')
-    LIMIT 1) ended ON true
+    SELECT result FROM noetl.event WHERE {end_of("$1", "issued.meta ->> 'command_id'", "event")} LIMIT 1) ended ON true
 ORDER BY current_index
 """
 

@@ -24,6 +24,7 @@ from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.events.connection import DATABASE_AWAY
 from noetl_dagster.events.projection import Projection
+from noetl_dagster.events.queries import IDLE
 from noetl_dagster.playbook.models import Playbook
 
 logger = logging.getLogger(__name__)
@@ -44,15 +45,6 @@ SHORTEST_SECONDS = 0.1
 
 _ALONE = "SELECT pg_try_advisory_xact_lock(hashtext('noetl.recovery'), hashint8($1))"
 """Of several services that see the same execution, one resumes it."""
-
-_LAST_EVENT = """
-SELECT extract(epoch FROM created_at)::float8 FROM noetl.event
-WHERE execution_id = $1 ORDER BY event_id DESC LIMIT 1
-"""
-_EPOCHS = """
-SELECT count(*) FILTER (WHERE meta ? 'recovery') AS recoveries, (array_agg(meta ORDER BY event_id DESC))[1] AS latest
-FROM noetl.event WHERE execution_id = $1 AND event_type IN ('playbook.initialized', 'execution.resumed')
-"""
 
 
 class Verdict(StrEnum):
@@ -159,12 +151,9 @@ class Recovery:
         state = execution.state
         if not state.is_running:
             return None
-        pool, settings = self._runtime.pool, self._runtime.settings
-        epochs = await pool.fetchrow(_EPOCHS, execution_id)
-        attempts = int(epochs["recoveries"])
-        latest = epochs["latest"]
+        settings, idle = self._runtime.settings, await self._runtime.pool.fetchrow(IDLE, execution_id)
+        attempts, latest, quiet_since = int(idle["recoveries"]), idle["latest"], idle["since"]
         one_process = ONE_PROCESS in latest or (latest.get("runner") == Runner.ENGINE and bool(state.visits))
-        quiet_since = await pool.fetchval(_LAST_EVENT, execution_id)
         if request is not None and request.epoch == state.epoch + 1:
             attempts += request.requests
             quiet_since = max(quiet_since, request.at)

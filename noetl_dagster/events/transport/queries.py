@@ -1,6 +1,6 @@
 """Every statement of the transport: the queue, the claims, dead letters, workers."""
 
-from noetl_dagster.events.queries import insert_new
+from noetl_dagster.events.queries import end_of, insert_new
 
 MISSED_REPORTS = 3
 """A worker that misses this many reports counts as lost."""
@@ -36,7 +36,7 @@ SELECT (SELECT array_agg(event_id) FROM new) AS inserted, runs, taken FROM settl
 # Puts issued commands into the queue, leaving out those that have ended and those of cancelled executions;
 # returns the queued ones. $1 to $3 are the commands, each with the position of what it shares with others in $4 to $11.
 # Scalar subqueries look each command up by index: a join of a large batch might read the whole log.
-ENQUEUE = """
+ENQUEUE = f"""
 WITH closed AS MATERIALIZED (
     SELECT id FROM (SELECT DISTINCT id FROM unnest($4::bigint[]) AS id ORDER BY id) asked
     WHERE NOT noetl.is_open(id)
@@ -64,23 +64,17 @@ FROM wanted
 JOIN latest ON latest.execution_id = wanted.execution_id AND latest.priority = wanted.priority
     AND latest.pool = wanted.pool
 WHERE wanted.execution_id NOT IN (SELECT id FROM closed) AND (
-    SELECT ended.event_id FROM noetl.event ended
-    WHERE ended.execution_id = wanted.execution_id AND ended.meta ->> 'command_id' = wanted.command_id
-      AND ended.meta ? 'command_id'
-      AND ended.event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')) IS NULL
+    SELECT ended.event_id FROM noetl.event ended WHERE {end_of("wanted.execution_id", "wanted.command_id")}) IS NULL
 ON CONFLICT DO NOTHING
 RETURNING command_id, event_id
 """
 
 # How commands ended.
-COMMAND_ENDS = """
+COMMAND_ENDS = f"""
 SELECT command_id, result, context, duration
 FROM unnest($1::bigint[], $2::text[]) AS wanted (execution_id, command_id), LATERAL (
     SELECT result, context, duration FROM noetl.event
-    WHERE event.execution_id = wanted.execution_id AND meta ->> 'command_id' = wanted.command_id
-      AND meta ? 'command_id'
-      AND event_type IN ('command.completed', 'command.failed', 'loop.shard.done', 'loop.shard.failed')
-    LIMIT 1) ended
+    WHERE {end_of("wanted.execution_id", "wanted.command_id", "event")} LIMIT 1) ended
 """
 
 # Claims as many commands as there are ids in $2, only those of $6 and $7 if given; see schema/060_pool.sql.
