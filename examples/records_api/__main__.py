@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Annotated
 
 import typer
@@ -21,8 +22,11 @@ def serve(
     """Serve simulated clinical records until interrupted."""
     app = create_app(seed=seed, faults=faults, facilities=facilities, patients=patients)
     # uvicorn logs an error for each dropped connection, which is intended here
-    config = uvicorn.Config(app, host=host, port=port, log_level="critical", access_log=False)
-    listener = config.bind_socket()
+    config = uvicorn.Config(app, log_level="critical", access_log=False)
+    # without its protocol, asyncio leaves Nagle's algorithm on, and each answer waits for an acknowledgement
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
     typer.echo(f"records API on http://{host}:{listener.getsockname()[1]}")
     uvicorn.Server(config).run(sockets=[listener])
 

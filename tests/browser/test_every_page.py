@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator
 from urllib.parse import quote
 
-import pytest
 import pytest_asyncio
 from playwright.async_api import Page, expect
 
@@ -95,7 +94,8 @@ async def opened(visitor: Visitor, addresses: dict[str, str], name: str) -> Page
 
 async def findings(page: Page, **options: object) -> list[str]:
     """What axe finds on a page."""
-    await page.evaluate(AXE.read_text(encoding="utf-8") + ";0")
+    if not await page.evaluate("'axe' in window"):
+        await page.evaluate(AXE.read_text(encoding="utf-8") + ";0")
     run = f"axe.run(document, {json.dumps({'resultTypes': ['violations'], **options})})"
     violations = await page.evaluate(f"{run}.then((found) => found.violations)")
     return [
@@ -118,30 +118,27 @@ async def test_they_are_accessible_and_fit_the_screen(
             await page.set_viewport_size({"width": width, "height": 800})
             wrong[name] += await page.evaluate(OVERFLOWING)
         wrong[name] += await findings(page)
-        await page.emulate_media(color_scheme="dark")
-        wrong[name] += await findings(page, **CONTRAST)
-        await page.emulate_media(color_scheme="light")
+        if not name.startswith(("hostile", "filtered")):  # their colours are those of others
+            await page.emulate_media(color_scheme="dark")
+            wrong[name] += await findings(page, **CONTRAST)
+            await page.emulate_media(color_scheme="light")
     assert {name: problems for name, problems in wrong.items() if problems} == {}
 
 
-@pytest.mark.parametrize(
-    "name", ["executions", "failed execution", "failed iterations", "iteration", "compared executions", "playbook"]
-)
-async def test_the_keyboard_reaches_everything(
-    guarded: Service, visit: Visit, addresses: dict[str, str], name: str
-) -> None:
-    page = await opened(await visit(guarded, OPERATOR), addresses, name)
-    await page.evaluate(
-        "for (let id = 0; id < 10000; id++) clearTimeout(id)"
-    )  # a list that is fetched again has new links
-    for _ in range(500):
-        await page.keyboard.press("Tab")
-        focused = await page.evaluate(FOCUSED)
-        if focused is None:
-            break
-        assert focused["isSeen"], f"the focus cannot be seen: {focused['name']}"
-        assert focused["isBehind"], f"out of order: {focused['name']}"
-    assert await page.evaluate(MISSED) == []
+async def test_the_keyboard_reaches_everything(guarded: Service, visit: Visit, addresses: dict[str, str]) -> None:
+    for name in ("executions", "failed execution", "failed iterations", "iteration", "compared executions", "playbook"):
+        page = await opened(await visit(guarded, OPERATOR), addresses, name)
+        await page.evaluate(
+            "for (let id = 0; id < 10000; id++) clearTimeout(id)"
+        )  # a list that is fetched again has new links
+        for _ in range(500):
+            await page.keyboard.press("Tab")
+            focused = await page.evaluate(FOCUSED)
+            if focused is None:
+                break
+            assert focused["isSeen"], f"{name}: the focus cannot be seen: {focused['name']}"
+            assert focused["isBehind"], f"{name}: out of order: {focused['name']}"
+        assert await page.evaluate(MISSED) == [], name
 
 
 async def test_the_skip_link_leads_to_the_content(local: Service, visit: Visit, addresses: dict[str, str]) -> None:

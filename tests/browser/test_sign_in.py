@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from playwright.async_api import Page, expect
 
 from tests.browser.conftest import OPERATOR, READER, Visit
@@ -45,14 +44,13 @@ async def test_after_signing_out_the_pages_are_closed(guarded: Service, visit: V
     await expect(page.get_by_label("Token")).to_be_visible()
 
 
-@pytest.mark.parametrize("wanted", ["//example.org/", "/\\example.org", "https://example.org", "javascript:alert(1)"])
-async def test_it_leads_to_no_other_site(guarded: Service, visit: Visit, wanted: str) -> None:
+async def test_it_leads_to_no_other_site(guarded: Service, visit: Visit) -> None:
     visitor = await visit(guarded)
-    page = await visitor.go(f"/login?next={wanted}")
-
-    await visitor.enter(READER)
-
-    await expect(page).to_have_url(f"{guarded.url}/executions")
+    for elsewhere in ("//example.org/", "/\\example.org", "https://example.org", "javascript:alert(1)"):
+        page = await visitor.go(f"/login?next={elsewhere}")
+        await visitor.enter(READER)
+        await expect(page).to_have_url(f"{guarded.url}/executions")
+        await page.context.clear_cookies()
 
 
 async def test_without_tokens_nobody_signs_in(local: Service, visit: Visit) -> None:

@@ -77,7 +77,7 @@ def test_cursors(
         assert len(said) < 1_500
         assert len(result.asset_events) == len(expected.asset_events), cursor[:80]
         assert result.cursor is not None
-        assert "is malformed" not in tick(result.cursor)[1]
+    assert "is malformed" not in tick(result.cursor)[1]
 
 
 def test_a_source_that_was_observed_in_the_future_is_due(

@@ -45,7 +45,7 @@ def test_no_request_breaks_it(running: Service) -> None:
     for operation in operations:
 
         @given(case=operation.as_strategy())
-        @limits(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @limits(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), database=None)
         def check(case: schemathesis.Case) -> None:
             case.call_and_validate(checks=CHECKS, timeout=90, headers={CLIENT_HEADER: "tests"})
 

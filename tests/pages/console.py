@@ -24,7 +24,7 @@ TITLE = re.compile(r'title="([^"]+)"')
 CODE = re.compile(r"\s+# exit code (\d+)$")
 EXECUTION = re.compile(r"execution (\d{12,})")
 QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
-SHELL = set("|&;<>()$`*?[]{}~\n=")
+SHELL = set("|&;<>()$`*?[]{}~\n")
 """Outside quotes, characters for which a command needs a shell. Others run in a forked process, which starts faster."""
 
 COLUMNS = "100"

@@ -30,6 +30,7 @@ from noetl_dagster.service.connections import bounded_connections
 from noetl_dagster.service.plane import Plane
 from noetl_dagster.settings import Settings
 from tests.processes import killed_in_the_end
+from tests.serving import bound
 from tests.waiting import PROCESS_SECONDS, until_now
 
 
@@ -73,13 +74,11 @@ async def serving(
     application = create_app(own, plane)
     config = uvicorn.Config(
         wrap(application) if wrap is not None else application,
-        host="127.0.0.1",
-        port=port,
         log_level="critical",
         timeout_graceful_shutdown=5,
         http=bounded_connections(own),
     )
-    listener = config.bind_socket()
+    listener = bound(port)
     server = uvicorn.Server(config)
     server.capture_signals = nothing  # type: ignore[method-assign]
     running = asyncio.create_task(server.serve(sockets=[listener]))

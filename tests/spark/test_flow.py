@@ -19,6 +19,7 @@ from noetl_dagster.events.state import ExecutionState
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.settings import Settings
 from noetl_dagster.spark.sessions import SparkSessions
+from tests.serving import bound
 
 pytestmark = pytest.mark.spark
 
@@ -32,8 +33,7 @@ Flow = Callable[[str], Awaitable[ExecutionState]]
 @asynccontextmanager
 async def served(app: ASGIApp) -> AsyncIterator[str]:
     """Serves an application on a free port and gives its address."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical")
-    listener, server = config.bind_socket(), uvicorn.Server(config)
+    listener, server = bound(), uvicorn.Server(uvicorn.Config(app, log_level="critical"))
     listener.listen()
     serving = asyncio.create_task(server.serve([listener]))
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
