@@ -18,12 +18,6 @@ ROWS = [{"n": number, "text": f"{number} " + "x" * 50} for number in range(20_00
 ALL = "SELECT * FROM rows"
 
 
-@pytest.fixture(params=[True, False], ids=["staged", "by the data source"])
-def staged(request: pytest.FixtureRequest, box: ToolContext) -> bool:
-    box.settings = box.settings.model_copy(update={"spark_staging": request.param})
-    return bool(request.param)
-
-
 def cost(done: ToolResult) -> dict[str, Any]:
     found: dict[str, Any] = done.details["spark"]
     return found
@@ -34,10 +28,15 @@ def ref_of(done: ToolResult) -> ResultRef:
     return done.ref
 
 
+@pytest.mark.parametrize("staged", [True, False], ids=["staged", "by the data source"])
 async def test_results_count_as_they_are_stored(box: ToolContext, run: Run, staged: bool) -> None:
+    box.settings = box.settings.model_copy(update={"spark_staging": staged})
     ref = await put(box, ROWS, "rows", compression="gzip")
     done = await run(command=ALL, input={"rows": ref}, tier="minio")
     assert cost(done)["output_bytes"] == ref_of(done).bytes_size > 10_000
+
+
+async def test_datasets_of_a_step_are_added_up_and_what_is_read_counts_nothing(box: ToolContext, run: Run) -> None:
     made = await run(
         code="result = {name: spark.range(20000).selectExpr('id', 'id % 3 AS part') for name in ('a', 'b')}",
         tier="minio",

@@ -82,7 +82,7 @@ async def test_json_and_text_give_the_same_rows_in_the_same_order(
         await put(box, VALUES[::-1], "gzip", compression="gzip"),
         await put(box, [], "none"),
         await put(box, {"only": 1}, "one", compression="lz4"),
-        *[await put(box, [number, -number], f"n{number}") for number in range(12)],
+        *[await put(box, [number, -number], f"n{number}") for number in (2, 10, 1)],
     ]
     staged, read = await both_ways(session, await rows_of(box, *refs), box, staging)
     assert staged == read
