@@ -82,6 +82,7 @@ def launch(
     *,
     execution_id: int,
     workload: dict[str, Any] | None = None,
+    partition_key: str | None = None,
     resumed: bool = False,
     quiet: bool = True,
     tags: dict[str, str] | None = None,
@@ -92,6 +93,7 @@ def launch(
     Args:
         playbook: or what :func:`prepare` made of it.
         workload: keys that override the playbook's workload.
+        partition_key: of an execution that does not exist yet; default: the partition that the workload selects.
         resumed: the execution had a run before, which is shown as the parent. If its process is gone, it has failed.
         run_id: of the new run; default: any.
         quiet: keep Dagster's own log lines off the console; they are in the run's log anyway.
@@ -108,11 +110,11 @@ def launch(
     run_id = run_id or str(uuid.uuid4())
     run_config: dict[str, Any] = plan.run_config(workload or {})
     partition = None
-    if plan.partitions.dimensions:
+    if plan.partitions.dimensions or partition_key is not None:
         try:
             partition = stored_partition(noetl.run(noetl.engine().runtime.load(execution_id)).state.partition)
         except ExecutionNotFoundError:
-            partition = plan.partitions.choose(workload or {})
+            partition = plan.partitions.choose(workload or {}, partition_key)
     if partition is not None:
         plan.partitions.register(partition, instance)
     set_limits(instance, plan.playbook.dagster.pools)

@@ -142,14 +142,18 @@ def materialize_playbook(
         raise WorkloadError(f"{loaded.name}: {reason}") from reason
     engine = noetl.engine()
     prepared = prepare(loaded, noetl, own_resources)
-    if partition is not None:
-        chosen = prepared.plan.partitions.find(partition)
-        begun = noetl.run(engine.lifecycle.create(loaded, values, partition=chosen)).id
-    else:
-        begun = engine.runtime.ids.next()
+    begun = engine.runtime.ids.next()
     with ExitStack() as stack:
         recorded = instance or stack.enter_context(DagsterInstance.ephemeral())
-        ended = launch(prepared, noetl, recorded, execution_id=begun, workload=values, tags=dict(tags or {}))
+        ended = launch(
+            prepared,
+            noetl,
+            recorded,
+            execution_id=begun,
+            workload=values,
+            partition_key=partition,
+            tags=dict(tags or {}),
+        )
         events = [entry.dagster_event for entry in recorded.all_logs(ended.run_id) if entry.dagster_event]
     error = None
     if not ended.success:

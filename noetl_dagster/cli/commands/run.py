@@ -59,15 +59,7 @@ def run(
         _warn_of_unknown_keys(loaded, workload)
         if runner is Runner.ENGINE:
             _finish(session, _run_without_dagster(session, loaded, workload, partition, quiet=as_json), as_json)
-        execution_id = None
-        if partition is not None or loaded.dagster.partitions:
-            execution_id = _begin_partition(session, loaded, workload, partition)
-        try:
-            ended = run_playbook(session, loaded, workload, execution_id, quiet=as_json, verbose=verbose)
-        except BaseException:
-            if execution_id is not None:  # no other process may start it later
-                run_sync(session.engine.lifecycle.fail_unstarted(execution_id, "the run did not start"))
-            raise
+        ended = run_playbook(session, loaded, workload, partition=partition, quiet=as_json, verbose=verbose)
         _finish(session, ended, as_json)
 
 
@@ -85,6 +77,7 @@ def run_playbook(
     workload: dict[str, Any],
     execution_id: int | None = None,
     *,
+    partition: str | None = None,
     resumed: bool = False,
     quiet: bool = False,
     verbose: bool = False,
@@ -99,13 +92,28 @@ def run_playbook(
     if not quiet:
         note_page(session.settings, execution_id)
     session.lead_to_dagster()
-    error = _drive(session, playbook, execution_id, workload, resumed=resumed, quiet=quiet, verbose=verbose)
+    with importing():  # only here, since it takes a second
+        from dagster import DagsterInstance
+
+        from noetl_dagster.code_location.launch import launch
+
+    with DagsterInstance.get() as instance, showing(engine, execution_id, quiet=quiet or verbose):
+        launched = launch(
+            playbook,
+            session.noetl,
+            instance,
+            execution_id=execution_id,
+            workload=workload,
+            partition_key=partition,
+            resumed=resumed,
+            quiet=not verbose,
+        )
     try:
         overview = run_sync(full_overview(engine.runtime, execution_id))
     except ExecutionNotFoundError:
         overview = None
     if overview is None or (overview.run_id is None and overview.status == ExecutionStatus.RUNNING):
-        fail(f"the Dagster run failed before its first step: {error}")
+        fail(f"the Dagster run failed before its first step: {launched.run_id}: {launched.error}")
     return overview
 
 
@@ -122,9 +130,8 @@ def _run_without_dagster(
         from noetl_dagster.compiler.partitions import PlaybookPartitions
         from noetl_dagster.compiler.reporting import DagsterReporter
 
-    engine, chosen = session.engine, None
-    if partition is not None or playbook.dagster.partitions:
-        chosen = PlaybookPartitions(playbook).choose(workload, partition)
+    engine = session.engine
+    chosen = PlaybookPartitions(playbook).choose(workload, partition)
     with DagsterInstance.get() as instance:
         reporter, services = DagsterReporter(engine, instance), services_of(engine.runtime, instance)
         origin = {"runner": Runner.ENGINE.value}
@@ -138,35 +145,6 @@ def _run_without_dagster(
     return run_sync(full_overview(engine.runtime, execution.id))
 
 
-def _drive(
-    session: Session,
-    playbook: Playbook,
-    execution_id: int,
-    workload: dict[str, Any],
-    *,
-    resumed: bool,
-    quiet: bool,
-    verbose: bool,
-) -> str | None:
-    """Runs the job in this process, and returns the error if it failed."""
-    with importing():  # only here, since it takes a second
-        from dagster import DagsterInstance
-
-        from noetl_dagster.code_location.launch import launch
-
-    with DagsterInstance.get() as instance, showing(session.engine, execution_id, quiet=quiet or verbose):
-        launched = launch(
-            playbook,
-            session.noetl,
-            instance,
-            execution_id=execution_id,
-            workload=workload,
-            resumed=resumed,
-            quiet=not verbose,
-        )
-    return f"{launched.run_id}: {launched.error}" if launched.error else None
-
-
 def _of_file(path: Path, *, lenient: bool) -> Playbook | None:
     """Loads the playbook of a file; None if the argument names a registered one."""
     if not path.is_file():
@@ -178,14 +156,6 @@ def _of_file(path: Path, *, lenient: bool) -> Playbook | None:
     for problem in problems:
         warn(str(problem))
     return loaded
-
-
-def _begin_partition(session: Session, playbook: Playbook, workload: dict[str, Any], key: str | None) -> int:
-    """Creates an execution of a partition: it is in the log before its run starts."""
-    from noetl_dagster.compiler.partitions import PlaybookPartitions
-
-    partition = PlaybookPartitions(playbook).choose(workload, key)
-    return run_sync(session.engine.lifecycle.create(playbook, workload, partition=partition)).id
 
 
 def _parse_sets(sets: list[str]) -> dict[str, Any]:
