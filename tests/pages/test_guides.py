@@ -17,11 +17,11 @@ GUIDES = Path(__file__).parents[2] / "docs" / "how-to"
     ("name", "commands"),
     [
         ("credentials", 6),
-        ("embed", 6),
+        ("embed", 5),
         ("errors", 3),
         ("exactly-once", 2),
         ("install", 1),
-        ("local-development", 4),
+        ("local-development", 3),
         ("pagination", 3),
         pytest.param("spark", 1, marks=[pytest.mark.spark, pytest.mark.slow]),
         ("streams", 1),
