@@ -375,7 +375,6 @@ class StepSpec(Model):
 
     admit: str | bool | None = None
     dispatch: Dispatch = Dispatch.INLINE
-    timeout: float | None = Field(None, description="seconds")
     max_attempts: int = Field(3, ge=1, description="tries of a command whose claim expires")
     priority: int = Field(0, ge=-1_000, le=1_000, description="in the pool: the higher goes first")
     weight: float = Field(1.0, ge=0.01, le=100, description="share of the pool beside other executions")

@@ -415,7 +415,6 @@ def test_spec_is_layered_from_the_executor_to_the_task() -> None:
     assert b.spec.result.store is None
     assert step.spec.dispatch is Dispatch.WORKERS
     assert step.spec.strict_ctx
-    assert step.spec.timeout == 20
 
 
 def test_a_spec_of_the_playbook_is_the_outermost_layer() -> None:
@@ -433,7 +432,7 @@ def test_a_spec_of_the_playbook_is_the_outermost_layer() -> None:
         """,
     )
     start, near = playbook.steps
-    assert (start.spec.timeout, start.tasks[0].spec.timeout, near.tasks[0].spec.timeout) == (2, 2, 3)
+    assert (start.tasks[0].spec.timeout, near.tasks[0].spec.timeout) == (2, 3)
     assert [rule.then.do for step in playbook.steps for rule in step.tasks[0].spec.policy] == ["continue", "fail"]
     assert [rule.max_attempts for rule in start.tasks[0].retry] == [5]
     assert not near.tasks[0].retry, "it says itself what follows an error"
@@ -571,9 +570,8 @@ def test_settings_may_be_templates_over_ctx() -> None:
     assert step.settings == {
         "loop.spec.fail_fast": "{{ ctx.strict }}",
         "loop.spec.frame.max_rows": "{% if ctx.a %}5{% endif %}",
-        "spec.timeout": "{{ ctx.patience }}",
-        "spec.timeout (2)": "{{ ctx.a }}",
-        "spec.timeout (3)": "{{ ctx.b }}",
+        "spec.timeout": "{{ ctx.a }}",
+        "spec.timeout (2)": "{{ ctx.b }}",
         "task 'last'.spec.timeout": "{{ ctx.patience }}",
         "task 'last'.spec.policy.rule 1.then.attempts": "{{ ctx.tries }}",
         "task 'last'.retry rule 1.max_attempts": "{{ ctx.tries }}",

@@ -196,7 +196,6 @@ def read_step_spec(spec: Block, own: Block) -> StepSpec:
     fields = spec.fields(
         StepSpec,
         admit=_admission(spec),
-        timeout=read_timeout(spec) if "timeout" in spec else _lifecycle_timeout(spec),
         pod=run_pod.under(pod) if pod is not None and run_pod is not None else pod,
     )
     return spec.build(StepSpec, **fields) or StepSpec()
@@ -244,16 +243,6 @@ def _expression(when: Any) -> str:
     if text.startswith("{{") and text.endswith("}}"):
         return text[2:-2].strip()
     return "true" if when is True or text.lower() == "true" else "false"
-
-
-def _lifecycle_timeout(spec: Block) -> float | None:
-    policy = spec.values.get("policy")
-    lifecycle = policy.get("lifecycle") if isinstance(policy, dict) else None
-    if not isinstance(lifecycle, dict):
-        return None
-    place = spec.document.place(policy, "lifecycle")
-    block = Block(spec.reading, lifecycle, f"{spec.what}, lifecycle", place)
-    return block.seconds("timeout_s", "timeout", "deadline_s")
 
 
 def read_fanout(spec: Block) -> FanoutSpec:
