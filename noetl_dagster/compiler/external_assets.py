@@ -16,6 +16,7 @@ from noetl_dagster.result_ref import REF_METADATA, STORED_METADATA, ResultRef
 from noetl_dagster.tools.base import RunServices
 
 DATA_VERSION = "dagster/data_version"
+"""Tag of an event: the version of its data. That of a step's asset is the id of the event that ended the step."""
 
 
 def services_of(runtime: Runtime, instance: DagsterInstance, context: OpExecutionContext | None = None) -> RunServices:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dagster import (
@@ -24,6 +24,7 @@ from dagster import (
 # private: events that are stored in batches; DagsterInstance.report_runless_asset_event stores one at a time
 from dagster._core.events import StepMaterializationData
 
+from noetl_dagster.compiler.external_assets import DATA_VERSION
 from noetl_dagster.compiler.lineage.tables import FolderWriters
 from noetl_dagster.compiler.partitions import stored_partition
 from noetl_dagster.compiler.plan import PlaybookPlan, StepPlan, plan_playbook
@@ -40,9 +41,6 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.worker.execution import Execution
 
 logger = logging.getLogger(__name__)
-
-DATA_VERSION = "dagster/data_version"
-"""Tag of a materialization: the id of the event that ended the step. It identifies the materialization."""
 
 CHECKED_END = "event"
 """Metadata of an evaluation: the id of the event that ended the checked step."""
@@ -161,7 +159,11 @@ class DagsterReporter:
         for step in ended:
             if step.reference is not None:
                 by_asset.setdefault(step.step.key, []).append(_materialization(settings, step, step.reference))
-        checks = [check for step in ended for check in _evaluations(settings, step)]
+        checks = [
+            AssetCheckEvaluation(**facts)
+            for one in ended
+            for facts in check_facts(settings, one.step, one.end, one.execution, {CHECKED_END: str(one.end.event_id)})
+        ]
         if not fresh and ended:
             since = min(snowflake_milliseconds(step.end.event_id) for step in ended) / 1000 - SLACK_SECONDS
             by_asset = {key: self._unknown(key, made, since) for key, made in by_asset.items()}
@@ -245,18 +247,6 @@ def _materialization(settings: Settings, ended: _Ended, reference: ResultRef) ->
         partition=key,
         tags={DATA_VERSION: str(end.event_id)},
     )
-
-
-def _evaluations(settings: Settings, ended: _Ended) -> Iterator[AssetCheckEvaluation]:
-    declared = {check.name for check in ended.step.checks}
-    for outcome in ended.execution.state.checks_of(ended.end.step, ended.end.visit):
-        if outcome.name in declared:
-            yield AssetCheckEvaluation(
-                asset_key=ended.step.key,
-                check_name=outcome.name,
-                passed=outcome.passed,
-                **check_facts(settings, outcome, ended.execution.id, {CHECKED_END: str(ended.end.event_id)}),
-            )
 
 
 def _entry(made: AssetMaterialization) -> EventLogEntry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +25,7 @@ from noetl_dagster.compiler.plan import PlaybookPlan, StepPlan
 from noetl_dagster.compiler.specs import relation_metadata
 from noetl_dagster.engine.executions.addresses import step_url
 from noetl_dagster.events.envelopes import Envelope
-from noetl_dagster.events.state import CheckOutcome, ExecutionState, StepEnd
+from noetl_dagster.events.state import ExecutionState, StepEnd
 from noetl_dagster.io_managers.metadata import LINEAGE, redacted, with_origins
 from noetl_dagster.playbook.assets import Severity
 from noetl_dagster.playbook.models import Step
@@ -76,16 +76,29 @@ def step_metadata(
 
 
 def check_facts(
-    settings: Settings, outcome: CheckOutcome, execution_id: int, more: Mapping[str, Any] = MappingProxyType({})
-) -> dict[str, Any]:
-    """Returns severity, description and metadata of an evaluated check, for Dagster."""
-    return {
-        "severity": AssetCheckSeverity.WARN if outcome.severity == Severity.WARN else AssetCheckSeverity.ERROR,
-        "description": SECRETS.redact(outcome.why) or None,
-        "metadata": redacted(
-            place_metadata(settings, execution_id, outcome.step) | dict(more) | check_metadata(outcome.facts)
-        ),
-    }
+    settings: Settings,
+    one: StepPlan,
+    end: StepEnd,
+    execution: Execution,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[dict[str, Any]]:
+    """Yields the fields of Dagster's evaluation of each declared check of a step that has ended.
+
+    Args:
+        more: further metadata.
+    """
+    declared = {check.name for check in one.checks}
+    place = place_metadata(settings, execution.id, end.step) | dict(more)
+    for outcome in execution.state.checks_of(end.step, end.visit):
+        if outcome.name in declared:
+            yield {
+                "asset_key": one.key,
+                "check_name": outcome.name,
+                "passed": outcome.passed,
+                "severity": AssetCheckSeverity.WARN if outcome.severity == Severity.WARN else AssetCheckSeverity.ERROR,
+                "description": SECRETS.redact(outcome.why) or None,
+                "metadata": redacted(place | check_metadata(outcome.facts)),
+            }
 
 
 def place_metadata(settings: Settings, execution_id: int, step: str) -> dict[str, Any]:

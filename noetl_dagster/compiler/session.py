@@ -218,15 +218,8 @@ class OpSession:
                 yield Output(reference, one.result, metadata=redacted(shown))
                 if exposed := end.envelope.get("secrets"):
                     self.context.log.warning(f"step {end.step} stores a secret in {', '.join(exposed)}")
-            declared = {check.name for check in one.checks}
-            for outcome in self.execution.state.checks_of(end.step, end.visit):
-                if outcome.name in declared:
-                    yield AssetCheckResult(
-                        passed=outcome.passed,
-                        asset_key=one.key,
-                        check_name=outcome.name,
-                        **check_facts(self._settings, outcome, self.execution.id),
-                    )
+            for facts in check_facts(self._settings, one, end, self.execution):
+                yield AssetCheckResult(**facts)
         arcs = {target.step.name: target.arc for target in self.region.targets}
         for name in fired:
             yield Output(None, arcs[name])

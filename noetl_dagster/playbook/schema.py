@@ -249,20 +249,19 @@ def _kind(name: str, kind: tool_kinds.ToolKind) -> Schema:
 
 
 def _spec() -> Schema:
+    pool = {**TEXT, "description": "of workers with dispatch: workers; else one of dagster.pools"}
+    fields = fields_of(models.StepSpec, admit=ANY, pool=pool, pod=ANY)
+    del fields["pod"]
     return opened(
         {
+            **fields,
             "timeout": {"anyOf": [SECONDS, MAPPING]},
             **references("policy", "retry"),
             "on_error": {"anyOf": [words(models.Directive), _action()]},
             "result": opened({"store": {"anyOf": [words(StoreTier), MAPPING]}, "ttl": SECONDS, "name": TEXT}),
             "loop_mode": words(models.LoopMode, *models.LOOP_MODES),
             "fanout": closed(fields_of(models.FanoutSpec)),
-            "dispatch": words(models.Dispatch),
-            "priority": NUMBER,
-            "weight": NUMBER,
-            "pool": {**TEXT, "description": "of workers with dispatch: workers; else one of dagster.pools"},
             "kubernetes": {"anyOf": [_pod(), {"type": ["boolean", "null"]}]},
-            "strict_ctx": FLAG,
             "allow_partial": FLAG,
             "fail_fast": FLAG,
         }

@@ -150,12 +150,9 @@ def _with_settings_of_step(
 
 def _close(block: Block) -> None:
     """Reports what is left: most often fields of a tool that stand beside it."""
-    rest = block.rest()
-    if not rest:
-        return
     spellings = chain.from_iterable(kind.spellings.values() for kind in TOOL_KINDS.values())
     fields = {"auth", "kind", *chain.from_iterable(spellings)} - {"metadata"}  # of an object; on a step for readers
-    beside = [key for key in rest if key in fields]
+    beside = [key for key in block.rest() if key in fields]
     where = "beside 'tool' instead of inside it" if "tool" in block else "in the step instead of in a tool"
     for key in beside:
         message = f"{key!r} stands {where}; indent it under 'tool', next to 'kind'"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.templates.rendering import Compiled, compile_value
+from noetl_dagster.playbook.templates.views import NOTHING
 
 SCOPES = ("ctx", "iter", "step")
 Stored = Callable[[str, tuple[str, ...]], Any]
@@ -90,7 +91,6 @@ def compile_set(block: Mapping[str, Any], *, in_loop: bool) -> CompiledSet:
     return CompiledSet(tuple(entries))
 
 
-_NOTHING = object()
 _NO_VALUES: Mapping[str, Any] = {}
 _OLDER_OUTPUT_NAMES = frozenset({"outcome", "response", "result"})
 RESULT_SUFFIX = "_result"
@@ -144,7 +144,7 @@ class IterationScope:
             return self.item
         if name in self.values:
             return self.values[name]
-        return _NOTHING if self.parent is None else self.parent.find(name)
+        return NOTHING if self.parent is None else self.parent.find(name)
 
 
 class Scope(Mapping[str, Any]):
@@ -271,12 +271,12 @@ class Scope(Mapping[str, Any]):
                 return layer[name]
         if self.iteration is not None:
             value = self.iteration.find(name)
-            if value is not _NOTHING:
+            if value is not NOTHING:
                 return value
         if name in self.input:
             return self.input[name]
         value = self._own_name(name)
-        if value is not _NOTHING:
+        if value is not NOTHING:
             return value
         if name in self.ctx:
             return self.ctx[name]
@@ -313,7 +313,7 @@ class Scope(Mapping[str, Any]):
                     return self.iteration.as_loop()
                 case "_index" | "loop_index":
                     return self.iteration.index
-        return _NOTHING
+        return NOTHING
 
     def _last_resort(self, name: str) -> Any:
         """Names of the language that a playbook may well use for its own: these come after all others."""
