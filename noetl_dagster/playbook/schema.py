@@ -146,7 +146,7 @@ def _step() -> Schema:
             "step": TEXT,
             **references("tool", "next", "loop", "spec", "retry", "sink"),
             "asset": {"anyOf": [{"type": ["boolean", "null"]}, asset]},
-            "checks": {"type": "array", "items": _check()},
+            "checks": {"type": ["array", "object"], "items": _check()},
             "from": {"type": "object", "additionalProperties": {"anyOf": [ASSET_KEY, source]}},
             "state": closed(fields_of(models.StateSpec), required=("key", "initial")),
             **SET_BLOCKS,

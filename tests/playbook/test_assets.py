@@ -280,7 +280,7 @@ def test_a_block_is_refused_with_its_remedy(block: str, said: str) -> None:
         ("asset: {key: {}}", "key is an asset's key, 'warehouse/patients' or [warehouse, patients]"),
         ("asset: {key: 'a/*'}", "key is an asset's key"),
         ("asset: {kinds: [a b]}", "kind 'a b' may hold letters"),
-        ("checks: {unique: a}", "checks must be a list, found a mapping"),
+        ("checks: unique", "check 1: expected a mapping (key: value), found the text 'unique'"),
         ("checks: [{name: a}]", "a check asks one thing: when, unique,"),
         ("checks: [{unique: a, not_null: a}]", "found unique and not_null"),
         ("checks: [{uniqe: a}]", "unknown key 'uniqe'; did you mean 'unique'?"),

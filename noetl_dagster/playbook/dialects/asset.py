@@ -44,12 +44,8 @@ def read_asset(block: Block) -> AssetSpec | None:
 
 
 def read_checks(block: Block) -> tuple[CheckSpec, ...]:
-    """Reads ``checks``, a list of mappings."""
+    """Reads ``checks``, a list of mappings or the only one."""
     checks: dict[str, CheckSpec] = {}
-    value = block.take("checks")
-    if value is not None and not isinstance(value, list):
-        block.error(f"checks must be a list, found {described(value)}", "checks")
-        return ()
     for child in block.blocks("checks", f"{block.what}, check"):
         check = _check(child)
         if check is None:

@@ -155,9 +155,6 @@ class LazyMapping(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         return self._fields[key]
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._fields
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
 
