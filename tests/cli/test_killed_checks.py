@@ -1,4 +1,4 @@
-"""Runs whose process is killed around the checks of a step and what it reads: said once, read as settled."""
+"""Executions whose driver is killed around the checks of a step and what it reads: said once, read as settled."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import pytest
 from dagster import DagsterEventType, DagsterInstance, EventRecordsFilter
 
 from noetl_dagster import embedded
+from noetl_dagster.engine.engine import Engine
 from noetl_dagster.settings import Settings
 from tests.cli.conftest import Cli
-from tests.cli.kills import killed_at, resumed
-from tests.playbooks import text_of
+from tests.drivers import killed_at
+from tests.playbooks import playbook
 
-MAKER = text_of(
-    "maker",
+MAKER = playbook(
     """
     workload: {value: 1}
     workflow:
       - step: start
         tool: {kind: python, input: {value: "{{ value }}"}, code: "result = [{'value': value}]"}
     """,
+    "maker",
 )
-CHECKED = text_of(
-    "checked",
+CHECKED = playbook(
     """
     workload: {ledger: ""}
     workflow:
@@ -50,41 +50,40 @@ CHECKED = text_of(
       - step: last
         tool: {kind: python, input: {rows: "{{ start }}"}, code: "result = rows[0]['value']"}
     """,
+    "checked",
 )
 CHECKS = {"few": "PASSED", "large": "FAILED", "unique_value": "PASSED"}
 
 
 @pytest.mark.parametrize(
-    ("type_", "lost"),
+    "lost",
     [
-        pytest.param("check.evaluated", True, id="the result is there, its checks are not"),
-        pytest.param("step.exit", True, id="the checks were written, but not the end of the step with them"),
-        pytest.param("step.exit", False, id="checks and end came into the log after their process had died"),
+        pytest.param(True, id="the checks were written, but not the end of the step with them"),
+        pytest.param(False, id="checks and end came into the log after their process had died"),
     ],
 )
 async def test_a_run_that_is_killed(
-    type_: str,
     lost: bool,
     cli: Cli,
-    environment: dict[str, str],
     settings: Settings,
     pool: asyncpg.Pool[Any],
     tmp_path: Path,
 ) -> None:
-    maker, checked, ledger = tmp_path / "maker.yaml", tmp_path / "checked.yaml", tmp_path / "ledger.txt"
-    maker.write_text(MAKER)
-    checked.write_text(CHECKED)
-    assert (await asyncio.to_thread(cli, "run", str(maker))).returncode == 0
-    command = ["run", str(checked), "--set", f"ledger={ledger}"]
-    condition = f"NEW.event_type = '{type_}' AND NEW.node_name = 'start'"
-    execution_id = await killed_at(condition, command, environment, tmp_path, pool, lost=lost)
-    await pool.execute("DROP TRIGGER hold ON noetl.event")
-    assert len(await _checks(pool)) == (0 if lost else len(CHECKS)), "all or none"
+    engine, ledger = await Engine.open(settings), tmp_path / "ledger.txt"
+    await engine.run(MAKER)
+    execution_id = (await engine.lifecycle.create(CHECKED, {"ledger": str(ledger)})).id
+    async for _ in killed_at(
+        ["NEW.event_type = 'step.exit' AND NEW.node_name = 'start'"], settings, execution_id, tmp_path, pool, lost=lost
+    ):
+        assert len(await _checks(pool)) == (0 if lost else len(CHECKS)), "all or none"
     settled = await _reads(pool, execution_id)
     assert settled[-1]["rows"]["result"]["data"] == [{"value": 1}]
-    assert (await asyncio.to_thread(cli, "run", str(maker), "--set", "value=50")).returncode == 0
+    await engine.run(MAKER, {"value": 50})
+    await engine.close()
 
-    overview = await resumed(cli, execution_id)
+    ran = await asyncio.to_thread(cli, "resume", str(execution_id), "--json")
+    assert ran.returncode == 0, ran.stderr
+    overview = json.loads(ran.stdout)
 
     assert {one["name"]: one["passed"] for one in overview["steps"][0]["checks"]} == {
         name: status == "PASSED" for name, status in CHECKS.items()
