@@ -75,8 +75,9 @@ TOGETHER = {
         ),
     ),
     "one rendering": ("tests/helm/",),
+    "one home": tuple(f"tests/embedded/test_{name}.py" for name in ("lifecycle", "environment", "object_store")),
 }
-"""Files that one process of xdist runs, since they share the JVM and what Helm has rendered.
+"""Files that one process of xdist runs, since they share the JVM, what Helm has rendered, or embedded servers.
 
 A session takes ten seconds of CPU to start, and its first queries twice as much.
 """

@@ -6,12 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import nats
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.events.transport.nats import NatsNames
-from noetl_dagster.setting_types import separate_addresses
+from noetl_dagster.events.transport.nats import NatsNames, connect
 from noetl_dagster.settings import EventTransport, Settings, StoreTier
 from noetl_dagster.storage.tiers import open_tier
 from tests.chaos.nats_cluster import SERVERS, NatsCluster, nats_cluster
@@ -44,8 +42,14 @@ async def clustered(settings: Settings) -> AsyncIterator[tuple[NatsCluster, Sett
     [(100, 1), pytest.param(3_000, 6, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
 )
 async def test_the_leader_is_killed(settings: Settings, tmp_path: Path, items: int, kills: int) -> None:
+    """Results have as many copies as events."""
     async with clustered(settings) as (cluster, own, engine):
-        stream = NatsNames(own).event_stream
+        stream, tier = NatsNames(own).event_stream, open_tier(StoreTier.KV, own, None)
+        uri = await tier.put("one", b"1")
+        results = f"KV_{own.nats_namespace}_results"
+        client = await connect(own, "test")
+        assert (await client.jetstream().stream_info(results)).config.num_replicas == SERVERS
+        await client.close()
         fan = await Fan.start(engine, tmp_path, items)
         for number in range(kills):
             await fan.until_done((number + 1) * items // (kills + 2))
@@ -55,20 +59,7 @@ async def test_the_leader_is_killed(settings: Settings, tmp_path: Path, items: i
             await cluster.leader_of(stream)
             cluster.launch(leader)
         await fan.is_whole()
-
-
-async def test_results_have_as_many_copies_as_events(settings: Settings) -> None:
-    with nats_cluster() as cluster:
-        await cluster.start()
-        own = settings.model_copy(update={"nats_url": cluster.urls, "nats_replicas": SERVERS})
-        tier = open_tier(StoreTier.KV, own, None)
-        uri = await tier.put("one", b"1")
-        client = await nats.connect(separate_addresses(cluster.urls))
-        found = await client.jetstream().stream_info(f"KV_{own.nats_namespace}_results")
-        await client.close()
-        assert found.config.num_replicas == SERVERS
-        assert found.cluster is not None
-        cluster.kill(found.cluster.leader or "")
+        cluster.kill(await cluster.leader_of(results))
         assert bytes(await tier.get(uri)) == b"1"
         await tier.close()
 

@@ -65,18 +65,28 @@ def state(settings: Settings, execution_id: int) -> ExecutionState:
 
 
 def test_a_run_ends_with_the_text_that_it_began_with(placed: Placed) -> None:
-    with placed() as place, workspace(place) as opened:
+    """So does one that resumes an execution. A run that begins later has the new text."""
+    with placed(runs_at_once=3) as place, workspace(place) as opened:
         assert shown(opened) == ({"start", "finish"}, set())
-        run_id = place.launch()
+        running, killed = place.launch(), place.launch("killed")
         place.begun()
+        driver = place.begun("killed")
+        execution_id = execution_of(place, killed)
+        os.kill(driver, signal.SIGKILL)
+        until_now(lambda: ended(driver))
+        place.until(killed, DagsterRunStatus.FAILURE)
         edit(place)
         opened.reload_code_location(LOCATION)
         assert shown(opened) == ({"start", "finish", "more"}, {"said"})
         place.open_gate()
-        place.until(run_id, DagsterRunStatus.SUCCESS)
-        found = state(place.settings, execution_of(place, run_id))
-        assert (found.status, found.latest["finish"].envelope["data"]) == ("COMPLETED", "first")
-        assert "more" not in found.latest
+        # as the recovery sensor asks for it
+        resuming = place.launch(tags={EXECUTION_TAG: str(execution_id), RESUME_EPOCH_TAG: "2"})
+        for run_id in (running, resuming):
+            place.until(run_id, DagsterRunStatus.SUCCESS)
+        for one in (execution_of(place, running), execution_id):
+            found = state(place.settings, one)
+            assert (found.status, found.latest["finish"].envelope["data"]) == ("COMPLETED", "first")
+            assert "more" not in found.latest
 
         after = place.launch("after")
         place.until(after, DagsterRunStatus.SUCCESS)
@@ -85,25 +95,3 @@ def test_a_run_ends_with_the_text_that_it_began_with(placed: Placed) -> None:
         assert "more" in found.latest
         key = AssetKey(["tests", "gated", "more"])
         assert place.instance.get_latest_materialization_event(key) is not None
-
-
-def test_a_resumed_run_ends_with_the_text_that_its_execution_began_with(placed: Placed) -> None:
-    with placed() as place, workspace(place) as opened:
-        run_id = place.launch()
-        driver = place.begun()
-        execution_id = execution_of(place, run_id)
-        os.kill(driver, signal.SIGKILL)
-        until_now(lambda: ended(driver))
-        place.instance.report_run_failed(place.run(run_id))  # as Dagster's run monitoring does
-        edit(place)
-        opened.reload_code_location(LOCATION)
-        place.open_gate()
-        resuming = {
-            EXECUTION_TAG: str(execution_id),
-            RESUME_EPOCH_TAG: "2",
-        }  # as the recovery sensor asks for it
-        again = place.launch(tags=resuming)
-        place.until(again, DagsterRunStatus.SUCCESS)
-        found = state(place.settings, execution_id)
-        assert (found.status, found.latest["finish"].envelope["data"]) == ("COMPLETED", "first")
-        assert "more" not in found.latest

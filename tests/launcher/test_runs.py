@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
-from dagster import AssetKey, DagsterRunStatus, SensorResult, build_sensor_context
+from dagster import AssetKey, DagsterRun, DagsterRunStatus, SensorResult, build_sensor_context
 
 from noetl_dagster.compiler.job import compile_playbook
 from noetl_dagster.compiler.runs import EXECUTION_TAG, RESUME_EPOCH_TAG
@@ -38,12 +38,19 @@ def results(settings: Settings, execution_id: int) -> dict[str, object]:
     return run_sync(read())
 
 
+def health(place: Place, run: DagsterRun) -> str:
+    """What run monitoring is told."""
+    assert place.instance.run_launcher.supports_check_run_worker_health
+    return place.instance.run_launcher.check_run_worker_health(run).status.value
+
+
 def execution_of(place: Place, run_id: str) -> int:
     return int(until_now(lambda: place.run(run_id).tags.get(EXECUTION_TAG), "the run's execution"))
 
 
 def test_runs_have_the_environment_and_the_folder_and_the_playbook_as_it_is_now(placed: Placed) -> None:
-    with placed() as place:
+    """One driver takes one run after another until the playbook changes."""
+    with placed(runs_at_once=1) as place:
         place.open_gate()
         first = place.launch()
         place.until(first, DagsterRunStatus.SUCCESS)
@@ -54,6 +61,10 @@ def test_runs_have_the_environment_and_the_folder_and_the_playbook_as_it_is_now(
         assert any("it has begun" in text for text in said)
         driver = place.begun()
 
+        (place.gate / "one.begun").unlink()
+        place.until(place.launch(), DagsterRunStatus.SUCCESS)
+        assert place.begun() == driver
+
         place.write("second")
         (place.gate / "one.begun").unlink()
         second = place.launch()
@@ -63,16 +74,6 @@ def test_runs_have_the_environment_and_the_folder_and_the_playbook_as_it_is_now(
         found = results(place.settings, execution_of(place, second))
         assert found["status"] is ExecutionStatus.COMPLETED
         assert found["start"] == {"folder": str(Path.cwd()), "told": "by the launcher", "word": "second"}
-
-
-def test_a_driver_takes_one_run_after_another(placed: Placed) -> None:
-    with placed(runs_at_once=1) as place:
-        place.open_gate()
-        place.until(place.launch(), DagsterRunStatus.SUCCESS)
-        driver = place.begun()
-        (place.gate / "one.begun").unlink()
-        place.until(place.launch(), DagsterRunStatus.SUCCESS)
-        assert place.begun() == driver
 
 
 def test_a_running_run_is_terminated_with_its_execution(placed: Placed) -> None:
@@ -97,6 +98,7 @@ def test_no_more_than_the_bound_are_driven_and_the_rest_goes_by_priority(placed:
         assert status["driven"] == [first]
         assert status["waiting"] == [high, unwanted, low]
         assert place.run(low).status is DagsterRunStatus.STARTING
+        assert [health(place, place.run(run_id)) for run_id in (first, low)] == ["RUNNING", "RUNNING"]
         assert place.instance.run_launcher.terminate(unwanted)
         assert place.run(unwanted).status is DagsterRunStatus.CANCELED
         moment()
@@ -112,7 +114,10 @@ def test_no_more_than_the_bound_are_driven_and_the_rest_goes_by_priority(placed:
 def test_a_killed_driver_fails_its_run_and_the_execution_is_resumed(placed: Placed) -> None:
     with placed() as place:
         run_id = place.launch()
-        os.kill(place.begun(), signal.SIGKILL)
+        driver, before = place.begun(), place.run(run_id)
+        assert health(place, before) == "RUNNING"
+        os.kill(driver, signal.SIGKILL)
+        until_now(lambda: health(place, before) == "NOT_FOUND")
         place.until(run_id, DagsterRunStatus.FAILURE)
         execution_id = execution_of(place, run_id)
         place.open_gate()
@@ -144,20 +149,6 @@ def test_a_killed_server_loses_no_run(placed: Placed) -> None:
         for run_id in (first, second, third):
             place.until(run_id, DagsterRunStatus.SUCCESS)
         assert place.started(second) < place.started(third)
-
-
-def test_run_monitoring_is_told_how_a_run_stands(placed: Placed) -> None:
-    with placed(runs_at_once=1) as place:
-        launcher = place.instance.run_launcher
-        assert launcher.supports_check_run_worker_health
-        first = place.launch("first")
-        driver = place.begun("first")
-        waiting = place.launch("waiting")
-        assert launcher.check_run_worker_health(place.run(first)).status.value == "RUNNING"
-        assert launcher.check_run_worker_health(place.run(waiting)).status.value == "RUNNING"
-        before = place.run(first)
-        os.kill(driver, signal.SIGKILL)
-        until_now(lambda: launcher.check_run_worker_health(before).status.value == "NOT_FOUND")
 
 
 def test_recovery_leaves_a_run_alone_that_waits(placed: Placed) -> None:

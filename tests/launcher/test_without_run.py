@@ -80,17 +80,24 @@ async def without_run(api: Api) -> dict[str, Any]:
 
 
 async def test_one_process_drives_many(serving: Serving, instance: DagsterInstance) -> None:
+    """One is cancelled beside the others."""
     async with serving(runs_at_once=1) as api:
         executions = [await api.execute(f"n{number}", runner=Runner.ENGINE) for number in range(5)]
         drivers = {await api.begun(f"n{number}") for number in range(5)}
         assert len(drivers) == 1
         assert sorted((await without_run(api))["driven"]) == sorted(map(str, executions))
         assert await api.engine.recovery().abandoned() == []
+        cancelled = executions.pop()
+        assert await api.engine.lifecycle.cancel(cancelled, "enough")
+        state = await api.ended(cancelled)
+        assert (state.status, state.error) == (ExecutionStatus.CANCELLED, "enough")
         (api.folder / "open").touch()
         for execution_id in executions:
             state = await api.ended(execution_id)
             assert (state.status, state.run_id, state.epoch) == (ExecutionStatus.COMPLETED, None, 1)
+        for execution_id in (*executions, cancelled):
             await reported(api, execution_id)
+        assert not [driver for driver in drivers if ended(driver)]
         for step in ("start", "finish"):
             assert executions_of(instance, "gated", step) == sorted(map(str, executions))
         [*_, one] = materialised(instance, "gated", "finish")
@@ -103,20 +110,25 @@ async def test_one_process_drives_many(serving: Serving, instance: DagsterInstan
 
 
 async def test_more_wait_by_priority(serving: Serving) -> None:
+    """One that waits is cancelled."""
     async with serving(engine_at_once=1) as api:
         first = await api.execute("first", runner=Runner.ENGINE)
         await api.begun("first")
         low = await api.execute("low", runner=Runner.ENGINE)
         high = await api.execute("high", priority=3, runner=Runner.ENGINE)
+        unwanted = await api.execute("unwanted", priority=2, runner=Runner.ENGINE)
 
-        async def both_wait() -> bool:
-            return (await without_run(api))["waiting"] == [str(high), str(low)]
+        async def all_wait() -> bool:
+            return (await without_run(api))["waiting"] == [str(high), str(unwanted), str(low)]
 
-        await until(both_wait)
+        await until(all_wait)
+        assert await api.engine.lifecycle.cancel(unwanted)
         (api.folder / "open").touch()
         for execution_id in (first, high, low):
             assert (await api.ended(execution_id)).status is ExecutionStatus.COMPLETED
         assert (api.folder / "high.begun").stat().st_mtime < (api.folder / "low.begun").stat().st_mtime
+        await until(lambda: api.launcher.running == 0)
+        assert not (api.folder / "unwanted.begun").exists()
 
 
 async def test_a_killed_driver_loses_and_doubles_nothing(serving: Serving, instance: DagsterInstance) -> None:
@@ -137,33 +149,30 @@ async def test_a_killed_driver_loses_and_doubles_nothing(serving: Serving, insta
             assert executions_of(instance, "gated", step) == sorted(map(str, executions))
 
 
-async def test_a_killed_server_and_driver_lose_none(serving: Serving, instance: DagsterInstance) -> None:
-    async with serving() as api:
-        execution_id = await api.execute("one", runner=Runner.ENGINE)
-        driver = await api.begun("one")
-        (api.folder / "one.begun").unlink()
-        os.kill((await api.status())["pid"], signal.SIGKILL)
-        os.kill(driver, signal.SIGKILL)
-        await api.begun("one")
-        (api.folder / "open").touch()
-        assert (await api.ended(execution_id)).status is ExecutionStatus.COMPLETED
-        await reported(api, execution_id)
-        assert executions_of(instance, "gated", "start") == [str(execution_id)]
-
-
 async def test_a_killed_server_leaves_the_driver_going(serving: Serving, instance: DagsterInstance) -> None:
+    """If both are killed, the next driver begins again."""
     async with serving() as api:
-        execution_id = await api.execute("one", runner=Runner.ENGINE)
-        driver = await api.begun("one")
-        server = (await api.status())["pid"]
+        one = await api.execute("one", runner=Runner.ENGINE)
+        driver, server = await api.begun("one"), (await api.status())["pid"]
         os.kill(server, signal.SIGKILL)
         await until(lambda: ended(server))
         assert not ended(driver)
         (api.folder / "open").touch()
-        state = await api.ended(execution_id)
+        state = await api.ended(one)
         assert (state.status, state.epoch) == (ExecutionStatus.COMPLETED, 1)
-        await reported(api, execution_id)
-        assert executions_of(instance, "gated", "start") == [str(execution_id)]
+        await reported(api, one)
+
+        (api.folder / "open").unlink()
+        two = await api.execute("two", runner=Runner.ENGINE)
+        driver = await api.begun("two")
+        (api.folder / "two.begun").unlink()
+        os.kill((await api.status())["pid"], signal.SIGKILL)
+        os.kill(driver, signal.SIGKILL)
+        await api.begun("two")
+        (api.folder / "open").touch()
+        assert (await api.ended(two)).status is ExecutionStatus.COMPLETED
+        await reported(api, two)
+        assert executions_of(instance, "gated", "start") == sorted(map(str, (one, two)))
 
 
 async def test_a_driver_that_is_killed_before_it_reports(serving: Serving, instance: DagsterInstance) -> None:
@@ -217,33 +226,6 @@ async def _waits(connection: Any, kind: str) -> bool:
         kind,
     )
     return bool(found)
-
-
-async def test_one_is_cancelled_beside_others(serving: Serving, instance: DagsterInstance) -> None:
-    async with serving() as api:
-        one, other = [await api.execute(name, runner=Runner.ENGINE) for name in ("one", "other")]
-        driver = await api.begun("one")
-        await api.begun("other")
-        assert await api.engine.lifecycle.cancel(one, "enough")
-        state = await api.ended(one)
-        assert (state.status, state.error) == (ExecutionStatus.CANCELLED, "enough")
-        (api.folder / "open").touch()
-        assert (await api.ended(other)).status is ExecutionStatus.COMPLETED
-        await reported(api, other)
-        await reported(api, one)
-        assert not ended(driver)
-        assert executions_of(instance, "gated", "start") == [str(other)]
-
-
-async def test_one_that_waits_is_cancelled(serving: Serving) -> None:
-    async with serving(engine_at_once=1) as api:
-        await api.execute("first", runner=Runner.ENGINE)
-        await api.begun("first")
-        waiting = await api.execute("waiting", runner=Runner.ENGINE)
-        assert await api.engine.lifecycle.cancel(waiting)
-        (api.folder / "open").touch()
-        await until(lambda: api.launcher.running == 0)
-        assert not (api.folder / "waiting.begun").exists()
 
 
 async def test_a_failed_one_with_checks_and_a_partition(serving: Serving, instance: DagsterInstance) -> None:

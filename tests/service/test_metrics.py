@@ -166,25 +166,30 @@ def test_applications_in_one_process_count_apart() -> None:
 
 
 COUNT = """
-from noetl_dagster.service.metrics import Metrics
+import os
+from noetl_dagster.service.metrics import CurrentMetrics, Metrics
+children = [0]
+while len(children) < 3 and (child := os.fork()):
+    children.append(child)
+    os.waitpid(child, 0)
 counted = Metrics()
 counted.count_ingested(2, 1, [0.01, 0.02])
 counted.requests.labels("GET", "/health", 200).inc()
+if len(children) == 3:
+    print(counted.text(CurrentMetrics(queue=[], dead_letters=4, lag=0, workers=[])).decode())
 """
+"""Three processes count, and the last one shows all."""
 
 
 def test_processes_with_a_shared_folder_show_what_all_count(tmp_path: Path) -> None:
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    for _ in range(2):
-        subprocess.run([sys.executable, "-c", COUNT], env=environment, check=True, timeout=60)
-    scrape = f"{COUNT}\nfrom tests.service.test_metrics import QUIET\nprint(counted.text(QUIET).decode())"
-    command = [sys.executable, "-c", scrape]
+    command = [sys.executable, "-c", COUNT]
     done = subprocess.run(command, env=environment, check=True, timeout=60, capture_output=True, text=True)
     found = samples(done.stdout)
     assert found["noetl_ingested_events_total",] == 6
     assert found["noetl_ingest_latency_seconds_count",] == 6
     assert found["noetl_http_requests_total", ("method", "GET"), ("route", "/health"), ("status", "200")] == 3
-    assert found["noetl_queue_depth", ("pool", "default")] == 0
+    assert found["noetl_dead_letters",] == 4
     assert not any(name.startswith("process_") for name, *_ in found)
 
 

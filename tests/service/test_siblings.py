@@ -22,7 +22,7 @@ from tests.service.conftest import Process, Start, samples
 from tests.waiting import ended as is_gone
 from tests.waiting import until, until_now
 
-PROCESSES = 3
+PROCESSES = 2
 SENDERS = 4
 BATCHES = 24
 
@@ -101,11 +101,15 @@ async def test_events_lose_nothing_while_processes_are_killed(
     await until(lambda: all(map(is_gone, last)), "the end of all")
     async with httpx.AsyncClient(base_url=url, timeout=90) as client:
         assert (await client.get("/health")).is_success, "who asks while nobody serves waits"
+    await asyncio.to_thread(ends_with_its_children, parent, url, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_no_process_outlives_its_parent(settings: Settings, start: Start, number: int) -> None:
-    parent, url = serving(start, settings)
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
+def test_no_process_outlives_its_parent(settings: Settings, start: Start, number: signal.Signals) -> None:
+    ends_with_its_children(*serving(start, settings), number)
+
+
+def ends_with_its_children(parent: Process, url: str, number: signal.Signals) -> None:
     serve = children(parent)
     folder = Path(psutil.Process(serve[0]).environ()["PROMETHEUS_MULTIPROC_DIR"])
     parent.popen.send_signal(number)
