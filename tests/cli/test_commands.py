@@ -206,7 +206,7 @@ def test_a_wrong_value_is_one_line(cli: Cli, tmp_path: Path, value: str, message
     assert run.returncode == 1
     assert "Traceback" not in run.stderr
     assert message in run.stderr
-    assert "did you mean 'b'" in run.stderr
+    assert "no key 'bb'; keys of the workload: a, b" in run.stderr
 
 
 def test_verify_ends_with_2_if_nothing_could_be_checked(cli: Cli, environment: dict[str, str]) -> None:

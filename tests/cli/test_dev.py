@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import urllib.request
@@ -15,7 +16,13 @@ from noetl_dagster.embedded.processes import free_ports
 from tests.conftest import PROJECT
 from tests.waiting import PROCESS_SECONDS, until_now
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(not (PROJECT / ".venv").exists(), reason="scripts need .venv")]
+STAND_IN = """#!/bin/sh
+if [ "$1" = services ]; then echo "export DAGSTER_HOME=home"; exit; fi
+echo "${0##*/} $* $DAGSTER_HOME" > "$1.txt"
+trap 'rm "$1.txt"; exit' TERM
+while :; do sleep 0.05; done
+"""
+"""A program that shows with a file how it was called, until it is asked to end."""
 
 
 def answers(url: str) -> bool:
@@ -24,6 +31,30 @@ def answers(url: str) -> bool:
     return False
 
 
+def test_what_it_starts_ends_with_it(tmp_path: Path) -> None:
+    for folder in ("scripts", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    script = shutil.copy(PROJECT / "scripts" / "dev", tmp_path / "scripts")
+    for name in ("dagster", "noetl-dagster"):
+        program = tmp_path / ".venv" / "bin" / name
+        program.write_text(STAND_IN)
+        program.chmod(0o755)
+    calls = {
+        "serve": "noetl-dagster serve --host 127.0.0.1 --port 8701 home\n",
+        "dev": "dagster dev -w workspace.yaml -h 127.0.0.1 -p 3000 home\n",
+    }
+    files = {tmp_path / f"{name}.txt": call for name, call in calls.items()}
+    started = subprocess.Popen([script], env=os.environ | {"API_PORT": "8701"}, start_new_session=True)
+    try:
+        until_now(lambda: all(file.exists() and file.read_text() == call for file, call in files.items()), "both")
+    finally:
+        os.kill(started.pid, signal.SIGINT)
+    assert started.wait(PROCESS_SECONDS) == 0
+    assert not any(file.exists() for file in files)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (PROJECT / ".venv").exists(), reason="scripts need .venv")
 def test_both_start_and_end_together(environment: dict[str, str], tmp_path: Path) -> None:
     ui, api = free_ports(2, set())
     ports = {"PORT": str(ui), "API_PORT": str(api), "PYTHONPATH": str(PROJECT)}

@@ -20,7 +20,7 @@ from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
 from noetl_dagster.cli.commands.settings import examine
-from noetl_dagster.cli.doctor import Check, CheckResult, CheckState, in_background, ok
+from noetl_dagster.cli.doctor import Check, CheckResult, CheckState, checks, in_background, ok
 from noetl_dagster.embedded.servers import program
 from noetl_dagster.events.schema import SCHEMA_VERSION
 from noetl_dagster.settings import Settings, StoreTier
@@ -68,9 +68,10 @@ def test_all_is_well(cli: Cli, tmp_path: Path) -> None:
     assert os.environ["NOETL_MINIO_SECRET_KEY"] not in shown.stdout + done.stdout
 
 
-async def test_the_collector_of_traces(settings: Settings, closed_port: int) -> None:
+async def test_the_collector_of_traces(settings: Settings, closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with collecting() as collector:
         there = await found(settings, tracing_endpoint=collector.url)
+    monkeypatch.setattr(checks, "CONNECT_SECONDS", 0.2)
     away = await found(settings, tracing_endpoint=f"http://user:{SECRET}@127.0.0.1:{closed_port}")
     assert there["traces"].state is CheckState.OK
     assert away["traces"].state is CheckState.WRONG
@@ -93,7 +94,8 @@ def test_what_is_wrong_has_a_line_with_the_remedy_and_code_1(
     assert "check NOETL_MINIO_ENDPOINT" in " ".join(done.stdout.split())
 
 
-async def test_wrong_ports(settings: Settings, closed_port: int) -> None:
+async def test_wrong_ports(settings: Settings, closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "CONNECT_SECONDS", 0.2)
     report = await found(
         settings,
         db_url=f"postgresql://postgres:{SECRET}@127.0.0.1:{closed_port}/noetl",
@@ -143,9 +145,10 @@ async def test_wrong_names_and_keys(settings: Settings) -> None:
     assert SECRET not in str(report)
 
 
-async def test_wrong_passwords(settings: Settings, tmp_path: Path) -> None:
+async def test_wrong_passwords(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.db_url is not None
-    with _nats(tmp_path) as port:
+    with _nats(tmp_path) as port, monkeypatch.context() as impatient:
+        impatient.setattr(checks, "CONNECT_SECONDS", 1.0)
         report = await found(
             settings,
             db_url=re.sub(r"//noetl_client:[^@]+@", "//noetl_client:wrong-password@", settings.db_url),
@@ -154,6 +157,7 @@ async def test_wrong_passwords(settings: Settings, tmp_path: Path) -> None:
         assert "password" in report["event log"].what
         assert report["NATS"].state is CheckState.WRONG
         assert "wrong-password" not in str(report)
+        impatient.undo()
         report = await found(settings, nats_url=f"nats://noetl:{SECRET}@127.0.0.1:{port}")
         assert report["NATS"].state is CheckState.WRONG  # a server without JetStream
         assert "JetStream" in report["NATS"].what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,14 +15,15 @@ import noetl_dagster
 from noetl_dagster.errors import ProblemKind
 from noetl_dagster.events.types import EventType
 from noetl_dagster.playbook.loader import parse_report
+from tests.forked import run
 
 PROJECT = Path(__file__).parents[2]
 DOCS = PROJECT / "docs"
 
 
-def test_the_pages_agree_with_the_code() -> None:
-    pages = [sys.executable, str(PROJECT / "scripts" / "pages.py"), "--check"]
-    done = subprocess.run(pages, capture_output=True, text=True)
+def test_the_pages_agree_with_the_code(tmp_path: Path) -> None:
+    pages = "import runpy, sys; sys.path[0] = sys.argv[1]; runpy.run_module('pages', run_name='__main__')"
+    done = run("-c", pages, str(PROJECT / "scripts"), "--check", environment=os.environ, folder=PROJECT, texts=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

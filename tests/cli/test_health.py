@@ -145,17 +145,13 @@ def ready(url: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("command", ["worker", "ingest"])
-def test_processes_wait_for_the_schema_and_drain(
-    command: str, settings: Settings, start: StartProcess, tmp_path: Path
-) -> None:
+def test_processes_wait_for_the_schema_and_drain(settings: Settings, start: StartProcess, tmp_path: Path) -> None:
     async def forget() -> None:
         connection = await asyncpg.connect(settings.db_url)
         await connection.execute("DROP SCHEMA noetl CASCADE")
         await connection.close()
 
     asyncio.run(forget())
-    log = tmp_path / "log"
     environment = {
         **os.environ,
         **embedded.environment(settings),
@@ -163,18 +159,22 @@ def test_processes_wait_for_the_schema_and_drain(
         "NOETL_SCHEMA_APPLY": "false",
         "NOETL_HEALTH_PORT": "0",
     }
-    with log.open("w") as output:
-        process = start([sys.executable, "-u", "-m", "noetl_dagster", command], env=environment, stdout=output)
-    until_now(lambda: "health on" in log.read_text(), "the port")
-    url = next(word for word in log.read_text().split() if word.startswith("http://"))
-    until_now(lambda: "no schema yet" in log.read_text(), "the process to look")
-    assert not ready(url)
-    assert process.poll() is None
+    logs, processes = [tmp_path / command for command in ("worker", "ingest")], []
+    for log in logs:
+        with log.open("w") as output:
+            arguments = [sys.executable, "-u", "-m", "noetl_dagster", log.name]
+            processes.append(start(arguments, env=environment, stdout=output))
+    until_now(lambda: all("health on" in log.read_text() for log in logs), "the ports")
+    urls = [next(word for word in log.read_text().split() if word.startswith("http://")) for log in logs]
+    until_now(lambda: all("no schema yet" in log.read_text() for log in logs), "the processes to look")
+    assert not any(map(ready, urls))
+    assert [process.poll() for process in processes] == [None, None]
     provisioned = run("noetl-dagster", "provision", environment=environment, folder=tmp_path, texts=tmp_path)
     assert provisioned.returncode == 0, provisioned.stderr
-    until_now(lambda: ready(url), "the process to be ready")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(PROCESS_SECONDS) == 0, log.read_text()
+    until_now(lambda: all(map(ready, urls)), "the processes to be ready")
+    for process, log in zip(processes, logs, strict=True):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PROCESS_SECONDS) == 0, log.read_text()
 
 
 def test_a_port_set_to_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

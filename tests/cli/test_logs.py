@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.forked import Forked, run
 from tests.waiting import PROCESS_SECONDS, until_now
 
-from .conftest import COMMAND, Cli
+from .conftest import Cli
 
 PLAYBOOK = """
 apiVersion: noetl.io/v2
@@ -75,12 +76,12 @@ def saying(found: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
 
 
 def test_a_run_names_what_each_line_is_about(cli: Cli, playbook: Path) -> None:
-    run = cli("run", str(playbook), "--set", "surplus=1")
-    assert run.returncode == 0, run.stderr
-    found = records(run.stderr)
+    ran = cli("run", str(playbook), "--set", "surplus=1")
+    assert ran.returncode == 0, ran.stderr
+    found = records(ran.stderr)
     (key,) = saying(found, "the key is")
     assert key["message"] == "hello: the key is ***"
-    assert SECRET not in run.stderr + run.stdout
+    assert SECRET not in ran.stderr + ran.stdout
     assert key["logger"] == "noetl_dagster.tools.python.output"
     assert key["step"] == "hello"
     assert key["execution_id"] in key["command_id"]
@@ -98,25 +99,26 @@ def test_a_run_names_what_each_line_is_about(cli: Cli, playbook: Path) -> None:
 
 
 def test_a_refusal_is_a_record_too(cli: Cli, playbook: Path) -> None:
-    run = cli("run", str(playbook), "--set", "nonsense")
-    assert run.returncode == 2
-    (refusal,) = records(run.stderr)
+    ran = cli("run", str(playbook), "--set", "nonsense")
+    assert ran.returncode == 2
+    (refusal,) = records(ran.stderr)
     assert refusal["level"] == "error"
     assert "write KEY=VALUE" in refusal["message"]
 
 
 @pytest.mark.parametrize("playbook", ["workers"], indirect=True)
 def test_a_worker_names_the_command(cli: Cli, playbook: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    output = tmp_path / "said"
-    with output.open("wb") as said:
-        worker = subprocess.Popen([*COMMAND, "worker"], env=environment, stdout=subprocess.DEVNULL, stderr=said)
+    output, unread = tmp_path / "said", tmp_path / "unread"
+    worker = Forked(
+        *("noetl-dagster", "worker"), environment=environment, folder=tmp_path, output=unread, errors=output
+    )
     try:
-        run = cli("run", str(playbook), "--json")
-        assert run.returncode == 0, run.stderr
-        records(run.stderr)
+        ran = cli("run", str(playbook), "--json")
+        assert ran.returncode == 0, ran.stderr
+        records(ran.stderr)
         (line,) = until_now(lambda: saying(records(output.read_text()), "at work"), "the worker's line")
         assert line["step"] == "pooled"
-        assert line["execution_id"] == json.loads(run.stdout)["execution_id"]
+        assert line["execution_id"] == json.loads(ran.stdout)["execution_id"]
         assert line["execution_id"] in line["command_id"]
     finally:
         worker.send_signal(signal.SIGTERM)
@@ -178,13 +180,9 @@ def test_the_code_location(environment: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "playbooks"
     folder.mkdir()
     (folder / "broken.yaml").write_text(PLAYBOOK.replace("next: [each]", "next: [nowhere]"))
-    done = subprocess.run(
-        [sys.executable, "-c", "import noetl_dagster.definitions"],
-        env={**environment, "NOETL_PLAYBOOKS_PATH": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=PROCESS_SECONDS,
-    )
+    environment["NOETL_PLAYBOOKS_PATH"] = str(folder)
+    code = "import noetl_dagster.definitions"
+    done = run("-c", code, environment=environment, folder=tmp_path, texts=tmp_path)
     assert done.returncode == 0, done.stderr
     (left_out,) = saying(records(done.stderr), "is left out")
     assert left_out["logger"] == "noetl_dagster.code_location.folder"
@@ -192,6 +190,6 @@ def test_the_code_location(environment: dict[str, str], tmp_path: Path) -> None:
 
 def test_text_stays_as_it_was(cli: Cli, playbook: Path, environment: dict[str, str]) -> None:
     environment["NOETL_LOG_FORMAT"] = "text"
-    run = cli("run", str(playbook), "--json")
-    assert "INFO noetl_dagster.tools.python.output: hello: the key is ***\n" in run.stderr
-    assert "{" not in run.stderr
+    ran = cli("run", str(playbook), "--json")
+    assert "INFO noetl_dagster.tools.python.output: hello: the key is ***\n" in ran.stderr
+    assert "{" not in ran.stderr

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
 import asyncpg
-import pytest
 
 from noetl_dagster import embedded
 from noetl_dagster.settings import Settings
@@ -17,6 +17,12 @@ from tests import forked
 from tests.cli.conftest import COMMAND
 from tests.waiting import PROCESS_SECONDS
 
+IMPATIENT = """
+from noetl_dagster import cli
+from noetl_dagster.events.transport import nats
+nats.CONNECT_SECONDS = 0.2
+cli.main()
+"""
 FORGET = """
 DROP SCHEMA noetl CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public
 """
@@ -61,38 +67,28 @@ def test_two_at_once_make_everything_and_a_third_finds_it(settings: Settings) ->
         assert any(thing in line for line in found), (thing, found)
 
 
-@pytest.mark.parametrize(
-    ("database", "table", "change", "said"),
-    [
-        (
-            "db_url",
-            "noetl.queue",
-            "UPDATE noetl.schema_version SET number = 1",
-            "event log: the schema of the event log",
-        ),
-        ("dagster_db_url", "alembic_version", "SELECT 1", "Dagster's storage: Dagster's storage was not changed"),
-    ],
-)
-async def test_locked_tables_are_left_alone_and_their_holders_named(
-    settings: Settings, database: str, table: str, change: str, said: str
-) -> None:
+async def test_locked_tables_are_left_alone_and_their_holders_named(settings: Settings) -> None:
     """Nothing is changed, nobody waits behind it for long, and the next attempt succeeds."""
     given = environment(settings)
-    assert not (await asyncio.to_thread(lambda: provisioning(given).wait(PROCESS_SECONDS)))
-    url = getattr(settings, database)
-    holder, onlooker = [await asyncpg.connect(url, server_settings={"application_name": "report"}) for _ in range(2)]
-    await onlooker.execute(change)
-    async with holder.transaction():
-        await holder.execute(f"LOCK TABLE {table}")
-        refused = provisioning(given, "60", "--lock-wait", "1")
-        lines = await asyncio.to_thread(told, refused)
-        assert refused.returncode == 1, lines
-        [line] = [line for line in lines if line.startswith("refused")]
-        assert said in line
-        assert f"process {holder.get_server_pid()} (report, idle in transaction, " in line
-        assert f"LOCK TABLE {table}" in line
-        if database == "db_url":
-            assert await onlooker.fetchval("SELECT number FROM noetl.schema_version") == 1
+    session = {"application_name": "report"}
+    holder, onlooker = [await asyncpg.connect(settings.db_url, server_settings=session) for _ in range(2)]
+    await onlooker.execute("UPDATE noetl.schema_version SET number = 1")
+    said = {
+        "noetl.queue": "event log: the schema of the event log",
+        "alembic_version": "Dagster's storage was not changed",
+    }
+    for table in said:
+        async with holder.transaction():
+            await holder.execute(f"LOCK TABLE {table}")
+            refused = provisioning(given, "60", "--lock-wait", "1")
+            lines = await asyncio.to_thread(told, refused)
+            assert refused.returncode == 1, lines
+            [line] = [line for line in lines if line.startswith("refused")]
+            assert said[table] in line
+            assert f"process {holder.get_server_pid()} (report, idle in transaction, " in line
+            assert f"LOCK TABLE {table}" in line
+            if table == "noetl.queue":
+                assert await onlooker.fetchval("SELECT number FROM noetl.schema_version") == 1
     again = provisioning(given)
     assert not (await asyncio.to_thread(lambda: again.wait(PROCESS_SECONDS)))
     await holder.close()
@@ -100,8 +96,9 @@ async def test_locked_tables_are_left_alone_and_their_holders_named(
 
 
 def test_what_cannot_be_reached_is_refused_with_a_remedy(settings: Settings) -> None:
-    nowhere = environment(settings, NOETL_NATS_URL="nats://127.0.0.1:1", NOETL_MINIO_ENDPOINT="http://127.0.0.1:1")
-    process = provisioning(nowhere, wait="0.5")
+    away = {"NOETL_NATS_URL": "nats://127.0.0.1:1", "NOETL_MINIO_ENDPOINT": "http://127.0.0.1:1"}
+    command = [sys.executable, "-c", IMPATIENT, "provision", "--wait", "0"]
+    process = forked.start(command, env=environment(settings, **away), stdout=subprocess.PIPE, text=True)
     lines = told(process)
     assert process.returncode == 1, lines
     refused = [line for line in lines if line.startswith("refused")]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from noetl_dagster.code_location import scaffold
 from noetl_dagster.settings import Settings
 from tests.cli.conftest import Cli
 from tests.conftest import HOME, PROJECT
-from tests.waiting import PROCESS_SECONDS
+from tests.forked import run
 
 
 @pytest.mark.long
@@ -24,21 +22,14 @@ def test_a_new_project_passes_its_own_test(cli: Cli, tmp_path: Path, settings: S
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
     environment |= {"PYTHONPATH": str(PROJECT), "NOETL_TEST_HOME": str(HOME)}
 
-    def python(*arguments: str) -> str:
-        process = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=project,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=PROCESS_SECONDS,
-            check=False,
-        )
+    def output_of(*arguments: str) -> str:
+        process = run(*arguments, environment=environment, folder=project, texts=tmp_path)
         assert process.returncode == 0, process.stdout + process.stderr
         return process.stdout
 
-    assert "1 passed" in python("-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=")
-    python("-m", "dagster", "definitions", "validate", "-w", "workspace.yaml")
+    pytest_itself = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    assert "1 passed" in output_of("-c", pytest_itself, "-p", "no:cacheprovider", "-o", "addopts=")
+    output_of("dagster", "definitions", "validate", "-w", "workspace.yaml")
 
 
 def test_what_is_there_stays(cli: Cli, tmp_path: Path) -> None:

@@ -94,7 +94,9 @@ async def test_ingest_ends_between_two_batches(
 async def test_serve_takes_events_and_ends_with_a_signal(
     start: Start, client: NatsClient, settings: Settings, pool: asyncpg.Pool, execution_id: int
 ) -> None:
-    service = start(settings, "serve", "--port", "0")
+    # the reaper looks every second
+    own = settings.model_copy(update={"command_heartbeat_seconds": 0.5, "command_heartbeat_timeout_seconds": 3.0})
+    service = start(own, "serve", "--port", "0")
     url = (await asyncio.to_thread(service.until_says, r"HTTP API on (\S+)"))[1]
     assert url.startswith("http://127.0.0.1:")
     over_http = ended(execution_id, MOST - 1)

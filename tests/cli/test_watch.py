@@ -6,18 +6,21 @@ import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from noetl_dagster.cli import progress
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.playbook.loader import parse_playbook
+from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.execution import Execution
 from tests.forked import Forked
 from tests.playbooks import text_of
-from tests.waiting import PROCESS_SECONDS, until
+from tests.waiting import PROCESS_SECONDS, until, until_now
 
 from .conftest import Cli
 
@@ -80,6 +83,12 @@ async def gated(engine: Engine, folder: Path, n: int = 1) -> Execution:
     return await engine.lifecycle.create(parse_playbook(GATED), {"gate": str(folder / "gate"), "n": n})
 
 
+async def sessions(engine: Engine) -> int:
+    return int(
+        await engine.runtime.pool.fetchval("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+    )
+
+
 def written(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
@@ -122,12 +131,15 @@ async def test_an_ended_execution_is_watched_no_longer(engine: Engine, cli: Cli,
 async def test_an_interrupt_ends_it_quietly(engine: Engine, start: Start, tmp_path: Path, command: list[str]) -> None:
     execution = await gated(engine, tmp_path)
     await engine.liveness.hold(execution.id)
+    before = await sessions(engine)
     showing = start(*command, str(execution.id))
-    shown = tmp_path / ("shown" if "events" in command else "notes")
+
+    async def reads() -> bool:
+        return await sessions(engine) > before
+
+    await until(reads, "its connection to the event log")
     if "events" in command:
-        await until(lambda: "playbook.initialized" in written(shown), "the first event")
-    else:
-        await asyncio.sleep(2)
+        await until(lambda: "playbook.initialized" in written(tmp_path / "shown"), "the first event")
     assert showing.poll() is None, written(tmp_path / "notes")
     showing.send_signal(signal.SIGINT)
     assert await exit_code(showing) == 130
@@ -163,11 +175,20 @@ async def test_events_are_followed_from_an_event_on(engine: Engine, cli: Cli, tm
         assert (done.returncode, error in done.stderr) == (1, True)
 
 
-async def test_an_execution_that_nobody_drives_is_said_to_be_so(engine: Engine, start: Start, tmp_path: Path) -> None:
-    execution = await gated(engine, tmp_path)
-    start("status", "--watch", str(execution.id))
-    hint = f"noetl-dagster resume {execution.id}"
-    await until(lambda: hint in written(tmp_path / "notes"), "the hint")
+def test_an_execution_that_nobody_drives_is_said_to_be_so(
+    noetl: EngineProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.02)
+    said: list[str] = []
+    monkeypatch.setattr(progress, "note", said.append)
+    execution = noetl.run(gated(noetl.engine(), tmp_path))
+    with ThreadPoolExecutor(1) as watching:
+        ended = watching.submit(progress.watch, noetl.engine(), execution.id, quiet=True)
+        until_now(lambda: said, "the hint")
+        assert noetl.run(noetl.engine().lifecycle.cancel(execution.id))
+        ended.result(PROCESS_SECONDS)
+    assert said == [f"no process runs it now; to resume it: noetl-dagster resume {execution.id}"]
 
 
 async def test_status_tells_what_recovery_has_done(engine: Engine, cli: Cli, tmp_path: Path) -> None:
