@@ -279,18 +279,22 @@ async def read_execution(pool: asyncpg.Pool, execution_id: int) -> ProjectedExec
         if not has_tail:
             return execution if has_row else None
         tail = await connection.fetch(queries.TAIL, execution_id, checkpoint, TAIL_LIMIT)
-        done: Done = defaultdict(int)
         if tail[0]["seen"] >= TAIL_LIMIT:
-            execution = ProjectedExecution(execution_id)
-            for counted in await connection.fetch(queries.DONE_OF_EXECUTION, execution_id):
-                done[(counted["node_name"], counted["visit"])] = counted["done"]
-            events = await connection.fetch(queries.EVENTS_OF_EXECUTION, execution_id)
-        else:
-            events = [event for event in tail if event["is_change"]]
-            for event in tail:
-                if event["done"]:
-                    done[(event["node_name"], event["visit"])] += event["done"]
-    execution.apply(events, done)
+            return await execution_at(connection, execution_id, 2**63 - 1)
+    done: Done = defaultdict(int)
+    for event in tail:
+        if event["done"]:
+            done[(event["node_name"], event["visit"])] += event["done"]
+    execution.apply([event for event in tail if event["is_change"]], done)
+    return execution if execution.created_at is not None else None
+
+
+async def execution_at(connection: Any, execution_id: int, event_id: int) -> ProjectedExecution | None:
+    """Returns the row of an execution as it was at an event, from the log; None if the log has no such execution."""
+    execution, done = ProjectedExecution(execution_id), dict[tuple[str, int], int]()
+    for counted in await connection.fetch(queries.DONE_UNTIL, execution_id, event_id):
+        done[(counted["node_name"], counted["visit"])] = counted["done"]
+    execution.apply(await connection.fetch(queries.EVENTS_UNTIL, execution_id, event_id), done)
     return execution if execution.created_at is not None else None
 
 

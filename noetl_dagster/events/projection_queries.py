@@ -143,19 +143,16 @@ LEFT JOIN (
 ORDER BY part.xact_id, part.event_id
 """
 
-# All events of one execution, for a tail that is too long to be applied to its row.
-EVENTS_OF_EXECUTION = f"""
-SELECT {_PARTS} FROM noetl.event WHERE execution_id = $1 AND {_CHANGES}
+# The events of one execution up to an event in the order of ids.
+EVENTS_UNTIL = f"""
+SELECT {_PARTS} FROM noetl.event WHERE execution_id = $1 AND {_CHANGES} AND event.event_id <= $2
 ORDER BY event.xact_id, event.event_id
 """
-DONE_OF_EXECUTION = f"""
-SELECT {_VISIT}, sum({_DONE})::bigint AS done FROM noetl.event WHERE execution_id = $1 AND {_DONE} <> 0
+DONE_UNTIL = f"""
+SELECT {_VISIT}, sum({_DONE})::bigint AS done FROM noetl.event
+WHERE execution_id = $1 AND {_DONE} <> 0 AND event.event_id <= $2
 GROUP BY 1, 2
 """
-
-# The same, up to an event in the order of ids.
-EVENTS_UNTIL = EVENTS_OF_EXECUTION.replace("ORDER BY", "AND event.event_id <= $2 ORDER BY")
-DONE_UNTIL = DONE_OF_EXECUTION.replace("GROUP BY", "AND event.event_id <= $2 GROUP BY")
 
 # The checkpoints of executions.
 CHECKPOINTS = f"""

@@ -230,23 +230,13 @@ async def overview(runtime: Runtime, execution_id: int) -> Overview:
     sources, chunks = await _chunks(runtime, execution)
     state, start, end = execution.state, execution.start_time, execution.end_time or datetime.now(UTC)
 
-    def view(step: dict[str, Any]) -> StepView:
-        name, status = step["step"], step["status"]
-        loop = loop_view(state, name, rates)
-        if loop is not None and status == ExecutionStatus.RUNNING and loop.loop_id in waiting:
+    def with_chunks(step: StepView) -> StepView:
+        loop = step.loop
+        if loop is not None and step.status == ExecutionStatus.RUNNING and loop.loop_id in waiting:
             loop = loop.model_copy(update={"waiting": True})
-        if loop is not None and name in sources and not loop.total:
-            loop = loop.model_copy(update={"so_far": chunks[sources[name]].made})
-        is_open = execution.status == ExecutionStatus.FAILED and status == ExecutionStatus.RUNNING
-        return StepView(
-            step=name,
-            status=OPEN if is_open else status,
-            visits=step["visits"],
-            loop=loop,
-            result=step.get("result"),
-            error=step.get("error"),
-            chunks=chunks.get(name),
-        )
+        if loop is not None and step.step in sources and not loop.total:
+            loop = loop.model_copy(update={"so_far": chunks[sources[step.step]].made})
+        return step.model_copy(update={"loop": loop, "chunks": chunks.get(step.step)})
 
     return Overview(
         execution_id=str(execution_id),
@@ -259,10 +249,21 @@ async def overview(runtime: Runtime, execution_id: int) -> Overview:
         ended_at=execution.end_time,
         seconds=round((end - start).total_seconds(), 3) if start else 0.0,
         error=execution.error,
-        steps=tuple(map(view, state.get("steps", []))),
+        steps=tuple(map(with_chunks, step_views(execution, rates))),
         warnings=tuple(state.get("warnings", ())),
         workload=state.get("workload", {}),
     )
+
+
+def step_views(execution: ProjectedExecution, rates: Mapping[str, float]) -> list[StepView]:
+    """Returns the steps of an execution in the order of their first visits; ``rates`` as for :func:`loop_view`."""
+    views = []
+    for step in execution.state.get("steps", []):
+        is_open = execution.status == ExecutionStatus.FAILED and step["status"] == ExecutionStatus.RUNNING
+        fields = {name: step.get(name) for name in ("step", "status", "visits", "result", "error")}
+        fields |= {"status": OPEN} if is_open else {}
+        views.append(StepView(**fields, loop=loop_view(execution.state, step["step"], rates)))
+    return views
 
 
 def loop_view(state: dict[str, Any], step: str, rates: Mapping[str, float]) -> LoopView | None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import asyncpg
 
-from noetl_dagster.engine.executions.overview import OPEN, LoopView, loop_view
+from noetl_dagster.engine.executions.overview import LoopView, StepView, loop_view, step_views
 from noetl_dagster.engine.executions.progress import loop_rates
 from noetl_dagster.errors import ExecutionNotFoundError
 from noetl_dagster.events import projection_queries as queries
 from noetl_dagster.events.commit_order import horizon
-from noetl_dagster.events.projection import read_execution
+from noetl_dagster.events.projection import execution_at, read_execution
 from noetl_dagster.events.projection_row import ProjectedExecution
 from noetl_dagster.events.queries import STATE_EVENTS
 from noetl_dagster.events.state import ExecutionStatus
@@ -171,7 +171,7 @@ class WatchedExecution:
             ExecutionNotFoundError: the log has no such execution.
         """
         position = (await horizon(pool)).xact_id
-        row = await (read_execution(pool, execution_id) if until is None else _row_at(pool, execution_id, until))
+        row = await (read_execution(pool, execution_id) if until is None else execution_at(pool, execution_id, until))
         if row is None:
             raise ExecutionNotFoundError(f"no execution {execution_id} in the event log")
         watched, last = cls(row, position), _LAST if until is None else until
@@ -197,23 +197,13 @@ class WatchedExecution:
         """True until the execution ends."""
         return self.row.status == ExecutionStatus.RUNNING
 
-    @property
-    def seconds(self) -> float:
-        """Seconds from the start to the end, or to now."""
-        if self.row.start_time is None:
-            return 0.0
-        return ((self.row.end_time or datetime.now(UTC)) - self.row.start_time).total_seconds()
-
     def loop_of(self, step: str) -> LoopView | None:
         """Returns the counts of the latest loop or fan-out of a step."""
         return loop_view(self.row.state, step, self.rates if self.is_running else {})
 
-    def steps(self) -> Iterable[dict[str, Any]]:
-        """Returns the steps in the order of their first visits, with ``step``, ``status`` and ``visits``."""
-        stopped = self.row.status == ExecutionStatus.FAILED
-        for step in self.row.state.get("steps", []):
-            is_open = stopped and step["status"] == ExecutionStatus.RUNNING
-            yield {**step, "status": OPEN} if is_open else step
+    def steps(self) -> list[StepView]:
+        """Returns the steps in the order of their first visits."""
+        return step_views(self.row, self.rates if self.is_running else {})
 
 
 async def visits_of_step(pool: asyncpg.Pool, execution_id: int, step: str) -> list[StepVisit]:
@@ -244,15 +234,6 @@ def _visits_of(changes: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], St
     for key in list(visits)[:-MOST_VISITS]:
         del visits[key]
     return visits
-
-
-async def _row_at(pool: asyncpg.Pool, execution_id: int, event_id: int) -> ProjectedExecution | None:
-    """Returns the row of an execution as it was at an event; None if the log has no such execution."""
-    row = ProjectedExecution(execution_id)
-    counted = await pool.fetch(queries.DONE_UNTIL, execution_id, event_id)
-    done = {(one["node_name"], one["visit"]): one["done"] for one in counted}
-    row.apply(await pool.fetch(queries.EVENTS_UNTIL, execution_id, event_id), done)
-    return row if row.created_at is not None else None
 
 
 async def changes_between(pool: asyncpg.Pool, execution_id: int, first: int, end: int) -> list[ShownEvent]:

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
 from noetl_dagster.engine.executions.addresses import asset_url, in_path, run_url
+from noetl_dagster.engine.executions.overview import StepView
 from noetl_dagster.engine.executions.watching import ShownEvent, SlowIteration, StepVisit, WatchedExecution
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
@@ -168,10 +169,7 @@ def _parts(watched: WatchedExecution, playbook: Playbook | None, settings: Setti
     """Renders the parts of the page that change."""
     id_ = watched.id
     assets = {one.step: asset_url(settings, one.asset) for one in watched.visits.values() if one.asset}
-    steps = [
-        {"error": None, **step, "loop": watched.loop_of(step["step"]), "asset": assets.get(step["step"])}
-        for step in watched.steps()
-    ]
+    steps = watched.steps()
     start, end = watched.row.start_time, watched.row.end_time or datetime.now(UTC)
     if at is not None and watched.row.end_time is None:
         end = watched.row.updated_at or end
@@ -183,17 +181,17 @@ def _parts(watched: WatchedExecution, playbook: Playbook | None, settings: Setti
     return {
         "summary": fragment("parts/summary.html", id=id_, row=watched.row, seconds=seconds),
         "graph": "" if playbook is None else _graph(watched, playbook, steps),
-        "steps": fragment("parts/steps.html", id=id_, steps=steps),
+        "steps": fragment("parts/steps.html", id=id_, steps=steps, assets=assets),
         "waterfall": chart,
     }
 
 
-def _graph(watched: WatchedExecution, playbook: Playbook, steps: Sequence[dict[str, Any]]) -> Markup:
+def _graph(watched: WatchedExecution, playbook: Playbook, steps: Sequence[StepView]) -> Markup:
     states = {}
     for step in steps:
-        loop = step["loop"]
+        loop = step.loop
         counts = {} if loop is None else {"done": loop.done, "total": loop.total, "failed": loop.failed}
-        states[step["step"]] = StepState(status=str(step["status"]), visits=step["visits"], **counts)
+        states[step.step] = StepState(status=step.status, visits=step.visits, **counts)
     return graph_svg(playbook, states=states, link=lambda step: f"/executions/{watched.id}/steps/{in_path(step)}")
 
 
@@ -215,7 +213,7 @@ def _rows(execution_id: int, events: Sequence[ShownEvent]) -> Markup:
 
 def _lines_of_error(watched: WatchedExecution, playbook: Playbook) -> SourceLines | None:
     """Returns the lines of the playbook around the step whose failure ended the execution."""
-    failed = [step["step"] for step in watched.steps() if step.get("unhandled") or step["status"] == "FAILED"]
+    failed = [step.step for step in watched.steps() if step.status == "FAILED"]
     step = next((one for one in playbook.steps if one.name in failed), None)
     if not watched.row.error or step is None or step.place is None:
         return None

@@ -10,7 +10,7 @@ from noetl_dagster.cli.commands.executions import _as_line
 from noetl_dagster.cli.progress import loop_text
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import ChunksView, LoopView, loop_progress, overview
-from noetl_dagster.engine.executions.progress import Pace, duration, loop_rates
+from noetl_dagster.engine.executions.progress import duration, loop_rates
 from noetl_dagster.events.types import Event, EventType
 from tests.engine.conftest import Run
 from tests.playbooks import playbook
@@ -29,18 +29,6 @@ workflow:
         while n >= 8 and not pathlib.Path(gate).exists():
             time.sleep(0.02)
 """
-
-
-def test_the_pace_is_that_of_the_last_half_minute() -> None:
-    pace = Pace()
-    pace.see(5_000, 0.0)  # done by an earlier run
-    assert pace.rate == 0
-    for second in range(1, 60):
-        pace.see(5_000 + 100 * second, float(second))
-    assert pace.rate == 100
-    for second in range(60, 120):
-        pace.see(10_900, float(second))
-    assert pace.rate == 0, "it stands still"
 
 
 def test_durations_are_for_people() -> None:
