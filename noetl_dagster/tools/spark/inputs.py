@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -23,6 +22,7 @@ from noetl_dagster.spark.results import VALUE
 from noetl_dagster.spark.staging import Staging
 from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.files import check_path, written_in
+from noetl_dagster.tools.sql.databases.binding import SPARK, split
 
 
 async def stored_inputs(call: ToolCall, context: ToolContext) -> dict[str, InputRows]:
@@ -111,44 +111,9 @@ def split_spark_statements(sql: str) -> list[str]:
     A compound statement, ``BEGIN ... END``, and all that follows it stay in one piece. So does text that cannot be
     parsed, for which Spark reports the error.
     """
-    if ";" not in sql:
+    if ";" not in sql:  # most, which need no scanner
         return [sql.strip()] if sql.strip() else []
-    from sqlglot import TokenType
-    from sqlglot.errors import TokenError
-
-    try:
-        tokens = _dialect().tokenize(sql)
-    except TokenError:
-        return [sql.strip()]
-    statements: list[str] = []
-    start, words = 0, 0
-    for token in tokens:
-        if token.token_type is TokenType.SEMICOLON:
-            if words:
-                statements.append(sql[start : token.start].strip())
-            start, words = token.end + 1, 0
-        elif token.token_type is TokenType.BEGIN and not words:
-            return [*statements, sql[start:].strip()]
-        else:
-            words += 1
-    if words:
-        statements.append(sql[start:].strip())
-    return statements
-
-
-@cache
-def _dialect() -> Any:
-    """Returns sqlglot's Spark SQL with dollar quotes, which it lacks. The import takes 0.5 s, so it is lazy."""
-    from sqlglot import TokenType
-    from sqlglot.dialects.databricks import Databricks
-
-    class SparkSql(Databricks):
-        class Tokenizer(Databricks.Tokenizer):
-            HEREDOC_STRINGS = ["$"]  # noqa: RUF012
-            HEREDOC_TAG_IS_IDENTIFIER = True
-            HEREDOC_STRING_ALTERNATIVE = TokenType.PARAMETER
-
-    return SparkSql()
+    return [text for text, _ in split(sql, SPARK)]
 
 
 def _check_paths(value: Mapping[str, Any], name: str, call: ToolCall, settings: Settings) -> None:

@@ -5,7 +5,7 @@ quotes, ``E''`` strings with backslashes, quoted identifiers, dollar quotes, lin
 DuckDB's is a subset of it. The tests compare it with PostgreSQL's own scanner.
 """
 
-# Why a scanner of our own, here and not for Spark SQL (tools/spark/statements.py):
+# Why a scanner of our own, here and not for other dialects (tools/sql/databases/binding.py):
 # - pglast, PostgreSQL's parser, is GPL-3, which a package under Apache-2.0 cannot ask of its users; postgast has
 #   the same parser under BSD, but is a young native library of one author: good enough to test against.
 # - Neither splits the SQL of playbooks: the parser refuses :name, and the split by scanner cuts BEGIN ATOMIC

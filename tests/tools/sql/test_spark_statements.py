@@ -14,6 +14,7 @@ SCRIPT = "BEGIN DECLARE n INT; SET n = 1; SELECT n; END"
     [
         ("select 1", ["select 1"]),
         ("select 1; select 2;", ["select 1", "select 2"]),
+        ("declare n int; select n", ["declare n int", "select n"]),
         (r"select 'it\'s; ok'; select 2", [r"select 'it\'s; ok'", "select 2"]),
         (r"select 'a\\'; select 2", [r"select 'a\\'", "select 2"]),
         (r'select "it\"s; ok"; select 2', [r'select "it\"s; ok"', "select 2"]),

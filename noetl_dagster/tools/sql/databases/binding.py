@@ -1,7 +1,7 @@
 """Splits SQL of a dialect into statements, and binds their parameters, by sqlglot's scanner of that dialect.
 
 :mod:`~noetl_dagster.tools.sql.statements` does the same for PostgreSQL and DuckDB. It cannot read the backslashes,
-backticks and ``#`` comments of other dialects.
+backticks and ``#`` comments of other dialects. Spark binds its parameters itself.
 """
 
 from __future__ import annotations
@@ -31,12 +31,26 @@ Spans = tuple[tuple[int, int], ...]
 """Parts of a text without quotes and comments, by their beginnings and ends."""
 
 
+SPARK = "spark"
+"""Spark SQL as sqlglot scans it for Databricks, with the dollar quotes that it lacks there."""
+
+
 @cache
 def _scanner(dialect: str) -> Any:
     """Returns sqlglot's dialect. The import takes 0.5 s, so it is lazy."""
-    from sqlglot import Dialect
+    from sqlglot import Dialect, TokenType
+    from sqlglot.dialects.databricks import Databricks
 
-    return Dialect.get_or_raise(dialect)
+    if dialect != SPARK:
+        return Dialect.get_or_raise(dialect)
+
+    class SparkSql(Databricks):
+        class Tokenizer(Databricks.Tokenizer):
+            HEREDOC_STRINGS = ["$"]  # noqa: RUF012
+            HEREDOC_TAG_IS_IDENTIFIER = True
+            HEREDOC_STRING_ALTERNATIVE = TokenType.PARAMETER
+
+    return SparkSql()
 
 
 @lru_cache(maxsize=128)
@@ -72,7 +86,7 @@ def split(sql: str, dialect: str) -> tuple[tuple[str, Spans], ...]:
             end_statement(token.start)
             continue
         words.append(text.upper() if len(words) < 64 else "")
-        whole = whole or _begins_block(words)
+        whole = whole or _begins_block(words, dialect)
         if text[-1:] in "'\"`]" or text.endswith("$$"):
             continue
         if spans and spans[-1][1] == token.start:
@@ -83,10 +97,12 @@ def split(sql: str, dialect: str) -> tuple[tuple[str, Spans], ...]:
     return tuple(statements)
 
 
-def _begins_block(words: Sequence[str]) -> bool:
+def _begins_block(words: Sequence[str], dialect: str) -> bool:
     """Returns whether a statement with these first words contains statements of its own."""
     if words[0] == "CREATE":
         return words[-1] == "BEGIN" and not _ROUTINES.isdisjoint(words)
+    if words[0] == "DECLARE" and dialect == SPARK:  # a variable
+        return False
     return words[0] in _BLOCKS and len(words) == 2 and words[1] not in _TRANSACTIONS
 
 
