@@ -27,7 +27,7 @@ from noetl_dagster.events.state import StepStatus
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider
-from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
+from noetl_dagster.storage.jsonable import NotJsonableError, to_jsonable
 
 
 @dataclass(frozen=True, slots=True)

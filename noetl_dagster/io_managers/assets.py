@@ -54,38 +54,14 @@ class Replaced(BaseModel):
     at: datetime
 
 
-class StoredAsset(BaseModel):
-    """The pointer: location and format of the current value of an asset.
+class StoredAsset(ResultRef):
+    """The pointer: the reference to the current value of an asset, by which a playbook's step reads it too.
 
     Attributes:
         replaced: earlier values that still exist.
     """
 
-    model_config = ConfigDict(frozen=True)
-
-    uri: str
-    kind: RefKind = RefKind.OBJECT
-    content_type: str
-    bytes_size: int
-    sha256: str | None = None
-    rows: int | None = None
-    columns: dict[str, str] | None = None
-    files: tuple[str, ...] = ()
-    preview: str | None = None
     replaced: tuple[Replaced, ...] = ()
-
-    def reference(self, tier: StoreTier, asset: str) -> ResultRef:
-        """Returns the reference by which a playbook's step reads the asset."""
-        return ResultRef(
-            ref=self.uri,
-            execution_id=0,
-            source_step=asset,
-            name="asset",
-            store_tier=tier,
-            physical_uri=self.uri,
-            extra={"files": list(self.files), "columns": self.columns or {}},
-            **self.model_dump(include={"kind", "content_type", "bytes_size", "sha256", "rows", "preview"}),
-        )
 
 
 class AssetIOManager(UPathIOManager):
@@ -124,11 +100,13 @@ class AssetIOManager(UPathIOManager):
         if stored is None:
             return {}
         name = context.asset_key.to_user_string() if context.has_asset_key else context.get_identifier()[-1]
-        ref = stored.reference(self._tier_name, name)
+        ref = stored.model_copy(update={"source_step": name})
         return {
             **storage_metadata(ref, partitioned=is_partitioned(context)),
-            "path": MetadataValue.path(stored.uri),
-            STORED_METADATA: MetadataValue.json(ref.model_dump(mode="json", exclude_defaults=True)),
+            "path": MetadataValue.path(ref.physical_uri),
+            STORED_METADATA: MetadataValue.json(
+                ref.model_dump(mode="json", exclude={"replaced"}, exclude_defaults=True)
+            ),
         }
 
     def path_exists(self, path: UPath) -> bool:
@@ -152,7 +130,7 @@ class AssetIOManager(UPathIOManager):
             before = await self._pointer(key)
         stored = await self._store(f"{key}/{run}", value)
         if before is not None:
-            earlier_values = await self._without_old(before, stored.uri)
+            earlier_values = await self._without_old(before, stored.physical_uri)
             stored = stored.model_copy(update={"replaced": earlier_values})
         await self._tier.put(key + _POINTER, stored.model_dump_json(exclude_none=True).encode())
         return stored
@@ -161,11 +139,12 @@ class AssetIOManager(UPathIOManager):
         """Removes old values and returns the others. A process that is killed here leaves nothing unrecorded."""
         now = datetime.now(UTC)
         until = now - KEEP_REPLACED
-        earlier_values = [one for one in (*before.replaced, Replaced(uri=before.uri, at=now)) if one.uri != current]
+        latest = before.physical_uri
+        earlier_values = [one for one in (*before.replaced, Replaced(uri=latest, at=now)) if one.uri != current]
         for one in earlier_values:
-            if one.at <= until and one.uri != before.uri:
+            if one.at <= until and one.uri != latest:
                 await self._tier.delete(one.uri)
-        return tuple(one for one in earlier_values if one.at > until or one.uri == before.uri)
+        return tuple(one for one in earlier_values if one.at > until or one.uri == latest)
 
     async def _store(self, key: str, value: Any) -> StoredAsset:
         if isinstance(value, Path):
@@ -177,13 +156,14 @@ class AssetIOManager(UPathIOManager):
         content_type = "text/plain" if isinstance(value, str) else None
         encoded = await asyncio.to_thread(codec.encode, value, content_type=content_type)
         uri = await self._tier.put(key + codec.EXTENSIONS[encoded.content_type], encoded.data)
-        return StoredAsset(
-            uri=uri,
+        return self._asset(
+            key,
+            uri,
             content_type=encoded.content_type,
             bytes_size=len(encoded.data),
             sha256=await asyncio.to_thread(codec.digest_of, encoded.data),
             rows=encoded.rows,
-            columns=encoded.extra.get("columns"),
+            extra=encoded.extra,
             preview=encoded.preview,
         )
 
@@ -201,8 +181,9 @@ class AssetIOManager(UPathIOManager):
 
         parquet = path.suffix == ".parquet"
         uri = await self._tier.put_stream(key, chunks())
-        return StoredAsset(
-            uri=uri,
+        return self._asset(
+            key,
+            uri,
             content_type=codec.PARQUET if parquet else codec.BINARY,
             bytes_size=size,
             sha256=digest.hexdigest(),
@@ -210,8 +191,8 @@ class AssetIOManager(UPathIOManager):
         )
 
     async def _store_folder(self, key: str, folder: Path, columns: dict[str, str] | None = None) -> StoredAsset:
-        stored = await asyncio.to_thread(_dataset, self._tier.uri(key), folder, columns)
-        for name in stored.files:
+        stored = await asyncio.to_thread(self._dataset, key, folder, columns)
+        for name in stored.extra["files"]:
             await self._store_file(f"{key}/{name}", folder / name)
         return stored
 
@@ -223,12 +204,31 @@ class AssetIOManager(UPathIOManager):
             await asyncio.to_thread(frame.write.mode("overwrite").parquet, uri)
             written = locations.local_path(self._settings, uri)
             assert written is not None, "a volume holds files"
-            return _dataset(uri, written, columns)
+            return self._dataset(key, written, columns)
         conversion.require_local_spark(frame.sparkSession, uri)
         with tempfile.TemporaryDirectory(prefix="noetl-") as folder:
             target = Path(folder) / "frame"
             await asyncio.to_thread(frame.write.parquet, target.as_uri())
             return await self._store_folder(key, target, columns)
+
+    def _dataset(self, key: str, folder: Path, columns: dict[str, str] | None) -> StoredAsset:
+        """Returns the pointer to the files below a folder, without the marker files of Spark and Hadoop."""
+        files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((".", "_")))
+        names = sorted(str(path.relative_to(folder)) for path in files)
+        parquet = [folder / name for name in names if name.endswith(".parquet")]
+        return self._asset(
+            key,
+            self._tier.uri(key) + "/",
+            kind=RefKind.DATASET,
+            content_type=codec.PARQUET if parquet else codec.BINARY,
+            bytes_size=sum((folder / name).stat().st_size for name in names),
+            rows=conversion.parquet_rows(parquet) if parquet else None,
+            extra={"files": names, "columns": columns or {}},
+        )
+
+    def _asset(self, key: str, uri: str, **facts: Any) -> StoredAsset:
+        where = {"ref": uri, "physical_uri": uri, "store_tier": self._tier_name}
+        return StoredAsset(execution_id=0, source_step=key, name="asset", **where, **facts)
 
     # -- loading -------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class AssetIOManager(UPathIOManager):
         return self._load_current(key, wanted)
 
     def _load_current(self, key: str, wanted: str) -> Any:
-        ref = run_sync(self._pointer(key)).reference(self._tier_name, key)
+        ref = run_sync(self._pointer(key))
         if wanted == "path":
             return conversion.to_path(self._settings, ref)
         if wanted == "spark":
@@ -269,22 +269,6 @@ def _kind_of_values(annotation: Any) -> str:
     """Returns the kind of the values of ``dict[str, pandas.DataFrame]``, the annotation of several partitions."""
     arguments = get_args(annotation)
     return conversion.kind_of_annotation(arguments[-1]) if arguments else "object"
-
-
-def _dataset(uri: str, folder: Path, columns: dict[str, str] | None) -> StoredAsset:
-    """Returns the pointer to the files below a folder, without the marker files of Spark and Hadoop."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((".", "_")))
-    names = sorted(str(path.relative_to(folder)) for path in files)
-    parquet = [folder / name for name in names if name.endswith(".parquet")]
-    return StoredAsset(
-        uri=uri + "/",
-        kind=RefKind.DATASET,
-        content_type=codec.PARQUET if parquet else codec.BINARY,
-        bytes_size=sum((folder / name).stat().st_size for name in names),
-        rows=conversion.parquet_rows(parquet) if parquet else None,
-        columns=columns,
-        files=tuple(names),
-    )
 
 
 class TieredIOManager(ConfigurableIOManager):

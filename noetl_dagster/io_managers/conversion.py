@@ -44,7 +44,8 @@ def convert(value: Any, wanted: str, what: str) -> Any:
     if wanted == "object":
         return value
     if wanted == "bytes":
-        return value if isinstance(value, bytes) else _as_bytes(value)
+        content_type = codec.TEXT if isinstance(value, str) else None
+        return bytes(codec.encode(value, content_type=content_type).data)
     if wanted == "str":
         if isinstance(value, bytes):
             return value.decode()
@@ -59,14 +60,6 @@ def convert(value: Any, wanted: str, what: str) -> Any:
 
         return polars.from_arrow(table)
     return table
-
-
-def _as_bytes(value: Any) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    if codec.is_table(value):
-        return bytes(codec.table_to_parquet(value))
-    return codec.dump_json(value)
 
 
 def _as_table(value: Any) -> Any:

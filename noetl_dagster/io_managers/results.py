@@ -31,7 +31,8 @@ from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.result_ref import REF_METADATA, RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import codec
-from noetl_dagster.storage.codec import byte_length, is_table
+from noetl_dagster.storage.codec import byte_length
+from noetl_dagster.storage.jsonable import is_table
 from noetl_dagster.storage.store import ResultStore, fits_inline
 
 EXECUTION_TAG = "noetl/execution_id"

@@ -53,10 +53,6 @@ class Layout:
             return self.tier
         return StoreTier.PVC if settings.pvc_mount_path is not None else StoreTier.MINIO
 
-    def has_folder(self, settings: Settings) -> bool:
-        """Reports whether executors write files; otherwise a DataFrame becomes one object."""
-        return self.tier_for(settings) in IN_PLACE
-
     def check(self) -> None:
         """Raises ``ValueError`` if the tier does not support the format or partitioning."""
         if self.tier is None or self.tier in FILES:

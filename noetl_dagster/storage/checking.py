@@ -53,6 +53,7 @@ class ObjectCheck:
     """Checks objects. It does not read them if it is ``quick``.
 
     Attributes:
+        shared: the stores have objects of other logs.
         references: how many were checked.
         bytes: how many bytes were read.
         unchecked: why stores could not be checked, by name.
@@ -61,6 +62,7 @@ class ObjectCheck:
 
     placement: Placement
     catalog: RefCatalog
+    shared: bool
     quick: bool = False
     references: int = 0
     bytes: int = 0
@@ -124,42 +126,33 @@ class ObjectCheck:
         size = sum([await tier.size(uri + file) for file in files])
         return DAMAGED if size != ref.bytes_size else None
 
-    async def orphans(self, before: datetime, *, shared: bool, execution_id: int | None = None) -> AsyncIterator[str]:
-        """Yields the addresses of objects without a reference, in all stores; see :func:`orphans_of`."""
+    async def orphans(self, before: datetime, execution_id: int | None = None) -> AsyncIterator[str]:
+        """Yields the addresses of objects without a reference, in all stores; see :meth:`orphans_in`."""
         for name in self.placement.lasting():
             if name.value in self.unchecked:
                 continue
             try:
-                async for key in orphans_of(
-                    self.placement, self.catalog, name, before, shared=shared, execution_id=execution_id
-                ):
-                    yield self.placement.tier(name).uri(key)
+                async for uri in self.orphans_in(name, before, execution_id):
+                    yield uri
             except StorageError as error:
                 self.unchecked[name.value] = str(error)
 
+    async def orphans_in(
+        self, name: StoreTier, before: datetime, execution_id: int | None = None
+    ) -> AsyncIterator[str]:
+        """Yields the addresses of a store's objects that are older than a moment and that no reference names.
 
-async def orphans_of(
-    placement: Placement,
-    catalog: RefCatalog,
-    name: StoreTier,
-    before: datetime,
-    *,
-    shared: bool,
-    execution_id: int | None = None,
-) -> AsyncIterator[str]:
-    """Yields the keys of a store's objects that are older than a moment and that no reference names.
-
-    Only objects of ended executions count. If the store is not ``shared`` with other logs, so do those of executions
-    that the log does not contain. Raises ``TierUnavailableError``.
-    """
-    newest = snowflake_floor(before)
-    unknown = not shared or name is StoreTier.DB
-    elsewhere = sorted(fallbacks_other_than(name))
-    async for keys in placement.tier(name).keys(folder_of(execution_id)):
-        owners = {key: owner for key in keys if (owner := owner_of(key)) and owner[1] < newest}
-        if not owners:
-            continue
-        unnamed = await catalog.unrecorded(list(owners.values()), unknown=unknown, elsewhere=elsewhere)
-        for key, (_, ref_id) in owners.items():
-            if ref_id in unnamed:
-                yield key
+        Only objects of ended executions count. If the store is not ``shared`` with other logs, so do those of
+        executions that the log does not contain. Raises ``TierUnavailableError``.
+        """
+        tier, newest = self.placement.tier(name), snowflake_floor(before)
+        unknown = not self.shared or name is StoreTier.DB
+        elsewhere = sorted(fallbacks_other_than(name))
+        async for keys in tier.keys(folder_of(execution_id)):
+            owners = {key: owner for key in keys if (owner := owner_of(key)) and owner[1] < newest}
+            if not owners:
+                continue
+            unnamed = await self.catalog.unrecorded(list(owners.values()), unknown=unknown, elsewhere=elsewhere)
+            for key, (_, ref_id) in owners.items():
+                if ref_id in unnamed:
+                    yield tier.uri(key)

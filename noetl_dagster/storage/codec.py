@@ -6,20 +6,16 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from decimal import Decimal
 from itertools import islice
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from pydantic import BaseModel
 
 from noetl_dagster.errors import StorageError
 from noetl_dagster.process.redaction import LONGEST, SECRETS
 from noetl_dagster.storage.compression import Compression, compress, decompress, one_format
+from noetl_dagster.storage.jsonable import is_table, to_jsonable
 from noetl_dagster.storage.tiers.base import Bytes
 
 if TYPE_CHECKING:
@@ -34,8 +30,6 @@ JSON_LINES = "application/jsonl"
 EXTENSIONS = {JSON: ".json", BINARY: ".bin", TEXT: ".txt", PARQUET: ".parquet", JSON_LINES: ".jsonl"}
 
 _NOTHING = object()
-_TABLE_PACKAGES = frozenset({"pandas", "pyarrow", "polars"})
-_TABLE_TYPES = frozenset({"DataFrame", "Table", "RecordBatch"})
 
 _JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
@@ -81,16 +75,13 @@ class Encoded:
 
 
 def dump_json(value: Any) -> bytes:
-    """Returns a value as JSON.
-
-    Dates become ISO 8601 text, sets lists, decimals numbers (text where a float would lose digits),
-    pydantic models and dataclasses mappings.
+    """Returns a value as JSON, with what JSON has no type for as :func:`to_jsonable` converts it.
 
     Raises:
         StorageError: for values that JSON cannot express; names the type.
     """
     try:
-        return orjson.dumps(value, default=_json_default, option=_JSON_OPTIONS)
+        return orjson.dumps(value, default=to_jsonable, option=_JSON_OPTIONS)
     except TypeError as error:
         raise StorageError(
             f"a result of type {type(value).__name__} cannot be stored as JSON ({error}); "
@@ -110,7 +101,7 @@ def json_lines(rows: Iterable[Any]) -> bytes:
     """Returns rows as JSON, one per line; raises as :func:`dump_json`."""
     option, pieces, rest = _JSON_OPTIONS | orjson.OPT_APPEND_NEWLINE, [], iter(rows)
     try:
-        while some := [orjson.dumps(row, _json_default, option) for row in islice(rest, _LINES)]:
+        while some := [orjson.dumps(row, to_jsonable, option) for row in islice(rest, _LINES)]:
             pieces.append(b"".join(some))
     except TypeError as error:
         raise StorageError(f"a row cannot be stored as JSON ({error}); give plain values") from error
@@ -153,30 +144,6 @@ def _parsed(text: Bytes) -> Any:
         except orjson.JSONDecodeError:
             pass  # lines of another program
     return orjson.loads(view)
-
-
-def _json_default(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, Decimal):
-        return _decimal(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, AbstractSet | Sequence) and not isinstance(value, bytes):
-        return list(value)
-    if isinstance(value, datetime):  # pandas' own type, which Arrow returns for nanoseconds
-        return value.isoformat() if value == value else None
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, (PurePath, complex)):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def _decimal(value: Decimal) -> int | float | str:
-    if value.is_finite() and value == value.to_integral_value() and abs(value) < 2**63:
-        return int(value)
-    return float(value) if Decimal(str(float(value))) == value else str(value)
 
 
 PREVIEW_BYTES = 1024
@@ -249,12 +216,6 @@ def is_json(content_type: str) -> bool:
 def is_readable(content_type: str) -> bool:
     """Reports whether people can read bytes of a content type: text or JSON."""
     return content_type.startswith("text/") or is_json(content_type)
-
-
-def is_table(value: Any) -> bool:
-    """Reports whether a value is a pandas, polars or Arrow table, without importing any of them."""
-    kind = type(value)
-    return kind.__name__ in _TABLE_TYPES and kind.__module__.partition(".")[0] in _TABLE_PACKAGES
 
 
 def as_arrow_table(value: Any) -> pa.Table | None:

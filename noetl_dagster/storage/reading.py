@@ -18,6 +18,7 @@ from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.checking import ObjectCheck
 from noetl_dagster.storage.codec import THREAD_ABOVE, RunningDigest, digest_of
 from noetl_dagster.storage.compression import decompress, decompress_stream
+from noetl_dagster.storage.jsonable import is_table
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.placement import Placement
 from noetl_dagster.storage.tiers.base import Bytes
@@ -128,12 +129,36 @@ class ResultReader:
 
     async def batches(self, ref: ResultRef | str) -> AsyncIterator[Batch]:
         """Yields the items of a result in batches, holding one part at most: lists, or Arrow batches of a table."""
-        async for batch in self._batches(await self._resolve(ref)):
-            yield batch
+        ref = await self._resolve(ref)
+        if ref.kind is RefKind.MANIFEST:
+            match strategy_of(ref):
+                case Strategy.APPEND:
+                    async for part in self.parts(ref):
+                        yield [await self.get(part)]
+                case Strategy.CONCAT:
+                    async for part in self.parts(ref):
+                        async for batch in self.batches(part):
+                            yield batch
+                case Strategy.ROWS:
+                    yield [await self._assemble(ref)]
+        elif ref.kind is RefKind.DATASET:
+            batches = (await asyncio.to_thread(self._dataset, ref)).to_batches()
+            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+                yield batch
+        elif ref.content_type == codec.JSON_LINES:  # parsed rows are several times larger
+            data = await self._read(ref)
+            with _naming(ref):
+                for rows in codec.rows_of_lines(decompress(data, ref.compression)):
+                    yield rows
+        elif is_table(value := await self.get(ref)):
+            for batch in value.to_batches(max_chunksize=_ROWS_A_BATCH):
+                yield batch
+        else:
+            yield value if isinstance(value, list) else [value]
 
     def check(self, *, quick: bool = False) -> ObjectCheck:
         """Returns a check of the stores; a ``quick`` one does not read the objects."""
-        return ObjectCheck(self._placement, self._catalog, quick)
+        return ObjectCheck(self._placement, self._catalog, self.settings.stores_shared, quick)
 
     # -- one object ----------------------------------------------------------------------------------
 
@@ -176,33 +201,6 @@ class ResultReader:
 
     # -- several parts -------------------------------------------------------------------------------
 
-    async def _batches(self, ref: ResultRef) -> AsyncIterator[Batch]:
-        if ref.kind is RefKind.MANIFEST:
-            match strategy_of(ref):
-                case Strategy.APPEND:
-                    async for part in self.parts(ref):
-                        yield [await self.get(part)]
-                case Strategy.CONCAT:
-                    async for part in self.parts(ref):
-                        async for batch in self._batches(part):
-                            yield batch
-                case Strategy.ROWS:
-                    yield [await self._assemble(ref)]
-        elif ref.kind is RefKind.DATASET:
-            batches = (await asyncio.to_thread(self._dataset, ref)).to_batches()
-            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-                yield batch
-        elif ref.content_type == codec.JSON_LINES:  # parsed rows are several times larger
-            data = await self._read(ref)
-            with _naming(ref):
-                for rows in codec.rows_of_lines(decompress(data, ref.compression)):
-                    yield rows
-        elif codec.is_table(value := await self.get(ref)):
-            for batch in value.to_batches(max_chunksize=_ROWS_A_BATCH):
-                yield batch
-        else:
-            yield value if isinstance(value, list) else [value]
-
     async def _assemble(self, ref: ResultRef) -> Any:
         """Returns the whole value of a manifest. Tables that are joined end to end stay a table."""
         match strategy_of(ref):
@@ -237,7 +235,7 @@ class ResultReader:
             yield b"[]" if before == b"[" else b"]"
         elif strategy is Strategy.CONCAT:
             before = b"["
-            async for batch in self._batches(ref):
+            async for batch in self.batches(ref):
                 if items := batch if isinstance(batch, list) else batch.to_pylist():
                     yield before + codec.dump_json(items)[1:-1]
                     before = b","
@@ -253,7 +251,7 @@ class ResultReader:
             yield end
         else:
             value = await self.get(ref)
-            yield codec.dump_json(value.to_pylist() if codec.is_table(value) else value)
+            yield codec.dump_json(value.to_pylist() if is_table(value) else value)
 
     async def _parquet(self, ref: ResultRef) -> AsyncIterator[bytes]:
         """Yields the parts as one Parquet file. Reads them twice: a later part may determine a column's type."""
@@ -277,13 +275,13 @@ class ResultReader:
 
 
 def _joined(values: list[Any]) -> Any:
-    if values and all(codec.is_table(value) for value in values):
+    if values and all(is_table(value) for value in values):
         import pyarrow as pa
 
         return pa.concat_tables(values, promote_options="default")
     joined: list[Any] = []
     for value in values:
-        rows = value.to_pylist() if codec.is_table(value) else value
+        rows = value.to_pylist() if is_table(value) else value
         joined.extend(rows if isinstance(rows, list) else [rows])
     return joined
 

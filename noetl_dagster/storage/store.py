@@ -22,9 +22,9 @@ from noetl_dagster.result_ref import RefKind, ResultRef, ResultScope, RowsAround
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.catalog import RefCatalog
-from noetl_dagster.storage.checking import orphans_of
 from noetl_dagster.storage.codec import THREAD_ABOVE, Encoded, RunningDigest, digest_of
 from noetl_dagster.storage.compression import Compression, compress_stream
+from noetl_dagster.storage.jsonable import is_table
 from noetl_dagster.storage.manifests import Strategy, record_manifest
 from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, key_of, owner_of
 from noetl_dagster.storage.reading import ResultReader
@@ -323,23 +323,16 @@ class ResultStore(ResultReader):
         those of executions that the log does not contain. Of the disk tier only this machine's is swept. A store that
         does not answer is left for the next call.
         """
-        before, removed = (now or datetime.now(UTC)) - ORPHAN_GRACE, 0
+        before, check, removed = (now or datetime.now(UTC)) - ORPHAN_GRACE, self.check(), 0
         for name in self._placement.lasting():
             try:
-                removed += await self._sweep(name, before, execution_id)
+                async for uri in check.orphans_in(name, before, execution_id):
+                    await self._placement.tier(name).delete(uri)
+                    removed += 1
             except TierUnavailableError as error:
                 log.warning("%s", error)
-        return removed
-
-    async def _sweep(self, name: StoreTier, before: datetime, execution_id: int | None) -> int:
-        tier, removed, shared = self._placement.tier(name), 0, self.settings.stores_shared
-        async for key in orphans_of(
-            self._placement, self._catalog, name, before, shared=shared, execution_id=execution_id
-        ):
-            await tier.delete(tier.uri(key))
-            removed += 1
         if removed:
-            log.info("%s tier: removed %d objects without a reference", name.value, removed)
+            log.info("removed %d objects without a reference", removed)
         return removed
 
     async def _delete_bytes(self, ref: ResultRef) -> None:
@@ -393,7 +386,7 @@ class ResultStore(ResultReader):
                 compression=compression,
             )
 
-        heavy = compression is not Compression.NONE or codec.is_table(value)
+        heavy = compression is not Compression.NONE or is_table(value)
         return await asyncio.to_thread(encode) if heavy else encode()
 
     def _ref(

@@ -28,8 +28,8 @@ from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.private_files import private_folder
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
+from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.base import RunServices, Tool, ToolCall, ToolContext, ToolResult
-from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.worker.execution import PlaybookProgram
 
 

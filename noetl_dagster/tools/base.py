@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from noetl_dagster.storage.store import ResultStore
     from noetl_dagster.tools.access.clients import Clients
     from noetl_dagster.tools.access.credentials import Credentials
+
+
+Word = TypeVar("Word", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,14 @@ class ToolCall:
     def error(self, text: str, kind: ErrorKind = "schema", **fields: Any) -> ToolError:
         """Returns an error that names the tool and the step; ``fields`` are further ones of ``ToolError``."""
         return ToolError(f"{self.task.kind} in step {self.step}: {text}", kind=kind, **fields)
+
+    def word(self, field: str, words: type[Word], default: Word | None = None) -> Word:
+        """Returns a field of the config as one of some words; raises ``ToolError`` with all of them for another."""
+        value = self.config.get(field)
+        try:
+            return words(str(default if value in (None, "") else value).strip().lower())
+        except ValueError:
+            raise self.error(f"{field} {value!r} is unknown; known: {', '.join(words)}") from None
 
 
 @dataclass(slots=True)

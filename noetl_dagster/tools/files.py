@@ -35,14 +35,10 @@ _SCHEMES = {
 def own_folders(folder: str, settings: Settings) -> tuple[Path, ...]:
     """Returns the folders in which relative scripts are looked for: the playbook's, that of playbooks, the working one.
 
-    ``folder`` is the playbook's. That of a registered playbook may not exist on this machine.
+    Commands run in the first that exists. ``folder`` is the playbook's, which may not exist on this machine if the
+    playbook is registered.
     """
     return tuple(dict.fromkeys(one.resolve() for one in (Path(folder), settings.playbooks_path, Path.cwd())))
-
-
-def working_folder(folder: str, settings: Settings) -> Path:
-    """Returns the first of a playbook's own folders that exists, in which its commands run."""
-    return next(one for one in (Path(folder), settings.playbooks_path, Path.cwd()) if one.is_dir())
 
 
 def is_permitted(path: Path, settings: Settings) -> bool:

@@ -21,10 +21,10 @@ from dagster import (
     mem_io_manager,
 )
 
+from noetl_dagster import MinioIOManager, PvcIOManager
 from noetl_dagster.compiler.automation import build_observation_sensor, build_pool_sensor, limits_of
 from noetl_dagster.compiler.runs import EXECUTION_TAG
 from noetl_dagster.events.state import ExecutionState
-from noetl_dagster.io_managers import MinioIOManager, PvcIOManager
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings

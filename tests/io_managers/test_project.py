@@ -22,8 +22,8 @@ from dagster import (
 from pyspark.sql import DataFrame as SparkFrame
 from pyspark.sql import SparkSession
 
+from noetl_dagster import MinioIOManager, PvcIOManager
 from noetl_dagster.errors import StorageError
-from noetl_dagster.io_managers import MinioIOManager, PvcIOManager
 from noetl_dagster.settings import Settings
 
 pytestmark = pytest.mark.spark

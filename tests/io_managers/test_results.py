@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from dagster import DagsterInstance, asset, job, materialize, op
 
+from noetl_dagster import NoetlResultIOManager
 from noetl_dagster.errors import ReferenceNotAvailableError
-from noetl_dagster.io_managers import NoetlResultIOManager
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.result_ref import ResultRef, RowsAround
 from noetl_dagster.settings import StoreTier

@@ -22,8 +22,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from noetl_dagster import MinioIOManager
 from noetl_dagster.errors import StorageError
-from noetl_dagster.io_managers import MinioIOManager
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import locations
 from tests.embedded.peers import s3_client
@@ -76,7 +76,7 @@ def kept(settings: Settings, s3: Any, instance: DagsterInstance) -> int:
     assert materialize([numbers, total], resources={"io_manager": manager}, instance=instance).success
     client, bucket = s3_client(settings), settings.minio_bucket
     pointer = json.loads(client.get_object(Bucket=bucket, Key="assets/total.ref.json")["Body"].read())
-    key = pointer["uri"].removeprefix(f"s3://{bucket}/")
+    key = pointer["physical_uri"].removeprefix(f"s3://{bucket}/")
     return int(client.get_object(Bucket=bucket, Key=key)["Body"].read())
 
 

@@ -10,7 +10,7 @@ import pytest
 from dagster import DagsterInstance, asset, materialize
 from pyspark.sql import DataFrame, SparkSession
 
-from noetl_dagster.io_managers import MinioIOManager, NoetlResultIOManager, PvcIOManager
+from noetl_dagster import MinioIOManager, NoetlResultIOManager, PvcIOManager
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.storage.manifests import Strategy

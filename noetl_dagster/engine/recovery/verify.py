@@ -196,8 +196,7 @@ class _Check:
             report.findings.add(Finding(rule.name, ref.execution_id, ref.source_step, None, place))
             self._note(f"{objects.references} stored results checked")
         before = datetime.now(UTC) - ORPHAN_GRACE
-        shared = self._results.settings.stores_shared
-        async for uri in objects.orphans(before, shared=shared, execution_id=self._execution_id):
+        async for uri in objects.orphans(before, self._execution_id):
             report.findings.add(Finding(ORPHAN.name, None, place=uri))
         report.references, report.bytes = objects.references, objects.bytes
         report.unchecked, report.skipped = objects.unchecked, dict(objects.skipped)

@@ -16,6 +16,7 @@ from noetl_dagster.service.pages.rendering import MOST_ROWS, fragment, page_rout
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
 from noetl_dagster.storage import codec
+from noetl_dagster.storage.jsonable import is_table
 
 router = page_router()
 
@@ -53,7 +54,7 @@ async def _shown(plane: Plane, ref: ResultRef) -> str:
             break
     if whole:
         value = await run_in_threadpool(codec.decode, bytes(data), ref.content_type)
-        if codec.is_table(value):
+        if is_table(value):
             value = value.slice(0, MOST_ROWS).to_pylist()
         if not isinstance(value, bytes):
             return fragment("content.html", value=value, text=None, note="")

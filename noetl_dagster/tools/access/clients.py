@@ -1,4 +1,4 @@
-"""Clients that the tools of one process share: HTTP connections, PostgreSQL pools, NATS; and those of buckets."""
+"""Clients that the tools of one process share: HTTP connections, PostgreSQL pools, NATS; buckets and clusters."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import asyncpg
 import orjson
 from obstore.store import GCSStore, S3Store
 
-from noetl_dagster.errors import CredentialError, ServiceError
+from noetl_dagster.errors import CredentialError, ServiceError, ToolError
 from noetl_dagster.events.connection import encode_json, host_addresses, prepare_connection
+from noetl_dagster.extras import needs_extra
 from noetl_dagster.setting_types import separate_addresses
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.tiers.objects import minio_store, s3_client, s3_store
@@ -204,6 +205,36 @@ def postgres_arguments(credential: Credential) -> dict[str, Any]:
     }
     port = int(credential.get("port", "db_port", default=5432))
     return {"host": host, "port": port, **{key: item for key, item in optional.items() if item is not None}}
+
+
+def connect_cluster(asker: str, right: str) -> tuple[Any, Any]:
+    """Returns the configured Kubernetes cluster's clients of jobs (``BatchV1Api``) and of pods (``CoreV1Api``).
+
+    Args:
+        asker: the caller, for error messages.
+        right: how the caller gets the right that it needs.
+
+    Raises:
+        ToolError: no client is installed, or no cluster is configured.
+    """
+    try:
+        from kubernetes import client, config
+    except ImportError:
+        raise ToolError(needs_extra(asker, "k8s"), kind="policy") from None
+    try:
+        try:
+            config.load_kube_config()
+        except config.ConfigException:  # else the pod's own service account
+            config.load_incluster_config()
+    except config.ConfigException:
+        raise ToolError(
+            f"{asker}: no Kubernetes client is configured; set KUBECONFIG, or run inside a cluster; {right}",
+            kind="credential",
+        ) from None
+    configuration = client.Configuration.get_default_copy()
+    configuration.retries = 0  # the callers repeat their requests
+    api = client.ApiClient(configuration)
+    return client.BatchV1Api(api), client.CoreV1Api(api)
 
 
 def open_bucket(settings: Settings, kind: str, bucket: str, credential: Credential | None = None) -> Any:

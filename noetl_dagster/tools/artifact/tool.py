@@ -6,9 +6,9 @@ import asyncio
 from enum import StrEnum
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
-from noetl_dagster.errors import ReferenceNotAvailableError, StorageError, ToolError
+from noetl_dagster.errors import ReferenceNotAvailableError, StorageError
 from noetl_dagster.playbook.models import ResultSpec
 from noetl_dagster.playbook.templates.rendering import with_references
 from noetl_dagster.playbook.templates.views import ResultView
@@ -20,8 +20,6 @@ from noetl_dagster.tools.base import Chunk, Tool, ToolCall, ToolContext, ToolRes
 from noetl_dagster.tools.chunks.files import file_rows, reading, value_of
 from noetl_dagster.tools.rows.formats import FORMAT_BY_ENDING, RowFormat
 from noetl_dagster.tools.rows.reader import RowFile
-
-Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class ArtifactAction(StrEnum):
@@ -52,16 +50,14 @@ class ArtifactTool(Tool):
     async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Stores or finds the value."""
         default = ArtifactAction.PUT if "value" in call.config else ArtifactAction.GET
-        word = call.config.get("action")
-        action = default if word is None else _choice(call, "action", word, ArtifactAction)
+        action = call.word("action", ArtifactAction, default)
         uri = call.config.get("uri")
         try:
             if uri and action is ArtifactAction.GET and as_result_ref(uri) is None:
                 return await _read(str(uri), call, context)
             result = await (_put(call, context) if action is ArtifactAction.PUT else _get(call, context))
         except StorageError as error:
-            where, code = f"artifact {action} in step {call.step}", getattr(error, "code", None)
-            raise ToolError(f"{where}: {error}", kind=error.kind, code=code) from None
+            raise call.error(f"{action}: {error}", error.kind, code=getattr(error, "code", None)) from None
         if not isinstance(result, ResultRef):
             return ToolResult(data=result)
         if action is ArtifactAction.GET:
@@ -103,20 +99,10 @@ def _row_format(uri: str, call: ToolCall, context: ToolContext) -> RowFormat | N
     return format if word or context.chunks.wanted(call) or format in (RowFormat.JSON, RowFormat.PARQUET) else None
 
 
-def _choice(call: ToolCall, field: str, word: Any, choices: type[Choice]) -> Choice:
-    try:
-        return choices(str(word).lower())
-    except ValueError:
-        raise ToolError(
-            f"artifact in step {call.step}: {field} {word!r} is unknown; known: {', '.join(choices)}",
-            kind="schema",
-        ) from None
-
-
 async def _put(call: ToolCall, context: ToolContext) -> ResultRef:
-    config, store = call.config, call.config.get("store")
+    config = call.config
     if "value" not in config:
-        raise ToolError(f"artifact put in step {call.step} has no 'value'", kind="schema")
+        raise call.error("put has no 'value'")
     changes = {name: config[name] for name in ("ttl", "content_type", "scope") if config.get(name)}
     if config.get("compress"):
         changes["compression"] = "gzip" if config["compress"] is True else str(config["compress"])
@@ -127,7 +113,7 @@ async def _put(call: ToolCall, context: ToolContext) -> ResultRef:
         step=call.step,
         name=str(config.get("name") or call.task.name),
         spec=ResultSpec.model_validate(spec.model_dump()),
-        tier=None if store is None else _choice(call, "store", store, StoreTier),
+        tier=None if config.get("store") is None else call.word("store", StoreTier),
         select=call.task.spec.result.select,
     )
 
@@ -149,17 +135,17 @@ async def _get(call: ToolCall, context: ToolContext) -> Any:
         if step is None:  # else the name may be the task's own
             raise
     if step is None:
-        raise ToolError(f"artifact get in step {call.step} needs 'ref', 'step', or 'name' and 'step'", kind="schema")
+        raise call.error("get needs 'ref', 'step', or 'name' and 'step'")
     return await _of_step(call, context, str(step))
 
 
 async def _of_step(call: ToolCall, context: ToolContext, step: str) -> Any:
     result = call.scope.get(step)
     if not isinstance(result, ResultView):
-        raise ToolError(
-            f"artifact get in step {call.step}: {step!r:.80} is neither a reference nor a step that has run; write "
+        raise call.error(
+            f"get: {step!r:.80} is neither a reference nor a step that has run; write "
             'ref: "{{ <step>._ref }}", a name noetl://execution/..., or step: <step>',
-            kind="not_found",
+            "not_found",
         )
     return result.stored or await with_references(context.results.get, result.plain)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from noetl_dagster.playbook.tool_kinds import ROW_FORMATS, ToolKind
 
 
-def _bucket(name: str, tool: str, extra: str = "") -> ToolKind:
+def _bucket(name: str, extra: str = "") -> ToolKind:
     return ToolKind(
         name,
-        f"noetl_dagster.tools.buckets.tool:{tool}",
+        "noetl_dagster.tools.buckets.tool:BucketTool",
         {
             ("operation", "action"): "upload (default), download, list or delete",
             ("uri", "url"): "Address of the object, with bucket and key",
@@ -38,4 +38,4 @@ def _bucket(name: str, tool: str, extra: str = "") -> ToolKind:
     )
 
 
-KINDS = (_bucket("gcs", "GcsTool", extra="gcs"), _bucket("s3", "S3Tool"))
+KINDS = (_bucket("gcs", extra="gcs"), _bucket("s3"))

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 import orjson
 
 from noetl_dagster.errors import ErrorKind, NoetlError, kind_of
+from noetl_dagster.storage.jsonable import is_table, to_jsonable
 from noetl_dagster.storage.tiers.base import CHUNK, StoredObject
 from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult, as_result_ref, count_of
 from noetl_dagster.tools.chunks.files import file_rows, value_of
@@ -27,7 +28,6 @@ from noetl_dagster.tools.files import check_path
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of, value_or_rows
 from noetl_dagster.tools.rows.files import row_writer
 from noetl_dagster.tools.rows.formats import FORMAT_BY_ENDING, RowFormat
-from noetl_dagster.tools.rows.jsonable import is_table, to_jsonable
 from noetl_dagster.tools.rows.reader import RowFile, threaded
 
 T = TypeVar("T")

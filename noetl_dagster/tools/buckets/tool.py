@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from noetl_dagster.errors import CredentialError, NoetlError
@@ -17,6 +17,7 @@ from noetl_dagster.tools.files import check_path
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SCHEMES = {"s3": "s3", "minio": "s3", "gs": "gcs", "gcs": "gcs"}
+_SCHEME_OF = {"s3": "s3", "gcs": "gs"}
 _LOCATIONS = ("uri", "key", "source", "destination", "file")
 
 
@@ -28,8 +29,9 @@ class Operation(StrEnum):
     LIST = "list"
     DELETE = "delete"
 
-
-_OPERATIONS = {**{one.value: one for one in Operation}, "put": Operation.UPLOAD, "get": Operation.DOWNLOAD}
+    @classmethod
+    def _missing_(cls, value: object) -> Operation | None:
+        return {"put": cls.UPLOAD, "get": cls.DOWNLOAD}.get(str(value))
 
 
 class BucketTool(Tool):
@@ -51,22 +53,16 @@ class BucketTool(Tool):
     Raises ``ToolError``. An object appears as a whole or not at all, and so does a local file.
     """
 
-    kind: ClassVar[str]
-    scheme: ClassVar[str]
-
     async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the operation."""
-        word = str(call.config.get("operation") or Operation.UPLOAD).lower()
-        if word not in _OPERATIONS:
-            raise call.error(f"operation {word!r} is unknown; known: {', '.join(Operation)}")
-        operation = _OPERATIONS[word]
-        places = self._places(operation, call, context)
+        operation = call.word("operation", Operation, Operation.UPLOAD)
+        kind, places = call.task.kind, self._places(operation, call, context)
         try:
-            credential = await context.credentials.resolve(call.auth, CredentialType(self.kind))
-            name = bucket_name(context.settings, self.kind, places.bucket, credential)
+            credential = await context.credentials.resolve(call.auth, CredentialType(kind))
+            name = bucket_name(context.settings, kind, places.bucket, credential)
             if _BUCKET.fullmatch(name) is None:
                 raise call.error(f"{name!r:.80} is no name of a bucket")
-            if self.kind == "gcs":
+            if kind == "gcs":
                 from noetl_dagster.storage.tiers.gcs import GcsBucket
 
                 account, token = google_account(credential), google_token(credential)
@@ -74,14 +70,14 @@ class BucketTool(Tool):
             else:
                 from noetl_dagster.storage.tiers.objects import S3Bucket
 
-                objects = S3Bucket(open_bucket(context.settings, self.kind, name, credential))
+                objects = S3Bucket(open_bucket(context.settings, kind, name, credential))
         except CredentialError as error:
             raise call.error(str(error), "credential", retryable=error.retryable) from None
         except NoetlError:
             raise
         except Exception as error:  # the client's own, about the fields of the credential
             raise call.error(f"the client refuses its settings: {first_line(error)}", "credential") from None
-        bucket = OpenBucket(call, context, objects, name, f"{self.scheme}://{name}/")
+        bucket = OpenBucket(call, context, objects, name, f"{_SCHEME_OF[kind]}://{name}/")
         match operation:
             case Operation.UPLOAD:
                 return ToolResult(data=await bucket.upload(places))
@@ -96,6 +92,7 @@ class BucketTool(Tool):
         """Reads which object and which file a call names, each in one field; a template leads out of no folder."""
         own, other = ("destination", "source") if operation is Operation.UPLOAD else ("source", "destination")
         config, places, named = call.config, Places(bucket=str(call.config.get("bucket") or "")), dict[str, str]()
+        kind, own_scheme = call.task.kind, _SCHEME_OF[call.task.kind]
         places = replace(places, bucket=re.sub(r"^\w+://", "", places.bucket).strip("/"))
         for field in _LOCATIONS:
             value = config.get(field)
@@ -104,11 +101,11 @@ class BucketTool(Tool):
             text = str(value)
             scheme, separator, rest = text.partition("://")
             is_object = field in ("uri", "key", own) if not separator else scheme != "file"
-            if separator and is_object and _SCHEMES.get(scheme) != self.kind:
-                remedy = f"kind {_SCHEMES[scheme]}" if scheme in _SCHEMES else f"{self.scheme}:// or a path"
-                raise call.error(f"{field}: {text!r:.200} is not of kind {self.kind}; use {remedy}")
+            if separator and is_object and _SCHEMES.get(scheme) != kind:
+                remedy = f"kind {_SCHEMES[scheme]}" if scheme in _SCHEMES else f"{own_scheme}:// or a path"
+                raise call.error(f"{field}: {text!r:.200} is not of kind {kind}; use {remedy}")
             if not separator and field == "uri":
-                raise call.error(f"uri: {text!r:.200} is none; write {self.scheme}://<bucket>/<key>, or bucket and key")
+                raise call.error(f"uri: {text!r:.200} is none; write {own_scheme}://<bucket>/<key>, or bucket and key")
             if not is_object and field in (own, "key", "uri"):
                 raise call.error(f"{field}: {text!r:.200} is a file of this machine, where an object has to stand")
             what = "object" if is_object else "file"
@@ -120,7 +117,7 @@ class BucketTool(Tool):
                     "first, or move rows with kind transfer"
                 )
             named[what] = field
-            where, written = f"{self.kind} in step {call.step}, {field}", call.task.config.get(field)
+            where, written = f"{kind} in step {call.step}, {field}", call.task.config.get(field)
             check_path(value, written, call.folder, context.settings, where, key=is_object)
             if not is_object:
                 parts = urlsplit(text)  # as the check above reads it
@@ -134,15 +131,3 @@ class BucketTool(Tool):
                 raise call.error(f"{field} is in bucket {bucket!r}, and 'bucket' is {places.bucket!r}; keep one")
             places = replace(places, bucket=bucket or places.bucket, key=key.lstrip("/"))
         return places
-
-
-class S3Tool(BucketTool):
-    """A bucket with the S3 protocol."""
-
-    kind, scheme = "s3", "s3"
-
-
-class GcsTool(BucketTool):
-    """A bucket of Google Cloud Storage."""
-
-    kind, scheme = "gcs", "gs"

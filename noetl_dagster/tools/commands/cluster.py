@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from noetl_dagster.errors import ErrorKind, ToolError, kind_of_status
-from noetl_dagster.extras import needs_extra
 from noetl_dagster.process.redaction import SECRETS
 
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -22,32 +21,6 @@ NO_RIGHT = "the Helm chart gives the right to create Jobs with runs.containers a
 
 TIMES = (5.0, 30.0)
 """Seconds to connect to the API server, and to wait for its response; its client would wait for ever."""
-
-
-def connect(asker: str) -> tuple[Any, Any]:
-    """Returns the configured cluster's clients of jobs (``BatchV1Api``) and of pods (``CoreV1Api``).
-
-    Args:
-        asker: the caller, for error messages; likewise below.
-
-    Raises:
-        ToolError: no client is installed, or no cluster is configured.
-    """
-    try:
-        from kubernetes import client, config
-    except ImportError:
-        raise ToolError(needs_extra(asker, "k8s"), kind="policy") from None
-    try:
-        config.load_config()  # a kubeconfig, else the pod's own service account
-    except config.ConfigException:
-        raise ToolError(
-            f"{asker}: no Kubernetes client is configured; set KUBECONFIG, or run inside a cluster; {NO_RIGHT}",
-            kind="credential",
-        ) from None
-    configuration = client.Configuration.get_default_copy()
-    configuration.retries = 0  # the callers repeat their requests
-    api = client.ApiClient(configuration)
-    return client.BatchV1Api(api), client.CoreV1Api(api)
 
 
 def own_namespace() -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.permissions import refusal, refused
 from noetl_dagster.process.redaction import SECRETS
+from noetl_dagster.tools.access.clients import connect_cluster
 from noetl_dagster.tools.base import (
     JobMessages,
     Tool,
@@ -22,7 +23,7 @@ from noetl_dagster.tools.base import (
     time_limit,
 )
 from noetl_dagster.tools.commands import jobs
-from noetl_dagster.tools.commands.cluster import EXCERPT, StartWatch, ask_cluster, connect, delete_job, own_namespace
+from noetl_dagster.tools.commands.cluster import EXCERPT, NO_RIGHT, StartWatch, ask_cluster, delete_job, own_namespace
 from noetl_dagster.tools.files import load_script
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class ContainerTool(Tool):
 
     async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the job and returns its outcome."""
-        batch, core = await asyncio.to_thread(connect, f"container in step {call.step}")
+        batch, core = await asyncio.to_thread(connect_cluster, f"container in step {call.step}", NO_RIGHT)
         namespace = str(call.config.get("namespace") or await asyncio.to_thread(own_namespace))
         script = await load_script(call, context)
         async with pipes_variables(call, context, JobMessages.OBJECTS) as variables:

@@ -18,6 +18,7 @@ from pydantic.alias_generators import to_camel
 from noetl_dagster.errors import ToolError
 from noetl_dagster.setting_types import PodTemplate
 from noetl_dagster.settings import Settings
+from noetl_dagster.tools.access.clients import connect_cluster
 from noetl_dagster.tools.base import ToolCall, seconds_of
 from noetl_dagster.tools.commands import cluster
 
@@ -254,7 +255,7 @@ async def remove_orphans(is_over: IsOver, executions: Collection[int] | None = N
     ids = list(map(str, sorted(executions or ())))
     runs = [",".join(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE)]
     try:
-        batch, _ = await asyncio.to_thread(cluster.connect, _ASKER)
+        batch, _ = await asyncio.to_thread(connect_cluster, _ASKER, cluster.NO_RIGHT)
         for selector in [OURS] if executions is None else [f"{OURS} in ({run})" for run in runs]:
             for job in await _listed(batch, selector):
                 count += await _removed(batch, job, is_over)

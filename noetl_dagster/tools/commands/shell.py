@@ -13,6 +13,7 @@ import orjson
 from noetl_dagster.errors import ToolError, kind_of
 from noetl_dagster.process.environment import playbook_environment
 from noetl_dagster.process.redaction import SECRETS
+from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.base import (
     JobMessages,
     Tool,
@@ -23,8 +24,7 @@ from noetl_dagster.tools.base import (
     time_limit,
 )
 from noetl_dagster.tools.commands.processes import Finished, confinement, run_process
-from noetl_dagster.tools.files import load_script, working_folder
-from noetl_dagster.tools.rows.jsonable import to_jsonable
+from noetl_dagster.tools.files import load_script, own_folders
 
 SHELL = "/bin/sh"
 EXCERPT = 500
@@ -79,7 +79,8 @@ class ShellTool(Tool):
         env = playbook_environment(context.settings)
         own = {str(name): str(value) for name, value in (config.get("env") or {}).items()} | dict(variables)
         own["NOETL_INPUT"] = orjson.dumps(to_jsonable(call.input, "input")).decode()
-        folder = working_folder(call.folder, context.settings) / str(config.get("cwd") or ".")
+        existing = next(filter(Path.is_dir, own_folders(call.folder, context.settings)))
+        folder = existing / str(config.get("cwd") or ".")
         script = await load_script(call, context) if "script" in config else config.get("code")
         with ExitStack() as stack:
             private = None

@@ -17,6 +17,7 @@ from yarl import URL
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of_status
 from noetl_dagster.process import tracing
 from noetl_dagster.process.spans import TRACEPARENT
+from noetl_dagster.storage.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.access.credential_types import HTTP_TYPES, Credential, CredentialType
 from noetl_dagster.tools.access.grants import API_KEY, BEARER, CredentialFields
 from noetl_dagster.tools.access.web import (
@@ -33,7 +34,6 @@ from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.http.body import HttpResponse, ResponseBody, format_of_body, read_response, take_rows
 from noetl_dagster.tools.rows.cutters import CUT_FORMATS
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
-from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 DEFAULT_SECONDS = 30.0
 RETRYABLE_STATUSES = frozenset({408, 425, 429})

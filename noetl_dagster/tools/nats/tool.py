@@ -23,11 +23,11 @@ from nats.js.client import JetStreamContext
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ServiceError, ToolError, kind_of, kind_of_status
 from noetl_dagster.process.jetstream import KEPT_SECONDS, pages_of_keys, reading
+from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.chunks.writer import ChunkedResult
-from noetl_dagster.tools.rows.jsonable import to_jsonable
 
 PUBLISH_SECONDS = 10.0
 BATCH = 500  # messages per request
@@ -74,12 +74,7 @@ class NatsTool(Tool):
 
     async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Runs the operation."""
-        word = call.config.get("operation")
-        try:
-            operation = NatsOperation(str(word))
-        except ValueError:
-            operations = ", ".join(NatsOperation)
-            raise call.error(f"operation {word!r} is unknown; known: {operations}") from None
+        operation = call.word("operation", NatsOperation)
         try:
             credential = await context.credentials.resolve(call.auth, CredentialType.NATS)
             client = await context.clients.nats(credential)

@@ -28,9 +28,9 @@ from noetl_dagster.playbook.code import (
     yields_in,
 )
 from noetl_dagster.playbook.templates.views import plain
+from noetl_dagster.storage.jsonable import is_table, to_jsonable
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.python.libs import import_libs
-from noetl_dagster.tools.rows.jsonable import is_table, to_jsonable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -376,9 +376,11 @@ def _rows_and_position(value: Any, *, seeks: bool) -> tuple[list[Any] | pa.Table
 
 
 def arrow_table(value: Any) -> pa.Table:
-    """Returns a pandas frame or an Arrow table or batch as an Arrow table."""
+    """Returns a pandas or polars frame or an Arrow table or batch as an Arrow table."""
     import pyarrow as pa
 
+    if hasattr(value, "to_arrow"):
+        return value.to_arrow()  # polars
     if isinstance(value, pa.RecordBatch):
         return pa.Table.from_batches([value])
     return value if isinstance(value, pa.Table) else pa.Table.from_pandas(value, preserve_index=False)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from noetl_dagster.playbook.templates.views import ReferenceNeeded, ResultView, plain, seen_error
-from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
+from noetl_dagster.storage.jsonable import NotJsonableError, to_jsonable
 
 if TYPE_CHECKING:
     from noetl_dagster.tools.base import ToolContext

@@ -20,6 +20,7 @@ from noetl_dagster.errors import TemplateError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.settings import PythonIsolation
+from noetl_dagster.storage.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, time_limit
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
@@ -42,7 +43,6 @@ from noetl_dagster.tools.python.code import (
 )
 from noetl_dagster.tools.python.context import LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
-from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 
 _ENDS_IN_TOJSON = re.compile(r"\|\s*tojson\s*(\([^()]*\))?\s*-?\}\}\Z")
 

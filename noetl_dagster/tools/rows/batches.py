@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.storage.codec import JSON_LINES, PARQUET
+from noetl_dagster.storage.jsonable import is_table
 from noetl_dagster.storage.manifests import Strategy, strategy_of
-from noetl_dagster.tools.rows.jsonable import is_table
 
 if TYPE_CHECKING:
     from noetl_dagster.storage.store import ResultStore
@@ -22,6 +22,7 @@ def rows_of(value: Any) -> list[Mapping[str, Any]]:
     as one row; the rows of a table. Any other value becomes a row ``{value: ...}``.
     """
     if is_table(value):
+        value = value.to_arrow() if hasattr(value, "to_arrow") else value  # polars
         return list(value.to_dict("records") if hasattr(value, "to_dict") else value.to_pylist())
     if isinstance(value, Mapping):
         if "status_code" in value and "data" in value:

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
+from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.rows.files import is_text
-from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.rows.values import parameter, row_value
 
 _OPTIONS = arrow_csv.WriteOptions(include_header=False, batch_size=65_536)

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.rows.formats import RowFormat
-from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.rows.values import row_value
 
 Row = Mapping[str, Any]

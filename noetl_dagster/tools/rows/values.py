@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import orjson
 
-from noetl_dagster.tools.rows.jsonable import number_of, to_jsonable
+from noetl_dagster.storage.jsonable import number_of, to_jsonable
 
 _INTEGERS = frozenset({"int2", "int4", "int8", "oid"})
 _FLOATS = frozenset({"float4", "float8"})

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
+from noetl_dagster.storage.jsonable import NotJsonableError, to_jsonable
 
 Value = int | float | str
 
@@ -116,8 +116,6 @@ def _plain(value: Any, step: str) -> Value | None:
         plain = to_jsonable(value)
     except NotJsonableError as error:
         raise _unfit(step, f"state.key gives what is no watermark: {error}") from None
-    if plain == "NaT":  # pandas' missing time
-        return None
     if plain is None or (isinstance(plain, int | float | str) and not isinstance(plain, bool)):
         return plain
     raise _unfit(step, f"state.key gives {plain!r:.80}; a watermark is a number, a time or a text")

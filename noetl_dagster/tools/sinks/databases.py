@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import orjson
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.rows.batches import batches_of
-from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.sinks.place import PartPlace, SinkKind
 from noetl_dagster.tools.sql.databases.base import DatabaseSession, open_session
 from noetl_dagster.tools.sql.databases.tool import find_database

@@ -22,11 +22,11 @@ from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.settings import Settings
+from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.access.clients import postgres_arguments
 from noetl_dagster.tools.access.credential_types import Credential, CredentialType
 from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
-from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.sql.connection import NEVER_IDLE, POSTGRES_ERRORS, postgres_error
 from noetl_dagster.tools.sql.running import run_statements
 from noetl_dagster.tools.sql.statements import bind, split_statements, without_percent

@@ -28,11 +28,12 @@ from noetl_dagster.settings import StoreTier
 from noetl_dagster.spark import sessions
 from noetl_dagster.spark.datasets import Layout, WrittenDataset, register, sizes_of_files, write_dataset
 from noetl_dagster.spark.failures import failure_of
-from noetl_dagster.spark.frames import InputRows
+from noetl_dagster.spark.frames import IN_PLACE, InputRows
 from noetl_dagster.spark.functions import load_function
 from noetl_dagster.spark.metrics import failed_stage, metrics_of, report_connected, reporting
 from noetl_dagster.spark.staging import Staging, staging_for
 from noetl_dagster.storage import codec, locations
+from noetl_dagster.storage.jsonable import NotJsonableError, is_table, to_jsonable
 from noetl_dagster.tools.base import Chunk, Tool, ToolCall, ToolContext, ToolResult, count_of
 from noetl_dagster.tools.files import load_script, script_file
 from noetl_dagster.tools.python.code import (
@@ -46,7 +47,6 @@ from noetl_dagster.tools.python.code import (
 from noetl_dagster.tools.python.context import LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
 from noetl_dagster.tools.python.tool import rendered_templates
-from noetl_dagster.tools.rows.jsonable import NotJsonableError, is_table, to_jsonable
 from noetl_dagster.tools.spark.inputs import inputs_of, split_spark_statements, stored_inputs
 
 MOST_COLLECTED_ROWS = 10_000
@@ -297,7 +297,7 @@ class _SparkRun:
         """Writes a dataset to its folder; for a tier of single objects returns the rows, which fit in memory."""
         sessions.activate(frame.sparkSession)
         tier = self.layout.tier_for(self.settings)
-        if not self.layout.has_folder(self.settings):
+        if tier not in IN_PLACE:
             otherwise = f"choose minio or pvc: tier {tier.value} holds single objects"
             return self._fetched(frame, self._most_rows(), otherwise)
         uri = self.tool_context.results.dataset_uri(**self._whose(name), tier=tier)

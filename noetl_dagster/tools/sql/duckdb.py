@@ -20,10 +20,10 @@ from noetl_dagster.errors import ErrorKind, NoetlError, ToolError, kind_of
 from noetl_dagster.machine import memory_limit
 from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.settings import Settings
+from noetl_dagster.storage.jsonable import NotJsonableError
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, count_of
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.files import check_path
-from noetl_dagster.tools.rows.jsonable import NotJsonableError
 from noetl_dagster.tools.sql.ducklake import lake_of
 from noetl_dagster.tools.sql.fetching import FetchedRows, interruptible, result_of_cursor
 from noetl_dagster.tools.sql.running import prepare_statements, promoted, wants_table
@@ -194,9 +194,6 @@ CREATE SCHEMA IF NOT EXISTS noetl;
 CREATE TABLE IF NOT EXISTS noetl.sink_part (target VARCHAR, part VARCHAR, published TIMESTAMPTZ DEFAULT now(),
                                             position VARCHAR, PRIMARY KEY (target, part));
 """
-# DESCRIBE reads one table; duckdb_columns() costs as much as opening the file
-LACKS_POSITION = "SELECT count(*) = 0 FROM (DESCRIBE noetl.sink_part) WHERE column_name = 'position'"
-ADD_POSITION = "ALTER TABLE noetl.sink_part ADD COLUMN position VARCHAR"
 
 _preparing = threading.Lock()
 """Connections of one process that create the ledger at the same time would refuse each other."""
@@ -221,8 +218,6 @@ def open_file(path: str) -> duckdb.DuckDBPyConnection:
     try:
         with _preparing:
             connection.execute(LEDGER)
-            if connection.execute(LACKS_POSITION).fetchone() == (True,):  # of an earlier version
-                connection.execute(ADD_POSITION)
     except BaseException:
         connection.close()
         raise

@@ -8,9 +8,9 @@ from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
 from noetl_dagster.storage import codec
+from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
-from noetl_dagster.tools.rows.jsonable import to_jsonable
 
 T = TypeVar("T")
 

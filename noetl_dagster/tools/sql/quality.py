@@ -18,7 +18,7 @@ from noetl_dagster.playbook.assets import CheckKind, CheckSpec, CheckVerdict
 from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.settings import Settings
-from noetl_dagster.tools.rows.jsonable import to_jsonable
+from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.sql.tables import listed, quoted
 from noetl_dagster.tools.sql.views import NoRowsError, RowsSource, create_view, mount_object_storage
 

@@ -11,7 +11,7 @@ import asyncpg
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
-from noetl_dagster.tools.rows.jsonable import to_jsonable
+from noetl_dagster.storage.jsonable import to_jsonable
 
 SELECT_COLUMNS = """
 SELECT attribute.attname AS name,

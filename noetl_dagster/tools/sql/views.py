@@ -20,11 +20,11 @@ from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
+from noetl_dagster.storage.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.reading import ResultReader
 from noetl_dagster.storage.tiers.objects import minio_store
 from noetl_dagster.tools.base import as_result_ref
-from noetl_dagster.tools.rows.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.sql.tables import listed, quoted
 
 if TYPE_CHECKING:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import obstore
@@ -246,9 +245,6 @@ class Resumable(StrEnum):
     AUTO = "auto"
 
 
-Word = TypeVar("Word", bound=StrEnum)
-
-
 @dataclass(frozen=True, slots=True)
 class TransferOptions:
     """The options; ``size``: rows of a chunk at most; ``part``: rows of a file in a folder at least."""
@@ -272,20 +268,11 @@ def read_options(call: ToolCall, target: TransferEnd) -> TransferOptions:
         write_mode(str(mode)),
         size or DEFAULT_CHUNK,
         size or DEFAULT_PART,
-        _word("verify", Verify.ROWS, call),
-        _word("on_drift", OnDrift.ERROR, call),
-        _word("resumable", Resumable.AUTO, call),
+        call.word("verify", Verify, Verify.ROWS),
+        call.word("on_drift", OnDrift, OnDrift.ERROR),
+        call.word("resumable", Resumable, Resumable.AUTO),
     )
     words = {name: str(getattr(options, name)) for name in ("mode", "verify", "on_drift", "resumable")}
     for _, message in refusals(target.kind, target.path, **words, has_key=bool(target.key)):
         raise call.error(message)
     return options
-
-
-def _word(field: str, default: Word, call: ToolCall) -> Word:
-    """Returns the value of a field among the words of its default's kind."""
-    value, words = call.config.get(field), type(default)
-    text = str(default if value is None else value).strip().lower()
-    with suppress(ValueError):
-        return words(text)
-    raise call.error(f"{field}: {text!r} is unknown; write {', '.join(words)}")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from noetl_dagster.errors import CredentialError
+from noetl_dagster.errors import CredentialError, ToolError
 from noetl_dagster.settings import Settings
+from noetl_dagster.tools.access.clients import connect_cluster
 from noetl_dagster.tools.access.managers.asking import PATIENCE_SECONDS
 
 
@@ -28,11 +28,14 @@ def secret(name: str, where: str, settings: Settings) -> Mapping[str, str]:
     namespace, _, own = name.partition("/")
     if not own or "/" in own:
         raise CredentialError(f"{where}: write <namespace>/<secret>")
+    right = f"allow 'get' on secrets of {namespace} by a Role and its RoleBinding"
     try:
-        with _client(where) as api:
-            stored = api.read_namespaced_secret(own, namespace, _request_timeout=PATIENCE_SECONDS)
+        _, core = connect_cluster(where, right)  # for this call: the service account's token changes every hour
+        stored = core.read_namespaced_secret(own, namespace, _request_timeout=PATIENCE_SECONDS)
+    except ToolError as error:
+        raise CredentialError(str(error)) from None
     except ApiException as error:
-        raise _refused(where, namespace, error) from None
+        raise _refused(where, right, error) from None
     except HTTPError as error:
         raise CredentialError(
             f"{where}: the Kubernetes API cannot be reached ({type(error).__name__}); check KUBECONFIG and network",
@@ -45,25 +48,7 @@ def secret(name: str, where: str, settings: Settings) -> Mapping[str, str]:
     return values
 
 
-@contextmanager
-def _client(where: str) -> Iterator[Any]:
-    """Yields a client for this call: the service account's token changes every hour."""
-    configuration = client.Configuration()
-    configuration.retries = 1
-    try:
-        config.load_kube_config(client_configuration=configuration)
-    except config.ConfigException:
-        try:
-            config.load_incluster_config(client_configuration=configuration)
-        except config.ConfigException:
-            raise CredentialError(
-                f"{where}: no Kubernetes client is configured; set KUBECONFIG, or run inside a cluster"
-            ) from None
-    with client.ApiClient(configuration) as api:
-        yield client.CoreV1Api(api)
-
-
-def _refused(where: str, namespace: str, error: Any) -> CredentialError:
+def _refused(where: str, right: str, error: Any) -> CredentialError:
     retryable = error.status == 429 or (error.status or 0) >= 500
     match error.status:
         case 404:
@@ -71,7 +56,7 @@ def _refused(where: str, namespace: str, error: Any) -> CredentialError:
         case 401:
             why = ": the cluster does not accept the credentials; renew them"
         case 403:
-            why = f" may not be read; allow 'get' on secrets of {namespace} by a Role and its RoleBinding"
+            why = f" may not be read; {right}"
         case _:
             why = f": Kubernetes answers {error.status} {error.reason}"
     return CredentialError(f"{where}{why}", retryable=retryable)

@@ -14,8 +14,8 @@ import adbc_driver_manager
 import orjson
 
 from noetl_dagster.errors import CredentialError, ErrorKind
+from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.access.credential_types import Credential
-from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.sql.connection import RETRYABLE_CLASSES, kind_of_state
 from noetl_dagster.tools.sql.databases.base import Database, Failure
 

@@ -17,8 +17,8 @@ from pymysql.converters import conversions
 from pymysql.cursors import SSCursor
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError
+from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.access.credential_types import Credential
-from noetl_dagster.tools.rows.jsonable import to_jsonable
 from noetl_dagster.tools.sql.databases.base import Database, Failure
 
 CONNECT_SECONDS = 10.0

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from noetl_dagster.errors import ErrorKind
-from noetl_dagster.tools.rows.jsonable import to_jsonable
+from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.sql.databases.base import Database, Failure
 from noetl_dagster.tools.sql.tables import conflict_clause
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from noetl_dagster.errors import CredentialError
+from noetl_dagster.storage.jsonable import NotJsonableError
 from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, count_of, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.files import check_path, written_in
-from noetl_dagster.tools.rows.jsonable import NotJsonableError
 from noetl_dagster.tools.sql.databases.base import Database, DatabaseSession, open_session
 from noetl_dagster.tools.sql.databases.binding import bind, needs_own_transaction, only_reads
 from noetl_dagster.tools.sql.databases.sqlite import IN_MEMORY

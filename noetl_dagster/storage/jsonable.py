@@ -17,7 +17,8 @@ from uuid import UUID
 
 INTEGER_BOUND = 1 << 63
 _PLAIN = frozenset({str, bool, type(None)})
-_TABLES = frozenset({"pandas.DataFrame", "pyarrow.Table", "pyarrow.RecordBatch"})
+_TABLE_PACKAGES = frozenset({"pandas", "pyarrow", "polars"})
+_TABLE_TYPES = frozenset({"DataFrame", "Table", "RecordBatch"})
 
 
 class NotJsonableError(TypeError):
@@ -25,9 +26,12 @@ class NotJsonableError(TypeError):
 
 
 def is_table(value: Any) -> bool:
-    """Returns whether a value is a pandas frame or an Arrow table, which the result store keeps as Parquet."""
+    """Returns whether a value is a pandas, polars or Arrow table, which the result store keeps as Parquet.
+
+    Imports none of them.
+    """
     kind = type(value)
-    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in _TABLES
+    return kind.__name__ in _TABLE_TYPES and kind.__module__.partition(".")[0] in _TABLE_PACKAGES
 
 
 def to_jsonable(value: Any, path: str = "result") -> Any:
@@ -79,7 +83,7 @@ def _convert(value: Any, path: str) -> Any:
     if isinstance(value, Decimal):
         return number_of(value)
     if isinstance(value, dt.datetime | dt.date | dt.time):
-        return value.isoformat()
+        return value.isoformat() if value == value else None  # pandas has a time that is missing
     if isinstance(value, dt.timedelta):
         return value.total_seconds()
     if isinstance(value, UUID | PurePath):
