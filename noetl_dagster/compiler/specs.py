@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,7 @@ def run_tags(playbook: Playbook) -> dict[str, str]:
     """Returns the tags of a playbook's runs; none if it does not configure their pods."""
     if playbook.pod is None:
         return {}
-    return {POD_TAG: _checked(playbook.pod, Place(playbook.file, 1), "executor")}
+    return {POD_TAG: _allowed(playbook.pod, Place(playbook.file, 1), "executor")}
 
 
 def op_tags(playbook: Playbook, steps: Iterable[str]) -> dict[str, str]:
@@ -143,7 +142,7 @@ def op_tags(playbook: Playbook, steps: Iterable[str]) -> dict[str, str]:
         step = playbook.step(name)
         if step.spec.pod is not None:
             place = step.place or Place(playbook.file, 1)
-            return {POD_TAG: _checked(step.spec.pod, place, f"step {name!r}")}
+            return {POD_TAG: _allowed(step.spec.pod, place, f"step {name!r}")}
     return {}
 
 
@@ -182,22 +181,13 @@ def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 
-def _checked(pod: Pod, place: Place, what: str) -> str:
+def _allowed(pod: Pod, place: Place, what: str) -> str:
     """Returns the tag's text.
 
     Raises:
-        PlaybookError: the installation does not allow its rights, or ``dagster-k8s`` is installed and refuses it.
+        PlaybookError: the installation does not allow the rights of the pod.
     """
     if rights := refused(spec_of_pod(pod), get_settings().container_allow, pod.annotations):
         message = f"{what}: {refusal(rights)}"
         raise PlaybookError([Problem(place, message, kind=ProblemKind.RIGHT_NOT_ALLOWED)])
-    text = orjson.dumps(config_of(pod), option=orjson.OPT_SORT_KEYS).decode()
-    if find_spec("dagster_k8s") is not None:
-        from dagster_k8s.job import get_user_defined_k8s_config
-
-        try:
-            get_user_defined_k8s_config({POD_TAG: text})
-        except Exception as error:
-            message = f"{what}: dagster-k8s refuses its kubernetes settings: {error}"
-            raise PlaybookError([Problem(place, message)]) from error
-    return text
+    return orjson.dumps(config_of(pod), option=orjson.OPT_SORT_KEYS).decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from noetl_dagster.playbook.fields import Model, Spelled
 
@@ -17,7 +17,12 @@ def _as_text(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool | int | float) else value
 
 
+def _with_texts(toleration: dict[str, Any]) -> dict[str, Any]:
+    return {key: value if key == "tolerationSeconds" else _as_text(value) for key, value in toleration.items()}
+
+
 Texts = dict[str, Annotated[str, BeforeValidator(_as_text)]]
+Toleration = Annotated[dict[str, Any], AfterValidator(_with_texts)]
 
 
 class Amount(Model):
@@ -45,7 +50,7 @@ class Pod(Model):
     node_selector: Annotated[Texts, Spelled("nodeSelector")] = Field(
         default_factory=dict, description="labels that the node must have"
     )
-    tolerations: tuple[dict[str, Any], ...] = Field((), description="taints of nodes, as in Kubernetes")
+    tolerations: tuple[Toleration, ...] = Field((), description="taints of nodes, as in Kubernetes")
     service_account: Annotated[str | None, Spelled("serviceAccount", "service_account_name", "serviceAccountName")] = (
         Field(None, description="service account that the pod runs as")
     )

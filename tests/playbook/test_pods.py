@@ -25,7 +25,7 @@ def test_everything_that_a_step_may_ask_for() -> None:
     pod = pod_of(
         "{image: 'ghcr.io/me/gpu:1', image_pull_policy: Always, cpu: 500m, memory: {request: 2Gi, limit: 4Gi},"
         " ephemeral_storage: 20Gi, gpu: 1, node_selector: {pool: gpu, spot: true}, service_account: etl,"
-        " tolerations: [{key: gpu, operator: Exists, effect: NoSchedule, tolerationSeconds: 60}],"
+        " tolerations: [{key: gpu, value: true, effect: NoSchedule, tolerationSeconds: 60}],"
         " env: {TZ: UTC, N: 4, DEBUG: true}, env_from: {secrets: [keys], config_maps: [plain]},"
         " labels: {team: data}, annotations: {'example.org/why': training a model}, priority_class: high}"
     )
@@ -37,7 +37,7 @@ def test_everything_that_a_step_may_ask_for() -> None:
         ephemeral_storage=Amount(request="20Gi", limit="20Gi"),
         gpu={"nvidia.com/gpu": 1},
         node_selector={"pool": "gpu", "spot": "true"},
-        tolerations=({"key": "gpu", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 60},),
+        tolerations=({"key": "gpu", "value": "true", "effect": "NoSchedule", "tolerationSeconds": 60},),
         service_account="etl",
         env={"TZ": "UTC", "N": "4", "DEBUG": "true"},
         env_secrets=("keys",),
