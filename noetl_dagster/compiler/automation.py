@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from dagster import (
     AssetKey,
@@ -31,6 +31,7 @@ from dagster import (
 from pydantic import Field, TypeAdapter, ValidationError
 
 from noetl_dagster.compiler.external_assets import DATA_VERSION
+from noetl_dagster.compiler.job import PlaybookJob
 from noetl_dagster.compiler.names import sensor_name
 from noetl_dagster.engine.runtime import Runtime
 from noetl_dagster.errors import NoetlError
@@ -40,9 +41,6 @@ from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.storage.locations import matching
 from noetl_dagster.tools.access.credential_types import CredentialType
-
-if TYPE_CHECKING:
-    from noetl_dagster.compiler.job import PlaybookJob
 
 POOLS_INTERVAL = 60
 

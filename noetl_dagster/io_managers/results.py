@@ -160,7 +160,7 @@ def _reference_in(value: Any) -> tuple[ResultRef | None, Any]:
         held = value.get("ref") or value.get("reference")
         if held is None:
             return None, value.get("data")
-        return held if isinstance(held, ResultRef) else ResultRef.model_validate(held), None
+        return ResultRef.model_validate(held), None
     return None, value
 
 

@@ -77,7 +77,7 @@ class InputRows:
         """Adds the result of a step or task; of a loop the rows of each successful iteration."""
         reference = envelope.get("ref")
         if reference is not None:
-            ref = reference if isinstance(reference, ResultRef) else ResultRef.model_validate(reference)
+            ref = ResultRef.model_validate(reference)
             # a loop stores small results of many iterations in one object: a list of lists of rows
             bundled = "total" in envelope and ref.extra.get("strategy") == Strategy.CONCAT
             await self.add(ref, store, depth=2 if bundled else 1)

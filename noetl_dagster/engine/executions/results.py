@@ -36,7 +36,7 @@ async def references_of(runtime: Runtime, ends: Sequence[tuple[int, StepEnd]]) -
         if reference is None:
             references.append(next(made))
         else:
-            references.append(reference if isinstance(reference, ResultRef) else ResultRef.model_validate(reference))
+            references.append(ResultRef.model_validate(reference))
     return references
 
 

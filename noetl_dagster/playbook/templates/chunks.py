@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from noetl_dagster.playbook.templates.views import DataView, LazyMapping, ReferenceCache, as_reference
+from noetl_dagster.playbook.templates.views import DataView, LazyMapping, ReferenceCache
+from noetl_dagster.result_ref import ResultRef
 
 ROW_COUNT = "row_count"
 """The number of ``rows`` of a stored mapping, noted beside its reference."""
@@ -22,7 +23,7 @@ class ChunkView(LazyMapping):
     def __init__(self, item: Mapping[str, Any], cache: ReferenceCache) -> None:
         values = {key: item[key] for key in ("chunk_index", "row_count", "has_more") if key in item}
         if "ref" in item:
-            reference = as_reference(item["ref"])
+            reference = ResultRef.model_validate(item["ref"])
             rows = reference.rows_alone if reference.around else reference
             values["data"] = DataView(None, reference=reference, cache=cache)
             values["rows"] = _ChunkRows(None, reference=rows, cache=cache)
@@ -66,6 +67,6 @@ def noted_rows(value: Any) -> dict[str, int]:
 def row_count(envelope: Mapping[str, Any]) -> int | None:
     """Returns the number of rows that a result has as a chunk; None if only fetching it would tell."""
     if envelope.get("ref") is not None:
-        reference = as_reference(envelope["ref"])
+        reference = ResultRef.model_validate(envelope["ref"])
         return reference.rows if reference.rows is not None else reference.extra.get(ROW_COUNT)
     return len(rows_of(envelope.get("data")))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import is_
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, nodes
 
@@ -27,12 +27,10 @@ from noetl_dagster.playbook.templates.views import (
     plain,
 )
 from noetl_dagster.playbook.wording import did_you_mean, listed
-
-if TYPE_CHECKING:
-    from noetl_dagster.result_ref import ResultRef
+from noetl_dagster.result_ref import ResultRef
 
 Evaluate = Callable[[Mapping[str, Any]], Any]
-Fetch = Callable[["ResultRef"], Awaitable[Any]]
+Fetch = Callable[[ResultRef], Awaitable[Any]]
 T = TypeVar("T")
 
 CACHED_TEMPLATES = 16_384

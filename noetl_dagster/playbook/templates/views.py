@@ -12,10 +12,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from noetl_dagster.result_ref import ResultRef, RowsAround
+from noetl_dagster.result_ref import ResultRef, RowsAround
 
 LAZY_SEQUENCES = (GeneratorType, KeysView, ValuesView, ItemsView, range, map, filter, zip, set, frozenset)
 """Types of what a template may give that can be read only once, or is not JSON."""
@@ -281,7 +280,7 @@ class ResultView(View):
         if "data" in self.envelope:
             return None
         reference = self.envelope.get("ref")
-        return as_reference(reference) if reference is not None else None
+        return ResultRef.model_validate(reference) if reference is not None else None
 
     def _value(self) -> Any:
         if "data" in self.envelope:
@@ -432,14 +431,6 @@ def is_envelope(value: Any) -> bool:
         and _ENVELOPE_KEYS.issuperset(value)
         and ("data" in value or "ref" in value or "error" in value)
     )
-
-
-def as_reference(value: Any) -> ResultRef:
-    """Returns a reference as a model; events contain its dumped mapping."""
-    # refs.py holds models only; importing it late keeps this package free of storage at import time
-    from noetl_dagster.result_ref import ResultRef
-
-    return value if isinstance(value, ResultRef) else ResultRef.model_validate(value)
 
 
 def plain(value: Any) -> Any:
