@@ -21,7 +21,9 @@ from noetl_dagster.storage.store import ResultStore
 from noetl_dagster.tools.access.clients import Clients
 from noetl_dagster.tools.access.credentials import Credentials
 from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
+from noetl_dagster.tools.chunks import files
 from noetl_dagster.tools.registry import tool_for
+from noetl_dagster.tools.rows import reader
 from tests.serving import served
 from tests.tools.chunk_log import NoLog
 
@@ -52,9 +54,11 @@ async def box(settings: Settings, pool: asyncpg.Pool, tmp_path: Path, log: NoLog
 
 
 @pytest.fixture
-def chunks_of_4_mib(box: ToolContext) -> None:
-    """Chunks of which some megabytes make several."""
-    box.settings = box.settings.model_copy(update={"chunk_bytes": 4 << 20})
+def small_chunks(box: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 256 KiB, and files that are read in smaller blocks."""
+    box.settings = box.settings.model_copy(update={"chunk_bytes": 256 << 10})
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 64 << 10)
+    monkeypatch.setattr(files, "_BATCH_ROWS", 100)
 
 
 @pytest.fixture

@@ -75,7 +75,9 @@ workflow:
               time.sleep(0.02)
           result = kind
 """
-IN_ONE_COMMAND = "spec: {policy: {rules: [{when: '{{ error is defined }}', then: {do: retry, attempts: 2}}]}}"
+IN_ONE_COMMAND = (
+    "spec: {policy: {rules: [{when: '{{ error is defined }}', then: {do: retry, attempts: 2, delay: 0.05}}]}}"
+)
 
 
 def of_step(more: str = "", dispatch: str = "inline") -> Any:
@@ -87,9 +89,9 @@ def settings(settings: Settings) -> Settings:
     """Workers that are gone are missed in a test's time."""
     return settings.model_copy(
         update={
-            "worker_heartbeat_seconds": 1.0,
+            "worker_heartbeat_seconds": 0.5,
             "command_heartbeat_seconds": 0.5,
-            "command_heartbeat_timeout_seconds": 5.0,
+            "command_heartbeat_timeout_seconds": 3.0,
             "event_transport": EventTransport.DIRECT,
         }
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import asyncpg
 import pytest
 
 from noetl_dagster.errors import IntegrityError, ReferenceNotAvailableError, StorageError, ToolError, kind_of
+from noetl_dagster.tools.access import clients
 from noetl_dagster.tools.sql.connection import kind_of_state
+from tests import forked
 
 NOWHERE = {"type": "postgres", "url": "postgresql://u:hidden-pass@127.0.0.1:1/x"}
 NO_SERVER = {"type": "nats", "url": "nats://127.0.0.1:1"}
@@ -39,7 +42,6 @@ async def failed(run: Any, kind: str, **config: Any) -> tuple[str, bool]:
         ("duckdb", {"command": "create table t (a int primary key); insert into t values (1), (1)"},
          ("db_constraint", False)),
         ("duckdb", {"command": "select * from read_csv('/nowhere.csv')"}, ("storage", False)),
-        ("nats", {"operation": "kv_get", "bucket": "x", "key": "y", "auth": NO_SERVER}, ("connection", True)),
         ("nats", {"operation": "kv_fetch"}, ("schema", False)),
         ("python", {"code": "1 / 0"}, ("python", False)),
         ("python", {"code": "raise ConnectionError('gone')"}, ("python", True)),
@@ -65,23 +67,28 @@ async def test_a_broken_constraint(run: Any, pool: asyncpg.Pool) -> None:
     assert await failed(run, "postgres", command=command) == ("db_constraint", False)
 
 
+async def test_a_nats_server_that_is_away(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "CONNECT_SECONDS", 1.0)
+
+    found = await failed(run, "nats", operation="kv_get", bucket="x", key="y", auth=NO_SERVER)
+    assert found == ("connection", True)
+
+
 async def test_a_time_out_of_http(run: Any, server: str) -> None:
     assert await failed(run, "http", url=f"{server}/slow", timeout=0.1) == ("timeout", True)
 
 
 async def test_a_locked_database_file(run: Any, tmp_path: Path) -> None:
-    code = "import duckdb, sys; own = duckdb.connect(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
+    code = "import duckdb, sys, time; own = duckdb.connect(sys.argv[1]); print('open', flush=True); time.sleep(600)"
     path = str(tmp_path / "own.db")
-    holder = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, path, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
+    holder = forked.start([sys.executable, "-c", code, path], stdout=subprocess.PIPE)
     assert holder.stdout is not None
-    await holder.stdout.readline()
+    await asyncio.to_thread(holder.stdout.readline)
     try:
         assert await failed(run, "duckdb", command="select 1", database=path) == ("db_connection", True)
     finally:
         holder.kill()
-        await holder.wait()
+        holder.stdout.close()
 
 
 @pytest.mark.parametrize(

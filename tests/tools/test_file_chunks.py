@@ -18,9 +18,9 @@ from noetl_dagster.storage import locations
 from noetl_dagster.tools.base import ToolContext
 from tests.tools.chunk_log import Killed, ListLog, rows_of
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("chunks_of_4_mib")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("small_chunks")]
 
-ROWS = 12_000  # of 1 KB: three chunks
+ROWS = 750  # of 1 KB: three chunks
 FORMATS = ["jsonl", "csv", "json", "parquet"]
 every = pytest.mark.parametrize("format", FORMATS)
 
@@ -45,7 +45,7 @@ def write(path: Path, rows: int = ROWS, first: int = 0) -> Path:
             path.write_text("id,text\n" + "".join(f"{n},{text}\n" for n in range(first, first + rows)))
         case _:
             table = pa.Table.from_pylist(records, schema=pa.schema({"id": pa.int64(), "text": pa.string()}))
-            pq.write_table(table, path, row_group_size=5000)
+            pq.write_table(table, path, row_group_size=300)
     return path
 
 
@@ -112,7 +112,7 @@ async def test_a_value_of_an_array_may_be_large_where_nobody_said_that_it_is_one
     run: Any, box: ToolContext, mount: Path
 ) -> None:
     box.chunks = ListLog()
-    text = "x" * (41 << 20)
+    text = "x" * (33 << 20)
     path = mount / "rows.json"
     path.write_bytes(orjson.dumps([{"id": 1, "text": text}, {"id": 2, "text": ""}]))
 
@@ -200,12 +200,12 @@ def _told_of(box: ToolContext, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-@pytest.mark.parametrize("cut", [0, 9, 40, 1 << 20])
+@pytest.mark.parametrize("cut", [0, 9, 40, 1 << 16])
 async def test_a_damaged_parquet_file(run: Any, box: ToolContext, mount: Path, wanted: bool, cut: int) -> None:
     box.chunks = ListLog(wanted=wanted)
     path = write(mount / "rows.parquet")
     content = path.read_bytes()
-    path.write_bytes(content[:cut] if cut < 1 << 20 else b"PAR1" + bytes(len(content) - 200) + content[-196:])
+    path.write_bytes(content[:cut] if cut < 1 << 16 else b"PAR1" + bytes(len(content) - 200) + content[-196:])
 
     with pytest.raises(ToolError, match=r"rows\.parquet") as caught:
         await run("artifact", action="get", uri=str(path))

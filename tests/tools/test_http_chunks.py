@@ -21,9 +21,9 @@ from noetl_dagster.tools.rows.formats import RowFormat
 from tests.tools.chunk_log import Killed, ListLog
 from tests.waiting import until
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("chunks_of_4_mib")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("small_chunks")]
 
-ROWS = 12_000  # some 12 MB: three chunks
+ROWS = 750  # of 1 KB: three chunks
 every = pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
 
 
@@ -52,7 +52,7 @@ async def test_a_body_of_rows_is_a_list_or_chunks(run: Any, box: ToolContext, se
 
 async def test_a_body_is_what_it_was_where_nobody_speaks_of_rows(run: Any, box: ToolContext, server: str) -> None:
     log = box.chunks = ListLog()
-    box.settings = box.settings.model_copy(update={"http_body_bytes": 1_000_000})
+    box.settings = box.settings.model_copy(update={"http_body_bytes": 62_500})
 
     small = await run("http", url=f"{server}/rows", params={"as": "jsonl", "count": 2})
     large = await run("http", url=f"{server}/rows", params=asked("jsonl"))
@@ -109,7 +109,7 @@ async def test_the_rest_is_asked_for_after_a_restart(run: Any, box: ToolContext,
     assert await ids(log, box) == list(range(ROWS))
     assert len(log.chunks) == 3
     assert result.details["http"]["status"] == 200
-    assert int(result.details["http"]["headers"]["x-sent"]) == log.chunks[0].position["offset"] > 4_000_000
+    assert int(result.details["http"]["headers"]["x-sent"]) == log.chunks[0].position["offset"] > 250_000
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -128,7 +128,7 @@ async def test_a_broken_connection_leaves_what_was_told(run: Any, box: ToolConte
     log = box.chunks = ListLog(wanted=True)
     url = f"{server}/rows"
     with pytest.raises(ToolError) as caught:
-        await run("http", url=url, params=asked("json", ranges=1, cut=9_000_000))
+        await run("http", url=url, params=asked("json", ranges=1, cut=560_000))
 
     assert caught.value.retryable
     assert [chunk.more for chunk in log.chunks] == [True]
@@ -164,7 +164,7 @@ async def test_reading_waits_for_room(run: Any, box: ToolContext, server: str) -
     log = box.chunks = ListLog(wanted=True, room=0)
     running = asyncio.ensure_future(run("http", url=f"{server}/rows", params=asked("jsonl"), timeout=1))
     await until(lambda: len(log.chunks) == 1)
-    await asyncio.sleep(1.5)  # longer than the server may take for a part of its answer
+    await asyncio.sleep(1.2)  # longer than the server may take for a part of its answer
     assert len(log.chunks) == 1
 
     await log.make_room(None)
@@ -197,9 +197,9 @@ async def test_a_large_array_is_rows_with_no_word_of_it(run: Any, box: ToolConte
 
 async def test_a_large_value_of_an_array_is_not_cut(run: Any, box: ToolContext, server: str) -> None:
     log = box.chunks = ListLog()
-    value = [{"items": ["x" * 1000] * 9000}]
+    value = [{"items": ["x" * 1000] * 560}]
     whole = await run("http", method="POST", url=f"{server}/same", json=value)
-    box.settings = box.settings.model_copy(update={"http_body_bytes": 5_000_000})
+    box.settings = box.settings.model_copy(update={"http_body_bytes": 312_500})
 
     stored = await run("http", method="POST", url=f"{server}/same", json=value)
 
@@ -292,26 +292,26 @@ def test_pieces_are_the_same_however_the_bytes_come(
             "f, line 2: blanks follow the closing quote of the value at byte 6",
         ),
         (RowFormat.CSV, b"a\n\xff\n", "f, from byte 0 on: no CSV"),
-        (RowFormat.CSV, b'a\n"' + b"x\n" * (17 << 15), "f, line 2: the quote at byte 2 opens"),
+        (RowFormat.CSV, b'a\n"' + b"x\n" * (17 << 11), "f, line 2: the quote at byte 2 opens"),
         (RowFormat.CSV, b'a,b\n1,"c\n2,d\n', "f, line 2: the quote at byte 6 opens"),
         (RowFormat.CSV, b'a,b\n1,"c"\n2,"d', "f, line 3: the quote at byte 12 opens"),
         (RowFormat.CSV, b'a,b\n1,"c\n2,"d"\n', "f, line 2: the quote at byte 6 opens"),
         (RowFormat.CSV, b'"a";"b"\n"1";"2"\n', "f, line 1: the quote at byte 0 opens"),
-        (RowFormat.CSV, b"a" * (33 << 15), "f, from byte 0 on: a record of more than"),
+        (RowFormat.CSV, b"a" * (33 << 11), "f, from byte 0 on: a record of more than"),
         (RowFormat.JSON, b"", "no JSON array"),
         (RowFormat.JSON, b'{"a": [1, 2]}', "another value"),
         (RowFormat.JSON, b"[1, 2", "no JSON array"),
         (RowFormat.JSON, b'["%s",]' % (b"x" * 1000), "missing after a comma"),
         (RowFormat.JSON, b"[1] [2]", "no JSON array"),
         (RowFormat.JSON, b'["\xff"]', "no JSON array"),
-        (RowFormat.JSON, b'["' + b"x" * (33 << 15), "quote or bracket that is never closed"),
+        (RowFormat.JSON, b'["' + b"x" * (33 << 11), "quote or bracket that is never closed"),
     ],
 )
 def test_what_is_not_of_the_format_is_refused(
     format: RowFormat, content: bytes, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cutters, "RECORD_BYTES", 1 << 20)
-    cutter = cutter_for(format, 1000, {}, "f", longest=1 << 20)
+    monkeypatch.setattr(cutters, "RECORD_BYTES", 1 << 16)
+    cutter = cutter_for(format, 1000, {}, "f", longest=1 << 16)
 
     with pytest.raises(ToolError, match=message):
         [*cutter.feed(content), cutter.end()]
@@ -340,24 +340,28 @@ def test_csv_is_read_as_it_was_written(rows: list[list[str]], all_quoted: bool, 
     assert found == [{"one": one or None, "two": two or None} for one, two in rows]
 
 
-@pytest.mark.parametrize("step", [50_000, 1 << 19])
+@pytest.mark.parametrize("step", [5_000, 50_000])
 @pytest.mark.parametrize(
     ("format", "content"),
     [
-        (RowFormat.CSV, b"id\n" + b"1\n" * 225_000),
-        (RowFormat.JSONL, b"[1]\n" * 225_000),
-        (RowFormat.JSON, b"[" + b'{"a": 1},' * 224_999 + b"2]"),
+        (RowFormat.CSV, b"id\n" + b"1\n" * 22_500),
+        (RowFormat.JSONL, b"[1]\n" * 22_500),
+        (RowFormat.JSON, b"[" + b'{"a": 1},' * 22_499 + b"2]"),
     ],
 )
-def test_small_rows_are_a_piece_by_their_number(format: RowFormat, content: bytes, step: int) -> None:
+def test_small_rows_are_a_piece_by_their_number(
+    format: RowFormat, content: bytes, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutters, "CHUNK_ROWS", 5_000)
+    monkeypatch.setattr(cutters, "_BLOCK", 100_000)
     cutter = cutter_for(format, 1 << 30, {}, "f")
 
     pieces = [piece for at in range(0, len(content), step) for piece in cutter.feed(content[at : at + step])]
     pieces += filter(None, [cutter.end()])
 
-    assert sum(len(piece.rows) for piece in pieces) == 225_000
-    assert all(len(piece.rows) >= 49_999 for piece in pieces[:-1])
-    assert max(len(piece.rows) for piece in pieces) < 50_000 + (1 << 20) // 9
+    assert sum(len(piece.rows) for piece in pieces) == 22_500
+    assert all(len(piece.rows) >= 4_999 for piece in pieces[:-1])
+    assert max(len(piece.rows) for piece in pieces) < 5_000 + 100_000 // 9
     for piece, following in pairwise(pieces):
         rest = cutter_for(format, 1 << 30, {"offset": piece.offset, "columns": cutter.columns}, "f")
         again = next(rest.feed(content[piece.offset :]), None) or rest.end()

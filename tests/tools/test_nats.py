@@ -12,12 +12,13 @@ from nats.js.api import ConsumerConfig
 from noetl_dagster.errors import ToolError
 from noetl_dagster.process import jetstream
 from noetl_dagster.tools.base import ToolContext
+from noetl_dagster.tools.nats import tool
 from tests.tools.chunk_log import Killed, ListLog
 from tests.waiting import until
 
 pytestmark = pytest.mark.long
 
-MESSAGES = 1200
+MESSAGES = 120
 
 
 @pytest.fixture
@@ -98,8 +99,9 @@ async def test_mistakes(run: Any) -> None:
 
 
 @pytest.fixture
-async def stream(box: ToolContext, bucket: str) -> AsyncIterator[str]:
-    """A stream with 1200 messages ``{bucket}.a`` and ``{bucket}.b`` in turn."""
+async def stream(box: ToolContext, bucket: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    """A stream with messages ``{bucket}.a`` and ``{bucket}.b`` in turn, which are read in batches of 50."""
+    monkeypatch.setattr(tool, "BATCH", 50)
     context = (await box.clients.nats()).jetstream()
     await context.add_stream(name=bucket, subjects=[f"{bucket}.*"])
     for n in range(MESSAGES):
@@ -109,7 +111,7 @@ async def stream(box: ToolContext, bucket: str) -> AsyncIterator[str]:
 
 
 async def test_messages_come_until_there_are_none(run: Any, stream: str) -> None:
-    every = (await run("nats", operation="subscribe", stream=stream, timeout=0.5)).data
+    every = (await run("nats", operation="subscribe", stream=stream, timeout=0.3)).data
     some = await run("nats", operation="subscribe", subject=f"{stream}.b", start=11, max_messages=3)
 
     assert [row["value"] for row in every] == list(range(MESSAGES))
@@ -127,10 +129,10 @@ async def test_messages_come_until_there_are_none(run: Any, stream: str) -> None
 async def test_a_subscription_goes_on_where_it_stopped(
     run: Any, box: ToolContext, stream: str, durable: str | None, stops: str
 ) -> None:
-    given = {"operation": "subscribe", "stream": stream, "timeout": 0.5, "durable": durable}
+    given = {"operation": "subscribe", "stream": stream, "timeout": 0.3, "durable": durable}
     context = (await box.clients.nats()).jetstream()
     if durable is not None:
-        config = ConsumerConfig(durable_name=durable, ack_policy="explicit", ack_wait=2)
+        config = ConsumerConfig(durable_name=durable, ack_policy="explicit", ack_wait=1)
         await context.add_consumer(stream, config)
     log = box.chunks = ListLog(wanted=True)
     setattr(log, stops, 1)
@@ -141,7 +143,7 @@ async def test_a_subscription_goes_on_where_it_stopped(
     assert 0 < len(told) < MESSAGES
     setattr(log, stops, None)
     if durable is not None:
-        await asyncio.sleep(2.5)  # until messages that were not acknowledged come again
+        await asyncio.sleep(1.3)  # until messages that were not acknowledged come again
 
     await run("nats", **given)
 
@@ -156,7 +158,7 @@ async def test_a_subscription_goes_on_where_it_stopped(
 async def test_no_message_is_acknowledged_before_it_is_in_the_log(run: Any, box: ToolContext, stream: str) -> None:
     context = (await box.clients.nats()).jetstream()
     log = box.chunks = ListLog(wanted=True, room=0)
-    running = asyncio.ensure_future(run("nats", operation="subscribe", stream=stream, durable="d", timeout=0.5))
+    running = asyncio.ensure_future(run("nats", operation="subscribe", stream=stream, durable="d", timeout=0.3))
     await until(lambda: len(log.chunks) == 1)  # written, and nobody has room for the next
     before = await context.consumer_info(stream, "d")
     await log.make_room(None)

@@ -51,16 +51,18 @@ class Counted:
 # -- AWS ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An account with a secret, a plain one, binary ones and parameters; gives the secret's ARN."""
+@pytest.fixture(scope="module")
+def account() -> Iterator[tuple[str, str]]:
+    """An account with a secret, a plain one, binary ones and parameters; gives its address and the secret's ARN."""
     with aws_served() as url:
-        yield _filled(url, monkeypatch)
+        yield url, _filled(url)
 
 
-def _filled(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture
+def aws(account: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The environment of the account; gives the secret's ARN."""
     environment = {
-        "AWS_ENDPOINT_URL": url,
+        "AWS_ENDPOINT_URL": account[0],
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "hush",
         "AWS_REGION": "eu-west-1",
@@ -69,13 +71,17 @@ def _filled(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
-    session = boto3.Session(region_name="eu-west-1")  # the default one would keep these keys for other tests
-    secrets = session.client("secretsmanager")
+    return account[1]
+
+
+def _filled(url: str) -> str:
+    session = boto3.Session("key", "hush", region_name="eu-west-1")  # the default one would keep these keys
+    secrets = session.client("secretsmanager", endpoint_url=url)
     arn = secrets.create_secret(Name="prod/db", SecretString=DATABASE)["ARN"]
     secrets.create_secret(Name="prod/token", SecretString="plain-token")
     secrets.create_secret(Name="prod/text", SecretBinary=b"text-in-bytes")
     secrets.create_secret(Name="prod/binary", SecretBinary=b"\xff\xfe")
-    parameters = session.client("ssm")
+    parameters = session.client("ssm", endpoint_url=url)
     parameters.put_parameter(Name="/prod/api/key", Value="parameter-value", Type="SecureString")
     parameters.put_parameter(Name="db", Value=DATABASE, Type="SecureString")
     return arn
@@ -133,6 +139,7 @@ async def test_refusals_of_aws(
 
     with served(Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
             monkeypatch.setenv(name, "us-east-1")
         with pytest.raises(CredentialError, match=message) as caught:
@@ -142,6 +149,7 @@ async def test_refusals_of_aws(
 
 async def test_a_manager_out_of_reach_may_be_tried_again(run: Any, aws: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(ToolError, match=r"'prod/db'.*AWS cannot be reached") as caught:
         await run("secrets", provider="aws", secret="prod/db")
     assert caught.value.kind == "credential"

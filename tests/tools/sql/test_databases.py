@@ -98,15 +98,15 @@ async def test_transactions_of_the_playbook_are_its_own(sql: Run) -> None:
 async def test_many_rows_are_stored_in_chunks(sql: Run, box: ToolContext) -> None:
     text = "x" * 200
     await sql(PEOPLE.replace("varchar(20) not null", "varchar(300)"))
-    values = ", ".join(f"({number}, '{text}', null)" for number in range(6000))
+    values = ", ".join(f"({number}, '{text}', null)" for number in range(1500))
     await sql(f"insert into people values {values}")
-    box.settings = box.settings.model_copy(update={"chunk_bytes": 1 << 19})
+    box.settings = box.settings.model_copy(update={"chunk_bytes": 1 << 16})
 
     ref = (await sql("select id, name from people order by id")).ref
 
     found = await box.results.get(ref)
-    assert found["row_count"] == 6000
-    assert [row["id"] for row in found["rows"]] == list(range(6000))
+    assert found["row_count"] == 1500
+    assert [row["id"] for row in found["rows"]] == list(range(1500))
 
 
 async def test_rows_as_a_table(sql: Run, box: ToolContext) -> None:

@@ -65,17 +65,17 @@ async def rendered(box: ToolContext, ref: Any, template: str) -> Any:
 
 
 async def test_values_of_every_type_are_those_of_a_small_result(run: Any, box: ToolContext) -> None:
-    first = (await run("postgres", command=EVERY_TYPE, params={"rows": 200})).data  # as the driver gives them
+    first = (await run("postgres", command=EVERY_TYPE, params={"rows": 100})).data  # as the driver gives them
     box.settings = box.settings.model_copy(update={"chunk_bytes": 1024**3})
-    few = (await run("postgres", command=EVERY_TYPE, params={"rows": 3000})).data
+    few = (await run("postgres", command=EVERY_TYPE, params={"rows": 600})).data
     box.settings = box.settings.model_copy(update={"chunk_bytes": SMALL})
-    large = await run("postgres", command=EVERY_TYPE + " -- again", params={"rows": 3000})
+    large = await run("postgres", command=EVERY_TYPE + " -- again", params={"rows": 600})
 
     assert large.data is None
-    assert large.ref.rows == 3000
+    assert large.ref.rows == 600
     assert large.ref.extra["parts"] > 100
     whole = await box.results.get(large.ref)
-    assert whole["rows"][:200] == first["rows"]
+    assert whole["rows"][:100] == first["rows"]
     assert whole == few
     assert [row async for row in box.results.items(large.ref.rows_alone)] == few["rows"]
     assert await box.results.get(f"{large.ref.ref}#rows") == few["rows"]
@@ -375,7 +375,7 @@ AGGREGATE = """
 async def test_duckdb_reads_many_rows_as_few(run: Any, box: ToolContext, price: str, given: str) -> None:
     sql = (
         f"select null as nothing, n as id, 'name ' || n as name, timestamp '2026-01-01' + n * interval '1 s' as moment, "
-        f"{price} as price from generate_series(1, 3000) as n"
+        f"{price} as price from generate_series(1, 1000) as n"
     )
     few = (await run("postgres", command=sql)).data
     box.settings = box.settings.model_copy(update={"chunk_bytes": SMALL})
@@ -384,7 +384,7 @@ async def test_duckdb_reads_many_rows_as_few(run: Any, box: ToolContext, price: 
         few, ref = few["rows"], ref.rows_alone.model_dump(mode="json")
 
     expected = (await run("duckdb", command=AGGREGATE, input={"load": few})).data["rows"]
-    assert expected[0]["n"] == 3000
+    assert expected[0]["n"] == 1000
     assert (await run("duckdb", command=AGGREGATE, input={"load": ref})).data["rows"] == expected
     box.settings = box.settings.model_copy(update={"chunk_bytes": 1024**2})
     listed = (await run("duckdb", command="select * from load order by id limit 20", input={"load": ref})).data
@@ -428,7 +428,7 @@ async def main(settings):
     async with ResultStore(settings, pool) as results:
         box = NoLog().toolbox(settings, results, Credentials(settings, pool), clients, None)
         sql = "select n as id, 'name ' || n as name, n * 0.5::float8 as price from generate_series(1, {}) as n"
-        for rows in (50_000, 400_000):
+        for rows in (20_000, 200_000):
             gc.collect()
             Path("/proc/self/clear_refs").write_text("5")
             idle = memory("VmRSS")
@@ -456,7 +456,7 @@ async def test_memory_is_that_of_chunks_whatever_the_number_of_rows(small: ToolC
     output, _ = await process.communicate(dump_settings(settings).encode())
     assert process.returncode == 0
     _, (written, read, size) = (tuple(map(int, line.split())) for line in output.decode().splitlines())
-    assert size > 19 * settings.chunk_bytes
+    assert size > 9 * settings.chunk_bytes
     assert written < 8 * settings.chunk_bytes  # as values the rows are some hundred chunks
     assert read < 12 * settings.chunk_bytes
 

@@ -70,7 +70,7 @@ def test_the_scanner_sees_what_that_of_postgres_sees(sql: str) -> None:
         assert places_of(sql) == expected
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(TEXTS)
 def test_splitting_and_joining_loses_nothing(sql: str) -> None:
     assert "".join(text for _, text in scan(sql)) == sql

@@ -174,8 +174,8 @@ SCALARS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(values=st.lists(SCALARS, min_size=1, max_size=4))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=st.lists(SCALARS, min_size=1, max_size=8))
 async def test_literals_come_back_from_the_server_unchanged(pool: asyncpg.Pool, values: list[object]) -> None:
     row = await pool.fetchrow("SELECT " + ", ".join(f"{sql_literal(value)} AS c{n}" for n, value in enumerate(values)))
 
