@@ -7,10 +7,12 @@ tests start with ``sys.executable`` import for themselves, and so does what thos
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,14 +23,17 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from threading import Lock
+from types import SimpleNamespace
 from typing import IO, Any
 
 import dagster._grpc.server
+import orjson
 import psutil
 
 from noetl_dagster.launcher import server
 from noetl_dagster.launcher.address import Address
-from noetl_dagster.process.forking import Channel
+from noetl_dagster.process.environment import own_environment
+from noetl_dagster.process.forking import Channel, ForkServer, Message, serve_forks
 from noetl_dagster.settings import get_settings
 from tests.waiting import PROCESS_SECONDS, until_now
 
@@ -61,6 +66,7 @@ IMPORTED = [
     "noetl_dagster.cli.commands.serve",
     "noetl_dagster.cli.commands.upkeep",
     "noetl_dagster.cli.commands.processes",
+    "noetl_dagster.engine.helper",
     "noetl_dagster.pool_worker.worker",
     "noetl_dagster.service.app",
     "duckdb",
@@ -176,6 +182,26 @@ def fork_servers(replace: Callable[[object, str, Any], None] = setattr) -> None:
     """Has this process fork the run servers and code servers that it starts."""
     replace(Address, "_start", start_run_server)
     replace(dagster._grpc.server, "open_ipc_subprocess", start_code_server)
+
+
+def fork_helpers(replace: Callable[[object, str, Any], None] = setattr) -> None:
+    """Has this process fork the preloaded processes of its engines' helpers."""
+    replace(ForkServer, "__init__", _preload)
+
+
+def _preload(forks: Any, module: str, options: Message) -> None:
+    forks._control, theirs = socket.socketpair()
+    lifeline, forks._lifeline = os.pipe()
+    with theirs, Connection(lifeline) as read_end:
+        preloaded = process(own_environment(), _serve, module, orjson.dumps(options), theirs, read_end)
+        preloaded.start()
+    forks._process = SimpleNamespace(poll=lambda: preloaded.exitcode, wait=preloaded.join)
+
+
+def _serve(module: str, options: bytes, control: socket.socket, lifeline: Connection) -> None:
+    sys.argv = [module, str(control.detach()), str(lifeline.fileno())]
+    sys.stdin = io.TextIOWrapper(io.BytesIO(options))
+    serve_forks(import_module(module).prepare)
 
 
 def end_forks() -> None:

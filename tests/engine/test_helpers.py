@@ -18,6 +18,7 @@ from noetl_dagster.engine import helpers
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.settings import Settings
+from tests.forked import fork_helpers
 from tests.ledger import assert_only_unfinished_ran_again, lines, written_by
 from tests.playbooks import playbook
 from tests.waiting import ended, until
@@ -44,11 +45,13 @@ ASLEEP = '{kind: python, input: {n: "{{ n }}"}, code: "import time; time.sleep(0
 
 
 @pytest.fixture
-async def open_engine(settings: Settings) -> AsyncIterator[Open]:
+async def open_engine(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Open]:
     """Opens engines with so many processes, which have begun already unless told otherwise."""
     async with AsyncExitStack() as stack:
 
-        async def opened(processes: int, *, helped: bool = True) -> Engine:
+        async def opened(processes: int, *, helped: bool = True, forked: bool = True) -> Engine:
+            if forked:
+                fork_helpers(monkeypatch.setattr)
             engine = await Engine.open(settings.model_copy(update={"run_processes": processes}))
             stack.push_async_callback(engine.close)
             while helped and len(engine.helpers.pids) < processes - 1:
@@ -170,14 +173,14 @@ async def test_the_first_failure_stops_all_processes(open_engine: Open, tmp_path
     engine, ledger = await open_engine(2), tmp_path / "ledger"
     spec = "loop_mode: fanout, fanout: {max_groups: 1, max_concurrent: 4, fail_fast: true, max_shard_retries: 0}"
     tool = written_by("begun > 10", f"n if os.getpid() == {os.getpid()} else 1 // 0")
-    parsed = playbook(text(tool, fanout=True, items=3_000, spec=spec))
+    parsed = playbook(text(tool, fanout=True, items=300, spec=spec))
     running = asyncio.create_task(engine.run(parsed, {"ledger": str(ledger)}))
     await once_helped(engine, ledger, running)
     go(ledger)
     state = await running
 
     assert state.status is ExecutionStatus.FAILED
-    assert len(lines(ledger)) < 3_000
+    assert len(lines(ledger)) < 300
 
 
 async def test_a_cancellation_reaches_helpers(open_engine: Open, tmp_path: Path) -> None:
@@ -198,15 +201,16 @@ async def test_a_cancellation_reaches_helpers(open_engine: Open, tmp_path: Path)
 
 async def test_helpers_come_when_one_core_is_not_enough(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(helpers, "LOOK_SECONDS", 0.05)
     engine = await open_engine(0)
     few = text('{kind: python, input: {n: "{{ n }}"}, code: "result = n"}', fanout=True, items=20)
     small = await engine.run(playbook(few))
     assert small.status is ExecutionStatus.COMPLETED
     assert not engine.helpers.pids
 
-    burn = """{kind: python, input: {n: "{{ n }}"}, code: "import os, time\\nend = time.process_time() + 0.05\\n\\
+    burn = """{kind: python, input: {n: "{{ n }}"}, code: "import os, time\\nend = time.process_time() + 0.02\\n\\
 while time.process_time() < end: pass\\nresult = os.getpid()"}"""
-    state = await engine.run(playbook(text(burn, fanout=True, items=400, spec=FANOUT)))
+    state = await engine.run(playbook(text(burn, fanout=True, items=150, spec=FANOUT)))
 
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert len(set(state.latest["after"].envelope["data"])) == 2
@@ -214,10 +218,11 @@ while time.process_time() < end: pass\\nresult = os.getpid()"}"""
 
 async def test_what_waits_needs_no_helpers(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(helpers, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(helpers, "_wanted_cpu", time.process_time)  # other tests may keep this one waiting for a core
     engine = await open_engine(0)
 
-    state = await engine.run(playbook(text(ASLEEP, fanout=True, items=240)))
+    state = await engine.run(playbook(text(ASLEEP, fanout=True, items=60)))
 
     assert state.status is ExecutionStatus.COMPLETED
     assert not engine.helpers.pids
@@ -237,14 +242,14 @@ async def test_a_run_goes_on_alone_where_no_helper_can_start(
     monkeypatch.setattr(helpers, "PRELOADED_MODULE", "noetl_dagster.no_such_module")
     engine = await open_engine(2, helped=False)
 
-    state: ExecutionState = await engine.run(playbook(text(ASLEEP, fanout=True, items=200)))
+    state: ExecutionState = await engine.run(playbook(text(ASLEEP, fanout=True, items=40)))
 
     assert state.status is ExecutionStatus.COMPLETED
     assert "works in one process" in caplog.text
 
 
 async def test_helpers_end_with_their_engine(open_engine: Open) -> None:
-    engine = await open_engine(3)
+    engine = await open_engine(3, forked=False)
     pids = engine.helpers.pids
     await engine.close()
 
