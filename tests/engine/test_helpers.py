@@ -121,8 +121,8 @@ RETRY = [{"when": "{{ error is defined }}", "then": {"max_attempts": 3}}]
 
 @pytest.mark.parametrize(
     ("fanout", "more"),
-    [(True, {}), (False, {}), (False, {"retry": RETRY})],
-    ids=["fanout", "parallel", "retried"],
+    [(True, {}), (False, {"retry": RETRY})],
+    ids=["fanout", "retried"],
 )
 async def test_what_a_killed_helper_had_is_done_by_others(
     open_engine: Open, tmp_path: Path, fanout: bool, more: dict[str, Any]

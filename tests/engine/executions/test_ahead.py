@@ -209,6 +209,7 @@ asyncio.run(main())
 
 
 @pytest.mark.spark
+@pytest.mark.slow  # a JVM of its own
 def test_the_session_is_there_when_its_step_begins(settings: Settings, tmp_path: Path) -> None:
     """Cold, in a process of its own: the step before waits for the session that starts beside it."""
     wait = """

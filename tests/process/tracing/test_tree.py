@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.events.ids import snowflake_milliseconds
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.process.spans import trace_id_of
 from noetl_dagster.settings import Settings
+from tests.forked import fork_helpers
 from tests.playbooks import playbook, text_of
 from tests.pool import working
 from tests.process.tracing.collector import Collector
@@ -106,12 +109,15 @@ async def test_everything_that_a_playbook_does(settings: Settings, collector: Co
         assert span.start <= span.end
 
 
-async def test_helper_processes_of_a_run_add_to_it(settings: Settings, collector: Collector, tmp_path: Path) -> None:
+async def test_helper_processes_of_a_run_add_to_it(
+    settings: Settings, collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_helpers(monkeypatch.setattr)
     body = """
     workload: {file: ""}
     workflow:
       - step: start
-        loop: {in: "{{ range(200) }}", iterator: n, spec: {mode: parallel, max_in_flight: 4}}
+        loop: {in: "{{ range(60) }}", iterator: n, spec: {mode: parallel, max_in_flight: 4}}
         tool:
           kind: python
           input: {file: "{{ file }}"}
@@ -129,5 +135,5 @@ async def test_helper_processes_of_a_run_add_to_it(settings: Settings, collector
     assert state.status is ExecutionStatus.COMPLETED, state.error
     await collector.whole("sample")
     commands = collector.named("start command")
-    assert len(commands) == 200
+    assert len(commands) == 60
     assert len({span.resource["process.pid"] for span in commands}) == 2
