@@ -156,7 +156,10 @@ class Forked:
     def kill(self) -> None:
         """Kills it with the processes that it has started in its session, and waits for its end."""
         if self.poll() is None:
-            os.killpg(self.pid, signal.SIGKILL)
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has no session yet
+                os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
 

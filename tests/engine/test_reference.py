@@ -28,7 +28,7 @@ def quiet_engine(module_settings: Settings) -> Iterator[Engine]:
     run_sync(engine.close())
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(steps=playbooks(), words=WORDS)
 def test_a_run_comes_to_what_the_playbook_means(steps: tuple[Step, ...], words: Words, quiet_engine: Engine) -> None:
     text = as_yaml(steps, words)
@@ -58,7 +58,7 @@ async def _in_order(engine: Engine, state: ExecutionState) -> None:
             assert later or state.status is ExecutionStatus.FAILED, (end.step, target)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(steps=playbooks(), words=WORDS)
 def test_any_playbook_compiles(steps: tuple[Step, ...], words: Words) -> None:
     compile_playbook(parse_playbook(as_yaml(steps, words)))

@@ -123,7 +123,7 @@ async def test_lost_connections_only_delay_a_follower(
 
     reading = asyncio.create_task(read())
     made = []
-    for type_ in (EventType.PLAYBOOK_INITIALIZED, *[EventType.STATE_SET] * 5, EventType.PLAYBOOK_COMPLETED):
+    for type_ in (EventType.PLAYBOOK_INITIALIZED, *[EventType.STATE_SET] * 2, EventType.PLAYBOOK_COMPLETED):
         made.append(event(execution_id, type_, meta={"epoch": 1}))
         await log.append(made[-1:])
         await until(lambda: len(found) == len(made) or reading.done(), "the event")

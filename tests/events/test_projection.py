@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,6 +17,7 @@ from noetl_dagster.events.log import EventLog
 from noetl_dagster.events.projection import Projection, read_execution
 from noetl_dagster.events.types import Event, EventType
 from noetl_dagster.settings import Settings
+from tests import forked
 from tests.waiting import PATIENCE_SECONDS, until
 
 from .conftest import MakeEvent, connections
@@ -218,7 +217,7 @@ asyncio.run(main())
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 async def test_killing_the_worker_at_any_point_neither_loses_nor_doubles(
     settings: Settings,
     pool: asyncpg.Pool[Any],
@@ -245,14 +244,11 @@ async def test_killing_the_worker_at_any_point_neither_loses_nor_doubles(
     writing = asyncio.create_task(write())
     for _ in range(rounds):
         before = await taken()
-        workers = [
-            await asyncio.create_subprocess_exec(sys.executable, "-c", PROJECTOR, settings.db_url) for _ in range(2)
-        ]
+        workers = [forked.start([sys.executable, "-c", PROJECTOR, settings.db_url]) for _ in range(2)]
         await until(lambda before=before: _more(taken, before), "a worker at work")
         await asyncio.sleep(random.uniform(0, 0.1))
         for worker in workers:
-            os.kill(worker.pid, signal.SIGKILL)
-            await worker.wait()
+            worker.kill()
     over = True
     await writing
     await settle(Projection(pool))

@@ -32,10 +32,8 @@ REGIONS = StaticPartitionsDefinition(["north", "south/west"])
 ROWS = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
 
 
-@pytest.fixture(params=["minio", "pvc"])
-def manager(request: pytest.FixtureRequest, settings: Settings) -> IOManager:
-    if request.param == "pvc":
-        return PvcIOManager(mount_path=str(settings.pvc_mount_path), prefix="lake")
+@pytest.fixture
+def manager(settings: Settings) -> IOManager:
     return MinioIOManager(endpoint=settings.minio_endpoint, bucket=settings.minio_bucket, prefix="lake")
 
 

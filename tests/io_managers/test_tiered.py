@@ -125,7 +125,9 @@ def test_a_new_run_replaces_the_value(settings: Settings, dagster_instance: Dags
     assert len(files) == 2  # the first value stays for who reads it yet
 
 
-@pytest.mark.parametrize("frame", [False, True], ids=["object", "folder"])
+@pytest.mark.parametrize(
+    ("manager", "frame"), [("minio", False), ("minio", True), ("pvc", True), ("gcs", False)], indirect=["manager"]
+)
 def test_what_was_replaced_stays_until_nobody_can_be_reading_it(
     manager: IOManager,
     frame: bool,

@@ -24,12 +24,13 @@ from noetl_dagster.events.connection import open_pool
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.storage.store import ResultStore
+from tests import forked
 from tests.embedded.peers import s3_client
 from tests.ledger import assert_only_unfinished_ran_again, written_by
 from tests.playbooks import text_of
 from tests.processes import killed_in_the_end
 from tests.service.conftest import serving
-from tests.waiting import PROCESS_SECONDS, until
+from tests.waiting import until
 
 ITEMS, DUMPED, BEFORE_THE_END = 60, 15, 30
 
@@ -107,9 +108,9 @@ def _noticing_soon(settings: Settings) -> Settings:
     return settings.model_copy(
         update={
             "event_transport": EventTransport.NATS,
-            "worker_heartbeat_seconds": 1.0,
+            "worker_heartbeat_seconds": 0.5,
             "command_heartbeat_seconds": 0.5,
-            "command_heartbeat_timeout_seconds": 5.0,
+            "command_heartbeat_timeout_seconds": 3.0,
         }
     )
 
@@ -138,13 +139,7 @@ def _environment(settings: Settings) -> dict[str, str]:
 
 async def _ran(environment: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(
-        subprocess.run,
-        _command(*arguments),
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=PROCESS_SECONDS,
+        forked.run, "noetl-dagster", *arguments, environment=environment, folder=folder, texts=folder
     )
 
 

@@ -47,7 +47,7 @@ TEXT = text_of(
     """
     workflow:
       - step: start
-        loop: {in: "{{ range(ITEMS) | list }}", iterator: n, spec: {mode: MODE, max_in_flight: 4}}
+        loop: {in: "{{ range(ITEMS) | list }}", iterator: n, spec: {mode: parallel, max_in_flight: 4}}
         tool:
           - kind: postgres
             auth: {type: postgres, url: "URL"}
@@ -78,16 +78,12 @@ def noetl(settings: Settings) -> Iterator[EngineProvider]:
 
 
 @pytest.fixture
-def job(settings: Settings, noetl: EngineProvider, tmp_path: Path, request: pytest.FixtureRequest) -> PlaybookJob:
+def job(settings: Settings, noetl: EngineProvider, tmp_path: Path) -> PlaybookJob:
     assert settings.db_url is not None
     run_sync(noetl.engine().runtime.pool.execute("CREATE TABLE ran (n int)"))
     file = tmp_path / "sample.yaml"
-    mode = getattr(request, "param", "parallel")
     file.write_text(
-        TEXT.replace("URL", settings.db_url)
-        .replace("ITEMS", str(ITEMS))
-        .replace("MODE", mode)
-        .replace("GO", str(tmp_path / "go"))
+        TEXT.replace("URL", settings.db_url).replace("ITEMS", str(ITEMS)).replace("GO", str(tmp_path / "go"))
     )
     return compile_playbook(load_playbook(file))
 
@@ -134,7 +130,6 @@ def execute(job: PlaybookJob, noetl: EngineProvider, instance: DagsterInstance, 
     return definition.execute_in_process(instance=instance, tags=request.tags, raise_on_error=False)
 
 
-@pytest.mark.parametrize("job", ["parallel", "sequential"], indirect=True)
 def test_a_loop_killed_at_half_goes_on_without_doing_anything_again(
     job: PlaybookJob,
     noetl: EngineProvider,

@@ -27,28 +27,26 @@ async def streamed(store: ResultStore, ref: ResultRef) -> bytes:
     return b"".join([bytes(data) async for data in store.stream(ref)])
 
 
-@pytest.mark.parametrize(
-    ("strategy", "values", "whole", "items"),
-    [
-        (Strategy.APPEND, [[1], {"a": 2}, "é"], [[1], {"a": 2}, "é"], [[1], {"a": 2}, "é"]),
-        (Strategy.APPEND, [], [], []),
-        (Strategy.CONCAT, [[1, 2], [], [{"a": None}]], [1, 2, {"a": None}], [1, 2, {"a": None}]),
-        (Strategy.CONCAT, [[], []], [], []),
-        (Strategy.CONCAT, [], [], []),
-    ],
-)
-async def test_strategies(
-    store: ResultStore, strategy: Strategy, values: list[object], whole: object, items: list[object]
-) -> None:
-    ref = await store.manifest(9, "loop", "result", await parts_of(store, values), strategy)
-    assert ref.kind is RefKind.MANIFEST
-    assert await store.get(ref.ref) == whole
-    assert [item async for item in store.items(ref.ref)] == items
-    assert await store.find(ref.ref) == ref
-    data = await streamed(store, ref)
-    assert orjson.loads(data) == whole
-    assert await store.get_bytes(ref) == data
-    assert await store.content_type(ref) == codec.JSON
+STRATEGIES: list[tuple[Strategy, list[object], object, list[object]]] = [
+    (Strategy.APPEND, [[1], {"a": 2}, "é"], [[1], {"a": 2}, "é"], [[1], {"a": 2}, "é"]),
+    (Strategy.APPEND, [], [], []),
+    (Strategy.CONCAT, [[1, 2], [], [{"a": None}]], [1, 2, {"a": None}], [1, 2, {"a": None}]),
+    (Strategy.CONCAT, [[], []], [], []),
+    (Strategy.CONCAT, [], [], []),
+]
+
+
+async def test_strategies(store: ResultStore) -> None:
+    for strategy, values, whole, items in STRATEGIES:
+        ref = await store.manifest(9, "loop", "result", await parts_of(store, values), strategy)
+        assert ref.kind is RefKind.MANIFEST
+        assert await store.get(ref.ref) == whole, strategy
+        assert [item async for item in store.items(ref.ref)] == items, strategy
+        assert await store.find(ref.ref) == ref
+        data = await streamed(store, ref)
+        assert orjson.loads(data) == whole, strategy
+        assert await store.get_bytes(ref) == data
+        assert await store.content_type(ref) == codec.JSON
 
 
 async def test_parts_come_page_by_page_in_order(store: ResultStore) -> None:

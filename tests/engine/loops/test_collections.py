@@ -12,11 +12,19 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
+from noetl_dagster.settings import Settings
 from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.storage.store import NewResult
 from noetl_dagster.worker.command import Outcome
 from tests.engine.conftest import Run
 from tests.playbooks import playbook
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Settings with which collections of more than a hundred items are references."""
+    return settings.model_copy(update={"loop_collection_threshold": 100})
+
 
 TABLE = """
 workload: {rows: 3}
@@ -38,7 +46,7 @@ workflow:
 """
 
 
-@pytest.mark.parametrize("rows", [3, 1_100])
+@pytest.mark.parametrize("rows", [3, 110])
 async def test_rows_of_a_stored_table_are_items(run: Run, engine: Engine, rows: int) -> None:
     state = await run(TABLE, rows=rows)
     assert state.status is ExecutionStatus.COMPLETED, state.error
@@ -53,7 +61,7 @@ async def test_results_of_a_fan_out_are_items_of_the_next(run: Run) -> None:
         """
         workflow:
           - step: first
-            loop: {in: "{{ range(1100) }}", iterator: n}
+            loop: {in: "{{ range(110) }}", iterator: n}
             spec: {loop_mode: fanout}
             tool: {kind: python, input: {n: "{{ n }}"}, code: "result = {'n': n}"}
             next: [second]
@@ -66,7 +74,7 @@ async def test_results_of_a_fan_out_are_items_of_the_next(run: Run) -> None:
         """
     )
     assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert state.latest["end"].envelope["data"] == sum(range(1, 1101))
+    assert state.latest["end"].envelope["data"] == sum(range(1, 111))
 
 
 async def test_a_stored_collection_stays_where_it_is_until_it_is_read_part_by_part(engine: Engine) -> None:

@@ -29,7 +29,7 @@ PAGES = """
           - when: "{{{{ response.paging.hasMore }}}}"
             then:
               max_attempts: 20
-              delay: 0.2
+              delay: 0.1
               next_call: {{params: {{page: "{{{{ response.paging.page + 1 }}}}"}}}}
               collect: {{strategy: append, path: data}}
     """
@@ -99,7 +99,7 @@ async def test_a_restart_keeps_the_time_at_which_a_retry_is_due(engine: Engine, 
     state = await interrupted(engine, text, {"api": api}, EventType.COMMAND_ISSUED, 2)
     await engine.runtime.pool.execute(  # a thousand seconds pass, nearly
         "UPDATE noetl.event SET meta = jsonb_set(meta, '{not_before}', "
-        "to_jsonb(extract(epoch FROM clock_timestamp()) + 1.5)) WHERE execution_id = $1 AND meta ? 'not_before'",
+        "to_jsonb(extract(epoch FROM clock_timestamp()) + 1.0)) WHERE execution_id = $1 AND meta ? 'not_before'",
         state.execution_id,
     )
     resumed = await engine.resume(state.execution_id)

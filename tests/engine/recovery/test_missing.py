@@ -83,9 +83,7 @@ def begun(folder: Path) -> Counter[str]:
     return Counter((folder / "ledger").read_text().split())
 
 
-@pytest.mark.parametrize(
-    ("mode", "spec"), [("sequential", ""), ("parallel", ""), ("parallel", "spec: {loop_mode: fanout}")]
-)
+@pytest.mark.parametrize(("mode", "spec"), [("sequential", ""), ("parallel", "spec: {loop_mode: fanout}")])
 async def test_missing_results_are_made_again(engine: Engine, tmp_path: Path, mode: str, spec: str) -> None:
     state = await engine.run(playbook(flow(mode, spec)), {"folder": str(tmp_path)})
     assert state.status == "FAILED"

@@ -19,7 +19,7 @@ from tests.playbooks import playbook
 
 pytestmark = pytest.mark.long
 
-ROWS = 20_000
+ROWS = 4_000
 MOVE = """
 workflow:
   - step: move
@@ -28,7 +28,7 @@ workflow:
       source: {source}
       target: {{path: {folder}/lake/}}
       mode: {mode}
-      chunk_size: 3000
+      chunk_size: 600
       resumable: {resumable}
       verify: checksum
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.waiting import until_projected
 FLOW = """
 workflow:
   - step: start
-    tool: {kind: python, code: "result = list(range(20))"}
+    tool: {kind: python, code: "result = list(range(8))"}
     next: [each, split]
   - step: each
     loop: {in: "{{ start }}", iterator: n}
@@ -300,37 +301,38 @@ async def test_what_is_safe_is_repaired(engine: Engine) -> None:
     await until_projected(pool, state.execution_id, state.status)
 
 
-@pytest.mark.parametrize(
-    ("change", "rules"),
-    [
-        (
-            "UPDATE noetl.event SET meta = '[]' WHERE event_type = 'step.exit'",
-            {"event.incomplete", "step.unentered", "step.unended"},
-        ),
-        ("UPDATE noetl.event SET meta = meta || '{\"epoch\": \"x\"}' WHERE event_type = 'playbook.completed'", set()),
-        ("UPDATE noetl.event SET created_at = 'infinity' WHERE event_type = 'playbook.initialized'", set()),
-        ("UPDATE noetl.execution SET state = '[1]'", None),
-    ],
-    ids=["meta", "number", "time", "row"],
-)
-async def test_one_that_cannot_be_read_does_not_hold_up_the_others(
-    engine: Engine, change: str, rules: set[str] | None
-) -> None:
-    damaged, other = await engine.run(playbook(CANCELLED)), await engine.run(playbook(CANCELLED))
-    for state in (damaged, other):  # what the projection has not reached is no difference
+UNREADABLE: list[tuple[str, set[str] | None]] = [
+    (
+        "UPDATE noetl.event SET meta = '[]' WHERE event_type = 'step.exit'",
+        {"event.incomplete", "step.unentered", "step.unended"},
+    ),
+    ("UPDATE noetl.event SET meta = meta || '{\"epoch\": \"x\"}' WHERE event_type = 'playbook.completed'", set()),
+    ("UPDATE noetl.event SET created_at = 'infinity' WHERE event_type = 'playbook.initialized'", set()),
+    ("UPDATE noetl.execution SET state = '[1]' WHERE true", None),
+]
+"""Changes of an execution, and the rules that it then breaks beside being unreadable; None: its row is repaired."""
+
+
+async def test_those_that_cannot_be_read_do_not_hold_up_the_others(engine: Engine) -> None:
+    ids = []
+    for _ in range(len(UNREADABLE) + 1):
+        state = await engine.run(playbook(CANCELLED))
+        # what the projection has not reached is no difference
         await until_projected(engine.runtime.pool, state.execution_id, state.status)
+        ids.append(state.execution_id)
     await engine.projecting.close()
-    await engine.runtime.pool.execute(
-        f"{change} {'AND' if ' WHERE ' in change else 'WHERE'} execution_id = $1", damaged.execution_id
-    )
-    await engine.runtime.pool.execute("DELETE FROM noetl.execution WHERE execution_id = $1", other.execution_id)
+    *damaged, other = ids
+    expected = {("execution.misprojected", other)}
+    for execution_id, (change, rules) in zip(damaged, UNREADABLE, strict=True):
+        await engine.runtime.pool.execute(f"{change} AND execution_id = $1", execution_id)
+        own = {"execution.misprojected"} if rules is None else {"execution.unreadable", *rules}
+        expected |= {(rule, execution_id) for rule in own}
+    await engine.runtime.pool.execute("DELETE FROM noetl.execution WHERE execution_id = $1", other)
     report = await checked(engine, repair=True)
     examples = report.findings.examples
-    broken = {(rule, one.execution_id) for rule, found in examples.items() for one in found}
-    own = {"execution.misprojected"} if rules is None else {"execution.unreadable", *rules}
-    assert broken == {("execution.misprojected", other.execution_id), *((rule, damaged.execution_id) for rule in own)}
-    assert report.executions == 2
-    left = {} if rules is None else dict.fromkeys(own, 1)
+    assert {(rule, one.execution_id) for rule, found in examples.items() for one in found} == expected
+    assert report.executions == len(ids)
+    left = Counter(rule for rule, _ in expected if rule != "execution.misprojected")
     assert (await checked(engine)).findings.counts == left
 
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import sqlite3
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -30,6 +31,7 @@ from noetl_dagster.tools.sinks.place import PartPlace, SinkKind
 from noetl_dagster.tools.sql import duckdb as duckdb_files
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.runner import Call
+from tests import forked
 from tests.playbooks import playbook
 
 if TYPE_CHECKING:
@@ -175,10 +177,10 @@ async def test_a_cancellation_publishes_what_is_complete(
 
 
 HOLDER = """
-import duckdb, sys
+import duckdb, sys, time
 connection = duckdb.connect(sys.argv[1])
 print("held", flush=True)
-sys.stdin.readline()
+time.sleep(600)
 """
 
 
@@ -195,21 +197,18 @@ async def test_a_database_that_another_process_holds_is_waited_for(
         return is_held(error)
 
     monkeypatch.setattr(duckdb_files, "is_held", noted)
-    holder = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", HOLDER, str(file), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    assert holder.stdin is not None
+    holder = forked.start([sys.executable, "-c", HOLDER, str(file)], stdout=subprocess.PIPE)
     assert holder.stdout is not None
     try:
-        assert await holder.stdout.readline() == b"held\n"
+        assert await asyncio.to_thread(holder.stdout.readline) == "held\n"
         sink = f"{{tool: duckdb, database: {file}, table: numbers}}"
         work = asyncio.create_task(engine.run(playbook(LOOP.replace("SINK", sink))))
         await waited.wait()
-        holder.stdin.close()
+        holder.kill()
         state = await work
     finally:
-        holder.stdin.close()
-        await holder.wait()
+        holder.kill()
+        holder.stdout.close()
     assert str(state.status) == "COMPLETED", state.error
     with duckdb.connect(str(file)) as connection:
         assert connection.execute("SELECT count(*) FROM numbers").fetchall() == [(5,)]
@@ -451,13 +450,13 @@ workflow:
             for part in range(4):
                 yield [
                     {"n": n, "x": n, "z": None} if part < 2 else {"n": n, "x": n + 0.5, "late": f"r{n}", "z": [n]}
-                    for n in range(500 * part, 500 * part + 500)
+                    for n in range(100 * part, 100 * part + 100)
                 ]
     sink: SINK
 """
 ROWS = [
-    {"n": n, "x": float(n), "late": None, "z": None} if n < 1000 else {"n": n, "x": n + 0.5, "late": f"r{n}", "z": [n]}
-    for n in range(2000)
+    {"n": n, "x": float(n), "late": None, "z": None} if n < 200 else {"n": n, "x": n + 0.5, "late": f"r{n}", "z": [n]}
+    for n in range(400)
 ]
 
 
@@ -533,7 +532,7 @@ async def test_a_large_result_never_stands_in_memory_for_its_sink(
     text = """
 workflow:
   - step: start
-    tool: {kind: postgres, auth: pg, command: "SELECT n FROM generate_series(1, 3000) AS n"}
+    tool: {kind: postgres, auth: pg, command: "SELECT n FROM generate_series(1, 600) AS n"}
     state: {key: n, initial: 0}
     sink: SINK
 """
@@ -544,7 +543,7 @@ workflow:
     ):
         await _ended(parted, sink, text)
     assert [ref for ref in asked if ref.kind is RefKind.MANIFEST] == []
-    assert await parted.runtime.pool.fetchval("SELECT sum(n) FROM sunk") == 3000 * 3001 // 2
+    assert await parted.runtime.pool.fetchval("SELECT sum(n) FROM sunk") == 600 * 601 // 2
     with duckdb.connect(str(tmp_path / "rows.duckdb")) as connection:
-        assert connection.execute("SELECT sum(n) FROM sunk").fetchall() == [(3000 * 3001 // 2,)]
-    assert sum(pq.read_table(tmp_path / "parts")["n"].to_pylist()) == 3000 * 3001 // 2
+        assert connection.execute("SELECT sum(n) FROM sunk").fetchall() == [(600 * 601 // 2,)]
+    assert sum(pq.read_table(tmp_path / "parts")["n"].to_pylist()) == 600 * 601 // 2

@@ -444,9 +444,9 @@ workflow:
 """
 
 
-@pytest.mark.parametrize("rows", [3, 30000])
+@pytest.mark.parametrize("rows", [3, 6000])
 async def test_rows_of_an_iteration_are_the_same_however_many(engine: Engine, settings: Settings, rows: int) -> None:
-    other = await Engine.open(settings.model_copy(update={"chunk_bytes": 100_000}))
+    other = await Engine.open(settings.model_copy(update={"chunk_bytes": 20_000}))
     state = await other.run(playbook(ROWS), {"rows": rows})
     await other.close()
     assert state.status is ExecutionStatus.COMPLETED, state.error

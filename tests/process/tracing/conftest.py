@@ -7,8 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.process import otlp
 from noetl_dagster.settings import Settings
 from tests.process.tracing.collector import Collector, collecting
+
+
+@pytest.fixture(autouse=True)
+def _sent_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "LINGER_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -28,28 +28,32 @@ workflow:
     tool: {kind: python, code: "result = 1"}
 """
 
+NOWHERE = "http://127.0.0.1:1"
+
 
 def with_tracing(words: str) -> str:
     return text_of("sample", f"tracing: {words}\n" + BODY)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (1.0, 400), (0.5, 200)])
-def test_executions_are_chosen_by_their_ids(settings: Settings, share: float, expected: int) -> None:
-    own = settings.model_copy(update={"tracing_sampling": share})
+def test_executions_are_chosen_by_their_ids(share: float, expected: int) -> None:
+    own = Settings(tracing_endpoint=NOWHERE, tracing_sampling=share)
     ids = range(7_000_000_000, 7_000_000_400)
     chosen = [n for n in ids if trace_of(own, playbook(BODY), ExecutionState(n)) is not None]
     assert chosen == [n for n in ids if is_sampled(trace_id_of(n), share)], "anybody else decides alike"
     assert abs(len(chosen) - expected) <= (60 if 0 < share < 1 else 0)
 
 
-def test_a_child_goes_with_its_parent(settings: Settings) -> None:
+def test_a_child_goes_with_its_parent() -> None:
     parent = SpanRef(5, 6).traceparent
     traced = ExecutionState(1, parent_execution_id=2, trace={"parent": parent})
-    none = settings.model_copy(update={"tracing_sampling": 0.0})
+    none = Settings(tracing_endpoint=NOWHERE, tracing_sampling=0.0)
     found = trace_of(none, playbook(BODY), traced)
     assert found is not None
     assert (found.trace_id, found.parent) == (5, 6)
-    assert trace_of(settings, playbook(BODY), ExecutionState(1, parent_execution_id=2)) is None
+    assert (
+        trace_of(Settings(tracing_endpoint=NOWHERE), playbook(BODY), ExecutionState(1, parent_execution_id=2)) is None
+    )
 
 
 async def test_a_playbook_has_the_last_word(settings: Settings, collector: Collector) -> None:
