@@ -16,6 +16,7 @@ import asyncpg
 from noetl_dagster import embedded
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.settings import Settings
+from noetl_dagster.tools.commands import container
 from tests import forked
 from tests.waiting import HERE, PATIENCE_SECONDS, until
 
@@ -112,6 +113,7 @@ def _environment(settings: Settings) -> dict[str, str]:
 
 def _drive(execution_id: int, said: Path) -> None:
     os.setsid()
+    container.POLL_SECONDS = 0.05  # as in the processes of the tests
 
     async def driven() -> str:
         engine = await Engine.open(Settings())

@@ -219,12 +219,7 @@ asyncio.run(main())
 @pytest.mark.long
 @pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 async def test_killing_the_worker_at_any_point_neither_loses_nor_doubles(
-    settings: Settings,
-    pool: asyncpg.Pool[Any],
-    log: EventLog,
-    event: MakeEvent,
-    ids: Snowflake,
-    rounds: int,
+    settings: Settings, pool: asyncpg.Pool[Any], log: EventLog, event: MakeEvent, ids: Snowflake, rounds: int
 ) -> None:
     """Two workers at a time are killed in the middle of their work, while events keep coming."""
     assert settings.db_url is not None

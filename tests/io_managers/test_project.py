@@ -14,6 +14,7 @@ from dagster import (
     AssetExecutionContext,
     AssetsDefinition,
     DagsterInstance,
+    ExecuteInProcessResult,
     IOManager,
     StaticPartitionsDefinition,
     asset,
@@ -99,7 +100,7 @@ def consumer(seen: dict[str, Any]) -> AssetsDefinition:
 
 
 def test_partitions_of_every_kind_arrive_as_annotated(
-    session: SparkSession, manager: IOManager, dagster_instance: DagsterInstance, tmp_path: Path
+    session: SparkSession, settings: Settings, manager: IOManager, dagster_instance: DagsterInstance, tmp_path: Path
 ) -> None:
     seen: dict[str, Any] = {}
     assets = [*producers(session, tmp_path), consumer(seen)]
@@ -108,6 +109,7 @@ def test_partitions_of_every_kind_arrive_as_annotated(
     for chosen, region in ((frames, "north"), (assets, "south/west")):
         result = materialize(chosen, resources=resources, partition_key=region, instance=dagster_instance)
         assert result.success
+    assert_says_what_is_where(result, settings.minio_bucket)
     assert seen["raw"] == b"\x00\x01\x02"
     assert seen["note"] == "hé south/west"
     assert seen["limits"] == {"region": "south/west", "limit": 3}
@@ -134,8 +136,8 @@ def test_partitions_of_every_kind_arrive_as_annotated(
 FACTS = {
     # rows, columns, a piece of the preview
     "raw": (None, None, None),
-    "note": (None, None, "hé north"),
-    "limits": (None, None, "| north | 3 |"),
+    "note": (None, None, "hé south/west"),
+    "limits": (None, None, "| south/west | 3 |"),
     "rows": (2, None, "| id | name |"),
     "by_pandas": (2, ["id", "name"], "| id | name |"),
     "by_arrow": (2, ["id", "name"], "| id | name |"),
@@ -145,17 +147,12 @@ FACTS = {
 }
 
 
-def test_materialisations_say_what_is_where(
-    session: SparkSession, settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path
-) -> None:
-    assets = producers(session, tmp_path)
-    manager = PvcIOManager(mount_path=str(settings.pvc_mount_path), prefix="lake")
-    result = materialize(assets, resources={"io_manager": manager}, partition_key="north", instance=dagster_instance)
+def assert_says_what_is_where(result: ExecuteInProcessResult, bucket: str) -> None:
     for name, (rows, columns, preview) in FACTS.items():
         (materialization,) = result.asset_materializations_for_node(name)
         metadata = {entry: value.value for entry, value in materialization.metadata.items()}
-        assert metadata["dagster/uri"].startswith(f"{(settings.pvc_mount_path or Path()).as_uri()}/lake/{name}/north/")
-        assert metadata["dagster/storage_kind"] == "pvc"
+        assert metadata["dagster/uri"].startswith(f"s3://{bucket}/lake/{name}/south/west/")
+        assert metadata["dagster/storage_kind"] == "minio"
         assert not {"uri", "tier", "dagster/row_count"} & metadata.keys()
         assert metadata["bytes"] > 0
         assert metadata.get("dagster/partition_row_count") == rows, name

@@ -35,36 +35,32 @@ async def recorded(pool: asyncpg.Pool) -> int:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-async def test_every_tier_returns_what_was_put(store: ResultStore, tier: StoreTier) -> None:
+async def test_every_tier_returns_what_was_put_until_it_is_deleted(store: ResultStore, tier: StoreTier) -> None:
     for value in ({"id": 1, "names": ["a", "é"]}, [1, 2, 3], os.urandom(300_000), "text", None, b""):
         ref = await store.put(value, **WHERE, tier=tier)
         assert ref.store_tier is tier
         assert await store.get(ref.ref) == value
         streamed = b"".join([chunk async for chunk in store.stream(ref)])
         assert len(streamed) == ref.bytes_size
-
-
-@pytest.mark.parametrize("tier", [tier for tier in TIERS if tier is not StoreTier.EVENTLOG])
-async def test_a_deleted_result_is_not_available(store: ResultStore, tier: StoreTier) -> None:
-    ref = await store.put({"a": 1}, **WHERE, tier=tier)
     await store.delete(ref)
-    with pytest.raises(ReferenceNotAvailableError, match="nothing is at"):
-        await store.get(ref)
     with pytest.raises(ReferenceNotAvailableError, match="not recorded"):
         await store.get(ref.ref)
+    if tier is not StoreTier.EVENTLOG:  # whose references hold the bytes
+        with pytest.raises(ReferenceNotAvailableError, match="nothing is at"):
+            await store.get(ref)
     assert ReferenceNotAvailableError.code == "REFERENCE_NOT_AVAILABLE"
 
 
-@pytest.mark.parametrize("tier", [StoreTier.MINIO, StoreTier.DB])
-async def test_fifteen_megabytes_round_trip(store: ResultStore, tier: StoreTier) -> None:
-    rows = [{"id": number, "note": "patient " * 12} for number in range(120_000)]
-    as_json = await store.put(rows, **WHERE, tier=tier)
-    assert as_json.bytes_size > 12 * MB
-    assert as_json.rows == 120_000
+async def test_fifteen_megabytes_round_trip(store: ResultStore) -> None:
+    rows = [{"id": number, "note": "patient " * 12} for number in range(20_000)]
+    as_json = await store.put(rows, **WHERE, tier=StoreTier.MINIO)
+    assert as_json.bytes_size > 2 * MB
+    assert as_json.rows == 20_000
     assert await store.get(as_json) == rows
 
+    spec = ResultSpec(content_type="application/octet-stream")
     blob = os.urandom(15 * MB)
-    as_bytes = await store.put(blob, **WHERE, tier=tier, spec=ResultSpec(content_type="application/octet-stream"))
+    as_bytes = await store.put(blob, **WHERE, tier=StoreTier.DB, spec=spec)
     assert await store.get(as_bytes) == blob
 
 

@@ -178,16 +178,7 @@ def plain(state: ExecutionState, step: str) -> Any:
     return {**{key: envelope[key] for key in ("status", "total", "done", "failed")}, "results": results}
 
 
-KEPT = (
-    "visit",
-    "attempt",
-    "iter_index",
-    "iter_key",
-    "shard_attempt",
-    "final",
-    "total_shards",
-    "total_attempts",
-)
+KEPT = ("visit", "attempt", "iter_index", "iter_key", "shard_attempt", "final", "total_shards", "total_attempts")
 
 
 async def events(engine: Engine, state: ExecutionState, step: str) -> Counter[bytes]:
@@ -201,15 +192,7 @@ async def events(engine: Engine, state: ExecutionState, step: str) -> Counter[by
         data = (event.result or {}).get("data")
         if isinstance(data, dict) and "status_code" in data:  # of http: times and addresses differ
             data = data["data"]
-        parts = [
-            event.event_type,
-            event.status,
-            event.current_index,
-            event.current_item,
-            event.error,
-            data,
-            meta,
-        ]
+        parts = [event.event_type, event.status, event.current_index, event.current_item, event.error, data, meta]
         text = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
         found[text.replace(str(state.execution_id).encode(), b"ID")] += 1
     return found

@@ -504,12 +504,7 @@ async def test_rows_of_parts_are_in_files_as_rows_at_once(parted: Engine, tmp_pa
     await _ended(parted, f"{{tool: file, path: {tmp_path}/rows.parquet}}")
     await _ended(parted, f"{{tool: file, path: {tmp_path}/rows.jsonl}}")
     table = pq.read_table(tmp_path / "rows.parquet")
-    assert [str(field.type) for field in table.schema] == [
-        "int64",
-        "double",
-        "list<element: int64>",
-        "string",
-    ]
+    assert [str(field.type) for field in table.schema] == ["int64", "double", "list<element: int64>", "string"]
     assert table.to_pylist() == ROWS
     lines = (tmp_path / "rows.jsonl").read_text().splitlines()
     assert [{"late": None, **json.loads(line)} for line in lines] == ROWS

@@ -117,7 +117,7 @@ async def test_helper_processes_of_a_run_add_to_it(
     workload: {file: ""}
     workflow:
       - step: start
-        loop: {in: "{{ range(60) }}", iterator: n, spec: {mode: parallel, max_in_flight: 4}}
+        loop: {in: "{{ range(200) }}", iterator: n, spec: {mode: parallel, max_in_flight: 4}}
         tool:
           kind: python
           input: {file: "{{ file }}"}
@@ -135,5 +135,5 @@ async def test_helper_processes_of_a_run_add_to_it(
     assert state.status is ExecutionStatus.COMPLETED, state.error
     await collector.whole("sample")
     commands = collector.named("start command")
-    assert len(commands) == 60
+    assert len(commands) == 200
     assert len({span.resource["process.pid"] for span in commands}) == 2

@@ -116,23 +116,13 @@ async def test_an_aws_environment_that_is_not_complete(
     ("code", "status", "message", "retryable"),
     [
         ("AccessDeniedException", 400, "may not be read; allow secretsmanager:GetSecretValue", False),
-        (
-            "ExpiredTokenException",
-            400,
-            "does not accept the credentials .ExpiredTokenException.; renew",
-            False,
-        ),
+        ("ExpiredTokenException", 400, "does not accept the credentials .ExpiredTokenException.; renew", False),
         ("ThrottlingException", 400, "AWS refuses with ThrottlingException", True),
         ("InternalServiceError", 500, "AWS refuses with InternalServiceError", True),
     ],
 )
 async def test_refusals_of_aws(
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-    code: str,
-    status: int,
-    message: str,
-    retryable: bool,
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, code: str, status: int, message: str, retryable: bool
 ) -> None:
     async def answer(request: Request) -> Response:
         return JSONResponse({"__type": code, "message": "as asked"}, status)
