@@ -30,7 +30,7 @@ from noetl_dagster.events.transport.handler import ENDS_CHANNEL
 from noetl_dagster.events.transport.http import ApiClient
 from noetl_dagster.events.transport.nats import EVENT_BYTES, NatsNames, connect
 from noetl_dagster.events.transport.nats_transport import HEADER_BYTES, MESSAGE_ID
-from noetl_dagster.pool_worker.worker import CHANGE_SECONDS, LINGER_MILLISECONDS
+from noetl_dagster.pool_worker.worker import CHANGE_SECONDS, LINGER_SECONDS
 from noetl_dagster.settings import DEFAULT_POOL, Settings
 
 CONNECT_AT_ONCE = 20
@@ -233,7 +233,7 @@ class PlayedWorker:
         """Ends into messages, those of one execution together; their slots are free when they are confirmed."""
         while True:
             await self._due.wait()
-            await asyncio.sleep(LINGER_MILLISECONDS / 1_000)
+            await asyncio.sleep(LINGER_SECONDS)
             self._due.clear()
             taken, self._ends = self._ends, {}
             for execution_id, events in taken.items():
