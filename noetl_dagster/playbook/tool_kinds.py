@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from importlib.metadata import EntryPoints, entry_points
 from itertools import chain
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from noetl_dagster.errors import NoetlError
 from noetl_dagster.playbook.wording import did_you_mean
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
 
 Spellings = tuple[str, ...]
 """The words for one field, the canonical one first."""
@@ -178,8 +176,6 @@ class _ToolKinds(Mapping[str, ToolKind]):
 
     @cached_property
     def _others(self) -> EntryPoints:
-        from importlib.metadata import entry_points
-
         return entry_points(group=TOOLS)
 
     def __getitem__(self, name: str) -> ToolKind:
