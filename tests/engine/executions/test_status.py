@@ -93,9 +93,10 @@ async def test_driving_keeps_the_projection_up_to_date(engine: Engine) -> None:
 
 
 @pytest.mark.long
-async def test_driving_waits_for_what_has_not_settled(engine: Engine) -> None:
+async def test_driving_waits_for_what_has_not_settled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older transaction, of whatever database, holds the projection back for longer than it lingers."""
-    engine.projecting = BackgroundProjection(Projection(engine.runtime.pool), linger=0.3)
+    monkeypatch.setattr(projection, "INTERVAL", 0.1)
+    engine.projecting = BackgroundProjection(Projection(engine.runtime.pool), linger=0.1)
     async with engine.runtime.pool.acquire() as connection, connection.transaction():
         await connection.execute("SELECT pg_current_xact_id()")
         state = await engine.run(playbook(TEXT))

@@ -139,7 +139,7 @@ async def test_a_transfer_that_was_published_is_not_made_again(
 
     data = result_of(await engine.resume(await pool.fetchval(EXECUTION)))
 
-    assert (data["rows"], data["checksum"][:5]) == (ROWS, f"{ROWS}:")
+    assert (data["rows"], data["checksum"].partition(":")[0]) == (ROWS, str(ROWS))
     assert await place.rows() == (ROWS - 1, ROWS - 1, ALL[2] - 1)
     assert await place.staged() == []
 
