@@ -47,6 +47,9 @@ LOOKED_AT = 64 * 1024
 MOST_TEXTS = 10_000
 """Texts of a result among which the fields with a secret are looked for, once it is known to contain one."""
 
+_PLAIN = (list.__iter__, tuple.__iter__)
+"""How sequences of values iterate. Records of Dagster, which are tuples too, refuse to."""
+
 TRIVIAL = re.compile(
     r"admin|administrator|anonymous|basic|bearer|changeme|default|disabled|embedded|enabled|false|guest|localhost|"
     r"minio|minioadmin|none|noetl|null|password|postgres|postgresql|public|root|secret|test|token|true|user|"
@@ -177,7 +180,7 @@ class Redactor:
                 return self.redact_bytes(value)
             case Mapping():
                 return {self.redacted(key): self.redacted(entry) for key, entry in value.items()}
-            case list() | tuple():
+            case list() | tuple() if type(value).__iter__ in _PLAIN:
                 return [self.redacted(entry) for entry in value]
         return value
 

@@ -98,6 +98,9 @@ def test_an_unhandled_failure_fails_the_run_and_names_the_step(launch: Launch) -
     failure = next(event for event in run.result.all_events if event.is_step_failure)
     assert failure.step_key == "sample_playbook.bad"
     assert "sample.yaml" in str(failure.event_specific_data)
+    shown = failure.step_failure_data.user_failure_data
+    assert shown is not None
+    assert "spilled" in str(shown.metadata["error"].value)
 
 
 def test_the_run_of_a_lenient_playbook_shows_its_warnings(
