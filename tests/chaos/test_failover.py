@@ -184,7 +184,6 @@ async def test_the_primary_is_found_whichever_host_it_is(own: Settings, pair: Po
             return False
 
         await until(is_answered, "Dagster's storage")
-    await asyncio.to_thread(pair.add_standby)
 
 
 @asynccontextmanager

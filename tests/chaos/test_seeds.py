@@ -13,7 +13,7 @@ FAILED: list[str] = []
 
 SAMPLE = (
     "pool: kill driver at cut event 0.1 for 0.0 s; kill worker over nats at event 0.05 for 0.1 s; "
-    "stop driver at event 0.05 for 0.3 s; kill postgres at event 0.05 for 0.1 s"
+    "kill postgres at event 0.05 for 0.1 s"
 )
 
 

@@ -28,7 +28,7 @@ from noetl_dagster.tools.access.credentials import Credentials
 from tests.process.tracing.collector import collecting
 from tests.service.conftest import serving
 
-from .conftest import COMMAND, Cli
+from .conftest import Cli
 
 SECRET = "correct-horse-battery"
 
@@ -300,11 +300,11 @@ async def test_folders_that_are_not_there(settings: Settings, tmp_path: Path) ->
     assert report["secrets file"].state is CheckState.WRONG
 
 
-def test_a_setting_that_cannot_be_read_is_named_without_its_value(environment: dict[str, str]) -> None:
+def test_a_setting_that_cannot_be_read_is_named_without_its_value(cli: Cli, environment: dict[str, str]) -> None:
     pod = {"NOETL_CONTAINER_POD": f'{{"metadata": {{"labels": {{"team": ["{SECRET}"]}}}}}}'}
-    wrong = {"NOETL_DB_POOL_SIZE": SECRET, "NOETL_SERVICE_PORT": SECRET, **pod}
+    environment |= {"NOETL_DB_POOL_SIZE": SECRET, "NOETL_SERVICE_PORT": SECRET, **pod}
 
-    done = subprocess.run([*COMMAND, "doctor"], env=environment | wrong, capture_output=True, text=True, check=False)
+    done = cli("doctor")
 
     assert done.returncode == 2
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [

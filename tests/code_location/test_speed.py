@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from noetl_dagster.code_location.definitions import build_definitions
 from noetl_dagster.settings import Settings
-from tests.forked import result_of
+from tests.forked import result_of, run
 from tests.playbooks import text_of
 
 FLOW = """\
@@ -68,7 +67,7 @@ def calls(folder: Path) -> int:
 
 
 def test_loading_is_linear(tmp_path: Path) -> None:
-    few, many = folder_of(tmp_path / "few", 10), folder_of(tmp_path / "many", 40)
+    few, many = folder_of(tmp_path / "few", 6), folder_of(tmp_path / "many", 24)
     assert result_of(calls, many) < 4 * result_of(calls, few) * 1.1
 
 
@@ -103,12 +102,6 @@ def test_no_garbage_is_looked_for_meanwhile(tmp_path: Path) -> None:
 def test_loading_warns_of_nothing(tmp_path: Path) -> None:
     """A warning for each step of each playbook would be thousands of lines in front of the user."""
     environment = {**os.environ, "NOETL_PLAYBOOKS_PATH": str(folder_of(tmp_path / "flows", 2))}
-    loaded = subprocess.run(
-        [sys.executable, "-c", "import noetl_dagster.definitions"],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert loaded.stderr == ""
+    code = "import noetl_dagster.definitions"
+    loaded = run("-c", code, environment=environment, folder=tmp_path, texts=tmp_path)
+    assert (loaded.returncode, loaded.stderr) == (0, "")

@@ -19,7 +19,6 @@ from .expectation import FOLDER, Expectation
 pytestmark = pytest.mark.long
 
 CHOSEN = (
-    "admission_by_template",
     "cyclic_pagination",
     "data_pipeline",
     "diamond_inside_a_cycle",
@@ -27,16 +26,11 @@ CHOSEN = (
     "failure_unhandled",
     "fanout_loop",
     "fanout_partial",
-    "implicit_end",
     "inclusive_fan_out_reduce",
     "join_of_unequal_branches_in_a_cycle",
     "join_with_a_dead_branch",
     "keychain_stays_secret",
     "loop_inside_a_cycle",
-    "loop_settings_from_the_workload",
-    "nested_loops",
-    "older_pagination_with_errors",
-    "set_spellings",
     "step_scope",
     "sub_playbook_fails",
 )

@@ -186,56 +186,46 @@ async def test_what_no_code_location_has_is_refused(api: Api) -> None:
     assert listed == []
 
 
-async def test_a_run_that_is_not_taken_fails_its_execution(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def refused(api: Api) -> tuple[int, str]:
+    """Executes what cannot begin; returns the execution, which has failed, and the detail of the answer."""
+    before = [one["execution_id"] for one in (await api.client.get("/api/executions")).json()["executions"]]
+    answer = await api.client.post("/api/executions/execute", json={"path": "tests/gated"})
+    assert answer.status_code == 503, answer.text
+    listed = [one["execution_id"] for one in (await api.client.get("/api/executions")).json()["executions"]]
+    [new] = set(listed) - set(before)
+    state = (await api.engine.runtime.load(int(new))).state
+    assert state.status is ExecutionStatus.FAILED
+    return int(new), f"{answer.json()['detail']} {state.error}"
+
+
+async def test_a_run_that_is_not_made_fails_its_execution(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken; or it is queued though its answer is lost; or the database is away while it is made."""
+
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("the cluster has no room")
 
-    monkeypatch.setattr(type(api.place.instance.run_launcher), "launch_run", refuse)
-    answer = await api.client.post("/api/executions/execute", json={"path": "tests/gated"})
-    assert answer.status_code == 503
-    assert "the cluster has no room" in answer.json()["detail"]
-    [listed] = (await api.client.get("/api/executions")).json()["executions"]
-    state = (await api.engine.runtime.load(int(listed["execution_id"]))).state
-    assert state.status is ExecutionStatus.FAILED
-    assert "the cluster has no room" in str(state.error)
-
-
-async def test_a_run_that_was_queued_though_its_answer_was_lost_does_not_begin(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lose(*_: Any, **__: Any) -> None:
-        raise RuntimeError("the answer was lost")
-
-    monkeypatch.setattr(type(api.place.instance.run_coordinator), "submit_run", lose)
-    answer = await api.client.post("/api/executions/execute", json={"path": "tests/gated"})
-    assert answer.status_code == 503, answer.text
-    [listed] = (await api.client.get("/api/executions")).json()["executions"]
-    run = api.run(int(listed["execution_id"]))
-    assert run.status is DagsterRunStatus.FAILURE
-    plan = plan_playbook(load_playbook(api.place.playbooks / "gated.yaml"))
-    with pytest.raises(ExecutionStateError, match=r"ended before its run began: .*the answer was lost"):
-        await attach(api.engine, api.place.instance, run, plan, plan.regions[0], {})
-
-
-@pytest.mark.parametrize("part", ["hold", "release"])
-async def test_an_outage_while_a_run_is_made_fails_its_execution(
-    api: Api, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
     async def away(*_: Any) -> None:
         raise asyncpg.InterfaceError("connection is closed")
 
     with monkeypatch.context() as patched:
-        if part == "hold":
-            patched.setattr(api.engine.liveness, "hold", away)
-        else:
-            patched.setattr(api.engine.liveness, "release", away)
-            patched.setattr("noetl_dagster.launcher.workspace.partition_tags", None)
-        workload = {"name": "never"}
-        answer = await api.client.post("/api/executions/execute", json={"path": "tests/gated", "workload": workload})
-    assert answer.status_code == 503, answer.text
-    [listed] = (await api.client.get("/api/executions")).json()["executions"]
-    state = (await api.engine.runtime.load(int(listed["execution_id"]))).state
-    assert state.status is ExecutionStatus.FAILED
+        patched.setattr(type(api.place.instance.run_launcher), "launch_run", refuse)
+        _, said = await refused(api)
+    assert said.count("the cluster has no room") == 2
+    with monkeypatch.context() as patched:
+        patched.setattr(type(api.place.instance.run_coordinator), "submit_run", refuse)
+        execution_id, _ = await refused(api)
+    run = api.run(execution_id)
+    assert run.status is DagsterRunStatus.FAILURE
+    plan = plan_playbook(load_playbook(api.place.playbooks / "gated.yaml"))
+    with pytest.raises(ExecutionStateError, match=r"ended before its run began: .*the cluster has no room"):
+        await attach(api.engine, api.place.instance, run, plan, plan.regions[0], {})
+    with monkeypatch.context() as patched:
+        patched.setattr(api.engine.liveness, "hold", away)
+        await refused(api)
+    with monkeypatch.context() as patched:
+        patched.setattr(api.engine.liveness, "release", away)
+        patched.setattr("noetl_dagster.launcher.workspace.partition_tags", None)
+        await refused(api)
 
 
 def test_a_known_job_is_found_while_the_code_locations_are_asked_again(

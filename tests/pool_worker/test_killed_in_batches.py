@@ -29,7 +29,7 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"worker_heartbeat_seconds": 2.0, "command_heartbeat_timeout_seconds": 600.0})
 
 
-@pytest.mark.parametrize(("items", "kills"), [(300, 1), pytest.param(6_000, 8, marks=LONG)])
+@pytest.mark.parametrize(("items", "kills"), [(150, 1), pytest.param(6_000, 8, marks=LONG)])
 async def test_others_do_what_a_killed_worker_had_claimed(
     settings: Settings, spawn: Spawn, tmp_path: Path, items: int, kills: int
 ) -> None:
@@ -64,7 +64,7 @@ async def test_others_do_what_a_killed_worker_had_claimed(
         await engine.close()
 
 
-@pytest.mark.parametrize(("items", "kills"), [(300, 1), pytest.param(6_000, 12, marks=LONG)])
+@pytest.mark.parametrize(("items", "kills"), [(150, 1), pytest.param(6_000, 12, marks=LONG)])
 async def test_claims_go_on_when_api_processes_are_killed(
     settings: Settings, start: Start, tmp_path: Path, items: int, kills: int
 ) -> None:
@@ -75,7 +75,7 @@ async def test_claims_go_on_when_api_processes_are_killed(
         children = psutil.Process(service.popen.pid).children()
         return [child.pid for child in children if not ended(child.pid)]
 
-    service = start(settings, "serve", "--port", "0", "--processes", "3")
+    service = start(settings, "serve", "--port", "0", "--processes", "2")
     url = (await asyncio.to_thread(service.until_says, r"HTTP API on (http://\S+)\n"))[1]
     own = settings.model_copy(update={"server_url": url, "event_transport": EventTransport.NATS})
     engine = await Engine.open(own.model_copy(update={"event_transport": EventTransport.DIRECT}))

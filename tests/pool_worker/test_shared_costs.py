@@ -29,7 +29,7 @@ BOUNDED = f"""
 workload: {{ledger: ""}}
 workflow:
   - step: fan
-    loop: {{in: "{{{{ range(60) | list }}}}", iterator: n}}
+    loop: {{in: "{{{{ range(24) | list }}}}", iterator: n}}
     spec: {{loop_mode: fanout, fanout: {{engine: workers, max_groups: 1, max_concurrent: {BOUND}}}}}
     tool:
       kind: python
@@ -50,7 +50,7 @@ async def test_states_and_programs_are_fetched_once_a_worker(settings: Settings,
             working(service.settings, "w1", worker_slots=8),
             working(service.settings, "w2", worker_slots=8),
         ):
-            fan = await Fan.start(engine, tmp_path, 300)
+            fan = await Fan.start(engine, tmp_path, 120)
             await fan.is_whole()
         await engine.close()
         asked: Counter[str] = Counter()
@@ -72,7 +72,7 @@ async def test_heartbeats_of_a_worker_travel_together(settings: Settings, tmp_pa
 
             async def several() -> bool:
                 row = await pool.fetchrow(BEATS)
-                return bool(row["commands"] == 12 and row["beats"] >= 60)
+                return bool(row["commands"] == 12 and row["beats"] >= 36)
 
             await until(several, "heartbeats of all")
             row = await pool.fetchrow(BEATS)
@@ -115,10 +115,10 @@ async def test_a_log_that_takes_nothing_holds_up_the_driver(
                 await holder.execute("SELECT pg_advisory_lock(1, 1)")
                 driving = asyncio.create_task(engine.run(playbook(BOUNDED), {"ledger": str(ledger)}))
                 await until(lambda: ledger.exists() and len(lines(ledger)) >= BOUND, "the first commands")
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(0.5)
                 assert len(lines(ledger)) == BOUND
                 await holder.execute("SELECT pg_advisory_unlock(1, 1)")
             state = await driving
         await engine.close()
     assert state.status is ExecutionStatus.COMPLETED, state.error
-    assert sorted(n for n, _ in lines(ledger)) == list(range(60))
+    assert sorted(n for n, _ in lines(ledger)) == list(range(24))

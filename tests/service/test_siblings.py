@@ -80,7 +80,7 @@ async def test_events_lose_nothing_while_processes_are_killed(
     assert parent.said().count("HTTP API on") == 1
 
     async def counted(method: str, route: str) -> float:
-        async with httpx.AsyncClient(base_url=url, timeout=90) as client:  # whichever process takes it
+        async with httpx.AsyncClient(base_url=url, timeout=90, verify=False) as client:  # whichever process takes it
             found = samples((await client.get("/metrics")).text)
         labels = ("method", method), ("route", route), ("status", "200" if method == "GET" else "202")
         return found.get(("noetl_http_requests_total", *labels), 0)
@@ -88,7 +88,7 @@ async def test_events_lose_nothing_while_processes_are_killed(
     # the dead had counted too, all but what each had in hand
     assert await counted("POST", "/api/events/batch") >= SENDERS * BATCHES - 2 * SENDERS
     for _ in range(30):
-        async with httpx.AsyncClient(base_url=url, timeout=90) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=90, verify=False) as client:
             assert (await client.get("/health")).is_success
 
     async def all_counted() -> bool:
@@ -99,7 +99,7 @@ async def test_events_lose_nothing_while_processes_are_killed(
     for pid in last:
         psutil.Process(pid).kill()
     await until(lambda: all(map(is_gone, last)), "the end of all")
-    async with httpx.AsyncClient(base_url=url, timeout=90) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=90, verify=False) as client:
         assert (await client.get("/health")).is_success, "who asks while nobody serves waits"
     await asyncio.to_thread(ends_with_its_children, parent, url, signal.SIGTERM)
 

@@ -152,7 +152,7 @@ async def strangers_are_refused(url: str, settings: Settings) -> None:
         answer = await client.get("/metrics", headers={"authorization": "Bearer r"})
         assert answer.is_success
     with pytest.raises(ServiceError, match="certificate verify failed"):
-        await connect(settings.model_copy(update={"nats_ca": None}), "a stranger")
+        await connect(settings.model_copy(update={"nats_ca": None}), "a stranger", seconds=1.0)
 
 
 def context(settings: Settings) -> ssl.SSLContext:

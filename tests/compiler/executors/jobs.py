@@ -101,7 +101,7 @@ def many() -> None:
 
 @job(executor_def=threaded_executor)
 def in_a_pool() -> None:
-    for number in range(4):
+    for number in range(2):
         pooled.alias(f"pooled_{number}")()
 
 

@@ -24,17 +24,21 @@ from dagster import (
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run, execute_run_iterator
 
+from tests import forked
 from tests.compiler.executors import jobs
 from tests.compiler.executors.jobs import SEEN
 from tests.waiting import until_now
 
 Execute = Callable[..., Any]
+Process = forked.Forked | subprocess.Popen[Any]
 
 RUN = """
 import sys
 from dagster import DagsterInstance, execute_job, reconstructable
+from noetl_dagster.compiler.executors import threaded
 from tests.compiler.executors import jobs
 
+threaded.INTERRUPT_SECONDS = 0.2
 with DagsterInstance.from_config(sys.argv[1]) as instance:
     folder = {"config": {"folder": sys.argv[2]}}
     ops = {name: folder for name in sys.argv[4:]}
@@ -173,14 +177,14 @@ def test_a_run_whose_process_was_lost_is_not_begun_again(dagster_instance: Dagst
 
 
 @contextmanager
-def started(tmp_path: Path, job: str, *ops: str) -> Iterator[tuple[subprocess.Popen[bytes], Path, Path]]:
+def started(tmp_path: Path, job: str, *ops: str) -> Iterator[tuple[Process, Path, Path]]:
     """A process that runs a job of ``jobs``, the folder of its marks, and its home of Dagster."""
     folder, home = tmp_path / "marks", tmp_path / "dagster"
     folder.mkdir()
     home.mkdir()
     (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
     command = [sys.executable, "-c", RUN, str(home), str(folder), job, *ops]
-    process = subprocess.Popen(command, env={**os.environ, "DAGSTER_HOME": str(home)})
+    process = forked.start(command, env={**os.environ, "DAGSTER_HOME": str(home)})
     try:
         yield process, folder, home
     finally:
@@ -192,7 +196,7 @@ def test_a_step_that_is_interrupted_keeps_no_lock(tmp_path: Path) -> None:
     with started(tmp_path, "locked", "waits_for_a_lock") as (process, folder, _):
         until_now((folder / "began").exists)
         process.send_signal(signal.SIGTERM)
-        time.sleep(2.5)  # more than one interrupt falls into the waiting
+        time.sleep(0.8)  # more than one interrupt falls into the waiting
         (folder / "release").touch()
         until_now(lambda: process.poll() is not None)
     assert (folder / "free").exists()
