@@ -40,7 +40,7 @@ from noetl_dagster.events.state import ExecutionStatus, StepEnd, StepStatus
 from noetl_dagster.io_managers.metadata import redacted, redacted_part
 from noetl_dagster.playbook.graph import have_same_steps_and_arcs
 from noetl_dagster.process.event_loop import background_loop, run_sync
-from noetl_dagster.process.log_context import LogContext
+from noetl_dagster.process.logs import LogContext
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
 from noetl_dagster.worker.execution import Execution

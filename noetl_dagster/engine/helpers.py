@@ -23,9 +23,9 @@ from noetl_dagster.engine.sharing import (
     SharedLoop,
     Tally,
 )
-from noetl_dagster.process import log_context
 from noetl_dagster.process.event_loop import cancel_and_wait
 from noetl_dagster.process.forking import ForkServer, Message
+from noetl_dagster.process.logs import without_fields
 from noetl_dagster.settings import Settings, dump_settings
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class HelperProcesses:
         for helper in self._helpers:
             items.add_helper(helper, wanted, at_once=True)
         if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch(), context=log_context.empty())
+            self._watching = asyncio.create_task(self._watch(), context=without_fields())
         try:
             yield items
         finally:
@@ -140,7 +140,7 @@ class HelperProcesses:
                 self._preloaded = ForkServer(PRELOADED_MODULE, options)
             for _ in range(missing):
                 helper = await Helper.over(self._preloaded.fork())
-                task = asyncio.create_task(self._serve(helper), context=log_context.empty())
+                task = asyncio.create_task(self._serve(helper), context=without_fields())
                 self._serving.add(task)
                 task.add_done_callback(self._serving.discard)
         except OSError as error:

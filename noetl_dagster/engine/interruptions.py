@@ -22,8 +22,8 @@ from noetl_dagster.errors import ExecutionCancelledError, ExecutionStateError, N
 from noetl_dagster.events.connection import DATABASE_AWAY, PATIENCE
 from noetl_dagster.events.queries import INTERRUPTIONS
 from noetl_dagster.events.types import EventType
-from noetl_dagster.process import log_context
 from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.process.logs import without_fields
 from noetl_dagster.process.retrying import with_retries
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class InterruptionWatch:
             if self._poller is None or self._poller.done():
                 if epoch is None:  # its execution was open when the command was claimed: work does not wait
                     self._changed.set()
-                self._poller = asyncio.create_task(self._poll(), context=log_context.empty())
+                self._poller = asyncio.create_task(self._poll(), context=without_fields())
             return await task
         except asyncio.CancelledError:
             if guarded.reason is not None:

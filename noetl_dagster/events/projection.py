@@ -20,8 +20,8 @@ import asyncpg
 from noetl_dagster.events import projection_queries as queries
 from noetl_dagster.events.connection import DATABASE_AWAY, DATABASE_ERRORS
 from noetl_dagster.events.projection_row import Done, ProjectedExecution
-from noetl_dagster.process import log_context
 from noetl_dagster.process.event_loop import cancel_and_wait
+from noetl_dagster.process.logs import without_fields
 
 logger = logging.getLogger(__name__)
 
@@ -231,7 +231,7 @@ class BackgroundProjection:
         """Keeps the projection running at least until the block ends."""
         self._users += 1
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(), context=log_context.empty())
+            self._task = asyncio.get_running_loop().create_task(self._run(), context=without_fields())
         try:
             yield
         finally:

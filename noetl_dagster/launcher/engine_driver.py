@@ -26,7 +26,7 @@ from noetl_dagster.process.collector import release_free_memory
 from noetl_dagster.process.environment import withhold_settings
 from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.process.forking import AsyncChannel, Channel, Message
-from noetl_dagster.process.log_context import LogContext
+from noetl_dagster.process.logs import LogContext
 from noetl_dagster.resources.engines import EngineProvider, close_engines
 from noetl_dagster.tools.base import NO_RUN
 from noetl_dagster.worker.execution import Execution

@@ -27,7 +27,7 @@ from noetl_dagster.events.transport.nats_transport import open_transport
 from noetl_dagster.pool_worker.claimer import Claimer
 from noetl_dagster.pool_worker.control import ControlPlane, DirectControl, Executions, HttpControl
 from noetl_dagster.process.event_loop import cancel_and_wait
-from noetl_dagster.process.log_context import LogContext
+from noetl_dagster.process.logs import LogContext
 from noetl_dagster.settings import EventTransport, Settings
 from noetl_dagster.worker.command import Command, Outcome, own_worker_id
 from noetl_dagster.worker.context import CommandContext, Grant

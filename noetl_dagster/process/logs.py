@@ -1,7 +1,7 @@
-"""Configures the logs of every process: as text for people, or as JSON lines for machines.
+"""The logs of every process: as text for people, or as JSON lines for machines, with the fields of what logs.
 
-structlog formats the JSON, since Dagster depends on it already. The fields of a line come from a context variable
-(:mod:`noetl_dagster.process.log_context`), so no logger is passed around.
+structlog formats the JSON, since Dagster depends on it already. The fields of a line (execution, step, command, run)
+come from a context variable, which follows tasks and threads. So no logger is passed around.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections.abc import Mapping
+from contextvars import Context, ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from noetl_dagster.process import log_context
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import LogFormat, Settings
 
@@ -24,6 +25,45 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TEXT = "%(levelname)s %(name)s: %(message)s"
+
+_fields: ContextVar[Mapping[str, Any]] = ContextVar("log_context", default={})  # noqa: B039, never written to
+
+
+class LogContext:
+    """Adds fields to the log lines of a ``with`` block, including those of threads and tasks started within it.
+
+    Tasks that outlive the block start with :func:`without_fields` instead.
+    """
+
+    __slots__ = ("_added", "_token")
+
+    def __init__(
+        self,
+        *,
+        execution_id: int | None = None,
+        step: str | None = None,
+        command_id: str | None = None,
+        **more: str,
+    ) -> None:
+        # None removes a field: the steps of a child playbook do not belong to the command that runs the child
+        own = {"execution_id": execution_id, "step": step, "command_id": command_id}
+        self._added: dict[str, Any] = {**own, **more}
+
+    def __enter__(self) -> None:
+        self._token: Token[Mapping[str, Any]] = _fields.set({**_fields.get(), **self._added})
+
+    def __exit__(self, *exc: object) -> None:
+        _fields.reset(self._token)
+
+
+def current_fields() -> Mapping[str, Any]:
+    """Returns the fields that a line logged here and now carries."""
+    return _fields.get()
+
+
+def without_fields() -> Context:
+    """Returns a context without fields, for a task that serves the whole process."""
+    return Context()
 
 
 def set_up(settings: Settings) -> None:
@@ -76,7 +116,7 @@ def _json_formatter() -> logging.Formatter:
 
 
 def _add_context(_: WrappedLogger, method: str, line: EventDict) -> EventDict:
-    return {**log_context.current(), **line}
+    return {**current_fields(), **line}
 
 
 def _render(_: WrappedLogger, method: str, line: EventDict) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from noetl_dagster.extras import needs_extra
-from noetl_dagster.process import log_context
+from noetl_dagster.process.logs import current_fields
 from noetl_dagster.process.spans import TRACEPARENT, Span, SpanRef, is_sampled, span_id_of, trace_id_of
 from noetl_dagster.setting_types import without_login
 
@@ -122,13 +122,13 @@ def open_trace(
 
 
 def log_fields(span: SpanRef) -> dict[str, str]:
-    """Returns the log fields of a span; see :mod:`noetl_dagster.process.log_context`."""
+    """Returns the log fields of a span; see :mod:`noetl_dagster.process.logs`."""
     return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
 
 
 def headers() -> dict[str, str]:
     """Returns the header for a request that is sent here and now; empty if no trace is recorded."""
-    fields = log_context.current()
+    fields = current_fields()
     if "trace_id" not in fields:
         return {}
     return {TRACEPARENT: f"00-{fields['trace_id']}-{fields['span_id']}-01"}
@@ -148,7 +148,7 @@ def origin_of_child() -> dict[str, Any]:
 
     The parent is the span of the command, since that exists even if another process runs the command again.
     """
-    fields = log_context.current()
+    fields = current_fields()
     if "trace_id" not in fields or fields.get("command_id") is None:
         return {}
     command = SpanRef(int(fields["trace_id"], 16), span_id_of(fields["command_id"]))

@@ -18,7 +18,7 @@ from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import render_async
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
-from noetl_dagster.process.log_context import LogContext
+from noetl_dagster.process.logs import LogContext
 from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.rows.batches import batches_of, has_rows, value_or_rows
 from noetl_dagster.tools.rows.watermarks import greatest, greatest_of_batches, moved

@@ -15,8 +15,7 @@ from noetl_dagster.events.ids import snowflake_milliseconds
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Playbook, Task
-from noetl_dagster.process import log_context
-from noetl_dagster.process.log_context import LogContext
+from noetl_dagster.process.logs import LogContext, current_fields
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.process.spans import Attributes, Span, SpanFailure, any_span_id, span_id_of
 from noetl_dagster.process.tracing import Trace, log_fields, open_trace
@@ -73,7 +72,7 @@ class CommandSpan:
     ) -> tuple[Envelope, float | None]:
         """Awaits a call of a tool, and records it unless it is interrupted."""
         position, start = self._trace.at(any_span_id()), time.time_ns()
-        with LogContext(**{**log_context.current(), **log_fields(position)}):
+        with LogContext(**{**current_fields(), **log_fields(position)}):
             envelope, retry_after = await call
         self._count += 1
         if self._count <= MOST_CALLS:

@@ -128,7 +128,7 @@ def test_a_worker_names_the_command(cli: Cli, playbook: Path, environment: dict[
 
 CRASH = """
 import asyncio, threading, warnings
-from noetl_dagster.process import log_context, logs
+from noetl_dagster.process import logs
 from noetl_dagster.settings import get_settings
 logs.set_up(get_settings())
 logs.set_up(get_settings())
@@ -144,8 +144,8 @@ thread.join()
 async def main():
     async def beside():
         raise LookupError("in a task")
-    with log_context.LogContext(execution_id=2**60, step="s", command_id="c"):
-        outside = asyncio.get_running_loop().create_task(beside(), context=log_context.empty())
+    with logs.LogContext(execution_id=2**60, step="s", command_id="c"):
+        outside = asyncio.get_running_loop().create_task(beside(), context=logs.without_fields())
         await asyncio.sleep(0)
         raise ZeroDivisionError("at last")
 asyncio.run(main())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from noetl_dagster.engine.liveness import Liveness
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.process import log_context
+from noetl_dagster.process.logs import without_fields
 from noetl_dagster.worker.command import Outcome
 from noetl_dagster.worker.runner import Call
 
@@ -38,7 +38,7 @@ class Dispatcher:
         async with self._opening:
             if self._connection is None:
                 opening = self._open()
-                self._connection = await asyncio.create_task(opening, context=log_context.empty())
+                self._connection = await asyncio.create_task(opening, context=without_fields())
         return await self._connection.run(call)
 
     def unattended(self, execution_id: int, step: str) -> str | None:

@@ -33,7 +33,7 @@ from noetl_dagster.playbook.models import (
 from noetl_dagster.playbook.templates.rendering import Fetch, render_async, with_references
 from noetl_dagster.playbook.templates.scope import Scope
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, seen_error
-from noetl_dagster.process.log_context import LogContext
+from noetl_dagster.process.logs import LogContext
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution, Visit
