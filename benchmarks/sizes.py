@@ -27,8 +27,8 @@ from noetl_dagster.events.connection import open_pool
 from noetl_dagster.events.projection import Projection
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import parse_playbook
-from noetl_dagster.settings import Settings
-from noetl_dagster.storage.tiers.objects import minio_admin
+from noetl_dagster.settings import Settings, StoreTier
+from noetl_dagster.storage import locations
 
 PLAYBOOK = """
 apiVersion: noetl.io/v2
@@ -78,7 +78,8 @@ async def measure(settings: Settings, result: str, items: int, folder: Path) -> 
     assert settings.db_url is not None
     playbook = parse_playbook(PLAYBOOK.format(code=RESULTS[result]), file="sizes.yaml")
     engine = await Engine.open(settings)
-    await engine.run(playbook, {"items": 50})  # tables, partitions and the bucket are made
+    await engine.runtime.results.ready(StoreTier.MINIO)
+    await engine.run(playbook, {"items": 50})  # tables and partitions are made
     pool = await open_pool(settings.db_url, size=2)
     before, objects = await _sizes(pool), _objects(settings)
     wal = await pool.fetchval("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn")
@@ -118,12 +119,7 @@ async def _sizes(pool: asyncpg.Pool) -> dict[str, float]:
 
 
 def _objects(settings: Settings) -> int:
-    client = minio_admin(settings)
-    try:
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=settings.minio_bucket)
-        return sum(one["Size"] for page in pages for one in page.get("Contents", ()))
-    except client.exceptions.NoSuchBucket:
-        return 0
+    return sum(locations.file_sizes(settings, f"s3://{settings.minio_bucket}/").values())
 
 
 def _dump_size(url: str, folder: Path) -> int:
