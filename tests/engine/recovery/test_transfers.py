@@ -116,7 +116,8 @@ def url(asked: Counter[int]) -> Iterator[str]:
 
 @pytest.fixture
 async def tables(pool: asyncpg.Pool) -> asyncpg.Pool:
-    made = f"SELECT n AS id, 'n ' || n AS name FROM generate_series(1, {ROWS}) AS n"
+    # asyncpg hands on what has arrived, up to 256 KiB at once
+    made = f"SELECT n AS id, n || repeat('x', 150) AS name FROM generate_series(1, {ROWS}) AS n"
     await pool.execute(f"CREATE TABLE numbers AS {made}")
     await pool.execute("CREATE TABLE moved (id int PRIMARY KEY, name text)")
     return pool
