@@ -199,7 +199,9 @@ async def test_a_cancellation_reaches_helpers(open_engine: Open, tmp_path: Path)
     assert len(lines(ledger)) == begun < ITEMS
 
 
-async def test_helpers_come_when_one_core_is_not_enough(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_helpers_come_when_one_core_is_not_enough(
+    open_engine: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(helpers, "LOOK_SECONDS", 0.05)
     engine = await open_engine(0)
@@ -208,9 +210,20 @@ async def test_helpers_come_when_one_core_is_not_enough(open_engine: Open, monke
     assert small.status is ExecutionStatus.COMPLETED
     assert not engine.helpers.pids
 
-    burn = """{kind: python, input: {n: "{{ n }}"}, code: "import os, time\\nend = time.process_time() + 0.02\\n\\
-while time.process_time() < end: pass\\nresult = os.getpid()"}"""
-    state = await engine.run(playbook(text(burn, fanout=True, items=150, spec=FANOUT)))
+    burn = """
+      kind: python
+      input: {ledger: "{{ ledger }}"}
+      code: |
+        import os, pathlib, time
+        path = pathlib.Path(ledger)
+        with path.open("a") as file:
+            file.write(f"{os.getpid()} ")
+        end = time.process_time() + (0.05 if len(set(path.read_text().split())) < 2 else 0)
+        while time.process_time() < end: pass
+        result = os.getpid()
+"""
+    ledger = str(tmp_path / "ledger")
+    state = await engine.run(playbook(text(burn, fanout=True, items=400, spec=FANOUT)), {"ledger": ledger})
 
     assert state.status is ExecutionStatus.COMPLETED, state.error
     assert len(set(state.latest["after"].envelope["data"])) == 2
@@ -242,7 +255,7 @@ async def test_a_run_goes_on_alone_where_no_helper_can_start(
     monkeypatch.setattr(helpers, "PRELOADED_MODULE", "noetl_dagster.no_such_module")
     engine = await open_engine(2, helped=False)
 
-    state: ExecutionState = await engine.run(playbook(text(ASLEEP, fanout=True, items=40)))
+    state: ExecutionState = await engine.run(playbook(text(ASLEEP, fanout=True, items=150)))
 
     assert state.status is ExecutionStatus.COMPLETED
     assert "works in one process" in caplog.text

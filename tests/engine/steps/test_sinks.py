@@ -222,7 +222,7 @@ async def test_replace_and_upsert_in_duckdb(engine: Engine, tmp_path: Path) -> N
     text = f"""
     workflow:
       - step: start
-        loop: {{in: "{{{{ range(6) | list }}}}", iterator: n}}
+        loop: {{in: "{{{{ range(4) | list }}}}", iterator: n}}
         tool: {{kind: python, input: {{n: "{{{{ n }}}}"}}, code: "result = {{'n': n % 2, 'seen': n}}"}}
         sink: {{tool: duckdb, database: {file}, table: latest, mode: upsert, key: n}}
         next: [own]
@@ -234,7 +234,7 @@ async def test_replace_and_upsert_in_duckdb(engine: Engine, tmp_path: Path) -> N
     state = await engine.run(playbook(text))
     assert str(state.status) == "COMPLETED", state.error
     with duckdb.connect(str(file)) as connection:
-        assert connection.execute("SELECT * FROM latest ORDER BY n").fetchall() == [(0, 4), (1, 5)]
+        assert connection.execute("SELECT * FROM latest ORDER BY n").fetchall() == [(0, 2), (1, 3)]
         rows = connection.execute("SELECT execution_id, iter_index, n FROM own ORDER BY n").fetchall()
     assert rows == [(state.execution_id, n, n) for n in range(3)]
 

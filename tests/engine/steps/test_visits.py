@@ -46,7 +46,7 @@ async def test_drivers_at_a_barrier_do_everything_once(drivers: list[Engine], te
     pool = drivers[0].runtime.pool
     await pool.execute("CREATE TABLE ran (n int)")
     loaded = playbook(text)
-    for _ in range(4):
+    for _ in range(3):
         created = await drivers[0].lifecycle.create(loaded)
         barrier = asyncio.Barrier(DRIVERS)
 

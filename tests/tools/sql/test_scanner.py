@@ -55,7 +55,7 @@ def places_of_postgres(sql: str) -> list[tuple[Part, int, int]] | None:
     return found
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(TEXTS)
 @example("é$$;")
 @example(":n$$;$$")
