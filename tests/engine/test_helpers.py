@@ -119,11 +119,7 @@ async def test_the_log_is_that_of_one_process(open_engine: Open, tmp_path: Path,
 RETRY = [{"when": "{{ error is defined }}", "then": {"max_attempts": 3}}]
 
 
-@pytest.mark.parametrize(
-    ("fanout", "more"),
-    [(True, {}), (False, {"retry": RETRY})],
-    ids=["fanout", "retried"],
-)
+@pytest.mark.parametrize(("fanout", "more"), [(True, {}), (False, {"retry": RETRY})], ids=["fanout", "retried"])
 async def test_what_a_killed_helper_had_is_done_by_others(
     open_engine: Open, tmp_path: Path, fanout: bool, more: dict[str, Any]
 ) -> None:

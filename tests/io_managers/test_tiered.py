@@ -129,11 +129,7 @@ def test_a_new_run_replaces_the_value(settings: Settings, dagster_instance: Dags
     ("manager", "frame"), [("minio", False), ("minio", True), ("pvc", True), ("gcs", False)], indirect=["manager"]
 )
 def test_what_was_replaced_stays_until_nobody_can_be_reading_it(
-    manager: IOManager,
-    frame: bool,
-    dagster_instance: DagsterInstance,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    manager: IOManager, frame: bool, dagster_instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """When their time is up they go with the next value, but for the one that was current until then."""
     source = tmp_path / "source"

@@ -131,11 +131,7 @@ def execute(job: PlaybookJob, noetl: EngineProvider, instance: DagsterInstance, 
 
 
 def test_a_loop_killed_at_half_goes_on_without_doing_anything_again(
-    job: PlaybookJob,
-    noetl: EngineProvider,
-    settings: Settings,
-    dagster_instance: DagsterInstance,
-    tmp_path: Path,
+    job: PlaybookJob, noetl: EngineProvider, settings: Settings, dagster_instance: DagsterInstance, tmp_path: Path
 ) -> None:
     execution_id = killed_at_half(job, noetl, settings, tmp_path)
     pool = noetl.engine().runtime.pool

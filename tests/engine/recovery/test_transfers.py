@@ -138,8 +138,7 @@ def text_of(kind: str, folder: Path, url: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "moment"),
-    [*((kind, "within a chunk") for kind in ("postgres", "parquet", "csv")), ("http", BETWEEN)],
+    ("kind", "moment"), [*((kind, "within a chunk") for kind in ("postgres", "parquet", "csv")), ("http", BETWEEN)]
 )
 async def test_goes_on_where_a_killed_process_was(
     settings: Settings, engine: Engine, tables: asyncpg.Pool, tmp_path: Path, url: str, kind: str, moment: str,

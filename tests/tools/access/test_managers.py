@@ -61,13 +61,8 @@ def account() -> Iterator[tuple[str, str]]:
 @pytest.fixture
 def aws(account: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     """The environment of the account; gives the secret's ARN."""
-    environment = {
-        "AWS_ENDPOINT_URL": account[0],
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "hush",
-        "AWS_REGION": "eu-west-1",
-    }
-    for name, value in environment.items():
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "hush"}
+    for name, value in {"AWS_ENDPOINT_URL": account[0], "AWS_REGION": "eu-west-1", **keys}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
