@@ -53,8 +53,8 @@ PROJECT = Path(__file__).parents[1]
 HOME = Path(os.environ.get("NOETL_TEST_HOME", PROJECT / ".noetl-test")).resolve()
 IN_USE = pytest.StashKey[IO[str]]()
 FOLDERS_FIRST = (
-    *("pages", "spark", "helm", "launcher", "kubernetes", "compiler", "cli", "io_managers", "pool_worker", "browser"),
-    *("service", "code_location", "sensors", "embedded", "engine", "operations", "tools", "events"),
+    *("pages", "spark", "helm", "chaos", "launcher", "kubernetes", "compiler", "cli", "io_managers", "pool_worker"),
+    *("browser", "service", "code_location", "sensors", "embedded", "engine", "operations", "tools", "events"),
 )
 """Their tests start JVMs, servers and processes, or take seconds."""
 
