@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from noetl_dagster.resources.spark import PySparkResource
     from noetl_dagster.result_ref import ResultRef
     from noetl_dagster.settings import Settings
+    from noetl_dagster.spark.frames import frame_of
     from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult
 
 __version__ = "0.1.0"
@@ -52,6 +53,7 @@ __all__ = [
     "ToolKind",
     "ToolResult",
     "WorkloadError",
+    "frame_of",
     "load_playbook",
     "load_playbooks",
     "materialize_playbook",
@@ -76,6 +78,7 @@ _HOMES = {
     "resources.spark": ("PySparkResource",),
     "result_ref": ("ResultRef",),
     "settings": ("Settings",),
+    "spark.frames": ("frame_of",),
     "tools.base": ("ToolCall", "ToolResult", "ToolContext"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -23,7 +23,7 @@ SECTIONS = (
     ("Runs from Python", ("materialize_playbook", "MaterializedPlaybook", "load_playbook", "Playbook")),
     ("Resources", ("NoetlResource", "PySparkResource", "Settings")),
     ("IO managers", ("MinioIOManager", "PvcIOManager", "GcsIOManager", "NoetlResultIOManager")),
-    ("Results", ("ResultRef",)),
+    ("Results", ("ResultRef", "frame_of")),
     ("Tools of your own", ("ToolKind", "ToolCall", "ToolResult", "ToolContext")),
     ("Executors", ("threaded_executor",)),
     ("Errors", ("NoetlError", "PlaybookError", "WorkloadError", "ExecutionFailedError")),

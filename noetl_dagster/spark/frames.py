@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from noetl_dagster.errors import StorageError
+from noetl_dagster.process.event_loop import run_sync
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings, StoreTier
 from noetl_dagster.spark.results import FORMAT, VALUE, StoredPart, dump_parts, elements, json_elements
@@ -138,6 +139,24 @@ def stored_frame(
     if rows.fetched or not frames:
         frames.append(spark.createDataFrame([(text,) for text in rows.fetched], f"{VALUE} STRING"))
     return reduce(_stacked, frames)
+
+
+def frame_of(spark: SparkSession, store: ResultStore, execution_id: int, step: str, name: str) -> DataFrame:
+    """Returns a result of an execution as a DataFrame, for code outside of the event loop, such as an asset's.
+
+    Args:
+        name: of the result: the data frame's in the mapping that a function returned, or the task's.
+
+    Raises:
+        ReferenceNotAvailableError: there is none, or it has expired.
+    """
+
+    async def find() -> InputRows:
+        rows = InputRows()
+        await rows.add(await store.find((execution_id, step, name)), store)
+        return rows
+
+    return stored_frame(spark, store.settings, run_sync(find()))
 
 
 def _stacked(above: DataFrame, below: DataFrame) -> DataFrame:

@@ -50,7 +50,7 @@ async def refusal(checker: PlaybookChecker, content: str) -> str:
 
 
 async def test_a_text_that_takes_too_long_ends_its_process_only() -> None:
-    async with checker_of(check_seconds=0.3) as checker:
+    async with checker_of(check_seconds=1.0) as checker:
         await checker.draft(with_timeout("{{ 5 }}"))
         first = checker._idle[0].pid
         assert "NOETL_CHECK_SECONDS" in await refusal(checker, many(SLOW))
@@ -101,7 +101,7 @@ async def test_a_cancelled_request_ends_its_process() -> None:
 
 @pytest.fixture
 async def service(settings: Settings) -> AsyncIterator[Service]:
-    async with serving(settings, check_seconds=0.3) as running:
+    async with serving(settings, check_seconds=1.0) as running:
         yield running
 
 
