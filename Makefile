@@ -3,7 +3,7 @@ SIZE ?= medium
 MINUTES ?= 10
 SEED ?= 1
 KILLS ?= 1000
-TEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
+TEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder
 PYTEST ?= .venv/bin/pytest
 QUICK := $(addprefix tests/,architecture playbook events engine tools corpus)
 

@@ -168,10 +168,9 @@ async def test_a_living_process_restores_its_lock_when_its_connection_is_cut(
     engine: Engine, settings: Settings
 ) -> None:
     assert settings.db_url is not None
-    liveness, pool = Liveness(settings.db_url, engine.runtime.pool), engine.runtime.pool
+    liveness = Liveness(settings.db_url, engine.runtime.pool)
     execution = await engine.lifecycle.create(parse_playbook(GATED))
-    await Projection(pool).catch_up()
-    assert await engine.liveness.undriven() == [execution.id]
+    await until(lambda: undriven_are(engine, [execution.id]))
     await liveness.hold(execution.id)
     assert await engine.liveness.undriven() == []
     for _ in range(2):

@@ -28,7 +28,9 @@ def ref_of(done: ToolResult) -> ResultRef:
     return done.ref
 
 
-@pytest.mark.parametrize("staged", [True, False], ids=["staged", "by the data source"])
+@pytest.mark.parametrize(
+    "staged", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["staged", "by the data source"]
+)
 async def test_results_count_as_they_are_stored(box: ToolContext, run: Run, staged: bool) -> None:
     box.settings = box.settings.model_copy(update={"spark_staging": staged})
     ref = await put(box, ROWS, "rows", compression="gzip")

@@ -83,6 +83,7 @@ async def test_every_patient_arrives_in_spite_of_faults(flow: Flow, pool: asyncp
         )
 
 
+@pytest.mark.slow
 async def test_a_missing_patient_fails_the_execution_by_name(flow: Flow, pool: asyncpg.Pool) -> None:
     app = without(create_app(seed=7), "/facilities/2/patients/6/conditions")
     async with served(app) as api_url:
