@@ -29,7 +29,7 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"worker_heartbeat_seconds": 2.0, "command_heartbeat_timeout_seconds": 600.0})
 
 
-@pytest.mark.parametrize(("items", "kills"), [(150, 1), pytest.param(6_000, 8, marks=LONG)])
+@pytest.mark.parametrize(("items", "kills"), [(300, 1), pytest.param(6_000, 8, marks=LONG)])
 async def test_others_do_what_a_killed_worker_had_claimed(
     settings: Settings, spawn: Spawn, tmp_path: Path, items: int, kills: int
 ) -> None:
@@ -49,9 +49,14 @@ async def test_others_do_what_a_killed_worker_had_claimed(
 
             async def is_ahead(victim: str = victim) -> bool:
                 assert not fan.is_over, "it was to be killed in the middle"
-                return len(await held_rows(pool, victim)) > 3
+                workers[victim].send_signal(signal.SIGSTOP)
+                await asyncio.sleep(0.2)  # the ends that it has sent arrive
+                if len(await held_rows(pool, victim)) > 3 and await fan.held_by(victim):
+                    return True
+                workers[victim].send_signal(signal.SIGCONT)
+                return False
 
-            await until(is_ahead, "claims ahead")
+            await until(is_ahead, "claims ahead of a worker that is stopped")
             workers[victim].kill()
             workers[victim].wait()
             held = await fan.held_by(victim)
