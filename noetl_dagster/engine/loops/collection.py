@@ -154,7 +154,7 @@ async def keep_collection(
     """
     settings, results = runtime.settings, runtime.results
     size = items.rows or 0 if isinstance(items, ResultRef) else len(items)
-    part_items = _items_a_part(await _sample(runtime, items))
+    part_items = items_a_part(await _sample(runtime, items))
     shape: dict[str, Any] = {}
     if partitions is not None:
         part_items = shape["partition_items"] = max(1, min(part_items, -(-size // partitions)))
@@ -204,7 +204,8 @@ def kept_collection(runtime: Runtime, context: dict[str, Any]) -> Collection:
     return collection if items_each is None else Partitions(collection, items_each)
 
 
-def _items_a_part(sample: Sequence[Any]) -> int:
+def items_a_part(sample: Sequence[Any]) -> int:
+    """Returns how many items a part of a stored collection has: one, or as many as fit into ``PART_BYTES``."""
     average = max(1, len(encode_json(sample)) // max(1, len(sample)))
     return max(1, min(PART_ITEMS, PART_BYTES // average))
 

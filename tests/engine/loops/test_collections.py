@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from noetl_dagster.engine.engine import Engine
-from noetl_dagster.engine.loops.collection import evaluate_collection, keep_collection, kept_collection
+from noetl_dagster.engine.loops.collection import (
+    PART_BYTES,
+    PART_ITEMS,
+    evaluate_collection,
+    items_a_part,
+    keep_collection,
+    kept_collection,
+)
 from noetl_dagster.engine.loops.gather import iteration_ends
 from noetl_dagster.engine.loops.loop_run import begin_loop
 from noetl_dagster.errors import ToolError
@@ -24,6 +31,13 @@ from tests.playbooks import playbook
 def settings(settings: Settings) -> Settings:
     """Settings with which collections of more than a hundred items are references."""
     return settings.model_copy(update={"loop_collection_threshold": 100})
+
+
+@pytest.mark.parametrize(
+    ("characters", "items"), [(10, PART_ITEMS), (100_000, PART_BYTES // 100_003), (2 * PART_BYTES, 1)]
+)
+def test_a_part_of_a_stored_collection_is_small_whatever_its_items(characters: int, items: int) -> None:
+    assert items_a_part(["x" * characters] * 3) == items
 
 
 TABLE = """
