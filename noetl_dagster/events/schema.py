@@ -58,7 +58,8 @@ WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_st
 ORDER BY a.xact_start LIMIT 3
 """
 
-_EXISTS = "SELECT to_regclass('noetl.schema_version') IS NOT NULL"
+# pg_tables, because to_regclass may answer from before the wait for a lock.
+_EXISTS = "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = 'noetl' AND tablename = 'schema_version')"
 _NUMBERED = "SELECT number, works_from, digest FROM noetl.schema_version"
 _NUMBER = """
 INSERT INTO noetl.schema_version (number, digest, works_from) VALUES ($1, $2, $3)

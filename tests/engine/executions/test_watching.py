@@ -88,7 +88,7 @@ async def test_who_watches_sees_each_change_once_and_the_same_state(
     assert (failed.status, resumed.status, watched.row.status) == ("FAILED", "COMPLETED", "COMPLETED")
     assert len({one.event_id for one in events}) == len(events)
     missed = await changes_between(pool, execution_id, first, watched.position)
-    assert [one.event_id for one in missed] == [one.event_id for one in events]
+    assert {one.event_id for one in missed} == {one.event_id for one in events}
     whole = await read_execution(pool, execution_id)
     assert whole is not None
     assert watched.row.state == whole.state
