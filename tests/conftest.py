@@ -53,8 +53,8 @@ PROJECT = Path(__file__).parents[1]
 HOME = Path(os.environ.get("NOETL_TEST_HOME", PROJECT / ".noetl-test")).resolve()
 IN_USE = pytest.StashKey[IO[str]]()
 FOLDERS_FIRST = (
-    *("pages", "spark", "helm", "chaos", "launcher", "kubernetes", "compiler", "cli", "io_managers", "pool_worker"),
-    *("browser", "service", "code_location", "sensors", "embedded", "engine", "operations", "tools", "events"),
+    *("pages", "spark", "browser", "helm", "chaos", "launcher", "kubernetes", "compiler", "cli", "io_managers"),
+    *("pool_worker", "service", "code_location", "sensors", "embedded", "engine", "operations", "tools", "events"),
 )
 """Their tests start JVMs, servers and processes, or take seconds."""
 
@@ -74,10 +74,11 @@ TOGETHER = {
             "tests/examples/test_spark_lake.py",
         ),
     ),
+    "one browser": ("tests/browser/",),
     "one rendering": ("tests/helm/",),
     "one home": tuple(f"tests/embedded/test_{name}.py" for name in ("lifecycle", "environment", "object_store")),
 }
-"""Files that one process of xdist runs, since they share the JVM, what Helm has rendered, or embedded servers.
+"""Files that one process of xdist runs, since they share the JVM, Chromium, what Helm has rendered, or embedded servers.
 
 A session takes ten seconds of CPU to start, and its first queries twice as much.
 """

@@ -165,11 +165,13 @@ async def test_no_more_items_at_once_than_the_playbook_allows(open_engine: Open,
     assert len({pid for _, pid in lines(ledger)}) == 3
 
 
-async def test_the_first_failure_stops_all_processes(open_engine: Open, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fanout", [True, False], ids=["fanout", "parallel"])
+async def test_the_first_failure_stops_all_processes(open_engine: Open, tmp_path: Path, fanout: bool) -> None:
     engine, ledger = await open_engine(2), tmp_path / "ledger"
     spec = "loop_mode: fanout, fanout: {max_groups: 1, max_concurrent: 4, fail_fast: true, max_shard_retries: 0}"
+    loop = SHARDS if fanout else PARALLEL.replace("max_in_flight: 6", "max_in_flight: 4, fail_fast: true")
     tool = written_by("begun > 10", f"n if os.getpid() == {os.getpid()} else 1 // 0")
-    parsed = playbook(text(tool, fanout=True, items=300, spec=spec))
+    parsed = playbook(text(tool, fanout=fanout, items=300, spec=spec, loop=loop))
     running = asyncio.create_task(engine.run(parsed, {"ledger": str(ledger)}))
     await once_helped(engine, ledger, running)
     go(ledger)

@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from noetl_dagster.engine.engine import Engine
+from noetl_dagster.engine.steps.regions import TokenQueue
 from noetl_dagster.events.state import ExecutionStatus
+from noetl_dagster.playbook.graph import StepGraph
 from noetl_dagster.settings import Settings
 from tests.playbooks import playbook
 
@@ -70,3 +72,27 @@ async def test_drivers_at_a_barrier_do_everything_once(drivers: list[Engine], te
         assert counts.get("loop.done", 0) + counts.get("loop.fanin.completed", 0) == 1
         assert counts["step.exit"] == counts["step.enter"] == 2
         assert counts["playbook.completed"] == counts["workflow.completed"] == 1
+
+
+CYCLE = """
+workflow:
+  - {step: start, tool: {kind: noop}, next: {spec: {mode: inclusive}, arcs: [{step: left}, {step: right}]}}
+  - {step: left, tool: {kind: noop}, next: [join]}
+  - {step: right, tool: {kind: noop}, next: [join]}
+  - {step: join, tool: {kind: noop}, next: [start]}
+"""
+
+
+def test_arcs_that_meet_in_a_round_of_a_cycle_make_one_visit() -> None:
+    [region] = StepGraph(playbook(CYCLE)).regions
+    queue = TokenQueue(region, {step: place for place, step in enumerate(region.order)})
+    targets = {"start": ["left", "right"], "left": ["join"], "right": ["join"], "join": ["start"]}
+    queue.add(["start"])
+    visits = []
+    for _ in range(8):
+        visits.append(queue.take())
+        queue.add(targets[visits[-1][0]])
+    assert visits[:4] in (
+        [("start", 1), (a, 1), (b, 1), ("join", 1)] for a, b in [("left", "right"), ("right", "left")]
+    )
+    assert [(step, visit - 1) for step, visit in visits[4:]] == visits[:4]
