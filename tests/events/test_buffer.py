@@ -26,6 +26,47 @@ class Refusing(EventLog):
         return await super().append(events, connection=connection, gated=gated)
 
 
+class Counting(EventLog):
+    """A log that notes the sizes of batches, and whose first answers are lost."""
+
+    sizes: list[int]
+    lost = 0
+
+    async def append(self, events: Sequence[Event], *, connection: Any = None, gated: bool = False) -> set[int]:
+        inserted = await super().append(events, connection=connection, gated=gated)
+        self.sizes.append(len(events))
+        if len(self.sizes) <= self.lost:
+            raise ConnectionResetError("the answer is lost")
+        return inserted
+
+
+@pytest.fixture
+def counting(log: EventLog, ids: Snowflake) -> Counting:
+    counting = Counting(log.pool, ids)
+    counting.sizes = []
+    return counting
+
+
+async def test_a_batch_has_as_many_events_as_it_may(counting: Counting, event: MakeEvent, ids: Snowflake) -> None:
+    buffer, execution_id = EventBuffer(counting, size=20, linger=600.0), ids.next()
+    posted = [event(execution_id, EventType.WARNING) for _ in range(45)]
+    for one in posted:
+        await buffer.post([one])
+    await buffer.flush()
+    assert counting.sizes == [20, 20, 5]
+    pages = [one.event_id async for one in counting.events(execution_id, page=15)]
+    assert pages == [one.event_id for one in posted]
+
+
+async def test_events_are_new_though_the_answer_of_their_commit_was_lost(
+    counting: Counting, event: MakeEvent, ids: Snowflake
+) -> None:
+    counting.lost = 1
+    one = event(ids.next(), EventType.WARNING)
+    assert await EventBuffer(counting).append([one]) == {one.event_id}
+    assert counting.sizes == [1, 1]
+
+
 async def test_a_flush_does_not_wait_for_what_comes_after_it(log: EventLog, event: MakeEvent, ids: Snowflake) -> None:
     """Somebody who posts without end keeps the buffer busy for good."""
     buffer, execution_id = EventBuffer(log, size=20), ids.next()
