@@ -44,6 +44,9 @@ async def test_a_store_that_is_killed_leaves_no_reference_and_another_tier_takes
     monkeypatch.setattr(placement, "REST_SECONDS", 0.5)
     own = await asyncio.to_thread(own_object_store, settings.model_copy(update={"minio_retries": 1}))
 
+    async def chunk() -> AsyncIterator[bytes]:
+        yield b"of a stream"
+
     async def chunks() -> AsyncIterator[bytes]:
         for number in range(6):
             if number == 5:
@@ -62,6 +65,8 @@ async def test_a_store_that_is_killed_leaves_no_reference_and_another_tier_takes
         large = await store.put(b"x" * 2 * MB, **WHERE)
         assert large.store_tier is StoreTier.DISK
         assert large.extra["fallback_from"] == "minio"
+        streamed = await store.put_stream(chunk(), **WHERE, tier=StoreTier.MINIO)
+        assert streamed.store_tier is StoreTier.DISK, "nobody knows how large a stream is"
         assert await store.get(small.ref) == {"a": 1}
         assert await store.get(large.ref) == b"x" * 2 * MB
 

@@ -49,6 +49,7 @@ def test_the_greatest(values: tuple[Value, ...]) -> None:
 )
 def test_one_moment_in_two_ways(one: str, other: str) -> None:
     assert rank(one) == rank(other)
+    assert greatest([one, other], "s") == one
 
 
 @pytest.mark.parametrize("text", ["2026-13-01", "20260101", "2026-01-01T25:00", "0001-01-01T00:00+05:00", "2026"])

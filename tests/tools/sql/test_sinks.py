@@ -143,8 +143,10 @@ async def test_a_failed_transaction_adds_no_column(table: asyncpg.Pool, box: Too
 async def test_whole_rows_in_a_json_column(table: asyncpg.Pool) -> None:
     async with table.acquire() as connection:
         await connection.execute("create table raw (at timestamptz default now(), data jsonb)")
-        await write_result(connection, Sink(table="raw"), [{"any": 1}, {"thing": 2}], {})
+        rows = [{"any": 1}, {"thing": 2}, {"value": [3]}]
+        await write_result(connection, Sink(table="raw"), rows, {})
         assert await connection.fetchval("select data from raw where data ? 'thing'") == {"thing": 2}
+        assert await connection.fetchval("select data from raw where jsonb_typeof(data) = 'array'") == [3]
 
 
 async def test_command_with_arguments(table: asyncpg.Pool) -> None:
