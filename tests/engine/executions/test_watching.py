@@ -78,7 +78,8 @@ async def test_who_watches_sees_each_change_once_and_the_same_state(
         nonlocal watched
         before, watched = watched.position, await WatchedExecution.read(pool, execution_id)
         events.extend(await changes_between(pool, execution_id, before, watched.position))
-        return not watched.is_running and watched.row.state["epoch"] == 2
+        # an older transaction of the server, of another test perhaps, holds the latest events back
+        return "playbook.completed" in {one.event_type for one in events}
 
     while not running.done():
         await follow()
