@@ -42,7 +42,7 @@ class LiveExecution:
     def __init__(self, execution_id: int, parts: RenderParts, rows: RenderRows) -> None:
         self._id = execution_id
         self._render_parts, self._render_rows = parts, rows
-        self._parts: dict[str, tuple[int, str]] = {}  # with the position at which each has changed
+        self._parts: dict[str, tuple[int, str]] = {}  # with the first position of browsers that surely show it
         self._position = -1
         self._ended = False
         self._answers: dict[int, bytes] = {}
@@ -72,7 +72,7 @@ class LiveExecution:
             return self._answers[position]
 
     async def _read(self, pool: asyncpg.Pool) -> None:
-        began, before = time.monotonic(), self._position
+        began = time.monotonic()
         watched = await WatchedExecution.read(pool, self._id)
         self._position = watched.position
         self._ended = not watched.is_running and await has_ended(pool, self._id, Position(watched.position, 0))
@@ -80,7 +80,7 @@ class LiveExecution:
         for name, text in self._render_parts(watched).items():
             if name not in self._parts or self._parts[name][1] != text:
                 # while an older transaction runs, the position stays and the state changes
-                self._parts[name] = (max(watched.position, before + 1), text)
+                self._parts[name] = (watched.position + 1, text)
         now = time.monotonic()
         self._due = now + max(INTERVAL, READING_SHARE * (now - began))
 
@@ -89,7 +89,7 @@ class LiveExecution:
         if position > now:  # another process of the API has read more
             return answer(str(position), {}, "", ended=False)
         events = await changes_between(pool, self._id, position, now) if position < now else []
-        parts = {name: text for name, (changed_at, text) in self._parts.items() if changed_at > position}
+        parts = {name: text for name, (shown_from, text) in self._parts.items() if position < shown_from}
         return answer(str(now), parts, self._render_rows(events), ended=self._ended)
 
 
@@ -117,7 +117,7 @@ def answer(position: str, parts: Parts, rows: str, *, ended: bool) -> bytes:
 
     Args:
         position: up to which it shows the execution then.
-        parts: of the page that have changed, as markup by id.
+        parts: of the page that may have changed, as markup by id.
         rows: of the table of events, to be added.
         ended: the execution has ended, and the page need not ask again.
     """

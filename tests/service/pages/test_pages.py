@@ -331,8 +331,12 @@ async def test_a_page_is_live_while_an_older_transaction_runs(
     async with pool.acquire() as older, older.transaction():
         await older.fetchval("SELECT pg_current_xact_id()")
         execution = await engine.lifecycle.create(playbook("workflow: [{step: start, tool: {kind: noop}}]"))
-        before = await news("0")
+        text = (await service.client.get(f"/executions/{execution.id}")).text
+        [of_page] = re.findall(r"/live\?position=(\d+)", text)
         await engine.drive(execution)
+        before = await news(of_page)
+        assert before["position"] == of_page
+        assert "COMPLETED" in before["parts"]["summary"], "the page does not show it"
         meanwhile = await news(before["position"])
         assert meanwhile["position"] == before["position"]
         assert "COMPLETED" in meanwhile["parts"]["summary"]
@@ -344,4 +348,11 @@ async def test_a_page_is_live_while_an_older_transaction_runs(
 
     after = await until(has_ended, "the end")
     assert "playbook.completed" in after["rows"]
-    assert not (await news(after["position"]))["parts"]
+
+    async def is_further() -> dict[str, Any] | None:
+        await pool.fetchval("SELECT pg_current_xact_id()")
+        further = await news(after["position"])
+        return further if int(further["position"]) > int(after["position"]) else None
+
+    further = await until(is_further, "a later transaction")
+    assert not (await news(further["position"]))["parts"]

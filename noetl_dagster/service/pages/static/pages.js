@@ -36,6 +36,7 @@ function replace(element, html) {
 function follow(address) {
   const state = document.getElementById("live");
   const place = new URL(address, location.href);
+  const shown = {};
   const say = (name, text) => {
     if (!state) return;
     state.dataset.state = name;
@@ -57,7 +58,8 @@ function follow(address) {
       place.searchParams.set("position", news.position);
       for (const [id, html] of Object.entries(news.parts)) {
         const element = document.getElementById(id);
-        if (element) replace(element, html);
+        if (element && shown[id] !== html) replace(element, html);
+        shown[id] = html;
       }
       addRows(news.rows);
       say(...(news.ended ? ["ended", "ended"] : ["live", "live"]));
