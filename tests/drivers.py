@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +23,9 @@ LOCK = 4711
 WAITING = f"""
 SELECT objid::int AS number, pid FROM pg_locks
 WHERE locktype = 'advisory' AND classid = {LOCK} AND NOT granted AND {HERE} ORDER BY 1
+"""
+END = f"""
+SELECT pg_terminate_backend(pid) FROM ({WAITING}) AS waiting WHERE number IS DISTINCT FROM $1::int
 """
 OVER = f"""
 SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY($1::int[])) AND NOT EXISTS ({WAITING})
@@ -95,11 +97,15 @@ async def killed_at(
         for _ in conditions:
             waiting = await killed_when(lambda: pool.fetch(WAITING), settings, execution_id, folder)
             sessions, number = [row["pid"] for row in waiting], waiting[0]["number"]
-            if lost:
-                await pool.execute("SELECT pg_terminate_backend(pid) FROM unnest($1::int[]) AS pid", sessions)
-            else:
+            if not lost:
                 await holder.execute("SELECT pg_advisory_unlock($1, $2)", LOCK, number)
-            await until(partial(pool.fetchval, OVER, sessions), "its transactions to end")
+
+            async def is_over(sessions: Sequence[int] = sessions, kept: int | None = None if lost else number) -> bool:
+                """Ends what waits, also what has come to an event of another condition meanwhile."""
+                await pool.execute(END, kept)
+                return bool(await pool.fetchval(OVER, sessions))
+
+            await until(is_over, "its transactions to end")
             if lost:
                 await holder.execute("SELECT pg_advisory_unlock($1, $2)", LOCK, number)
             yield conditions[number]
