@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from noetl_dagster.code_location import scaffold
+from noetl_dagster.settings import Settings
 from tests.cli.conftest import Cli
-from tests.conftest import PROJECT
+from tests.conftest import HOME, PROJECT
+from tests.forked import run
 
 
 @pytest.mark.long
+def test_a_new_project_passes_its_own_test(cli: Cli, tmp_path: Path, settings: Settings) -> None:
+    done = cli("init", "clinic-flow")
+    assert done.returncode == 0, done.stderr
+    project = tmp_path / "clinic-flow"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NOETL_")}
+    environment |= {"PYTHONPATH": str(PROJECT), "NOETL_TEST_HOME": str(HOME)}
+
+    def output_of(*arguments: str) -> str:
+        process = run(*arguments, environment=environment, folder=project, texts=tmp_path)
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
+
+    pytest_itself = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    assert "1 passed" in output_of("-c", pytest_itself, "-p", "no:cacheprovider", "-o", "addopts=")
+    output_of("dagster", "definitions", "validate", "-w", "workspace.yaml")
+
+
 def test_what_is_there_stays(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "flow").mkdir()
     (tmp_path / "flow" / "README.md").write_text("mine")

@@ -88,6 +88,7 @@ async def test_the_component_in_a_new_project(tool: Tool, tmp_path: Path, pool: 
     (clinic / "playbooks" / "report.yaml").write_text(READS)
     (clinic / "playbooks" / "drafts").mkdir()
     (clinic / "playbooks" / "drafts" / "draft.yaml").write_text(text_of("draft", "workflow: []\n"))
+    tool("dg", "check", "defs")
     listed = json.loads(tool("dg", "list", "defs", "--json"))["assets"]
     assets = {one["asset_key"]: one for one in listed}
     assert set(assets) == {"lake/squares/square", "lake/squares/total", "lake/report/count"}

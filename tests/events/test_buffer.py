@@ -54,8 +54,13 @@ async def test_a_batch_has_as_many_events_as_it_may(counting: Counting, event: M
         await buffer.post([one])
     await buffer.flush()
     assert counting.sizes == [20, 20, 5]
-    pages = [one.event_id async for one in counting.events(execution_id, page=15)]
-    assert pages == [one.event_id for one in posted]
+
+
+async def test_a_log_is_read_page_by_page(log: EventLog, event: MakeEvent, ids: Snowflake) -> None:
+    execution_id = ids.next()
+    written = [event(execution_id, EventType.WARNING) for _ in range(5)]
+    await log.append(written)
+    assert [one.event_id async for one in log.events(execution_id, page=2)] == [one.event_id for one in written]
 
 
 async def test_events_are_new_though_the_answer_of_their_commit_was_lost(

@@ -101,7 +101,7 @@ async def test_a_cancelled_request_ends_its_process() -> None:
 
 @pytest.fixture
 async def service(settings: Settings) -> AsyncIterator[Service]:
-    async with serving(settings, check_seconds=2.0) as running:
+    async with serving(settings, check_seconds=3.0) as running:
         yield running
 
 
