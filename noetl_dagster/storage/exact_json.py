@@ -1,0 +1,125 @@
+"""Parses JSON so that no number changes: one that neither a 64-bit integer nor a double holds is refused, or text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from noetl_dagster.storage.jsonable import INTEGER_BOUND
+
+_LONG = b"0" * 17
+"""Digits with their point, from which on a number can have more than the 15 that every double holds."""
+
+_DIGITS = bytes(ord("0") if byte in b".0123456789" else ord(" ") for byte in range(256))
+_SPACE = b" \t\r\n"
+
+
+class Numbers(StrEnum):
+    """The answer to a JSON number that neither a 64-bit integer nor a double holds."""
+
+    EXACT = "exact"  # it is refused
+    FLOAT = "float"  # it becomes the nearest double
+    TEXT = "text"  # it becomes text with all its digits
+
+
+class InexactNumberError(ValueError):
+    """A JSON text has a number that would change; the message names its place."""
+
+
+def loads_exact(text: bytes | str, numbers: Numbers = Numbers.EXACT) -> Any:
+    """Parses JSON. Of an object's equal keys, the last counts.
+
+    orjson parses the text. Only if it has long numbers that orjson would write in another way, the parser of the
+    standard library, which is slower, examines each of its numbers.
+
+    Raises:
+        orjson.JSONDecodeError: it is not JSON.
+        InexactNumberError: a number would change, and ``numbers`` does not allow it.
+    """
+    data = text.encode() if isinstance(text, str) else text
+    not_json = None
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:  # also of a number that is infinity as a double
+        not_json = error
+    else:
+        if numbers is Numbers.FLOAT or not _has_long_numbers(data) or _is_written_alike(value, data):
+            return value
+    reader = _NumberReader(numbers)
+    try:
+        value = json.loads(data, parse_int=reader.integer, parse_float=reader.decimal, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise not_json or ValueError(f"it is nested too deep ({error})") from None
+    if reader.inexact and numbers is not Numbers.TEXT:
+        raise InexactNumberError(
+            f"{_place_of_inexact(value)} is {reader.inexact[0]:.50}, which neither a 64-bit integer nor a double holds"
+        )
+    if not_json is not None and not reader.inexact:
+        raise not_json
+    return value
+
+
+def _has_long_numbers(data: bytes) -> bool:
+    """Reports whether a text can have a number that changes. Exponents up to -99 never make it 0."""
+    return _LONG in data.translate(_DIGITS) or b"e-" in data or b"E-" in data
+
+
+def _is_written_alike(value: Any, data: bytes) -> bool:
+    return orjson.dumps(value).translate(None, _SPACE) == bytes(data).translate(None, _SPACE)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+class _Inexact(str):
+    """A number that would change."""
+
+
+class _NumberReader:
+    """Reads the numbers of one text, and notes those that would change."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._type = str if numbers is Numbers.TEXT else _Inexact
+        self.inexact: list[str] = []
+
+    def integer(self, literal: str) -> Any:
+        """Returns an integer of 64 bits, else the literal."""
+        if len(literal) < len(str(INTEGER_BOUND)) or -INTEGER_BOUND <= int(literal) < 2 * INTEGER_BOUND:
+            return int(literal)
+        return self._noted(literal)
+
+    def decimal(self, literal: str) -> Any:
+        """Returns the double that has the literal's digits, else the literal.
+
+        Programs write doubles with up to 17 digits or more (``0.10000000000000001``). These digits are the double's.
+        """
+        near = float(literal)
+        if repr(near) == literal:
+            return near
+        exact = Decimal(literal)
+        digits = len("".join(map(str, exact.as_tuple().digits)).strip("0")) or 1
+        return near if Decimal(f"{near:.{digits - 1}e}") == exact else self._noted(literal)
+
+    def _noted(self, literal: str) -> str:
+        self.inexact.append(literal)
+        return self._type(literal)
+
+
+def _place_of_inexact(value: Any) -> str:
+    return "".join(_path_to_inexact(value) or ()).lstrip(".") or "the value"
+
+
+def _path_to_inexact(value: Any) -> Sequence[str] | None:
+    if isinstance(value, _Inexact):
+        return ()
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        if (path := _path_to_inexact(item)) is not None:
+            return (f"[{key}]" if isinstance(value, list) else f".{key}", *path)
+    return None
