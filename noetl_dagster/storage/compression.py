@@ -17,6 +17,10 @@ from noetl_dagster.storage.tiers.base import Bytes
 
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 
+RAW_DEFLATE = "raw deflate"
+_WINDOWS = {"gzip": _GZIP_WINDOW, "deflate": zlib.MAX_WBITS, RAW_DEFLATE: -zlib.MAX_WBITS}
+"""The compressions of zlib: ``gzip`` of stored bytes, and all of them in HTTP."""
+
 _PIECE = 4 * 1024 * 1024
 """Maximum of bytes that are decompressed at a time: a few bytes may expand to a thousand times as many."""
 
@@ -57,7 +61,7 @@ def decompress(data: Bytes, compression: str) -> Bytes:
     kind = compression_of(compression)
     if kind is Compression.NONE:
         return data
-    unpacker = _Unpacker(kind)
+    unpacker = Unpacker(kind)
     pieces = unpacker.pieces(data)
     first = next(pieces, b"")
     whole = bytearray()
@@ -94,7 +98,7 @@ async def decompress_stream(chunks: AsyncIterable[Bytes], compression: str) -> A
         async for chunk in chunks:
             yield chunk
         return
-    unpacker = _Unpacker(kind)
+    unpacker = Unpacker(kind)
     async for chunk in chunks:
         pieces = unpacker.pieces(chunk)
         while piece := await asyncio.to_thread(next, pieces, b""):
@@ -102,10 +106,14 @@ async def decompress_stream(chunks: AsyncIterable[Bytes], compression: str) -> A
     unpacker.close()
 
 
-class _Unpacker:
-    """Decompresses a stream of one or more members in pieces of at most :data:`_PIECE` bytes."""
+class Unpacker:
+    """Decompresses a stream of one or more members in pieces of at most :data:`_PIECE` bytes.
 
-    def __init__(self, compression: Compression) -> None:
+    Args:
+        compression: ``gzip``, ``deflate``, ``raw deflate`` or ``lz4``.
+    """
+
+    def __init__(self, compression: str) -> None:
         self._compression = compression
         self._member = self._begin()
 
@@ -127,15 +135,15 @@ class _Unpacker:
                 data = self._member.unused_data or b"" if self._member.eof else b""
 
     def _begin(self) -> Any:
-        if self._compression is Compression.GZIP:
-            return zlib.decompressobj(wbits=_GZIP_WINDOW)
+        if (window := _WINDOWS.get(self._compression)) is not None:
+            return zlib.decompressobj(wbits=window)
         return lz4.frame.LZ4FrameDecompressor()
 
     def _more(self) -> bytes:
         """Returns a further piece of the data that the member has taken."""
         if self._member.eof:  # zlib would take what follows a second time
             return b""
-        if self._compression is Compression.GZIP:
+        if self._compression in _WINDOWS:
             return bytes(self._member.decompress(self._member.unconsumed_tail, _PIECE))
         return b"" if self._member.needs_input else bytes(self._member.decompress(b"", _PIECE))
 

@@ -57,7 +57,8 @@ def loads_exact(text: bytes | str, numbers: Numbers = Numbers.EXACT) -> Any:
         raise not_json or ValueError(f"it is nested too deep ({error})") from None
     if reader.inexact and numbers is not Numbers.TEXT:
         raise InexactNumberError(
-            f"{_place_of_inexact(value)} is {reader.inexact[0]:.50}, which neither a 64-bit integer nor a double holds"
+            f"{_place_of_inexact(value)} is {reader.inexact[0]:.50}, which neither a 64-bit integer nor a double "
+            "holds; write numbers: text for its digits as text, or numbers: float for the nearest double"
         )
     if not_json is not None and not reader.inexact:
         raise not_json

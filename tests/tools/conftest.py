@@ -110,8 +110,11 @@ async def echo(request: Request) -> Response:
 
 
 async def same(request: Request) -> Response:
-    """The JSON that was sent."""
-    return Response(await request.body(), media_type="application/json")
+    """The body that was sent, as the ``type`` and in the ``encoding`` that are asked for."""
+    asked = request.query_params
+    headers = {"Content-Type": asked.get("type", "application/json")}
+    headers |= {"Content-Encoding": asked["encoding"]} if "encoding" in asked else {}
+    return Response(await request.body(), headers=headers)
 
 
 async def status(request: Request) -> Response:

@@ -17,7 +17,9 @@ from urllib.request import getproxies, proxy_bypass
 
 from yarl import URL
 
+from noetl_dagster.errors import FormatError
 from noetl_dagster.process.redaction import SECRETS
+from noetl_dagster.storage.compression import RAW_DEFLATE, Unpacker
 from noetl_dagster.tools.access.destinations import DenyList, Destinations, RefusedAddressError
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ USER_AGENT = "noetl-dagster"
 NOTHING_DENIED = DenyList()
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_COMPRESSIONS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
+_NOT_READ = frozenset({"br", "zstd", "compress", "x-compress"})
 _quoted = lru_cache(maxsize=4096)(quote_plus)
 """Most names and values of queries repeat."""
 
@@ -106,8 +110,9 @@ class Web:
         return ClientSession(
             connector=connector,
             cookie_jar=DummyCookieJar(),
-            headers={"User-Agent": USER_AGENT},
+            headers={"User-Agent": USER_AGENT, "Accept-Encoding": "gzip, deflate"},
             skip_auto_headers=("Content-Type",),
+            auto_decompress=False,  # which does not notice that a gzip body was cut; see body_blocks
             max_line_size=HEADER_BYTES,
             max_field_size=HEADER_BYTES,
             response_class=_response_class(),
@@ -327,6 +332,40 @@ def public(url: URL) -> str:
     return str(url.with_user(None)) if url.raw_user or url.raw_password else str(url)
 
 
+def compression_of_body(response: ClientResponse) -> str | None:
+    """Returns the compression of a body; None for a plain one. Raises ``WebError`` for one that is not supported."""
+    coding = response.headers.get("Content-Encoding", "").strip().lower()
+    if coding in _NOT_READ and response.status < 400:  # a refusal is one without its text, too
+        message = f"its Content-Encoding {coding} is not supported; send the header Accept-Encoding: gzip"
+        raise WebError(message, retryable=False)
+    return _COMPRESSIONS.get(coding)
+
+
+def body_blocks(response: ClientResponse) -> AsyncIterator[bytes]:
+    """Returns the blocks of a body, decompressed.
+
+    Raises:
+        WebError: the compressed bytes end too early, or are damaged.
+    """
+    compression, blocks = compression_of_body(response), response.content.iter_any()
+    return blocks if compression is None else _decompressed(blocks, compression)
+
+
+async def _decompressed(blocks: AsyncIterator[bytes], compression: str) -> AsyncIterator[bytes]:
+    unpacker = None
+    try:
+        async for block in blocks:
+            if unpacker is None:  # some servers send deflate without the header of zlib
+                is_raw = compression == "deflate" and block[0] & 0x0F != 8
+                unpacker = Unpacker(RAW_DEFLATE if is_raw else compression)
+            for piece in unpacker.pieces(block):
+                yield piece
+        if unpacker is not None:
+            unpacker.close()
+    except FormatError as error:
+        raise WebError(f"its body was cut or damaged: {error}") from error
+
+
 async def bounded_body(response: ClientResponse, most: int) -> bytes:
     """Returns the decompressed body of a response.
 
@@ -334,7 +373,7 @@ async def bounded_body(response: ClientResponse, most: int) -> bytes:
         WebError: it has more than ``most`` bytes; the rest is not read.
     """
     body = bytearray()
-    async for block in response.content.iter_any():
+    async for block in body_blocks(response):
         body += block
         if len(body) > most:
             response.close()

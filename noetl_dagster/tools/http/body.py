@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import codecs
+import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import orjson
-
+from noetl_dagster.errors import ToolError
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import StoreTier
-from noetl_dagster.tools.access.web import public
+from noetl_dagster.storage.codec import BINARY
+from noetl_dagster.storage.codec import TEXT as TEXT_TYPE
+from noetl_dagster.storage.exact_json import InexactNumberError, Numbers, loads_exact
+from noetl_dagster.tools.access.web import body_blocks, compression_of_body, public
 from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.rows.cutters import Piece, begins_array, cutter_for, ends_value
-from noetl_dagster.tools.rows.formats import RowFormat
+from noetl_dagster.tools.rows.formats import BOM, BlockOrigin, RowFormat, json_rows
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
 
 EXCERPT = 300
 _LOOK = 1024  # bytes of a body that show its kind
+TEXT = "text"
+"""The ``format`` of a body that stays text, whatever its type says."""
+
 _NOT_STREAMED = (StoreTier.EVENTLOG, StoreTier.MEMORY)
 _ROW_TYPES = {
     "application/x-ndjson": RowFormat.JSONL,
@@ -38,7 +46,7 @@ class HttpResponse(NamedTuple):
     """A response without secrets.
 
     Attributes:
-        data: the parsed body.
+        data: the parsed body; None of a refusal.
         text: the beginning of a refusal's body.
         encoding: ``base64`` or ``reference`` if ``data`` is not the body itself.
     """
@@ -64,7 +72,8 @@ class ResponseBody:
         self.has_ended = False
         self._begun: list[bytes] = []
         self._size = 0
-        self._following = response.content.iter_any()
+        self._is_plain = compression_of_body(response) is None
+        self._following = body_blocks(response)
 
     async def beginning(self, most: int) -> bytes:
         """Returns the whole body, or at least ``most`` bytes of a longer one."""
@@ -75,7 +84,7 @@ class ResponseBody:
             else:
                 self._begun.append(block)
                 self._size += len(block)
-                self.has_ended = self._size <= most and self.response.content.at_eof()
+                self.has_ended = self._is_plain and self._size <= most and self.response.content.at_eof()
         if len(self._begun) > 1:
             self._begun = [b"".join(self._begun)]
         return self._begun[0] if self._begun else b""
@@ -95,8 +104,10 @@ async def read_response(body: ResponseBody, call: ToolCall, context: ToolContext
     headers, url = _headers(response), public(response.url)
     content = await body.beginning(context.settings.http_body_bytes)
     failed = response.status >= 400
-    if body.has_ended or failed:
-        data, encoding = _value(content, response)
+    if failed:
+        data = encoding = None
+    elif body.has_ended:
+        data, encoding = _value(content, response, call)
     else:  # it is stored while it arrives
         spec = call.task.spec.result
         ref = await context.results.put_stream(
@@ -106,10 +117,10 @@ async def read_response(body: ResponseBody, call: ToolCall, context: ToolContext
             name=f"{spec.name or call.task.name}-body",
             spec=spec.model_copy(update={"name": None}),
             tier=context.settings.default_store_tier if spec.store in _NOT_STREAMED else None,
-            content_type=_media_type(response) or "application/octet-stream",
+            content_type=TEXT_TYPE if call.config.get("format") == TEXT else _media_type(response) or BINARY,
         )
         data, encoding = ref.model_dump(mode="json", exclude_defaults=True), "reference"
-    text = SECRETS.redact(_text(content, response))[:EXCERPT] if failed and encoding is None else ""
+    text = SECRETS.redact(_readable(content, response))[:EXCERPT] if failed else ""
     together = "\n".join((url, *headers.values()))
     if SECRETS.redact(together) is not together:  # in most nothing is found: one search for all of them
         url, headers = SECRETS.redact(url), {name: SECRETS.redact(value) for name, value in headers.items()}
@@ -125,8 +136,12 @@ def _headers(response: ClientResponse) -> dict[str, str]:
     return headers
 
 
-async def format_of_body(body: ResponseBody, chunks: ChunkedResult, context: ToolContext) -> RowFormat | None:
+async def format_of_body(
+    body: ResponseBody, chunks: ChunkedResult, call: ToolCall, context: ToolContext
+) -> RowFormat | None:
     """Returns the row format of a body by its type: of JSON arrays, and of other types if a step consumes chunks."""
+    if call.config.get("format") == TEXT:
+        return None
     media_type = _media_type(body.response)
     if media_type != "application/json" and not media_type.endswith("+json"):
         return _ROW_TYPES.get(media_type) if chunks.wanted else None
@@ -141,7 +156,7 @@ async def format_of_body(body: ResponseBody, chunks: ChunkedResult, context: Too
     return RowFormat.JSON if is_array else None
 
 
-async def take_rows(body: ResponseBody, format: RowFormat, chunks: ChunkedResult, where: str) -> None:
+async def take_rows(body: ResponseBody, format: RowFormat, chunks: ChunkedResult, call: ToolCall, where: str) -> None:
     """Cuts the body into chunks as it arrives; each is stored before more than one further chunk is read.
 
     Raises:
@@ -153,7 +168,13 @@ async def take_rows(body: ResponseBody, format: RowFormat, chunks: ChunkedResult
         await chunks.begin_again()
         at = None
     version = at["version"] if at is not None else _version(response)
-    cutter = cutter_for(format, chunks.most_bytes, at or {}, where, response.charset or "utf-8")
+    encoding = _encoding(response, call)
+    if encoding.startswith(("utf-16", "utf-32")):
+        raise ToolError(
+            f"{where}: rows in {encoding} cannot be cut; leave 'format' out, or write format: text", kind="parse"
+        )
+    numbers = call.word("numbers", Numbers, Numbers.EXACT)
+    cutter = cutter_for(format, chunks.most_bytes, at or {}, where, encoding, numbers=numbers)
 
     def gathered(piece: Piece, *, full: bool) -> Gathered:
         position = {"offset": piece.offset, "version": version, "columns": cutter.columns}
@@ -179,18 +200,32 @@ def _version(response: ClientResponse) -> str | None:
     return tag if tag.startswith('"') else headers.get("Last-Modified")
 
 
-def _value(content: bytes, response: ClientResponse) -> tuple[Any, str | None]:
-    if not content:
+def _value(content: bytes, response: ClientResponse, call: ToolCall) -> tuple[Any, str | None]:
+    """Returns the value of a body: of JSON as its type says, else text, else base64 with that word.
+
+    Raises:
+        ToolError: the body is not what its type says, or has numbers that would change.
+    """
+    media_type, is_text = _media_type(response), call.config.get("format") == TEXT
+    is_json = "json" in media_type and media_type not in _ROW_TYPES and not is_text
+    if not content or (is_json and not content.strip()):
         return None, None
-    content_type = response.headers.get("Content-Type", "").lower()
-    if "json" in content_type or not content_type:
+    if is_json or not (media_type or is_text):
         try:
-            return orjson.loads(content), None
-        except orjson.JSONDecodeError:
-            pass
-    if "charset" in content_type or any(part in content_type for part in _TEXT_TYPES):
-        return _text(content, response), None
-    if not content_type:
+            return _json_value(content, response, call), None
+        except ValueError as error:
+            if is_json or isinstance(error, InexactNumberError):
+                raise _not_json(content, response, error) from None
+    if is_text or response.charset or any(part in media_type for part in _TEXT_TYPES):
+        encoding = _encoding(response, call, content)
+        try:
+            return content.decode(encoding).removeprefix("\ufeff"), None
+        except UnicodeDecodeError as error:
+            reason = f"its body is no text in {encoding} ({error.reason} at byte {error.start})"
+            raise _parse_error(
+                response, f"{reason}; write the encoding that it has, such as charset: latin-1"
+            ) from None
+    if not media_type:
         try:
             return content.decode(), None
         except UnicodeDecodeError:
@@ -198,7 +233,51 @@ def _value(content: bytes, response: ClientResponse) -> tuple[Any, str | None]:
     return base64.b64encode(content).decode(), "base64"
 
 
-def _text(content: bytes, response: ClientResponse) -> str:
+def _json_value(content: bytes, response: ClientResponse, call: ToolCall) -> Any:
+    encoding = _encoding(response, call, content, json.detect_encoding(content))
+    text: bytes | str = content
+    if not encoding.startswith("utf-8"):
+        text = content.decode(encoding).removeprefix("\ufeff")
+    elif content.startswith(BOM):
+        text = content.removeprefix(BOM)
+    return loads_exact(text, call.word("numbers", Numbers, Numbers.EXACT))
+
+
+def _not_json(content: bytes, response: ClientResponse, error: ValueError) -> ToolError:
+    if isinstance(error, InexactNumberError):
+        return _parse_error(response, f"its body would change: {error}")
+    remedy = "write format: text to get it as text"
+    with suppress(ToolError):
+        json_rows(content.split(b"\n"), BlockOrigin(""))
+        remedy = "each of its lines is: write format: jsonl"
+    excerpt = SECRETS.beginning(content.decode(errors="replace"), 80)
+    return _parse_error(response, f"its body is not JSON, as its type says ({error}): {excerpt!r}; {remedy}")
+
+
+def _encoding(response: ClientResponse, call: ToolCall, content: bytes = b"", default: str = "utf-8") -> str:
+    """Returns the encoding of a body: that of the call, of its type, of its first bytes, or else the default."""
+    is_marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding = (
+        call.config.get("charset") or response.charset or (json.detect_encoding(content) if is_marked else default)
+    )
+    try:
+        return codecs.lookup(str(encoding)).name
+    except LookupError:
+        message = f"the encoding {encoding!r} is unknown; write one that Python has, such as charset: utf-8"
+        raise _parse_error(response, message) from None
+
+
+def _parse_error(response: ClientResponse, message: str) -> ToolError:
+    return ToolError(
+        f"{response.method} {public(response.url)} answered {response.status}, but {message}", kind="parse"
+    )
+
+
+def _readable(content: bytes, response: ClientResponse) -> str:
+    """Returns the text of a refusal, with marks for what cannot be read; empty for other bodies."""
+    media_type = _media_type(response)
+    if media_type and not response.charset and not any(part in media_type for part in _TEXT_TYPES):
+        return ""
     try:
         return content.decode(response.charset or "utf-8", errors="replace")
     except LookupError:  # an unknown encoding

@@ -31,7 +31,7 @@ from noetl_dagster.tools.access.web import (
 )
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, seconds_of
 from noetl_dagster.tools.chunks.writer import ChunkedResult
-from noetl_dagster.tools.http.body import HttpResponse, ResponseBody, format_of_body, read_response, take_rows
+from noetl_dagster.tools.http.body import TEXT, HttpResponse, ResponseBody, format_of_body, read_response, take_rows
 from noetl_dagster.tools.rows.cutters import CUT_FORMATS
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 
@@ -111,9 +111,9 @@ class HttpTool(Tool):
                 body = ResponseBody(response)
                 rows = None
                 if response.status < 400 and takes_rows:
-                    rows = format or await format_of_body(body, chunks, context)
+                    rows = format or await format_of_body(body, chunks, call, context)
                 if rows is not None:
-                    await take_rows(body, rows, chunks, _place(request))
+                    await take_rows(body, rows, chunks, call, _place(request))
                 answer = await read_response(body, call, context)
         except WebError as error:
             outcome = f"timed out ({error})" if error.late else f"failed: {error}"
@@ -259,7 +259,7 @@ def _http_error(message: str, kind: ErrorKind = "schema", *, retryable: bool = F
 def _row_format(call: ToolCall) -> RowFormat | None:
     """Returns the row format that the call specifies, if any."""
     word = call.config.get("format")
-    if word is None:
+    if word in (None, TEXT):
         return None
     format = row_format(str(word), "")
     if format not in CUT_FORMATS:

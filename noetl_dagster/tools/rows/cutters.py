@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from noetl_dagster.errors import ToolError
+from noetl_dagster.storage.exact_json import InexactNumberError, Numbers, loads_exact
 from noetl_dagster.tools.rows import CHUNK_ROWS
 from noetl_dagster.tools.rows.formats import BOM, BlockOrigin, RowFormat, csv_rows, json_rows
 
@@ -63,6 +62,7 @@ class RowCutter:
         encoding: one that encodes line breaks, commas and quotes as ASCII does.
         longest: bytes that a record may have.
         parse_csv: parses a block of CSV; see :func:`csv_rows`.
+        numbers: the answer to JSON numbers that would change.
     """
 
     format: RowFormat
@@ -73,6 +73,7 @@ class RowCutter:
     encoding: str = "utf-8"
     longest: int = RECORD_BYTES
     parse_csv: ParseCsv = csv_rows
+    numbers: Numbers = Numbers.FLOAT
     _rest: bytearray = field(default_factory=bytearray)  # the bytes of the piece that has not ended
     _at: int = 0  # how many of them have been searched
     _lines: int = 0  # that end among the searched bytes
@@ -128,7 +129,7 @@ class RowCutter:
             self.columns, rows = self.parse_csv(block, self.columns, origin, self.encoding)
         else:
             lines = block.removeprefix(BOM) if origin.byte == 0 else block
-            rows = json_rows(lines.split(b"\n"), origin)
+            rows = json_rows(lines.split(b"\n"), origin, self.numbers)
         return Piece(rows, self.offset, full)
 
 
@@ -166,6 +167,7 @@ class ArrayCutter:
         name: of the file, for errors.
         offset: position in the file of the first byte that is not parsed yet.
         longest: bytes that a value may have, if they are more than ``RECORD_BYTES``.
+        numbers: the answer to numbers that would change.
     """
 
     columns = None
@@ -174,6 +176,7 @@ class ArrayCutter:
     name: str
     offset: int = 0
     longest: int = RECORD_BYTES
+    numbers: Numbers = Numbers.FLOAT
     _rows: list[Any] = field(default_factory=list)  # those of the piece that has not ended
     _bytes: int = 0
     _rest: bytearray = field(default_factory=bytearray)  # the bytes after the offset
@@ -255,8 +258,10 @@ class ArrayCutter:
 
     def _parsed(self, text: bytes) -> list[Any]:
         try:
-            rows = orjson.loads(b"[" + text if self.offset else text.removeprefix(BOM))
-        except orjson.JSONDecodeError as error:
+            rows = loads_exact(b"[" + text if self.offset else text.removeprefix(BOM), self.numbers)
+        except InexactNumberError as error:
+            raise BlockOrigin(self.name, self.offset).error(str(error)) from None
+        except ValueError as error:
             raise self._not_json(str(error)) from None
         if not isinstance(rows, list):
             raise self._not_json("it is another value")
@@ -274,6 +279,7 @@ def cutter_for(
     encoding: str = "utf-8",
     longest: int = RECORD_BYTES,
     parse_csv: ParseCsv = csv_rows,
+    numbers: Numbers = Numbers.FLOAT,
 ) -> RowCutter | ArrayCutter:
     """Returns the cutter for a file of a format.
 
@@ -282,5 +288,5 @@ def cutter_for(
     """
     offset, columns = position.get("offset", 0), position.get("columns")
     if format is RowFormat.JSON:
-        return ArrayCutter(size, name, offset, longest)
-    return RowCutter(format, size, name, offset, columns, encoding, longest, parse_csv)
+        return ArrayCutter(size, name, offset, longest, numbers)
+    return RowCutter(format, size, name, offset, columns, encoding, longest, parse_csv, numbers)

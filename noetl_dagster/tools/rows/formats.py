@@ -15,10 +15,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from noetl_dagster.errors import ToolError
 from noetl_dagster.process.redaction import SECRETS
+from noetl_dagster.storage.exact_json import InexactNumberError, Numbers, loads_exact
 
 
 class RowFormat(StrEnum):
@@ -138,19 +137,21 @@ def _check_empty(values: Sequence[str], unnamed: Sequence[int], origin: BlockOri
             raise origin.error(f"{what}; name it, or leave it empty", line)
 
 
-def json_rows(lines: Sequence[bytes], origin: BlockOrigin) -> list[Any]:
-    """Parses JSON lines, and skips empty ones; raises ``ToolError`` if a line is no JSON."""
+def json_rows(lines: Sequence[bytes], origin: BlockOrigin, numbers: Numbers = Numbers.FLOAT) -> list[Any]:
+    """Parses JSON lines, and skips empty ones; raises ``ToolError`` if a line is no JSON, or has refused numbers."""
     filled = [stripped for line in lines if (stripped := line.strip())]
-    with suppress(orjson.JSONDecodeError):
-        rows: list[Any] = orjson.loads(b"[%s]" % b",".join(filled))
+    with suppress(ValueError):
+        rows: list[Any] = loads_exact(b"[%s]" % b",".join(filled), numbers)
         if len(rows) == len(filled):
             return rows
     rows = []
     for number, line in enumerate(lines, 1):
         if stripped := line.strip():
             try:
-                rows.append(orjson.loads(stripped))
-            except orjson.JSONDecodeError as error:
+                rows.append(loads_exact(stripped, numbers))
+            except InexactNumberError as error:
+                raise origin.error(str(error), number) from None
+            except ValueError as error:
                 raise origin.error(f"no JSON ({error}): {_excerpt(stripped)}", number) from None
     return rows
 

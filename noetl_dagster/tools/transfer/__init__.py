@@ -21,7 +21,7 @@ PLACE_KINDS: Mapping[str, str] = {
 }
 """Words for the kind of a source or target, and what they mean."""
 
-REQUEST_FIELDS = ("url", "method", "headers", "params", "timeout", "verify_ssl")
+REQUEST_FIELDS = ("url", "method", "headers", "params", "timeout", "verify_ssl", "charset", "numbers")
 _PAGING_FIELDS = ("next", "param", "start", "step")
 _PLACE_FIELDS = (
     *("kind", "type", "auth", "credential", "query", "command", "sql", "table", "params", "database", "path"),

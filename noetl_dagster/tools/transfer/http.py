@@ -12,6 +12,7 @@ from yarl import URL
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.access.web import public, same_origin
 from noetl_dagster.tools.base import ToolCall, ToolContext, as_result_ref
+from noetl_dagster.tools.http.body import TEXT
 from noetl_dagster.tools.http.tool import HttpTool
 from noetl_dagster.tools.rows.batches import rows_of
 from noetl_dagster.tools.rows.cutters import begins_array
@@ -60,6 +61,8 @@ class HttpSource(TransferSource):
     async def _ask(self, page: Page) -> Any:
         """Sends a request; returns the result of the http tool."""
         request = dict(self._end.request)
+        if self._end.format in (RowFormat.JSONL, "ndjson", RowFormat.CSV):  # whatever type the server names
+            request["format"] = TEXT
         if "url" in page:
             request["url"] = page["url"]
             request.pop("params", None)
