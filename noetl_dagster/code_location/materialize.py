@@ -27,7 +27,7 @@ from noetl_dagster.events.state import StepStatus
 from noetl_dagster.playbook.loader import load_playbook
 from noetl_dagster.playbook.models import Playbook
 from noetl_dagster.resources.engines import EngineProvider
-from noetl_dagster.storage.jsonable import NotJsonableError, to_jsonable
+from noetl_dagster.values import RefusedValueError, admit
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,8 @@ def materialize_playbook(
     own_resources = dict(resources or {})
     noetl = own_resources.get(NOETL) or default_resource()
     try:
-        values = to_jsonable(dict(workload or {}), "workload")
-    except NotJsonableError as reason:
+        values = admit(dict(workload or {}), "workload")
+    except RefusedValueError as reason:
         raise WorkloadError(f"{loaded.name}: {reason}") from reason
     engine = noetl.engine()
     prepared = prepare(loaded, noetl, own_resources)

@@ -32,8 +32,8 @@ from noetl_dagster.result_ref import REF_METADATA, RefKind, ResultRef
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.codec import byte_length
-from noetl_dagster.storage.jsonable import is_table
 from noetl_dagster.storage.store import ResultStore, fits_inline
+from noetl_dagster.values import is_table
 
 EXECUTION_TAG = "noetl/execution_id"
 """Run tag that names the execution a run belongs to."""

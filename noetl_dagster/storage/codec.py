@@ -15,8 +15,8 @@ import orjson
 from noetl_dagster.errors import StorageError
 from noetl_dagster.process.redaction import LONGEST, SECRETS
 from noetl_dagster.storage.compression import Compression, compress, decompress, one_format
-from noetl_dagster.storage.jsonable import is_table, to_jsonable
 from noetl_dagster.storage.tiers.base import Bytes
+from noetl_dagster.values import admit, is_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,13 +75,13 @@ class Encoded:
 
 
 def dump_json(value: Any) -> bytes:
-    """Returns a value as JSON, with what JSON has no type for as :func:`to_jsonable` converts it.
+    """Returns a value as JSON, with what JSON has no type for as :func:`admit` converts it.
 
     Raises:
         StorageError: for values that JSON cannot express; names the type.
     """
     try:
-        return orjson.dumps(value, default=to_jsonable, option=_JSON_OPTIONS)
+        return orjson.dumps(value, default=admit, option=_JSON_OPTIONS)
     except TypeError as error:
         raise StorageError(
             f"a result of type {type(value).__name__} cannot be stored as JSON ({error}); "
@@ -101,7 +101,7 @@ def json_lines(rows: Iterable[Any]) -> bytes:
     """Returns rows as JSON, one per line; raises as :func:`dump_json`."""
     option, pieces, rest = _JSON_OPTIONS | orjson.OPT_APPEND_NEWLINE, [], iter(rows)
     try:
-        while some := [orjson.dumps(row, to_jsonable, option) for row in islice(rest, _LINES)]:
+        while some := [orjson.dumps(row, admit, option) for row in islice(rest, _LINES)]:
             pieces.append(b"".join(some))
     except TypeError as error:
         raise StorageError(f"a row cannot be stored as JSON ({error}); give plain values") from error

@@ -18,10 +18,10 @@ from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.checking import ObjectCheck
 from noetl_dagster.storage.codec import THREAD_ABOVE, RunningDigest, digest_of
 from noetl_dagster.storage.compression import decompress, decompress_stream
-from noetl_dagster.storage.jsonable import is_table
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.placement import Placement
 from noetl_dagster.storage.tiers.base import Bytes
+from noetl_dagster.values import is_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

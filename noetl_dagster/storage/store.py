@@ -24,11 +24,11 @@ from noetl_dagster.storage import codec, locations
 from noetl_dagster.storage.catalog import RefCatalog
 from noetl_dagster.storage.codec import THREAD_ABOVE, Encoded, RunningDigest, digest_of
 from noetl_dagster.storage.compression import Compression, compress_stream
-from noetl_dagster.storage.jsonable import is_table
 from noetl_dagster.storage.manifests import Strategy, record_manifest
 from noetl_dagster.storage.placement import KEY_ROOT, Placed, Placement, key_of, owner_of
 from noetl_dagster.storage.reading import ResultReader
 from noetl_dagster.storage.tiers.base import Bytes, TierUnavailableError
+from noetl_dagster.values import is_table
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.private_files import private_folder
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.base import RunServices, Tool, ToolCall, ToolContext, ToolResult
+from noetl_dagster.values import admit
 from noetl_dagster.worker.execution import PlaybookProgram
 
 
@@ -92,7 +92,7 @@ def run_playbook(
     """
     loaded = playbook if isinstance(playbook, Playbook) else load_playbook(playbook)
     replaced = _Mocks(loaded, mocks or {})
-    values = to_jsonable(dict(workload or {}), "workload")
+    values = admit(dict(workload or {}), "workload")
     provider = resource or _own_resource()
     return provider.run(_run(provider.engine(), loaded, values, replaced))
 

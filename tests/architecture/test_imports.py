@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.architecture.imports import cycle_of, imports_of, modules, packages
 
 LAYERS = (
-    {"errors", "extras", "setting_types", "settings", "result_ref", "machine", "private_files"},
+    {"errors", "extras", "setting_types", "settings", "result_ref", "machine", "private_files", "values"},
     {"process"},
     {"playbook", "embedded"},
     {"events"},

@@ -225,7 +225,7 @@ async def test_values_become_json(run: Any) -> None:
     """)
 
     assert (await run("python", code=code)).data == {
-        "set": [1, 2, 3], "tuple": [1, 2], "when": "2026-01-02T00:00:00", "1": "one", "exact": 10.5,
+        "set": [1, 2, 3], "tuple": [1, 2], "when": "2026-01-02T00:00:00", "1": "one", "exact": "10.5",
         "array": [0, 1, 2], "scalar": 1.5, "nan": None, "point": {"x": 1},
         "id": "00000000-0000-0000-0000-000000000001", "bytes": "YWI=",
     }  # fmt: skip

@@ -16,7 +16,7 @@ from noetl_dagster.service.pages.rendering import MOST_ROWS, fragment, page_rout
 from noetl_dagster.service.plane import Plane, ThePlane
 from noetl_dagster.service.problems import ApiProblem
 from noetl_dagster.storage import codec
-from noetl_dagster.storage.jsonable import is_table
+from noetl_dagster.values import is_table
 
 router = page_router()
 

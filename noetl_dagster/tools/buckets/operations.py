@@ -18,7 +18,6 @@ from typing import Any, BinaryIO, TypeVar, cast
 import orjson
 
 from noetl_dagster.errors import ErrorKind, NoetlError, kind_of
-from noetl_dagster.storage.jsonable import is_table, to_jsonable
 from noetl_dagster.storage.tiers.base import CHUNK, StoredObject
 from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult, as_result_ref, count_of
 from noetl_dagster.tools.chunks.files import file_rows, value_of
@@ -29,6 +28,7 @@ from noetl_dagster.tools.rows.batches import StoredResult, batches_of, value_or_
 from noetl_dagster.tools.rows.files import row_writer
 from noetl_dagster.tools.rows.formats import FORMAT_BY_ENDING, RowFormat
 from noetl_dagster.tools.rows.reader import RowFile, threaded
+from noetl_dagster.values import admit, is_table
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class OpenBucket:
         if format is RowFormat.JSON or (format is None and is_rows):
             value, is_rows = (await value.whole() if isinstance(value, StoredResult) else value), False
         if format in (None, RowFormat.JSON) and not is_rows:
-            text = orjson.dumps(to_jsonable(value, "content"))
+            text = orjson.dumps(admit(value, "content"))
             await asyncio.to_thread(path.write_bytes, text)
             return path
         assert format is not None

@@ -13,7 +13,6 @@ import orjson
 from noetl_dagster.errors import ToolError, kind_of
 from noetl_dagster.process.environment import playbook_environment
 from noetl_dagster.process.redaction import SECRETS
-from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.base import (
     JobMessages,
     Tool,
@@ -25,6 +24,7 @@ from noetl_dagster.tools.base import (
 )
 from noetl_dagster.tools.commands.processes import Finished, confinement, run_process
 from noetl_dagster.tools.files import load_script, own_folders
+from noetl_dagster.values import admit
 
 SHELL = "/bin/sh"
 EXCERPT = 500
@@ -78,7 +78,7 @@ class ShellTool(Tool):
             raise call.error("pipes: true uses a file that NOETL_PLAYBOOK_USER cannot write; write pipes: objects")
         env = playbook_environment(context.settings)
         own = {str(name): str(value) for name, value in (config.get("env") or {}).items()} | dict(variables)
-        own["NOETL_INPUT"] = orjson.dumps(to_jsonable(call.input, "input")).decode()
+        own["NOETL_INPUT"] = orjson.dumps(admit(call.input, "input")).decode()
         existing = next(filter(Path.is_dir, own_folders(call.folder, context.settings)))
         folder = existing / str(config.get("cwd") or ".")
         script = await load_script(call, context) if "script" in config else config.get("code")

@@ -17,7 +17,6 @@ from yarl import URL
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError, kind_of_status
 from noetl_dagster.process import tracing
 from noetl_dagster.process.spans import TRACEPARENT
-from noetl_dagster.storage.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.access.credential_types import HTTP_TYPES, Credential, CredentialType
 from noetl_dagster.tools.access.grants import API_KEY, BEARER, CredentialFields
 from noetl_dagster.tools.access.web import (
@@ -34,6 +33,7 @@ from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.http.body import TEXT, HttpResponse, ResponseBody, format_of_body, read_response, take_rows
 from noetl_dagster.tools.rows.cutters import CUT_FORMATS
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
+from noetl_dagster.values import RefusedValueError, admit
 
 DEFAULT_SECONDS = 30.0
 RETRYABLE_STATUSES = frozenset({408, 425, 429})
@@ -96,7 +96,7 @@ class HttpTool(Tool):
             format = _row_format(call) if takes_rows else None
             request = _build_request(url, access, config)
             seconds = _time_limit(call)
-        except (NotJsonableError, ValueError) as error:
+        except (RefusedValueError, ValueError) as error:
             raise _http_error(f"{_method(config)} {url} cannot be sent: {error}") from None
         chunks = ChunkedResult(call, context)
         if takes_rows and (format is not None or chunks.wanted) and not await chunks.seek():
@@ -214,7 +214,7 @@ def _absolute_url(url: Any, access: _CredentialFields, call: ToolCall) -> str:
 
 
 def _build_request(url: str, access: _CredentialFields, config: Mapping[str, Any]) -> HttpRequest:
-    """Returns the request of the task's fields. Raises ``NotJsonableError``, ``ValueError`` if one cannot be sent."""
+    """Returns the request of the task's fields. Raises ``RefusedValueError``, ``ValueError`` if one cannot be sent."""
     headers = {str(name): str(value) for name, value in (config.get("headers") or {}).items()}
     headers.update(access.headers)
     content, form = config.get("json"), config.get("form")
@@ -224,7 +224,7 @@ def _build_request(url: str, access: _CredentialFields, config: Mapping[str, Any
     elif isinstance(content, str | bytes):
         body = content.encode() if isinstance(content, str) else content
     elif content is not None:
-        body, kind = orjson.dumps(to_jsonable(content, "json")), "application/json"
+        body, kind = orjson.dumps(admit(content, "json")), "application/json"
     if not any(name.lower() == TRACEPARENT for name in headers):
         headers.update(tracing.headers())
     if kind is not None and not any(name.lower() == "content-type" for name in headers):

@@ -23,11 +23,11 @@ from nats.js.client import JetStreamContext
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ServiceError, ToolError, kind_of, kind_of_status
 from noetl_dagster.process.jetstream import KEPT_SECONDS, pages_of_keys, reading
-from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.chunks.writer import ChunkedResult
+from noetl_dagster.values import admit
 
 PUBLISH_SECONDS = 10.0
 BATCH = 500  # messages per request
@@ -357,7 +357,7 @@ def _encoded(value: Any) -> bytes:
     """Returns text and bytes unchanged, everything else as JSON."""
     if isinstance(value, bytes):
         return value
-    return value.encode() if isinstance(value, str) else orjson.dumps(to_jsonable(value, "value"))
+    return value.encode() if isinstance(value, str) else orjson.dumps(admit(value, "value"))
 
 
 def _decoded(content: bytes) -> dict[str, Any]:

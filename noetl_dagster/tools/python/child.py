@@ -18,7 +18,6 @@ from typing import Any
 import orjson
 
 from noetl_dagster.process.confining import enter
-from noetl_dagster.storage.jsonable import is_table
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.python.code import (
     FAILURES,
@@ -33,6 +32,7 @@ from noetl_dagster.tools.python.code import (
     run_program,
 )
 from noetl_dagster.tools.python.context import CodeContext
+from noetl_dagster.values import is_table
 
 REQUEST, RESULT, TABLE = "request.json", "result.json", "result.arrow"
 MORE, ENOUGH = b"more\n", b"enough\n"

@@ -28,9 +28,9 @@ from noetl_dagster.playbook.code import (
     yields_in,
 )
 from noetl_dagster.playbook.templates.views import plain
-from noetl_dagster.storage.jsonable import is_table, to_jsonable
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
 from noetl_dagster.tools.python.libs import import_libs
+from noetl_dagster.values import admit, is_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -223,7 +223,7 @@ def finished(value: Any, program: Program) -> Any:
     if is_table(value):
         return value
     try:
-        return to_jsonable(value)
+        return admit(value)
     except Exception as error:
         raise failure_of(error, program) from None
 
@@ -369,10 +369,10 @@ def _rows_and_position(value: Any, *, seeks: bool) -> tuple[list[Any] | pa.Table
         if not isinstance(value, tuple) or len(value) != 2:
             kind = type(value).__name__
             raise TypeError(f"code that asks for 'position' yields pairs, 'yield rows, position'; it gave a {kind}")
-        value, position = value[0], to_jsonable(value[1], "position")
+        value, position = value[0], admit(value[1], "position")
     if is_table(value):
         return arrow_table(value), position
-    return to_jsonable(value if isinstance(value, list) else [value], "a yielded value"), position
+    return admit(value if isinstance(value, list) else [value], "a yielded value"), position
 
 
 def arrow_table(value: Any) -> pa.Table:

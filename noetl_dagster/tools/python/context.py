@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from noetl_dagster.playbook.templates.views import ReferenceNeeded, ResultView, plain, seen_error
-from noetl_dagster.storage.jsonable import NotJsonableError, to_jsonable
+from noetl_dagster.values import RefusedValueError, admit
 
 if TYPE_CHECKING:
     from noetl_dagster.tools.base import ToolContext
@@ -74,8 +74,8 @@ class CodeContext(LiveScope):
         values = {}
         for name in (name for name in self if name != "keychain"):
             value = self[name]
-            with suppress(NotJsonableError):
-                to_jsonable(value)
+            with suppress(RefusedValueError):
+                admit(value)
                 values[name] = value
         results = [name for name, value in values.items() if isinstance(value, CodeResult)]
         return {"values": values, "results": results}

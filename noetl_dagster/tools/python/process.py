@@ -19,13 +19,13 @@ from noetl_dagster.errors import ToolError
 from noetl_dagster.process.environment import playbook_environment
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.base import ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.commands.processes import Confinement, Finished, run_process
 from noetl_dagster.tools.python.child import ENOUGH, MORE, REQUEST, RESULT, STREAMED, TABLE
 from noetl_dagster.tools.python.code import CodeFailure, Printed
+from noetl_dagster.values import RefusedValueError, admit
 
 CHILD = "noetl_dagster.tools.python.child"
 POSITION_BYTES = 1 << 20  # of a position, as JSON, that a child may yield, at most
@@ -157,8 +157,8 @@ def _answer(folder: _ChildFolder, finished: Finished) -> Any:
 def portable(values: Mapping[str, Any], what: str) -> Any:
     """Returns values as JSON values, since another process reads them. Raises ``ToolError`` if one has no such form."""
     try:
-        return to_jsonable(dict(values), what)
-    except NotJsonableError as error:
+        return admit(dict(values), what)
+    except RefusedValueError as error:
         raise ToolError(f"{error}; a subprocess is given JSON values only", kind="transform") from None
 
 

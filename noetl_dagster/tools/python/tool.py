@@ -20,7 +20,6 @@ from noetl_dagster.errors import TemplateError, ToolError
 from noetl_dagster.playbook.models import Task
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.settings import PythonIsolation
-from noetl_dagster.storage.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, time_limit
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
@@ -43,6 +42,7 @@ from noetl_dagster.tools.python.code import (
 )
 from noetl_dagster.tools.python.context import LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
+from noetl_dagster.values import RefusedValueError, admit
 
 _ENDS_IN_TOJSON = re.compile(r"\|\s*tojson\s*(\([^()]*\))?\s*-?\}\}\Z")
 
@@ -251,10 +251,10 @@ async def rendered_templates(program: Program, source: str, call: ToolCall, cont
             value = await render_async(compile_value(template.source), call.scope, context.results.get)
             if _ENDS_IN_TOJSON.search(template.source):
                 value = orjson.loads(value)
-            values[template.name] = to_jsonable(value, template.source)
+            values[template.name] = admit(value, template.source)
         except TemplateError as error:
             raise type(error)(f"{error} ({place})") from None
-        except NotJsonableError as error:
+        except RefusedValueError as error:
             raise ToolError(f"{error} ({place})", kind="template") from None
     return values
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.storage.codec import JSON_LINES, PARQUET
-from noetl_dagster.storage.jsonable import is_table
 from noetl_dagster.storage.manifests import Strategy, strategy_of
+from noetl_dagster.values import is_table
 
 if TYPE_CHECKING:
     from noetl_dagster.storage.store import ResultStore

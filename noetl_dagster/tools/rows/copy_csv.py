@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.rows.files import is_text
 from noetl_dagster.tools.rows.values import parameter, row_value
+from noetl_dagster.values import admit
 
 _OPTIONS = arrow_csv.WriteOptions(include_header=False, batch_size=65_536)
 _JSON = frozenset({"json", "jsonb"})
@@ -129,7 +129,7 @@ def plain_text(value: Any, type_name: str) -> str:
     if isinstance(value, list | tuple) and type_name.startswith("_"):
         return _array(value, type_name[1:])
     plain = row_value(value)
-    return plain if isinstance(plain, str) else orjson.dumps(to_jsonable(plain)).decode()
+    return plain if isinstance(plain, str) else orjson.dumps(admit(plain)).decode()
 
 
 def _array(values: Sequence[Any], element: str) -> str:

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.rows.values import row_value
+from noetl_dagster.values import admit
 
 Row = Mapping[str, Any]
 
@@ -210,4 +210,4 @@ def _arrow_value(value: Any) -> Any:
 
 def json_row(row: Row) -> dict[str, Any]:
     """Returns a row with JSON values only."""
-    return {name: to_jsonable(row_value(value), name) for name, value in row.items()}
+    return {name: admit(row_value(value), name) for name, value in row.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import orjson
 
-from noetl_dagster.storage.jsonable import number_of, to_jsonable
+from noetl_dagster.values import admit
 
 _INTEGERS = frozenset({"int2", "int4", "int8", "oid"})
 _FLOATS = frozenset({"float4", "float8"})
@@ -65,7 +65,7 @@ def _text(value: Any) -> str:
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
-    plain = to_jsonable(value)
+    plain = admit(value)
     if isinstance(value, Mapping | list | tuple):
         return orjson.dumps(plain).decode()
     return str(plain)
@@ -126,7 +126,7 @@ def _json(value: Any) -> Any:
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         with contextlib.suppress(orjson.JSONDecodeError):
             return orjson.loads(value)
-    return to_jsonable(value, "a JSON parameter")
+    return admit(value, "a JSON parameter")
 
 
 def _bytea(value: Any) -> bytes:
@@ -157,7 +157,7 @@ def column_converter(type_name: str) -> Callable[[Any], Any] | None:
     if type_name in _AS_THEY_ARE:
         return None
     if type_name == "numeric":
-        return lambda value: None if value is None else number_of(value)
+        return admit
     return row_value
 
 
@@ -181,4 +181,4 @@ def row_value(value: Any) -> Any:
         return str(value)
     if isinstance(value, tuple) and type(value).__module__.startswith("asyncpg"):  # geometric types
         return [row_value(item) for item in value]
-    return to_jsonable(value, "a column")
+    return admit(value, "a column")

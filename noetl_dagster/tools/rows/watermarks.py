@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.storage.jsonable import NotJsonableError, to_jsonable
+from noetl_dagster.values import RefusedValueError, admit
 
 Value = int | float | str
 
@@ -113,8 +113,8 @@ def _plain(value: Any, step: str) -> Value | None:
     if value is None or value == "" or (isinstance(value, float) and not math.isfinite(value)):
         return None
     try:
-        plain = to_jsonable(value)
-    except NotJsonableError as error:
+        plain = admit(value)
+    except RefusedValueError as error:
         raise _unfit(step, f"state.key gives what is no watermark: {error}") from None
     if plain is None or (isinstance(plain, int | float | str) and not isinstance(plain, bool)):
         return plain

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import orjson
 
 from noetl_dagster.errors import ToolError
-from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.base import ToolContext
 from noetl_dagster.tools.rows.batches import batches_of
 from noetl_dagster.tools.sinks.place import PartPlace, SinkKind
@@ -21,6 +20,7 @@ from noetl_dagster.tools.sql.databases.base import DatabaseSession, open_session
 from noetl_dagster.tools.sql.databases.tool import find_database
 from noetl_dagster.tools.sql.databases.writing import TableWriter, create_bookkeeping
 from noetl_dagster.tools.sql.tables import WriteMode, drift_of_sink
+from noetl_dagster.values import admit
 
 T = TypeVar("T")
 
@@ -126,7 +126,7 @@ def _json_row(row: Mapping[str, Any], place: PartPlace, writer: TableWriter) -> 
     own = {
         name: value for name, value in place.own.items() if name in writer.columns and name.casefold() not in columns
     }
-    return {name: to_jsonable(value, "a row") for name, value in {**own, **row}.items()}
+    return {name: admit(value, "a row") for name, value in {**own, **row}.items()}
 
 
 def _insert(writer: TableWriter, place: PartPlace, rows: Sequence[Mapping[str, Any]]) -> None:

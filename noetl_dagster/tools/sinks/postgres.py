@@ -22,7 +22,6 @@ from noetl_dagster.events.types import Event
 from noetl_dagster.playbook.models import Sink
 from noetl_dagster.playbook.templates.rendering import compile_value, render_async
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.access.clients import postgres_arguments
 from noetl_dagster.tools.access.credential_types import Credential, CredentialType
 from noetl_dagster.tools.base import ToolContext
@@ -44,6 +43,7 @@ from noetl_dagster.tools.sql.tables import (
     upsert_key,
     write_mode,
 )
+from noetl_dagster.values import admit
 
 ROWS_PER_STATEMENT = 5_000
 KNOWN_SECONDS = 1.0
@@ -229,7 +229,7 @@ async def write_result(
             rows = _last_of_each(rows, keys)
         for start in range(0, len(rows), ROWS_PER_STATEMENT):
             some = rows[start : start + ROWS_PER_STATEMENT]
-            await connection.execute(statement, [to_jsonable(row, "a row") for row in some])
+            await connection.execute(statement, [admit(row, "a row") for row in some])
 
 
 async def _write_at_once(
@@ -260,7 +260,7 @@ async def _write_at_once(
         rows=INSERT_ROWS.format(table=table.name, columns=listed(columns)),
         conflict=conflict,
     )
-    written = [to_jsonable(row, "a row") for row in rows]
+    written = [admit(row, "a row") for row in rows]
     events = await complete.events()
     arrays = [list(column) for column in zip(*map(as_row, events), strict=True)]
     last = events[-1]

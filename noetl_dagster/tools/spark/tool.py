@@ -33,7 +33,6 @@ from noetl_dagster.spark.functions import load_function
 from noetl_dagster.spark.metrics import failed_stage, metrics_of, report_connected, reporting
 from noetl_dagster.spark.staging import Staging, staging_for
 from noetl_dagster.storage import codec, locations
-from noetl_dagster.storage.jsonable import NotJsonableError, is_table, to_jsonable
 from noetl_dagster.tools.base import Chunk, Tool, ToolCall, ToolContext, ToolResult, count_of
 from noetl_dagster.tools.files import load_script, script_file
 from noetl_dagster.tools.python.code import (
@@ -48,6 +47,7 @@ from noetl_dagster.tools.python.context import LiveScope
 from noetl_dagster.tools.python.threads import CodeThreads
 from noetl_dagster.tools.python.tool import rendered_templates
 from noetl_dagster.tools.spark.inputs import inputs_of, split_spark_statements, stored_inputs
+from noetl_dagster.values import RefusedValueError, admit, is_table
 
 MOST_COLLECTED_ROWS = 10_000
 """Maximum rows that the driver collects, with ``collect: true`` or for a tier of single objects, unless ``max_rows`` is
@@ -246,22 +246,22 @@ class _SparkRun:
             if isinstance(value, DataFrame):
                 return self._collected(value, most), {}
             if isinstance(value, Mapping):
-                return to_jsonable({name: self._collected(item, most) for name, item in value.items()}), {}
+                return admit({name: self._collected(item, most) for name, item in value.items()}), {}
         name = self.call.task.spec.result.name or self.call.task.name
         if isinstance(value, DataFrame):
             return None, {name: self._written(value, name)}
         items = value.items() if isinstance(value, Mapping) else ()
         if frames := {key: item for key, item in items if isinstance(item, DataFrame)}:
             datasets = self._all_written(frames)
-            return {key: to_jsonable(item) for key, item in items if key not in frames}, datasets
-        return value if is_table(value) else to_jsonable(value), {}
+            return {key: admit(item) for key, item in items if key not in frames}, datasets
+        return value if is_table(value) else admit(value), {}
 
     def _collected(self, value: Any, most: int) -> Any:
         """Returns the rows of a DataFrame; any other value unchanged."""
         if not isinstance(value, DataFrame):
             return value
         rows = self._fetched(value, most, "leave out 'collect' to write a dataset").to_pylist()
-        return {"rows": to_jsonable(rows), "row_count": len(rows), "columns": value.columns}
+        return {"rows": admit(rows), "row_count": len(rows), "columns": value.columns}
 
     def _most_rows(self) -> int:
         return count_of(self.call, "max_rows") or MOST_COLLECTED_ROWS
@@ -340,7 +340,7 @@ class _SparkRun:
         stage = failed_stage(self.spark, self.group)
         where = f"spark in step {self.call.step}{', ' if stage else ''}{stage}"
         name = type(cause).__name__
-        named = "" if isinstance(cause, NoetlError | NotJsonableError) else f" {name}:"
+        named = "" if isinstance(cause, NoetlError | RefusedValueError) else f" {name}:"
         return ToolError(
             f"{where}:{named} {failure.message}{line}",
             kind=kind,

@@ -20,7 +20,6 @@ from noetl_dagster.errors import ErrorKind, NoetlError, ToolError, kind_of
 from noetl_dagster.machine import memory_limit
 from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.jsonable import NotJsonableError
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, count_of
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.files import check_path
@@ -35,6 +34,7 @@ from noetl_dagster.tools.sql.views import (
     mount_object_storage,
     source_of,
 )
+from noetl_dagster.values import RefusedValueError
 
 IN_MEMORY = ":memory:"
 
@@ -91,7 +91,7 @@ class DuckdbTool(Tool):
                     return ToolResult(data=data)
                 at = ("rows", f"command_{len(statements) - 1}.rows")
                 return ToolResult(ref=await writer.finish(data, at))
-        except (duckdb.Error, NotJsonableError, OSError) as error:
+        except (duckdb.Error, RefusedValueError, OSError) as error:
             text = f"{type(error).__name__}: {error}"
             held = is_held(error)
             kind = "db_connection" if held else kind_of_duckdb(error)
@@ -116,7 +116,7 @@ _KINDS: tuple[tuple[type[Exception], ErrorKind], ...] = (
     (duckdb.PermissionException, "storage_access"),
     (duckdb.IOException, "storage"),
     (duckdb.Error, "db"),
-    (NotJsonableError, "transform"),
+    (RefusedValueError, "transform"),
 )
 
 

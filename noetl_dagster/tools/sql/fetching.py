@@ -8,9 +8,9 @@ from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
 from noetl_dagster.storage import codec
-from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
+from noetl_dagster.values import admit
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ def result_of_cursor(cursor: Any, columns: Sequence[str], last: FetchedRows | No
 
 def mappings(rows: Sequence[Any], columns: Sequence[str]) -> list[dict[str, Any]]:
     """Returns rows as mappings of JSON values."""
-    return [dict(zip(columns, map(to_jsonable, row), strict=True)) for row in rows]
+    return [dict(zip(columns, map(admit, row), strict=True)) for row in rows]
 
 
 async def store_table(

@@ -18,9 +18,9 @@ from noetl_dagster.playbook.assets import CheckKind, CheckSpec, CheckVerdict
 from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.playbook.wording import suggestion
 from noetl_dagster.settings import Settings
-from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.sql.tables import listed, quoted
 from noetl_dagster.tools.sql.views import NoRowsError, RowsSource, create_view, mount_object_storage
+from noetl_dagster.values import admit
 
 EXAMPLES = 5
 LEADING = 3
@@ -207,7 +207,7 @@ def _rows(
 
 def _cell(value: Any) -> Any:
     """Returns a value of an example, cut if it is long."""
-    plain = to_jsonable(value)
+    plain = admit(value)
     if plain is None or isinstance(plain, bool | int | float):
         return plain
     text = plain if isinstance(plain, str) else str(plain)

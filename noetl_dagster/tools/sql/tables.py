@@ -11,7 +11,7 @@ import asyncpg
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
-from noetl_dagster.storage.jsonable import to_jsonable
+from noetl_dagster.values import admit
 
 SELECT_COLUMNS = """
 SELECT attribute.attname AS name,
@@ -88,7 +88,7 @@ async def delete_rows(connection: asyncpg.Connection, table: SqlTable, identity:
         await connection.execute(DELETE_ALL_ROWS.format(table=table.name))
         return
     same = " AND ".join(f"target.{name} = own.{name}" for name in map(quoted, identity))
-    await connection.execute(DELETE_OWN_ROWS.format(table=table.name, same=same), to_jsonable(identity))
+    await connection.execute(DELETE_OWN_ROWS.format(table=table.name, same=same), admit(identity))
 
 
 async def add_columns(connection: asyncpg.Connection, table: SqlTable, columns: Mapping[str, str]) -> None:

@@ -20,12 +20,12 @@ from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.result_ref import RefKind, ResultRef
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage import codec, locations
-from noetl_dagster.storage.jsonable import NotJsonableError, to_jsonable
 from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.reading import ResultReader
 from noetl_dagster.storage.tiers.objects import minio_store
 from noetl_dagster.tools.base import as_result_ref
 from noetl_dagster.tools.sql.tables import listed, quoted
+from noetl_dagster.values import RefusedValueError, admit
 
 if TYPE_CHECKING:
     from noetl_dagster.storage.store import ResultStore
@@ -85,8 +85,8 @@ def _table(value: Any, name: str) -> pa.Table:
     if not _is_rows(value):
         raise NoRowsError(f"input {name!r} has no rows: a list of mappings is needed")
     try:
-        rows = [to_jsonable(row, name) for row in value]
-    except NotJsonableError as error:
+        rows = [admit(row, name) for row in value]
+    except RefusedValueError as error:
         raise NoRowsError(str(error)) from error
     columns = dict.fromkeys(column for row in rows for column in row)
     return pa.table({column: _column([row.get(column) for row in rows]) for column in columns})

@@ -14,10 +14,10 @@ import adbc_driver_manager
 import orjson
 
 from noetl_dagster.errors import CredentialError, ErrorKind
-from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.access.credential_types import Credential
 from noetl_dagster.tools.sql.connection import RETRYABLE_CLASSES, kind_of_state
 from noetl_dagster.tools.sql.databases.base import Database, Failure
+from noetl_dagster.values import admit
 
 _KINDS: Mapping[str, ErrorKind] = {
     "UNAUTHENTICATED": "auth",
@@ -95,7 +95,7 @@ class AdbcDatabase(Database):
         """Returns JSON for lists and mappings, and text for other values that Arrow has no simple type for."""
         if value is None or isinstance(value, str | int | float | bytes | Decimal | datetime):
             return value
-        plain = to_jsonable(value, "a parameter")
+        plain = admit(value, "a parameter")
         return orjson.dumps(plain).decode() if isinstance(plain, list | dict) else plain
 
     def upsert(self, keys: Sequence[str], columns: Sequence[str]) -> str:

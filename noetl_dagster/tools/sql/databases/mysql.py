@@ -17,9 +17,9 @@ from pymysql.converters import conversions
 from pymysql.cursors import SSCursor
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError
-from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.access.credential_types import Credential
 from noetl_dagster.tools.sql.databases.base import Database, Failure
+from noetl_dagster.values import admit
 
 CONNECT_SECONDS = 10.0
 PORT = 3306
@@ -105,12 +105,12 @@ class MysqlDatabase(Database):
     def value(self, value: Any) -> Any:
         """Returns JSON for lists and mappings, and an instant with its offset, which the driver would drop."""
         if isinstance(value, list | tuple | dict | Mapping):
-            return orjson.dumps(to_jsonable(value, "a parameter")).decode()
+            return orjson.dumps(admit(value, "a parameter")).decode()
         if isinstance(value, dt.datetime) and value.tzinfo is not None:
             return value.isoformat()
         if value is None or isinstance(value, str | int | float | bytes | dt.date | dt.time | dt.timedelta):
             return value
-        return to_jsonable(value, "a parameter")
+        return admit(value, "a parameter")
 
     def prepare_writing(self, connection: Any) -> None:
         """Makes the session refuse values that do not fit, and read and write instants in UTC."""

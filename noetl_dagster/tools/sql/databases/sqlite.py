@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 
 from noetl_dagster.errors import ErrorKind
-from noetl_dagster.storage.jsonable import to_jsonable
 from noetl_dagster.tools.sql.databases.base import Database, Failure
 from noetl_dagster.tools.sql.tables import conflict_clause
+from noetl_dagster.values import admit
 
 IN_MEMORY = ":memory:"
 BUSY_SECONDS = 10.0
@@ -80,7 +80,7 @@ class SqliteDatabase(Database):
         """Returns text for dates and decimals, and JSON for lists and mappings, which SQLite has no types for."""
         if value is None or isinstance(value, str | float | bytes):
             return value
-        plain = to_jsonable(value, "a parameter")
+        plain = admit(value, "a parameter")
         return orjson.dumps(plain).decode() if isinstance(plain, list | dict) else plain
 
     def upsert(self, keys: Sequence[str], columns: Sequence[str]) -> str:

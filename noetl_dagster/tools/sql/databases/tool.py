@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from noetl_dagster.errors import CredentialError
-from noetl_dagster.storage.jsonable import NotJsonableError
 from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, count_of, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
@@ -19,6 +18,7 @@ from noetl_dagster.tools.sql.databases.sqlite import IN_MEMORY
 from noetl_dagster.tools.sql.fetching import TABLE_ROWS, FetchedRows, result_of_cursor, store_table
 from noetl_dagster.tools.sql.running import bound, promoted, texts_of, wants_table
 from noetl_dagster.tools.sql.statements import BoundStatement
+from noetl_dagster.values import RefusedValueError
 
 
 class DatabaseTool(Tool):
@@ -50,7 +50,7 @@ class DatabaseTool(Tool):
             async with open_session(database, where) as session:
                 try:
                     data = await session.run(_run, session, statements, rows)
-                except NotJsonableError as error:
+                except RefusedValueError as error:
                     raise call.error(str(error), "transform") from None
             if not rows.in_chunks:
                 return ToolResult(data=data)
