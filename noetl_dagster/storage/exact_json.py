@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from noetl_dagster.storage.jsonable import INTEGER_BOUND
+from noetl_dagster.values import INTEGER_BOUND
 
 _LONG = b"0" * 17
 """Digits with their point, from which on a number can have more than the 15 that every double holds."""
