@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import json
+import sys
 import zlib
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -185,7 +188,7 @@ async def test_redirects_end(run: Any, server: str) -> None:
     [
         ("/a%2Fb/c%20d?x=%41&y", None, "/a%2Fb/c%20d?x=%41&y"),  # as it was written
         ("/ü x", None, "/%C3%BC%20x"),
-        ("/x?a=1&b=2", {"b": [3, None], "c": "é &"}, "/x?a=1&b=3&b=&c=%C3%A9+%26"),
+        ("/x?a=1&b=2", {"b": [3, None], "c": "é &"}, "/x?a=1&b=3&c=%C3%A9+%26"),
         ("/x", {"none": None}, "/x"),
         ("/x#part", {"a": False}, "/x?a=false"),
     ],
@@ -214,6 +217,38 @@ async def test_repeated_headers_and_charsets(run: Any, server: str) -> None:
 
     assert found["headers"]["x-part"] == "one, two"
     assert found["data"] == "ä"
+
+
+SPELLED = {
+    "yes": (True, "true"),
+    "none": (None, None),
+    "whole": (3, "3"),
+    "half": (0.5, "0.5"),
+    "zip": ("00123", "00123"),
+    "day": (dt.date(2026, 1, 2), "2026-01-02"),
+    "map": ({"a": [1, True, None]}, '{"a":[1,true,null]}'),
+}
+"""Names with a value, and the text that is sent; None if nothing is sent."""
+
+
+async def test_a_value_has_one_spelling(run: Any, server: str) -> None:
+    values = {name: value for name, (value, _) in SPELLED.items()}
+    spelled = {name: text for name, (_, text) in SPELLED.items() if text is not None}
+    plain = {name: value for name, value in values.items() if name != "map"}
+
+    sent = (await run("http", url=f"{server}/x", method="post", params=values, form=values, headers=plain)).data["data"]
+    script = "import json, os; print(json.dumps({n: v for n, v in os.environ.items() if n in NAMES}))"
+    command = f"{sys.executable} -c '{script.replace('NAMES', json.dumps(list(SPELLED)))}'"
+    shell = await run("shell", cmds=command, env={**values, "none": None})
+
+    assert sent["query"] == spelled
+    assert dict(parse_qsl(sent["body"])) == spelled
+    assert {name: sent["headers"].get(name) for name in plain} == {name: spelled.get(name) for name in plain}
+    assert json.loads(shell.data["stdout"]) == spelled
+    lists = (await run("http", url=f"{server}/x", params={"a": [], "b": [True, None, {"c": 1}]})).data["url"]
+    assert lists == f"{server}/x?b=true&b=%7B%22c%22%3A1%7D"
+    with pytest.raises(ToolError, match=r"cannot be sent: headers\.X-A is a list, and a header is one text"):
+        await run("http", url=f"{server}/x", headers={"X-A": [1]})
 
 
 DIGITS = '{"rows": [{"n": 1234567890123456.7891}]}'

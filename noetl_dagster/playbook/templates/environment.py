@@ -26,6 +26,7 @@ from jinja2.utils import missing
 from noetl_dagster.errors import TemplateError
 from noetl_dagster.playbook.templates.views import DataView, View, plain, unwrapped
 from noetl_dagster.playbook.wording import described, did_you_mean, listed
+from noetl_dagster.values import admit, encode
 
 
 def sql_literal(value: Any) -> str:
@@ -92,7 +93,7 @@ def shell_quote(value: Any) -> str:
     value = _known(value)
     if isinstance(value, list | tuple | set | frozenset):
         return " ".join(map(shell_quote, value))
-    text = "" if value is None else _as_text(value)
+    text = "" if value is None else text_of(value)
     if "\0" in text:
         raise TemplateError("shell_quote: a command cannot have a NUL character")
     return shlex.quote(text)
@@ -110,19 +111,26 @@ def path_part(value: Any) -> str:
     value = _known(value)
     if value is None or value == "" or isinstance(value, Mapping | list | tuple | set | frozenset):
         raise TemplateError(f"path_part: one name is needed, not {value!r:.40}")
-    return _NOT_IN_PATHS.sub(lambda match: f"%{ord(match[0]):02X}", _as_text(value))
+    return _NOT_IN_PATHS.sub(lambda match: f"%{ord(match[0]):02X}", text_of(value))
 
 
 _NOT_IN_PATHS = re.compile(r"^\.|[/\\%?#*\[\]\x00-\x1f\x7f]")
 
 
-def _as_text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Returns a value as text, as requests, environments, commands and paths contain it.
+
+    Text stays. Numbers, true, false, mappings and lists are written as JSON, dates and times in ISO 8601.
+
+    Raises:
+        RefusedValueError: a part of a mapping or list has no JSON form.
+    """
+    if isinstance(value, str):
+        return value
     if isinstance(value, bytes):
         return value.decode(errors="surrogateescape")
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        return json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, Mapping | list | tuple | bool):
+        return encode(admit(value, "the value")).decode()
     return value.isoformat() if isinstance(value, dt.date | dt.time) else str(value)
 
 

@@ -18,6 +18,8 @@ from urllib.request import getproxies, proxy_bypass
 from yarl import URL
 
 from noetl_dagster.errors import FormatError
+from noetl_dagster.playbook.templates.environment import text_of
+from noetl_dagster.playbook.wording import described
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.storage.compression import RAW_DEFLATE, Unpacker
 from noetl_dagster.tools.access.destinations import DenyList, Destinations, RefusedAddressError
@@ -275,13 +277,13 @@ def _without(headers: Mapping[str, str], names: Iterable[str]) -> dict[str, str]
 def address(url: str, params: Mapping[str, Any] | None = None) -> URL:
     """Returns an address with ``params`` in its query; characters that cannot be sent are percent-encoded.
 
-    Parameters replace those of the same name; a list becomes one for each of its values, null none.
+    Parameters replace those of the same name; a list becomes one for each of its values that is not null.
 
     Raises:
         ValueError: it is no address.
     """
     encoded = _SENDABLE.fullmatch(url) is not None
-    pairs = _pairs({name: value for name, value in (params or {}).items() if value is not None})
+    pairs = _pairs(params or {})
     if not pairs:
         return URL(url, encoded=encoded)
     if encoded and "?" not in url and "#" not in url:
@@ -295,7 +297,7 @@ def address(url: str, params: Mapping[str, Any] | None = None) -> URL:
 
 
 def form_encoded(fields: Mapping[str, Any]) -> bytes:
-    """Returns the body of a form; a list becomes one field for each of its values, null an empty one."""
+    """Returns the body of a form; a list becomes one field for each of its values that is not null."""
     return urlencode(_pairs(fields)).encode()
 
 
@@ -309,17 +311,22 @@ def _pairs(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
         if value.__class__ is str:  # most
             pairs.append((str(name), value))
         else:
-            pairs += [(str(name), text) for text in _texts(value)]
+            items = value if isinstance(value, list | tuple) else (value,)
+            pairs += [(text_of(name), text_of(item)) for item in items if item is not None]
     return pairs
 
 
-def _texts(value: Any) -> Iterable[str]:
-    """Yields values as a query or form contains them: true and false as JSON writes them."""
-    for item in value if isinstance(value, list | tuple) else (value,):
-        if isinstance(item, bool):
-            yield "true" if item else "false"
-        else:
-            yield "" if item is None else str(item)
+def header_texts(headers: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the texts of headers, without those that are null.
+
+    Raises:
+        ValueError: a value is a list or mapping, which no header can be.
+    """
+    for name, value in headers.items():
+        if isinstance(value, Mapping | list | tuple):
+            message = f"headers.{name} is {described(value)}, and a header is one text; write '| tojson' or '| join'"
+            raise ValueError(message)
+    return {text_of(name): text_of(value) for name, value in headers.items() if value is not None}
 
 
 def same_origin(one: URL, other: URL) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from noetl_dagster.errors import ToolError, kind_of
+from noetl_dagster.playbook.templates.environment import text_of
 from noetl_dagster.process.environment import playbook_environment
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.base import (
@@ -77,7 +78,8 @@ class ShellTool(Tool):
         if variables and confined.has_own_user and config["pipes"] in (True, JobMessages.FILE):
             raise call.error("pipes: true uses a file that NOETL_PLAYBOOK_USER cannot write; write pipes: objects")
         env = playbook_environment(context.settings)
-        own = {str(name): str(value) for name, value in (config.get("env") or {}).items()} | dict(variables)
+        named = (config.get("env") or {}).items()
+        own = {str(name): text_of(value) for name, value in named if value is not None} | dict(variables)
         own["NOETL_INPUT"] = orjson.dumps(admit(call.input, "input")).decode()
         existing = next(filter(Path.is_dir, own_folders(call.folder, context.settings)))
         folder = existing / str(config.get("cwd") or ".")

@@ -25,6 +25,7 @@ from noetl_dagster.tools.access.web import (
     address,
     answered,
     form_encoded,
+    header_texts,
     public,
     same_origin,
 )
@@ -215,7 +216,7 @@ def _absolute_url(url: Any, access: _CredentialFields, call: ToolCall) -> str:
 
 def _build_request(url: str, access: _CredentialFields, config: Mapping[str, Any]) -> HttpRequest:
     """Returns the request of the task's fields. Raises ``RefusedValueError``, ``ValueError`` if one cannot be sent."""
-    headers = {str(name): str(value) for name, value in (config.get("headers") or {}).items()}
+    headers = header_texts(config.get("headers") or {})
     headers.update(access.headers)
     content, form = config.get("json"), config.get("form")
     body, kind = None, None
