@@ -165,13 +165,16 @@ class Sink(Model):
 ATTEMPTS = 3
 """Attempts of a call that fails, the first among them, where its rule names no number."""
 
+PAGES = 100_000
+"""Pages of a sequence whose rule names no number: one that never ends must not fill the event log."""
+
 
 class RetryRule(Model):
     """One entry of a ``retry`` block. With ``next_call`` or ``collect`` it continues a success."""
 
     when: str | bool
     max_attempts: Annotated[int | None, Spelled("attempts")] = Field(
-        None, ge=1, description="None: 3, but any number of pages"
+        None, ge=1, description="None: 3, but 100,000 pages"
     )
     backoff: AnyBackoff = Backoff.NONE
     delay: Delay = Field(1.0, ge=0, description="seconds")
@@ -187,9 +190,12 @@ class RetryRule(Model):
 
     def allows(self, made: int) -> bool:
         """Reports whether another attempt may follow so many."""
-        if self.max_attempts is None:
-            return self.continues_success or made < ATTEMPTS
-        return made < self.max_attempts
+        return made < self.most
+
+    @property
+    def most(self) -> int:
+        """The number of attempts, or of pages."""
+        return self.max_attempts or (PAGES if self.continues_success else ATTEMPTS)
 
 
 class ResultSpec(Model):

@@ -162,12 +162,21 @@ class CommandEvents:
         self._ids = ids
         self.worker_id = worker_id or own_worker_id()
 
-    def issued(self, command: Command, tool_kind: str, *, retry: Mapping[str, Any] | None = None) -> Event:
-        """Makes ``command.issued``. ``retry``: why the command is tried again after a failure."""
+    def issued(
+        self, command: Command, tool_kind: str, *, retry: Mapping[str, Any] | None = None, page: int | None = None
+    ) -> Event:
+        """Makes ``command.issued``.
+
+        Args:
+            retry: why the command is tried again after a failure.
+            page: number of the page that it requests, from 2 on.
+        """
         event = self._event(command, EventType.COMMAND_ISSUED, "PENDING")
         event.node_type = tool_kind
         if retry is not None:
             event.meta["retry"] = retry
+        if page is not None:
+            event.meta["page"] = page
         if command.not_before:
             event.meta["not_before"] = command.not_before
         if command.overrides:

@@ -177,7 +177,7 @@ class Pipeline:
         scope = scope.with_input(arguments) if arguments else scope
         config = {**await render_async(task.config, scope, self.tool_context.results.get), **task.raw}
         if command.overrides:
-            config, arguments = _overridden(config, arguments, command.overrides)
+            config, arguments = overridden(config, arguments, command.overrides)
         limit = None if spec.timeout is None else asyncio.timeout(spec.timeout)
         call = ToolCall(
             execution_id=command.execution_id,
@@ -337,16 +337,19 @@ def _exhausted(envelope: Envelope, task: TaskProgram, tries: int) -> Envelope:
     return error_envelope(ToolError(message, kind="policy", code="RETRY_EXHAUSTED"), task.task.kind)
 
 
-def _overridden(
+def overridden(
     config: dict[str, Any], arguments: dict[str, Any], overrides: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Applies the overrides of a paginated request: they replace or extend the playbook's parts."""
+    """Applies the overrides of a paginated request: they replace or extend the playbook's parts.
+
+    A new address replaces the playbook's parameters, too: the link to the next page has its own.
+    """
     merged = dict(config)
+    if overrides.get("url"):
+        merged |= {"url": overrides["url"], "params": {}}
     for key in ("params", "headers"):
         if overrides.get(key):
-            merged[key] = {**(config.get(key) or {}), **overrides[key]}
-    if overrides.get("url"):
-        merged["url"] = overrides["url"]
+            merged[key] = {**(merged.get(key) or {}), **overrides[key]}
     if overrides.get("body") is not None:
         merged["json"] = overrides["body"]
     return merged, {**arguments, **(overrides.get("input") or {})}

@@ -18,11 +18,27 @@ _calls: Counter[str] = Counter()
 
 
 async def pages(request: Request) -> Response:
-    """``?page=1&size=5``: {data, paging: {page, pages, hasMore}}."""
+    """``?page=1&size=5``: {data, paging: {page, pages, hasMore}, links: {next}}, and a header ``Link``.
+
+    The link to the next page is relative, and has further parameters. After page ``stuck``, it leads to that page.
+    """
     page, size = int(request.query_params.get("page", 1)), int(request.query_params.get("size", 10))
     numbers = list(range(ITEMS))[(page - 1) * size : page * size]
     paging = {"page": page, "pages": -(-ITEMS // size), "hasMore": page * size < ITEMS}
-    return JSONResponse({"data": [{"id": number} for number in numbers], "paging": paging})
+    stuck = request.query_params.get("stuck")
+    following = page + 1 if stuck is None else min(page + 1, int(stuck))
+    link = f"pages?page={following}&size={size}&t={following}%2C1" + (f"&stuck={stuck}" if stuck else "")
+    links = {"next": link} if paging["hasMore"] else {}
+    headers = {"Link": f'</pages?page=1>; rel="first", <{link}>; rel="next last"'} if links else {}
+    body = {"data": [{"id": number} for number in numbers], "paging": paging, "links": links}
+    return JSONResponse(body, headers=headers)
+
+
+async def offset(request: Request) -> Response:
+    """``?skip=5&limit=10``: {items, total}; at most 8 items. With ``shrinks``, the last 5 are gone after the first 8."""
+    skip, limit = int(request.query_params.get("skip", 0)), min(int(request.query_params.get("limit", 10)), 8)
+    total = ITEMS - 5 * (skip > 0 and "shrinks" in request.query_params)
+    return JSONResponse({"items": list(range(total))[skip : skip + limit], "total": total})
 
 
 async def cursor(request: Request) -> Response:
@@ -86,6 +102,7 @@ ANY = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 ROUTES = [
     Route("/pages", pages),
     Route("/cursor", cursor),
+    Route("/offset", offset),
     Route("/flaky/{key}", flaky, methods=ANY),
     Route("/flaky-pages/{key}", flaky_pages),
     Route("/status/{code:int}", status),

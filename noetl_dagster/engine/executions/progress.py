@@ -18,14 +18,20 @@ LATEST = 1_000
 MOST_WAITING = 10_000
 """The waiting commands of an execution are counted up to this number."""
 
-# By step, the last note of its commands that run.
+# By step, the last note of its commands that run, or the page that one of its latest commands requests.
 RUNNING_NOTES = f"""
-SELECT DISTINCT ON (beat.node_name) beat.node_name, beat.meta ->> 'note' AS note
-FROM noetl.event beat
-WHERE beat.execution_id = $1 AND beat.event_type = 'command.heartbeat' AND beat.meta ? 'note'
+SELECT DISTINCT ON (node_name) node_name, COALESCE(meta ->> 'note', 'page ' || (meta ->> 'page')) AS note
+FROM (
+    SELECT node_name, meta, event_id FROM noetl.event
+    WHERE execution_id = $1 AND event_type = 'command.heartbeat' AND meta ? 'note'
+    UNION ALL
+    (SELECT node_name, meta, event_id FROM noetl.event
+     WHERE execution_id = $1 AND event_type = 'command.issued' ORDER BY event_id DESC LIMIT 100)
+) beat
+WHERE meta ?| '{{note,page}}'
   AND NOT EXISTS (
       SELECT FROM noetl.event ended WHERE {end_of("$1", "beat.meta ->> 'command_id'")})
-ORDER BY beat.node_name, beat.event_id DESC
+ORDER BY node_name, event_id DESC
 """
 
 # By step, the worker that holds most of its commands while its reports are overdue.

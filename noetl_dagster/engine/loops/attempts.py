@@ -10,22 +10,25 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any
 
 from noetl_dagster.engine.runtime import Runtime
-from noetl_dagster.errors import StorageError, ToolError
+from noetl_dagster.errors import StorageError, TemplateError, ToolError
 from noetl_dagster.events.envelopes import OK, Envelope, error_envelope
 from noetl_dagster.events.queries import COMMAND_DUE, COMMAND_END, COMMAND_LOST, SEQUENCE_ENDED
-from noetl_dagster.playbook.models import Collect, CollectStrategy, RetryRule
+from noetl_dagster.playbook.models import Collect, CollectStrategy, RetryRule, Task
 from noetl_dagster.playbook.templates.rendering import render_async
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView, seen_error
 from noetl_dagster.result_ref import ResultRef
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.manifests import Strategy
 from noetl_dagster.storage.store import ResultStore
+from noetl_dagster.values import admit, encode
 from noetl_dagster.worker.command import Command, Outcome
 from noetl_dagster.worker.execution import Visit
-from noetl_dagster.worker.program import Continuation, StepProgram, delay_before, matches
+from noetl_dagster.worker.pipeline import overridden
+from noetl_dagster.worker.program import Continuation, StepProgram, TaskProgram, delay_before, matches
 from noetl_dagster.worker.runner import Call
 
 PART_BYTES = 1 << 20
@@ -53,6 +56,7 @@ class Attempts:
         failures: since the last success; bounds the retries of each call, on every page.
         successes: pages fetched; bounds pagination.
         reason: why the latest attempt follows a failure.
+        requests: digests of the requests of pages, with the number of the page.
     """
 
     runtime: Runtime
@@ -64,6 +68,7 @@ class Attempts:
     failures: int = 0
     successes: int = 0
     reason: dict[str, Any] | None = None
+    requests: dict[bytes, int] = field(default_factory=dict)
     pages: Pages = field(init=False)
 
     def __post_init__(self) -> None:
@@ -130,7 +135,8 @@ class Attempts:
     async def _issue(self, resumed: bool) -> None:
         """Writes ``command.issued``. A command that an interrupted run had issued keeps its due time."""
         runtime, command = self.runtime, self.command
-        event = runtime.commands.issued(command, self.visit.program.kind, retry=self.reason)
+        page = self.successes + 1 if self.requests else None
+        event = runtime.commands.issued(command, self.visit.program.kind, retry=self.reason, page=page)
         new = await runtime.buffer.append([event])
         if event.event_id not in new and resumed and command.not_before:
             due = await runtime.reads.fetchval(COMMAND_DUE, command.execution_id, command.command_id)
@@ -159,12 +165,36 @@ class Attempts:
                 command, attempt=command.attempt + 1, follows=not outcome.failed, not_before=due(rule, made)
             )
             if outcome.failed:
-                self.reason = {"task": task, "rule": number}
+                self.reason = {"task": task.name, "rule": number}
             if continuation.next_call is None:
                 return follower
-            changes = await render_async(continuation.next_call, scope, fetch)
-            return replace(follower, overrides=_merged(command.overrides, changes))
+            try:
+                changes = admit(await render_async(continuation.next_call, scope, fetch), "next_call")
+                overrides = _merged(command.overrides, changes)
+                if changes:
+                    self._note_request(task.task, overrides)
+            except (ToolError, TemplateError) as error:
+                self.pages.failure = error
+                return None
+            return replace(follower, overrides=overrides)
         return None
+
+    def _note_request(self, task: Task, overrides: dict[str, Any]) -> None:
+        """Notes the request of the next page. A resumed execution notes those of its earlier pages again.
+
+        Raises:
+            ToolError: the sequence has made the same request before, so it would never end.
+        """
+        if not self.requests:
+            self.requests[_digest_of_request(task, self.command.overrides)] = self.successes
+        page = self.successes + 1
+        earlier = self.requests.setdefault(_digest_of_request(task, overrides), page)
+        if earlier != page:
+            raise ToolError(
+                f"retry in step {self.command.step}: the request of page {page} is the same as that of page {earlier} "
+                f"({encode(overrides).decode():.200}), so the pages would never end; look at 'when' and 'next_call'",
+                kind="schema",
+            )
 
     async def _collect(self, collect: Collect, envelope: Envelope, *, more: bool) -> None:
         """Adds a page: the parsed body of http, the data of other tools.
@@ -188,7 +218,7 @@ class Attempts:
         try:
             pages = await self.pages.envelope(command)
             envelope = await runtime.result_writer.seal(pages, command, None)
-        except (ToolError, StorageError) as error:
+        except (ToolError, StorageError, TemplateError) as error:
             envelope = error_envelope(error)
         whole = replace(outcome, envelope=envelope)
         place = (command.execution_id, command.command_id)
@@ -197,7 +227,14 @@ class Attempts:
         return whole
 
 
-def _applicable(program: StepProgram, outcome: Outcome) -> Iterator[tuple[str, int, Continuation]]:
+def _digest_of_request(task: Task, overrides: dict[str, Any]) -> bytes:
+    """Returns the digest of what pages of a task differ in."""
+    config, arguments = overridden(task.config, task.input if isinstance(task.input, dict) else {}, overrides)
+    parts = [config.get(name) for name in ("url", "params", "headers", "json")]
+    return blake2b(encode(admit([*parts, arguments], "next_call")), digest_size=16).digest()
+
+
+def _applicable(program: StepProgram, outcome: Outcome) -> Iterator[tuple[TaskProgram, int, Continuation]]:
     """Yields the retry rules that apply to an outcome, each with its task and its number there.
 
     A rule that pages or collects applies to successes. Any other applies to failures, and also to successes if its
@@ -206,13 +243,13 @@ def _applicable(program: StepProgram, outcome: Outcome) -> Iterator[tuple[str, i
     for task in program.tasks:
         for number, entry in enumerate(task.continuations):
             if not (entry.rule.continues_success if outcome.failed else entry.is_for_failures):
-                yield task.name, number, entry
+                yield task, number, entry
 
 
 def _more_follow(rule: RetryRule, command: Command) -> ToolError:
     return ToolError(
-        f"retry in step {command.step}: page {rule.max_attempts} is the last that max_attempts allows, and its 'when' "
-        "says that another one follows; raise max_attempts, or leave it out for any number of pages",
+        f"retry in step {command.step}: page {rule.most} is the last that max_attempts allows, and its 'when' "
+        "says that another one follows; raise max_attempts",
         kind="schema",
     )
 
@@ -236,8 +273,8 @@ def _names(envelope: Envelope, view: ResultView, attempt: int) -> dict[str, Any]
 
 
 def _merged(before: dict[str, Any], following: dict[str, Any]) -> dict[str, Any]:
-    """Lays the next call's changes over those of the call before."""
-    merged = dict(before)
+    """Lays the next call's changes over those of the call before. A new address replaces its query, too."""
+    merged = {key: value for key, value in before.items() if key != "params" or not following.get("url")}
     for key, value in following.items():
         old = merged.get(key)
         merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
@@ -257,7 +294,7 @@ class Pages:
         self._bytes = 0
         self._parts: list[ResultRef] = []
         self.count = 0
-        self.failure: ToolError | StorageError | None = None
+        self.failure: ToolError | StorageError | TemplateError | None = None
 
     @property
     def is_used(self) -> bool:

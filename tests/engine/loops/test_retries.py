@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 
 from noetl_dagster.engine.engine import Engine
 from noetl_dagster.engine.executions.overview import overview
+from noetl_dagster.engine.executions.progress import running_notes
 from noetl_dagster.events.state import ExecutionState, ExecutionStatus
 from noetl_dagster.events.types import Event, EventType
+from noetl_dagster.playbook import models
 from noetl_dagster.result_ref import RefKind
 from tests.corpus.server import serving
 from tests.playbooks import playbook
@@ -187,6 +190,71 @@ async def test_an_iteration_whose_second_page_fails_has_failed(engine: Engine, m
     [done] = await events_of(engine, state.execution_id, EventType.LOOP_DONE)
     assert (done.meta["done"], done.meta["failed"]) == (2, 1)
     assert await counts(engine, state) == (2, 1, 3)
+
+
+LINKED = """
+    workload: {api: ""}
+    workflow:
+      - step: fetch
+        tool: {kind: http, url: "{{ api }}/pages", params: {page: 1, size: 4, stuck: STUCK}}
+        retry:
+          - when: "{{ response.links.next is defined }}"
+            then: {next_call: {NEXT}, collect: {path: data}}
+    """
+LINK = 'url: "{{ api }}/{{ response.links.next }}"'
+
+
+async def test_the_address_of_the_next_page_has_its_own_query(engine: Engine, api: str) -> None:
+    text = LINKED.replace("NEXT", LINK).replace("STUCK", "99")
+    state = await engine.run(playbook(text), workload={"api": api})
+
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    assert [row["id"] for row in state.latest["fetch"].envelope["data"]] == list(range(23))
+    issued = await events_of(engine, state.execution_id, EventType.COMMAND_ISSUED)
+    assert [event.meta.get("page") for event in issued] == [None, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("following", "stuck", "message"),
+    [
+        (LINK, 3, r"page 4 is the same as that of page 3 \(.*page=3"),
+        ("params: {page: 1}", 99, "page 2 is the same as that of page 1 "),
+    ],
+)
+async def test_a_request_that_was_made_before_ends_the_sequence(
+    engine: Engine, api: str, following: str, stuck: int, message: str
+) -> None:
+    text = LINKED.replace("NEXT", following).replace("STUCK", str(stuck))
+    state = await engine.run(playbook(text), workload={"api": api})
+    resumed = await engine.resume(state.execution_id)
+
+    for failed in (state, resumed):
+        assert failed.status is ExecutionStatus.FAILED
+        assert re.search(message, str(failed.error)), failed.error
+
+
+async def test_a_link_that_leads_back_is_seen_after_a_restart(engine: Engine, api: str) -> None:
+    text = LINKED.replace("NEXT", LINK).replace("STUCK", "3").replace("then: {", "then: {delay: 0.2, ")
+    state = await interrupted(engine, text, {"api": api}, EventType.COMMAND_COMPLETED, 2)
+    assert await running_notes(engine.runtime.pool, state.execution_id) in ({}, {"fetch": "page 3"})
+    resumed = await engine.resume(state.execution_id)
+
+    assert "page 4 is the same as that of page 3" in str(resumed.error)
+    assert len(await events_of(engine, state.execution_id, EventType.COMMAND_COMPLETED)) == 3
+
+
+async def test_a_next_call_that_cannot_be_rendered_fails_the_step(engine: Engine, api: str) -> None:
+    text = LINKED.replace("NEXT", 'params: {page: "{{ response.paging.nxt }}"}').replace("STUCK", "99")
+    state = await engine.run(playbook(text), workload={"api": api})
+
+    assert "'nxt' is undefined" in str(state.error)
+
+
+async def test_pages_have_a_limit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "PAGES", 6)
+    state = await engine.run(playbook(MANY.replace("THEN", COLLECTED)))
+
+    assert "page 6 is the last that max_attempts allows" in str(state.error)
 
 
 LARGE = """
