@@ -182,6 +182,7 @@ class RetryRule(Model):
     next_call: NextCall | None = None
     collect: Collect | None = None
     sink: Sink | None = None
+    strict: bool = Field(False, description="an unknown name in 'when' fails the step, instead of ending the pages")
 
     @property
     def continues_success(self) -> bool:

@@ -314,7 +314,10 @@ def _workbook_task(playbook: Playbook, task: Task) -> Task:
 
 
 async def matches(
-    when: Compiled, scope: Mapping[str, Any], fetch: Fetch, tolerated: type[TemplateError] = TemplateError
+    when: Compiled,
+    scope: Mapping[str, Any],
+    fetch: Fetch,
+    tolerated: type[TemplateError] | tuple[()] = TemplateError,
 ) -> bool:
     """Evaluates the condition of a rule; one that uses fields that the outcome does not have is false."""
     try:

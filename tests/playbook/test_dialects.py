@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from textwrap import indent
 
 import pytest
 
@@ -288,6 +289,35 @@ def test_a_workbook_task_may_have_a_name_of_its_own() -> None:
 def test_input_under_two_spellings_is_merged() -> None:
     task = task_of("kind: noop\ninput: {a: 1}\nargs: {a: 2, b: 3}")
     assert task.input == {"a": 1, "b": 3}
+
+
+PAGED = "kind: http\nurl: http://x/\n"
+
+
+@pytest.mark.parametrize(
+    ("pages", "message"),
+    [
+        ("{link: next, curser: x}", "unknown key 'curser'; did you mean 'cursor'?"),
+        ("{link: next, next: x}", "one of link, next, cursor, number, offset is needed"),
+        ("{cursor: next}", "'param' is missing"),
+        ("{number: page}", "'rows' is missing: the path of the rows in the body, or response"),
+        ("{number: page, until: x}", "until must be one template"),
+        ("{link: next, until: '{{ response.last }}'}", "unknown key 'until'"),
+        ("{link: next}\nretry: {when: true, then: {collect: {path: x}}}", "'pages' and a rule of 'retry' both say"),
+    ],
+)
+def test_pages_that_cannot_be_read_are_named(pages: str, message: str) -> None:
+    task = indent(f"{PAGED}pages: {pages}", "    ")
+    assert any(message in problem for problem in errors_of(f"- step: fetch\n  tool:\n{task}")), message
+
+
+def test_pages_are_a_rule_beside_the_retry_of_the_step() -> None:
+    task = f"{PAGED}params: {{page: '{{{{ first }}}}'}}\npages: {{number: page, rows: data, max_pages: 7, delay: 2s}}"
+    steps = f"- step: fetch\n  retry: 4\n  tool:\n{indent(task, '    ')}"
+    pages, failures = step_of(steps).tasks[0].retry
+    assert (pages.max_attempts, pages.delay, failures.max_attempts) == (7, 2, 4)
+    assert pages.next_call is not None
+    assert pages.next_call.params == {"page": "{{ (first | int) + _page }}"}
 
 
 def test_retry_as_one_mapping() -> None:

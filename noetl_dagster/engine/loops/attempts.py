@@ -148,35 +148,36 @@ class Attempts:
         cache, fetch = ReferenceCache(), self.runtime.results.get
         scope = await self.visit.command_scope(command, cache, fetch, self.values)
         view = ResultView(envelope, cache)
-        scope = scope.with_locals(_names(envelope, view, command.attempt)).with_fallbacks({command.step: view})
+        names = _names(envelope, view, command.attempt) | {"_page": self.successes, "_rows": self.pages.rows}
+        scope = scope.with_locals(names).with_fallbacks({command.step: view})
         made = self.failures if outcome.failed else self.successes
         for task, number, continuation in _applicable(self.visit.program, outcome):
             rule = continuation.rule
-            wanted = await matches(continuation.when, scope, fetch)
-            if rule.collect is not None:
-                await self._collect(rule.collect, envelope, more=wanted)
-            if wanted and rule.continues_success and not rule.allows(made):
-                self.pages.failure = self.pages.failure or _more_follow(rule, command)
-            if self.pages.failure is not None:
+            try:
+                wanted = await matches(continuation.when, scope, fetch, () if rule.strict else TemplateError)
+                if rule.collect is not None:
+                    await self._collect(rule.collect, envelope, more=wanted)
+                if wanted and rule.continues_success and not rule.allows(made):
+                    raise _more_follow(rule, command)
+                if self.pages.failure is not None:
+                    return None
+                if not (wanted and rule.allows(made)):
+                    continue
+                overrides = command.overrides
+                if continuation.next_call is not None:
+                    changes = admit(await render_async(continuation.next_call, scope, fetch), "next_call")
+                    overrides = _merged(overrides, changes)
+                    if changes:
+                        self._note_request(task.task, overrides)
+            except (ToolError, TemplateError) as error:
+                self.pages.failure = self.pages.failure or error
                 return None
-            if not (wanted and rule.allows(made)):
-                continue
-            follower = replace(
-                command, attempt=command.attempt + 1, follows=not outcome.failed, not_before=due(rule, made)
-            )
             if outcome.failed:
                 self.reason = {"task": task.name, "rule": number}
-            if continuation.next_call is None:
-                return follower
-            try:
-                changes = admit(await render_async(continuation.next_call, scope, fetch), "next_call")
-                overrides = _merged(command.overrides, changes)
-                if changes:
-                    self._note_request(task.task, overrides)
-            except (ToolError, TemplateError) as error:
-                self.pages.failure = error
-                return None
-            return replace(follower, overrides=overrides)
+            follows, not_before = not outcome.failed, due(rule, made)
+            return replace(
+                command, attempt=command.attempt + 1, follows=follows, not_before=not_before, overrides=overrides
+            )
         return None
 
     def _note_request(self, task: Task, overrides: dict[str, Any]) -> None:
@@ -293,7 +294,7 @@ class Pages:
         self._value: Any = None
         self._bytes = 0
         self._parts: list[ResultRef] = []
-        self.count = 0
+        self.count = self.rows = 0
         self.failure: ToolError | StorageError | TemplateError | None = None
 
     @property
@@ -320,6 +321,7 @@ class Pages:
                 rows = rows if isinstance(rows, list) else [rows]
                 self._value = [] if self._value is None else self._value
                 self._value.extend(rows)
+                self.rows += len(rows)
                 self._bytes += len(codec.dump_json(rows))
                 if self._bytes > PART_BYTES or alone:
                     return await self._flush(command)

@@ -104,7 +104,7 @@ LANGUAGE_NAMES = frozenset(
         *("workload", "ctx", "vars", "iter", "loop", "_index", "loop_index", "execution_id", "job", "keychain"),
         *("input", "step", "results", "output", "outcome", "response", "error", "event", "partition"),
         *("asset", "fanin", "result", "data", "this", "meta", "args", "path", "params", "status"),
-        *("status_code", "attempt", "_prev", "_task", "_attempt", "_retry", "__frame_max_rows"),
+        *("status_code", "attempt", "_prev", "_task", "_attempt", "_retry", "_page", "_rows", "__frame_max_rows"),
     }
 )
 """Names that the language itself defines somewhere."""

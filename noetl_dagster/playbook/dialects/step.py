@@ -137,15 +137,20 @@ def _with_settings_of_step(
     A ``retry`` of a spec is a default: it is for steps that do not say themselves what follows an error.
     """
     retry, sink, default = read_retry(block), read_sink(block), read_retry(layered)
-    if default and not retry and not any(task.retry for task in tasks):
+    if default and not retry and not any(_looks_at_failures(task) for task in tasks):
         inherited = read_task_spec(None, outer, block).policy
         retry = default if all(task.spec.policy == inherited for task in tasks) else ()
     if not tasks or not (retry or sink or result != ResultSpec()):
         return tasks
     last = tasks[-1]
     spec = last.spec.model_copy(update={"result": merged_results(last.spec.result, result)})
-    update = {"retry": last.retry or retry, "sink": last.sink or sink, "spec": spec}
+    own = last.retry if _looks_at_failures(last) else (*last.retry, *retry)
+    update = {"retry": own, "sink": last.sink or sink, "spec": spec}
     return (*tasks[:-1], last.model_copy(update=update))
+
+
+def _looks_at_failures(task: Task) -> bool:
+    return any(not rule.continues_success for rule in task.retry)
 
 
 def _close(block: Block) -> None:

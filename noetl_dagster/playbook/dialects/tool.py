@@ -8,6 +8,7 @@ from typing import Any
 
 from noetl_dagster.errors import Place, ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.dialects.pages import read_pages
 from noetl_dagster.playbook.dialects.retry import read_retry, read_sink
 from noetl_dagster.playbook.dialects.routing import read_set
 from noetl_dagster.playbook.dialects.spec import read_keeping, read_task_spec, read_timeout
@@ -110,6 +111,10 @@ def read_task(block: Block, outer: Specs, *, name: str | None = None, default_na
         timeout = read_timeout(block)
         spec = spec.model_copy(update={"timeout": timeout}) if spec.timeout is None else spec
     config = _config(block, kind, tool)
+    if "pages" in config and (rule := read_pages(block, config)) is not None:
+        if any(one.continues_success for one in task["retry"]):
+            block.conflict("'pages' and a rule of 'retry' both say how the next page is found; keep one", "pages")
+        task["retry"] = (rule, *task["retry"])
     _unfold_script(block, config, tool)
     for field in tool.commands:
         block.document.add_commands(config.get(field))

@@ -114,6 +114,21 @@ def path_part(value: Any) -> str:
     return _NOT_IN_PATHS.sub(lambda match: f"%{ord(match[0]):02X}", text_of(value))
 
 
+def next_url(link: Any, page: Any) -> str:
+    """Returns the address of the page that a page links to; the link may be relative.
+
+    Raises:
+        TemplateError: it is on another server, which must not get the headers of the request.
+    """
+    from yarl import URL  # only where there are pages
+
+    here, link = URL(str(_known(page)), encoded=True), str(_known(link))
+    there = here.join(URL(link, encoded=True))
+    if there.scheme not in ("http", "https") or there.origin() != here.origin():
+        raise TemplateError(f"the page {here} leads to {there}, another server, which must not get its headers")
+    return str(there)
+
+
 _NOT_IN_PATHS = re.compile(r"^\.|[/\\%?#*\[\]\x00-\x1f\x7f]")
 
 
@@ -417,4 +432,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "sql_identifier": sql_identifier,
     "shell_quote": shell_quote,
     "path_part": path_part,
+    "next_url": next_url,
 }

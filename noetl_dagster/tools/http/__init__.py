@@ -32,6 +32,7 @@ KINDS = (
             "headers": "Headers of the request",
             ("params", "query", "query_params"): "Query parameters of the request",
             HTTP_BODY: "Body: mappings and lists are sent as JSON, text as it is",
+            "pages": "How the next page is found: {link}, {next}, {cursor, param}, {number} or {offset}, and rows",
             ("form", "form_data"): "Fields of a form, sent as the body",
             "format": "Format of the body's rows: jsonl, csv or json; data is then a list of rows. text: data is text, "
             "whatever its content type",

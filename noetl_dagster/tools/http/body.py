@@ -8,7 +8,9 @@ import codecs
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from yarl import URL
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.process.redaction import SECRETS
@@ -48,6 +50,7 @@ class HttpResponse(NamedTuple):
     Attributes:
         data: the parsed body; None of a refusal.
         text: the beginning of a refusal's body.
+        links: the addresses of the header ``Link``, by their relation (RFC 8288).
         encoding: ``base64`` or ``reference`` if ``data`` is not the body itself.
     """
 
@@ -58,6 +61,7 @@ class HttpResponse(NamedTuple):
     data: Any
     text: str
     encoding: str | None
+    links: dict[str, str]
 
 
 class ResponseBody:
@@ -121,10 +125,20 @@ async def read_response(body: ResponseBody, call: ToolCall, context: ToolContext
         )
         data, encoding = ref.model_dump(mode="json", exclude_defaults=True), "reference"
     text = SECRETS.redact(_readable(content, response))[:EXCERPT] if failed else ""
+    links = _links(response) if "link" in headers else {}
     together = "\n".join((url, *headers.values()))
     if SECRETS.redact(together) is not together:  # in most nothing is found: one search for all of them
         url, headers = SECRETS.redact(url), {name: SECRETS.redact(value) for name, value in headers.items()}
-    return HttpResponse(response.status, response.reason or "", headers, url, data, text, encoding)
+        links = {relation: SECRETS.redact(address) for relation, address in links.items()}
+    return HttpResponse(response.status, response.reason or "", headers, url, data, text, encoding, links)
+
+
+def _links(response: ClientResponse) -> dict[str, str]:
+    """Returns absolute addresses; a link may have several relations. A header that cannot be read has none."""
+    with suppress(ValueError):
+        links = [(relations, public(cast(URL, link["url"]))) for relations, link in response.links.items()]
+        return {relation: address for relations, address in links for relation in relations.split()}
+    return {}
 
 
 def _headers(response: ClientResponse) -> dict[str, str]:

@@ -123,7 +123,9 @@ class HttpTool(Tool):
         except ValueError as error:
             raise _http_error(f"{_place(request)} cannot be sent: {error}") from None
         elapsed = time.perf_counter() - started
-        details = {"http": {"status": answer.status, "headers": answer.headers}}
+        details: dict[str, Any] = {"http": {"status": answer.status, "headers": answer.headers}}
+        if answer.links:
+            details["http"]["links"] = answer.links
         if answer.status >= 400:
             raise _refused(_place(request), answer, details)
         data: dict[str, Any] = {

@@ -257,6 +257,75 @@ async def test_pages_have_a_limit(engine: Engine, monkeypatch: pytest.MonkeyPatc
     assert "page 6 is the last that max_attempts allows" in str(state.error)
 
 
+DECLARED = [
+    ("pages", {}, "{link: next, rows: data}"),
+    ("pages", {"size": 5}, "{next: response.links.next, rows: data}"),
+    ("pages", {"size": 5}, "{next: '{{ response.links.next | default(none) }}', rows: response.data}"),
+    ("cursor", {}, "{cursor: next, param: after, rows: items}"),
+    ("pages", {"size": 5}, "{number: page, until: '{{ not response.paging.hasMore }}', rows: data}"),
+    ("pages", {"size": 5, "page": 1}, "{number: page, rows: data}"),  # up to an empty page
+    ("pages", {"size": 23}, "{number: page, rows: data}"),
+    ("offset", {}, "{offset: skip, limit: 10, total: response.total, rows: items}"),  # the server sends only 8
+    ("offset", {}, "{offset: skip, rows: items}"),
+]
+
+
+def _declared(path: str, params: dict[str, Any], pages: str) -> str:
+    return f"""
+        workload: {{api: ""}}
+        workflow:
+          - step: fetch
+            tool: {{kind: http, url: "{{{{ api }}}}/{path}", params: {params}, pages: {pages}}}
+            retry: [{{when: "{{{{ error.retryable }}}}", then: {{max_attempts: 2, delay: 0.01}}}}]
+        """
+
+
+@pytest.mark.parametrize(("path", "params", "pages"), DECLARED)
+async def test_declared_pages_bring_every_row_once(
+    engine: Engine, api: str, path: str, params: dict[str, Any], pages: str
+) -> None:
+    state = await engine.run(playbook(_declared(path, params, pages)), workload={"api": api})
+
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    data = state.latest["fetch"].envelope["data"]
+    assert [row["id"] if isinstance(row, dict) else row for row in data] == list(range(23))
+
+
+async def test_declared_pages_end_where_rows_are_lost_meanwhile(engine: Engine, api: str) -> None:
+    for pages in ("{offset: skip, total: total, rows: items}", "{offset: skip, rows: items}"):
+        state = await engine.run(playbook(_declared("offset", {"shrinks": 1}, pages)), workload={"api": api})
+        assert state.latest["fetch"].envelope["data"] == list(range(18)), state.error
+
+
+async def test_a_failed_page_of_declared_ones_is_tried_again(engine: Engine, api: str) -> None:
+    text = _declared("flaky-pages/{{ execution_id }}", {"size": 10}, "{number: page, rows: data, start: 1}")
+    state = await engine.run(playbook(text), workload={"api": api})
+
+    assert len(state.latest["fetch"].envelope["data"]) == 23, state.error
+
+
+@pytest.mark.parametrize(
+    ("path", "pages", "message"),
+    [
+        ("pages", "{next: response.lnks.next, rows: data}", "'lnks' is undefined"),
+        ("pages", "{number: page, until: '{{ response.paging.hasMor == false }}'}", "'hasMor' is undefined"),
+        ("pages", "{number: page, until: '{{ response.paging.lst }}'}", "'lst' is undefined"),
+        ("pages", "{cursor: '{{ response.nxt }}', param: page}", "'nxt' is undefined"),
+        ("pages", "{number: page, rows: dta}", "'dta' is undefined"),
+        ("cursor", "{offset: after, total: totl, rows: items}", "'totl' is undefined"),
+        ("pages", "{link: next, rows: data, max_pages: 2}", "page 2 is the last that max_attempts allows"),
+        ("echo?next=http://127.0.0.1:1/x", "{next: query.next}", "127.0.0.1:1/x, another server, which must not get"),
+    ],
+)
+async def test_declared_pages_that_cannot_be_followed_fail(
+    engine: Engine, api: str, path: str, pages: str, message: str
+) -> None:
+    state = await engine.run(playbook(_declared(path, {}, pages)), workload={"api": api})
+
+    assert state.status is ExecutionStatus.FAILED
+    assert message in str(state.error)
+
+
 LARGE = """
     workload: {}
     workflow:
