@@ -18,6 +18,7 @@ import psutil
 from noetl_dagster.errors import ServiceError
 from noetl_dagster.private_files import private_file
 from noetl_dagster.process.environment import basic_environment
+from noetl_dagster.process.families import living
 
 LOOPBACK = "127.0.0.1"
 
@@ -110,16 +111,11 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _alive(family: Sequence[psutil.Process], patience: float) -> list[psutil.Process]:
-    """Waits until these processes have ended, and returns those that have not.
-
-    A zombie has ended: process 1 of a container may take seconds to reap it.
-    """
+    """Waits until these processes have ended, and returns those that have not."""
     deadline = time.monotonic() + patience
-    while True:
-        alive = [one for one in family if one.is_running() and not _is_zombie(one.pid)]
-        if not alive or time.monotonic() > deadline:
-            return alive
+    while (alive := living(family)) and time.monotonic() < deadline:
         time.sleep(0.02)
+    return alive
 
 
 def answers(port: int) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
+from noetl_dagster.process.families import MARK
 from noetl_dagster.settings import WITHHELD, Settings, get_settings
 
 PREFIX = "NOETL_"
@@ -99,8 +100,8 @@ def own_environment() -> dict[str, str]:
 
 
 def without_tokens(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment without the tokens of the HTTP API."""
-    return {name: value for name, value in environment.items() if name not in API_TOKENS}
+    """Returns an environment without the tokens of the HTTP API, and without the mark of a call that ends."""
+    return {name: value for name, value in environment.items() if name not in API_TOKENS and name != MARK}
 
 
 def setting_variable(name: str) -> str | None:

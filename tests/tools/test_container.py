@@ -13,8 +13,9 @@ import pytest
 from noetl_dagster.errors import ToolError
 from noetl_dagster.setting_types import PodTemplate
 from noetl_dagster.tools.base import ToolContext
-from noetl_dagster.tools.commands import container, jobs
+from noetl_dagster.tools.commands import jobs
 from noetl_dagster.tools.commands.cluster import StartProblem
+from noetl_dagster.tools.commands.processes import OUTPUT_BYTES
 from tests.helm.chart import KIND, manifests, of_kind
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.cluster.failures import Refused
@@ -42,8 +43,10 @@ async def test_a_container_that_fails_says_what_it_wrote(run: Any, cluster: Clus
 async def test_of_a_long_log_the_end_is_kept(run: Any) -> None:
     script = "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo the end"
     found = (await run("container", image="busybox", command=script)).data
-    assert found["stdout"].endswith("\nthe end\n")
-    assert len(found["stdout"]) == container.LOG_BYTES
+    note, _, log = found["stdout"].partition("\n")
+    assert note == "[the first 1,951,433 bytes are left out; write long output to a file]"
+    assert log.endswith("\nthe end\n")
+    assert len(log) == OUTPUT_BYTES
 
 
 async def test_a_container_of_the_chart_runs_restricted_and_with_the_release_s_labels(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,47 @@ async def test_the_whole_group_is_killed(run: Any, tmp_path: Path) -> None:
     await until(lambda: ended(pid))
 
 
+ESCAPES = {
+    "another session": "setsid sleep 600 &",
+    "a daemon": "(setsid sh -c 'sleep 600 & echo $! > child' >/dev/null 2>&1 &)",
+    "another group": 'python3 -c \'import os; os.setpgid(0, 0); os.execvp("sleep", ["sleep", "600"])\' &',
+    "deaf to SIGTERM": "setsid sh -c 'trap \"\" TERM; while :; do sleep 0.1; done' &",
+}
+
+
+@pytest.mark.parametrize("commands", ESCAPES.values(), ids=ESCAPES)
+async def test_what_a_call_starts_ends_with_it(run: Any, tmp_path: Path, commands: str) -> None:
+    """Whether its time is over, or it ends by itself: no process is left that keeps its pipes open."""
+    with pytest.raises(ToolError, match="took longer than its timeout of 1 s"):
+        await asyncio.wait_for(run("shell", cmds=[commands, "sleep 600"], timeout=1), PATIENCE_SECONDS)
+    assert not at_work_in(tmp_path)
+
+    data = (await asyncio.wait_for(run("shell", cmds=[commands, "echo done"]), PATIENCE_SECONDS)).data
+    assert data["stdout"] == "done\n"
+    assert not at_work_in(tmp_path)
+
+
+async def test_what_code_in_a_subprocess_starts_ends_with_it(run: Any, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    code = f"import subprocess\nsubprocess.Popen(['sleep', '600'], cwd={folder!r}, start_new_session=True)\nresult = 1"
+
+    assert (await asyncio.wait_for(run("python", code=code, isolation="subprocess"), PATIENCE_SECONDS)).data == 1
+    assert not at_work_in(tmp_path)
+
+
+async def test_a_process_that_hides_does_not_keep_its_call_waiting(run: Any, tmp_path: Path) -> None:
+    """It has left group and session, has another environment, and its parent has ended."""
+    pid = tmp_path / "pid"
+    hidden = f"env -i /bin/sh -c 'echo $$ > {pid}; exec sleep 600' &"
+
+    data = (
+        await run("shell", cmds=[f"(setsid {hidden})", f"until test -s {pid}; do sleep 0.02; done", "echo done"])
+    ).data
+
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert data["stdout"] == "done\n"
+
+
 @pytest.mark.parametrize("turns", range(1, 9))
 async def test_a_group_that_is_only_starting_is_ended_too(turns: int, tmp_path: Path) -> None:
     """Cancelled after so many turns of the event loop, which is too busy to see that the process has begun."""
@@ -68,9 +110,34 @@ def at_work_in(folder: Path) -> list[int]:
 async def test_long_output_keeps_its_end(run: Any) -> None:
     data = (await run("shell", cmds="yes | head -c 5000000; echo end")).data
 
+    note, _, text = data["stdout"].partition("\n")
     assert data["truncated"]
-    assert len(data["stdout"]) == 1_048_576
-    assert data["stdout"].endswith("end\n")
+    assert note == "[the first 3,951,428 bytes are left out; write long output to a file]"
+    assert len(text) == 1_048_576
+    assert text.endswith("end\n")
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (r"a\n\351", "stdout is no UTF-8 text, since line 2 has the byte 0xe9; .* with iconv or base64"),
+        (r"a\000b", "stdout is no UTF-8 text, since line 1 has the byte 0x00"),
+    ],
+)
+async def test_output_that_is_no_text_is_refused(run: Any, output: str, message: str) -> None:
+    with pytest.raises(ToolError, match=message) as caught:
+        await run("shell", cmds=f"printf '{output}'")
+    data = (await run("shell", cmds=f"printf '{output}' >&2")).data
+
+    assert caught.value.code == "VALUE"
+    assert ": bytes that are no UTF-8 text are replaced with U+FFFD]\na" in data["stderr"]
+    assert "\ufffd" in data["stderr"]
+
+
+async def test_long_output_begins_with_a_whole_character(run: Any) -> None:
+    data = (await run("shell", cmds="head -c 1048576 /dev/zero | tr '\\0' x; printf 'é%.0s' $(seq 600000)")).data
+
+    assert data["stdout"].partition("\n")[2].strip("é") == ""
 
 
 async def test_scripts_choose_their_interpreter(run: Any, tmp_path: Path) -> None:

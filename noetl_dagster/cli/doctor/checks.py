@@ -301,10 +301,10 @@ async def _playbook_code(settings: Settings) -> CheckResult:
     confined = confinement(settings)
     with confined.private_folder("noetl-doctor-") as folder:
         ready = [sys.executable, "-c", "import orjson"]
-        command, env = confined.start_of(ready, {"PATH": os.defpath, **confined.variables(folder)})
-        done = await run_process(command, env=env, folder=folder)
+        env = {"PATH": os.defpath, **confined.variables(folder)}
+        done = await run_process(ready, env=env, folder=folder, confined=confined)
     if done.exit_code:
-        return wrong(f"confined Python code cannot start: {done.stderr.strip()[-200:]}", CODE_REMEDY)
+        return wrong(f"confined Python code cannot start: {str(done.stderr).strip()[-200:]}", CODE_REMEDY)
     return ok(f"playbook code runs as the user {settings.playbook_user}")
 
 

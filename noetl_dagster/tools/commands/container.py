@@ -24,12 +24,12 @@ from noetl_dagster.tools.base import (
 )
 from noetl_dagster.tools.commands import jobs
 from noetl_dagster.tools.commands.cluster import EXCERPT, NO_RIGHT, StartWatch, ask_cluster, delete_job, own_namespace
+from noetl_dagster.tools.commands.processes import Output
 from noetl_dagster.tools.files import load_script
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
-LOG_BYTES = 1_048_576
 UNANSWERED_SECONDS = 60.0  # for which a job may run while the API server does not answer
 
 
@@ -211,7 +211,9 @@ class _ContainerJob:
             if error.status not in (400, 404):  # the container never started, or was deleted
                 raise
             return name, code, None
-        return name, code, SECRETS.redact_bytes(answer.data)[-LOG_BYTES:].decode(errors="replace")
+        log = Output()
+        log.add(answer.data)
+        return name, code, str(log)
 
     async def stop(self) -> None:
         """Stops the job but keeps it, so that a resumed call does not run it again."""

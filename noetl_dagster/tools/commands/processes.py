@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import pwd
+import re
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.process import confining
+from noetl_dagster.process.families import MARK, Family
 from noetl_dagster.process.redaction import LONGEST, SECRETS
 from noetl_dagster.settings import Settings
 
@@ -65,6 +65,9 @@ class Confinement:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+UNCONFINED = Confinement()
+
+
 def confinement(settings: Settings, memory: int | None = None) -> Confinement:
     """Returns the rules for playbook code.
 
@@ -101,17 +104,61 @@ def _user(name: str) -> tuple[int, int]:
 
 OUTPUT_BYTES = 1_048_576
 GRACE_SECONDS = 2.0
-_CHUNK = 65_536
+_CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
+_NO_TEXT = re.compile("[\0\udc80-\udcff]")  # NUL, and bytes that are no UTF-8
+
+
+class Output:
+    """What a process writes to a stream: all of it, or the last ``OUTPUT_BYTES``."""
+
+    def __init__(self) -> None:
+        self._last = bytearray()
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        """Adds what the process has written next."""
+        self._size += len(data)
+        self._last += data
+        if len(self._last) > 2 * OUTPUT_BYTES:
+            del self._last[: -OUTPUT_BYTES - LONGEST]
+
+    @property
+    def is_cut(self) -> bool:
+        """Reports that only the end is kept."""
+        return self._size > OUTPUT_BYTES
+
+    @property
+    def fault(self) -> str | None:
+        """The line and the byte because of which the output is no text; None if it is text."""
+        content = self._decoded()
+        if (invalid := _NO_TEXT.search(content)) is None:
+            return None
+        return f"line {content.count(chr(10), 0, invalid.start()) + 1} has the byte 0x{ord(invalid[0]) & 0xFF:02x}"
+
+    def __str__(self) -> str:
+        """Returns the text, without secrets. A first line in brackets tells what is left out and what is replaced."""
+        notes = []
+        if self.is_cut:
+            notes.append(f"the first {self._size - OUTPUT_BYTES:,} bytes are left out; write long output to a file")
+        if self.fault is not None:
+            notes.append(f"{self.fault}: bytes that are no UTF-8 text are replaced with U+FFFD")
+        text = _NO_TEXT.sub("\ufffd", self._decoded())
+        return f"[{'; '.join(notes)}]\n{text}" if notes else text
+
+    def _decoded(self) -> str:
+        content = SECRETS.redact_bytes(bytes(self._last))
+        if self.is_cut:
+            content = content[-OUTPUT_BYTES:].lstrip(_CONTINUATION)
+        return content.decode(errors="surrogateescape")
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The outcome of a process. Long output is reduced to its end, and ``truncated`` is set."""
+    """The outcome of a process."""
 
     exit_code: int
-    stdout: str
-    stderr: str
-    truncated: bool = False
+    stdout: Output
+    stderr: Output
 
 
 async def run_process(
@@ -120,11 +167,12 @@ async def run_process(
     env: Mapping[str, str],
     folder: str | Path = ".",
     pass_fds: Sequence[int] = (),
+    confined: Confinement = UNCONFINED,
 ) -> Finished:
-    """Runs a command to its end.
+    """Runs a command to its end. All processes that it started end with it.
 
-    If the caller is cancelled (a time limit), the whole process group gets SIGTERM and, two seconds later, SIGKILL.
-    Processes that the command left in its group end with it.
+    If the caller is cancelled (a time limit), they get SIGTERM and, two seconds later, SIGKILL. What is left when the
+    command has ended by itself gets SIGKILL at once. Output is read two seconds longer, at most.
 
     Args:
         env: the variables of the program; it inherits none.
@@ -133,72 +181,53 @@ async def run_process(
     Raises:
         OSError: the program cannot be started.
     """
+    family = Family()
+    command, env = confined.start_of(command, {**env, MARK: family.mark})
     starting = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(
+        asyncio.get_running_loop().subprocess_exec(
+            _Outputs,
             *command,
             cwd=folder,
             env=env,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
             pass_fds=pass_fds,
         )
     )
     cancelled: asyncio.CancelledError | None = None
     try:
-        process = await asyncio.shield(starting)
+        transport, outputs = await asyncio.shield(starting)
     except asyncio.CancelledError as error:  # asyncio would end the process alone, and wait for its group
-        cancelled, process = error, await starting
-    assert process.stdout is not None
-    assert process.stderr is not None
-    output, errors = _Tail(), _Tail()
-    reading = asyncio.gather(output.read(process.stdout), errors.read(process.stderr), return_exceptions=True)
+        cancelled, (transport, outputs) = error, await starting
     try:
         if cancelled is not None:
             raise cancelled
-        await process.wait()
+        await outputs.exited.wait()
     finally:
-        await asyncio.shield(_end_group(process))
-        await reading
-    assert process.returncode is not None
-    return Finished(process.returncode, output.text(), errors.text(), output.truncated or errors.truncated)
+        try:
+            patience = GRACE_SECONDS if transport.get_returncode() is None else 0
+            await asyncio.shield(family.end(transport.get_pid(), patience))
+            with suppress(TimeoutError):  # a process that hides from the search may keep them open
+                await asyncio.wait_for(outputs.closed.wait(), GRACE_SECONDS)
+        finally:
+            transport.close()
+    exit_code = transport.get_returncode()
+    assert exit_code is not None
+    return Finished(exit_code, outputs.stdout, outputs.stderr)
 
 
-class _Tail:
-    """Reads a stream to its end and keeps the last ``OUTPUT_BYTES``."""
+class _Outputs(asyncio.SubprocessProtocol):
+    """Reads the output of a process, and knows of its end before that of its output."""
 
     def __init__(self) -> None:
-        self._kept = bytearray()
-        self.truncated = False
+        self.exited, self.closed = asyncio.Event(), asyncio.Event()
+        self.stdout, self.stderr = Output(), Output()
 
-    async def read(self, stream: asyncio.StreamReader) -> None:
-        while chunk := await stream.read(_CHUNK):
-            self._kept += chunk
-            if len(self._kept) > 2 * OUTPUT_BYTES:
-                self._cut()
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        (self.stdout if fd == 1 else self.stderr).add(data)
 
-    def _cut(self) -> None:
-        if len(self._kept) > OUTPUT_BYTES:
-            del self._kept[: -OUTPUT_BYTES - LONGEST]
-            self.truncated = True
+    def process_exited(self) -> None:
+        self.exited.set()
 
-    def text(self) -> str:
-        self._cut()
-        if not self.truncated:
-            return self._kept.decode(errors="replace")
-        return SECRETS.redact_bytes(bytes(self._kept))[-OUTPUT_BYTES:].decode(errors="replace")
-
-
-async def _end_group(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        _signal_group(process.pid, signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
-    _signal_group(process.pid, signal.SIGKILL)
-    await process.wait()
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed.set()

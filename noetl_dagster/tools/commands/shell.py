@@ -1,4 +1,4 @@
-"""``kind: shell`` and ``kind: script``: commands in a separate process group."""
+"""``kind: shell`` and ``kind: script``: commands in processes that end with the call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import orjson
 from noetl_dagster.errors import ToolError, kind_of
 from noetl_dagster.playbook.templates.environment import text_of
 from noetl_dagster.process.environment import playbook_environment
-from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.tools.base import (
     JobMessages,
     Tool,
@@ -25,7 +24,7 @@ from noetl_dagster.tools.base import (
 )
 from noetl_dagster.tools.commands.processes import Finished, confinement, run_process
 from noetl_dagster.tools.files import load_script, own_folders
-from noetl_dagster.values import admit
+from noetl_dagster.values import RefusedValueError, admit
 
 SHELL = "/bin/sh"
 EXCERPT = 500
@@ -44,10 +43,10 @@ class ShellTool(Tool):
     Dagster run gets their logs and metadata; use ``pipes: objects`` for jobs on other
     machines.
 
-    Output: ``{exit_code, stdout, stderr, truncated}``; of long output the last mebibyte.
+    Output: ``{exit_code, stdout, stderr, truncated}``; of long output the last mebibyte, after a line that says so.
 
-    Raises ``ToolError`` for an exit code other than 0 (``error.code``), and of kind ``timeout`` after the time
-    limit, when the whole process group is killed.
+    Raises ``ToolError`` for an exit code other than 0 (``error.code``), of kind ``timeout`` after the time limit, and
+    ``RefusedValueError`` if stdout is no text. All processes that the commands started end with the call.
     """
 
     async def run(self, call: ToolCall, context: ToolContext) -> ToolResult:
@@ -58,19 +57,19 @@ class ShellTool(Tool):
                 finished = await self._run(call, context, variables)
         except OSError as error:
             raise ToolError(f"{call.task.kind} in step {call.step}: {error}", kind=kind_of(error)) from None
-        redact, code = SECRETS.redact, finished.exit_code
+        code, stdout, stderr = finished.exit_code, str(finished.stdout), str(finished.stderr)
         if code != 0:
             outcome = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            output = redact(finished.stderr.strip() or finished.stdout.strip())[-EXCERPT:]
+            output = (stderr.strip() or stdout.strip())[-EXCERPT:]
             text = f"shell in step {call.step} {outcome}{': ' if output else ''}{output}"
             raise ToolError(text, kind="unknown", code=code)
-        data = {
-            "exit_code": code,
-            "stdout": redact(finished.stdout),
-            "stderr": redact(finished.stderr),
-            "truncated": finished.truncated,
-        }
-        return ToolResult(data=data)
+        if (fault := finished.stdout.fault) is not None:
+            raise RefusedValueError(
+                f"{call.task.kind} in step {call.step}: stdout",
+                f"is no UTF-8 text, since {fault}; convert it in the command, with iconv or base64, or write a file",
+            )
+        truncated = finished.stdout.is_cut or finished.stderr.is_cut
+        return ToolResult(data={"exit_code": code, "stdout": stdout, "stderr": stderr, "truncated": truncated})
 
     async def _run(self, call: ToolCall, context: ToolContext, variables: Mapping[str, str]) -> Finished:
         config = call.config
@@ -89,8 +88,7 @@ class ShellTool(Tool):
             if script or confined.has_own_user:
                 private = stack.enter_context(confined.private_folder("noetl-script-"))
             env |= confined.variables(private) | own
-            command, env = confined.start_of(_command(call, script, private), env)
-            return await run_process(command, folder=folder, env=env)
+            return await run_process(_command(call, script, private), folder=folder, env=env, confined=confined)
 
 
 def _command(call: ToolCall, script: str | None, private: Path | None) -> list[str]:

@@ -61,7 +61,7 @@ async def run_in_process(
         finally:
             receiving.cancel()
             (failure,) = await asyncio.gather(receiving, return_exceptions=True)
-        for line in finished.stdout.splitlines():
+        for line in str(finished.stdout).splitlines():
             printer(line)
         if isinstance(failure, Exception):
             raise failure
@@ -146,7 +146,7 @@ def _answer(folder: _ChildFolder, finished: Finished) -> Any:
         if "failure" in answer:
             raise CodeFailure(**answer["failure"])
         return answer.get("value", STREAMED)
-    stderr, code = SECRETS.redact(finished.stderr.strip())[-500:], finished.exit_code
+    stderr, code = SECRETS.redact(str(finished.stderr).strip())[-500:], finished.exit_code
     if "MemoryError" in stderr or "bad_alloc" in stderr:
         raise CodeFailure("MemoryError", "the code needs more memory than its limit", None)
     if code < 0:
