@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dagster import DagsterInstance, DagsterInvalidConfigError, Definitions, JobDefinition
+from dagster import DagsterEvent, DagsterInstance, Definitions, JobDefinition
 
 # private: a job made from a playbook, not from a module
 from dagster._core.definitions.job_base import InMemoryJob
@@ -34,10 +34,13 @@ from noetl_dagster.compiler.plan import PlaybookPlan
 from noetl_dagster.compiler.runs import PAGE_TAG, RESUME_TAG, execution_tags, latest_run, report_lost_run
 from noetl_dagster.engine.executions.addresses import execution_url
 from noetl_dagster.engine.executions.lifecycle import check_workload
-from noetl_dagster.errors import ExecutionNotFoundError, WorkloadError
+from noetl_dagster.errors import ExecutionNotFoundError, NoetlError
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.workload import check_types
 from noetl_dagster.resources.engines import EngineProvider
 from noetl_dagster.settings import Settings
+
+_OWN_ERRORS = f"{NoetlError.__module__}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ def launch(
     """
     check_workload(workload or {})
     plan, job = prepare(playbook, noetl) if isinstance(playbook, Playbook) else playbook
+    check_types(plan.playbook.workload, workload or {})
     before = latest_run(instance, execution_id, plan.playbook.name) if resumed else None
     if before is not None:
         report_lost_run(instance, before)
@@ -127,22 +131,28 @@ def launch(
         **partition_tags(partition),
         **({RESUME_TAG: run_id} if resumed else {}),
     }
-    try:
-        run = instance.create_run_for_job(
-            job_def=job,
-            run_id=run_id,
-            run_config=run_config,
-            tags=tags,
-            parent_run_id=before.run_id if before is not None else None,
-            root_run_id=(before.root_run_id or before.run_id) if before is not None else None,
-            remote_job_origin=job_origin(plan, noetl.settings),
-        )
-    except DagsterInvalidConfigError as error:
-        reasons = "; ".join(one.message for one in error.errors)
-        raise WorkloadError(f"workload of {plan.playbook.name}: {reasons}") from error
+    run = instance.create_run_for_job(
+        job_def=job,
+        run_id=run_id,
+        run_config=run_config,
+        tags=tags,
+        parent_run_id=before.run_id if before is not None else None,
+        root_run_id=(before.root_run_id or before.run_id) if before is not None else None,
+        remote_job_origin=job_origin(plan, noetl.settings),
+    )
     result = execute_run(InMemoryJob(job), run, instance)
-    failures = [event.message for event in result.all_events if event.is_run_failure]
-    return FinishedRun(run.run_id, result.success, next(iter(failures), None))
+    return FinishedRun(run.run_id, result.success, _reason([event for event in result.all_events if event.is_failure]))
+
+
+def _reason(failures: Sequence[DagsterEvent]) -> str | None:
+    """Returns the innermost error of the first failure, or the first of this package, whose message has the remedy."""
+    for event in failures:
+        error = getattr(event.event_specific_data, "error", None)
+        while error is not None and error.cause is not None and not error.message.startswith(_OWN_ERRORS):
+            error = error.cause
+        if error is not None:
+            return str(error.message).strip().removeprefix(_OWN_ERRORS)
+    return failures[0].message if failures else None
 
 
 def job_origin(plan: PlaybookPlan, settings: Settings) -> RemoteJobOrigin | None:

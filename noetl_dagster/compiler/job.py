@@ -48,6 +48,9 @@ from noetl_dagster.compiler.plan import PlaybookPlan, RegionPlan, plan_playbook
 from noetl_dagster.compiler.specs import run_tags
 from noetl_dagster.playbook.assets import ScheduleSpec, ScheduleStatus
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.workload import wanted_item_type, wanted_type
+
+_SCALARS = (bool, int, float, str)
 
 
 @dataclass(frozen=True)
@@ -216,11 +219,9 @@ def _workload_mapping(plan: PlaybookPlan) -> ConfigMapping:
 
 
 def _type_of(default: Any) -> Any:
-    """Returns the config type of a default; text may hold a template, which accepts any value."""
-    if isinstance(default, bool | int | float):
-        return type(default)
-    if isinstance(default, str) and "{{" not in default:
-        return str
-    if isinstance(default, list) and default and all(isinstance(item, str) for item in default):
-        return Array(str)
-    return Permissive() if isinstance(default, dict) else Noneable(AnyType)
+    """Returns the config type of a default, see :func:`noetl_dagster.playbook.workload.check_types`."""
+    if isinstance(default, list):
+        items = wanted_item_type(default)
+        return Array(items if items in _SCALARS else Noneable(AnyType))
+    wanted = wanted_type(default)
+    return wanted if wanted in _SCALARS else Permissive() if wanted is dict else Noneable(AnyType)

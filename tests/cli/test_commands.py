@@ -194,7 +194,10 @@ def test_an_unknown_execution_is_named(cli: Cli) -> None:
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [("text", "workload of sum"), ("12345678901234567890123", "workload.a: Integer exceeds 64-bit range")],
+    [
+        ("text", "workload.a is the text 'text', but its default is an integer"),
+        ("12345678901234567890123", "workload.a: Integer exceeds 64-bit range"),
+    ],
     ids=["type", "size"],
 )
 def test_a_wrong_value_is_one_line(cli: Cli, tmp_path: Path, value: str, message: str) -> None:

@@ -99,6 +99,16 @@ def test_mistakes_are_told_at_once(noetl: EngineProvider, tmp_path: Path) -> Non
         materialize_playbook(playbook("workload: {n: 1}\n" + NOOP), {"n": "many"}, resources={"noetl": noetl})
 
 
+def test_a_run_that_fails_before_its_first_step_shows_the_error_itself(noetl: EngineProvider) -> None:
+    steps = 'workflow: [{step: start, spec: {timeout: "{{ workload.seconds }}"}, tool: {kind: noop}}]'
+    flow = playbook(f"workload: {{seconds: null}}\n{steps}")
+
+    made = materialize_playbook(flow, {"seconds": "soon"}, resources={"noetl": noetl}, raise_on_error=False)
+
+    assert str(made.error).startswith("PlaybookError: "), made.error
+    assert "soon" in str(made.error)
+
+
 BESIDE = """
 from dagster import AssetCheckResult, AssetKey, asset, asset_check
 

@@ -122,3 +122,20 @@ async def test_a_lenient_execution_is_resumed_without_its_stored_model(
     assert execution.state.status is ExecutionStatus.COMPLETED, execution.state.error
     found = await overview(engine.runtime, failed.execution_id)
     assert [warning.partition(";")[0] for warning in found.warnings] == ["line 4: step 'start': unknown key 'colour'"]
+
+
+async def test_the_workload_of_a_child_is_checked(engine: Engine, run: Run) -> None:
+    steps = "\nworkload: {count: 1, name: x}\nworkflow: [{step: start, tool: {kind: noop}}]\n"
+    await engine.runtime.registered.register(draft_of(text_of("child", steps)))
+
+    wrong = await run(calling('path: tests/child, input: {count: "5"}'))
+    state = await run(calling("path: tests/child, input: {count: 5, nmae: y}"))
+
+    assert wrong.status is ExecutionStatus.FAILED
+    assert "child playbook 'tests/child': workload.count is the text '5', but its default is an integer" in str(
+        wrong.error
+    )
+    assert state.status is ExecutionStatus.COMPLETED, state.error
+    child_id = int(state.latest["call"].envelope["playbook"]["execution_id"])
+    found = await overview(engine.runtime, child_id)
+    assert list(found.warnings) == ["the workload has no key 'nmae'; did you mean 'name'?"]

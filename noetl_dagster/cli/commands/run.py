@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,10 +23,12 @@ from noetl_dagster.playbook.checks.templates import check_code
 from noetl_dagster.playbook.document import Document
 from noetl_dagster.playbook.loader import load_report, required
 from noetl_dagster.playbook.models import Playbook
-from noetl_dagster.playbook.wording import suggestion
+from noetl_dagster.playbook.workload import unknown_keys, wanted_type
 from noetl_dagster.process.collector import importing
 from noetl_dagster.process.environment import settings_withheld
 from noetl_dagster.process.event_loop import run_sync
+
+_TRAP = re.compile(r"[-+]?0[0-9_]+|[^.]*:.*|yes|no|on|off", re.IGNORECASE)
 
 
 def run(
@@ -35,7 +38,11 @@ def run(
     ],
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", help="workload value in YAML; may be repeated", metavar="KEY=VALUE"),
+        typer.Option(
+            "--set",
+            help="workload value, text or YAML by the type of the default; may be repeated",
+            metavar="KEY=VALUE",
+        ),
     ] = None,
     payload: Annotated[Path | None, typer.Option(help="YAML or JSON file of workload values")] = None,
     partition: Annotated[
@@ -51,12 +58,15 @@ def run(
 ) -> None:
     """Run a playbook as its Dagster job; exit code 0 if it completes, else 1."""
     from_file = _of_file(Path(playbook), lenient=lenient)
-    workload = {**_payload(payload), **_parse_sets(sets or [])}
+    payload_values, texts = _payload(payload), _parse_sets(sets or [])
     with open_session() as session:
         loaded = from_file or run_sync(session.engine.runtime.registered.load(playbook, lenient=lenient))
         for problem in check_code(loaded):
             warn(str(replace(problem, severity="warning")))
-        _warn_of_unknown_keys(loaded, workload)
+        read = {key: _value_of(key, text, loaded.workload.get(key)) for key, text in texts.items()}
+        workload = {**payload_values, **read}
+        for text in unknown_keys(loaded.workload, workload):
+            warn(f"warning: {text}")
         if runner is Runner.ENGINE:
             _finish(session, _run_without_dagster(session, loaded, workload, partition, quiet=as_json), as_json)
         ended = run_playbook(session, loaded, workload, partition=partition, quiet=as_json, verbose=verbose)
@@ -158,14 +168,30 @@ def _of_file(path: Path, *, lenient: bool) -> Playbook | None:
     return loaded
 
 
-def _parse_sets(sets: list[str]) -> dict[str, Any]:
-    parsed: dict[str, Any] = {}
+def _parse_sets(sets: list[str]) -> dict[str, str]:
+    parsed: dict[str, str] = {}
     for entry in sets:
         key, equals, value = entry.partition("=")
         if not equals or not key:
             fail(f"--set {entry!r}: write KEY=VALUE", code=2)
-        parsed[key] = _yaml(value, f"--set {entry!r}: the value")
+        parsed[key] = value
     return parsed
+
+
+def _value_of(key: str, text: str, default: Any) -> Any:
+    """Reads the value of ``--set`` by the type of its default: for text as it is, unless it is quoted; else as YAML.
+
+    A value that YAML takes for another one than people mean is refused: 0123 is 83, and 12:30 is 750.
+    """
+    wanted, what = wanted_type(default), f"--set {key}={text!r}: the value"
+    if wanted is str:
+        quoted = Document(text, what) if text[:1] in ("'", '"') else None
+        return quoted.root if quoted is not None and isinstance(quoted.root, str) and not quoted.problems else text
+    value = _yaml(text, what)
+    if wanted is not bool and isinstance(value, bool | int | float) and _TRAP.fullmatch(text.strip()):
+        plain = str(value).lower()
+        fail(f"{what} is {plain} in YAML; write {plain}, or {key}='\"{text}\"' for the text", code=2)
+    return value
 
 
 def _payload(path: Path | None) -> dict[str, Any]:
@@ -187,14 +213,6 @@ def _yaml(text: str, what: str) -> Any:
     if document.problems:
         fail(f"{what} cannot be read: {document.problems[0].message}", code=2)
     return document.root
-
-
-def _warn_of_unknown_keys(playbook: Playbook, workload: dict[str, Any]) -> None:
-    """Warns of keys that the playbook's workload lacks: templates may use them, but mostly they are misspelt."""
-    declared_keys = tuple(map(str, playbook.workload))
-    for key in workload:
-        if key not in declared_keys:
-            warn(f"warning: the workload has no key {key!r}; {suggestion(key, declared_keys, 'keys of the workload')}")
 
 
 def _finish(session: Session, overview: Overview, as_json: bool) -> None:

@@ -27,6 +27,7 @@ from noetl_dagster.playbook.assets import Partition
 from noetl_dagster.playbook.document import MOST_LEVELS, levels_of
 from noetl_dagster.playbook.loader import parse_playbook
 from noetl_dagster.playbook.models import Playbook
+from noetl_dagster.playbook.workload import check_types, unknown_keys
 from noetl_dagster.process.retrying import with_retries
 from noetl_dagster.worker.command import Command
 from noetl_dagster.worker.execution import Execution
@@ -106,7 +107,8 @@ class Lifecycle:
 
         Raises:
             PlaybookError: a setting that is a template of the workload comes to something it cannot be.
-            WorkloadError: the workload is nested too deep, or the event log cannot store a value of it.
+            WorkloadError: the workload is nested too deep, a value does not have the type of its default, or the event
+                log cannot store it.
         """
         runtime = self._runtime
         new_id = execution_id or runtime.ids.next()
@@ -115,6 +117,7 @@ class Lifecycle:
         if partition is not None:
             effective |= partition.workload(playbook.dagster.partitions)
         check_workload(effective)
+        check_types(playbook.workload, workload or {})
         if playbook.settled:
             # in a thread, since its templates may take seconds
             options: Any = {"file": playbook.file, "lenient": playbook.lenient, "workload": effective}
@@ -136,7 +139,8 @@ class Lifecycle:
             started.context["lenient"] = True
         entry = self._event(state, EventType.WORKFLOW_INITIALIZED, "RUNNING")
         entry.meta["entry"] = playbook.entry.name
-        warnings = [self._event(state, EventType.WARNING, "WARNING", text) for text in playbook.main_warnings]
+        texts = [*playbook.main_warnings, *unknown_keys(playbook.workload, workload or {})]
+        warnings = [self._event(state, EventType.WARNING, "WARNING", text) for text in texts]
         await runtime.log.append_with_first([started, entry, *warnings])
         return await runtime.load(new_id)
 
