@@ -51,6 +51,8 @@ URL: Spellings = ("url", "endpoint")
 AUTH: Spellings = ("auth", "credential", "credentials")
 HTTP_BODY: Spellings = ("json", "payload", "body", "data", "content", "body_raw")
 """One field for every body: after rendering, mappings and lists are sent as JSON, text as it is."""
+REQUEST = ("url", "params", "headers", "form")
+"""Fields of a request that are sent as text."""
 TIMEOUT: Spellings = ("timeout", "timeout_seconds", "timeout_s")
 FOLDER: Spellings = ("cwd", "workdir", "working_dir", "working_directory")
 
@@ -91,6 +93,7 @@ class ToolKind:
         takes_anything: any further field is accepted in the same way.
         below: keys of a task below which its fields may stand, too.
         commands: its fields that hold commands. Braces of other programs stay as they are in them, with a warning.
+        sent: its fields that are sent as text. A value inside such a text is spelled as one that is the whole field.
         extra: the extra of this package that its tool imports; empty: none. ``check`` warns where it is missing,
             and running the task fails.
     """
@@ -109,6 +112,7 @@ class ToolKind:
     takes_anything: bool = False
     below: tuple[str, ...] = ("spec",)
     commands: tuple[str, ...] = ()
+    sent: tuple[str, ...] = ()
     extra: str = ""
 
     @cached_property

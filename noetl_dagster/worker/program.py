@@ -33,7 +33,7 @@ from noetl_dagster.playbook.templates.rendering import (
     with_references,
 )
 from noetl_dagster.playbook.templates.scope import CompiledSet, compile_set
-from noetl_dagster.playbook.tool_kinds import LITERAL_FIELDS, TOOL_KINDS
+from noetl_dagster.playbook.tool_kinds import LITERAL_FIELDS, REQUEST, TOOL_KINDS
 from noetl_dagster.playbook.wording import is_template
 
 SHARDS_HERE, SHARDS_IN_POOL = 64, 768
@@ -252,7 +252,7 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
         task = _workbook_task(playbook, task)
     kind = TOOL_KINDS.get(task.kind)
     fields = {key: value for key, value in task.config.items() if key not in LITERAL_FIELDS}
-    config = compile_fields(fields, () if kind is None else kind.commands)
+    config = compile_fields(fields, () if kind is None else kind.commands, () if kind is None else kind.sent)
     input, auth = compile_value(task.input), compile_value(task.auth)
     return TaskProgram(
         task=task,
@@ -282,7 +282,7 @@ def _compile_task(playbook: Playbook, task: Task, *, in_loop: bool) -> TaskProgr
                 when=condition(rule.when),
                 next_call=None
                 if rule.next_call is None
-                else compile_value(rule.next_call.model_dump(exclude_defaults=True)),
+                else compile_fields(rule.next_call.model_dump(exclude_defaults=True), (), REQUEST),
                 is_for_failures=not rule.continues_success and condition(rule.when).is_about_failures,
             )
             for rule in task.retry

@@ -149,6 +149,17 @@ def text_of(value: Any) -> str:
     return value.isoformat() if isinstance(value, dt.date | dt.time) else str(value)
 
 
+SENT = "__sent__"
+"""The filter of every value inside a text that is sent."""
+
+
+def _sent(value: Any) -> str:
+    value = _known(value)
+    if value is None:
+        raise ValueError("a value in a text that is sent is null; write {{ value or '' }}, or nothing beside it")
+    return text_of(value)
+
+
 def _known(value: Any) -> Any:
     if isinstance(value, Undefined):
         value._fail_with_undefined_error()
@@ -433,4 +444,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "shell_quote": shell_quote,
     "path_part": path_part,
     "next_url": next_url,
+    SENT: _sent,
 }

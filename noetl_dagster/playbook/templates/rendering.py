@@ -16,7 +16,13 @@ from typing import Any, TypeVar
 from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, nodes
 
 from noetl_dagster.errors import NoetlError, TemplateError, UndefinedNameError
-from noetl_dagster.playbook.templates.environment import ScopeContext, TooComplexError, UnknownName, undeclared_names
+from noetl_dagster.playbook.templates.environment import (
+    SENT,
+    ScopeContext,
+    TooComplexError,
+    UnknownName,
+    undeclared_names,
+)
 from noetl_dagster.playbook.templates.reading import ENVIRONMENT, Foreign, read, whole_expression
 from noetl_dagster.playbook.templates.views import (
     LAZY_SEQUENCES,
@@ -240,6 +246,20 @@ class _Text(_Template):
         return lambda scope: "".join(generated(ScopeContext(ENVIRONMENT, scope)))
 
 
+class _SentText(_Text):
+    """Text of a request or an environment: values in it are written as those beside it."""
+
+    __slots__ = ()
+
+    def _of_tree(self, tree: nodes.Template) -> Evaluate:
+        for output in list(tree.find_all(nodes.Output)):
+            output.nodes = [
+                part if isinstance(part, nodes.TemplateData) else nodes.Filter(part, SENT, [], [], None, None)
+                for part in output.nodes
+            ]
+        return super()._of_tree(tree.set_environment(ENVIRONMENT).set_lineno(1))  # type: ignore[arg-type]
+
+
 class _List(Compiled):
     constant = False
 
@@ -266,26 +286,30 @@ class _Mapping(Compiled):
         return {key.render(scope): value.render(scope) for key, value in self._items}
 
 
-def compile_value(value: Any, *, command: bool = False) -> Compiled:
+def compile_value(value: Any, *, command: bool = False, sent: bool = False) -> Compiled:
     """Compiles strings, also inside lists and mappings; raises TemplateError if one does not parse.
 
     Args:
         command: they belong to a command, in which braces of other programs stay as they are.
+        sent: they belong to a request or an environment, in which values are spelled as :func:`text_of` does.
     """
     if isinstance(value, str):
-        return _compile_text(value, command)
+        return _compile_text(value, command, sent)
     if isinstance(value, Mapping):
-        parts = [(compile_value(key), compile_value(item, command=command)) for key, item in value.items()]
+        parts = [(compile_value(key), compile_value(item, command=command, sent=sent)) for key, item in value.items()]
         return _compiled_mapping(value, parts)
     if isinstance(value, (list, tuple)):
-        items = [compile_value(item, command=command) for item in value]
+        items = [compile_value(item, command=command, sent=sent) for item in value]
         return Compiled(value) if all(item.constant for item in items) else _List(list(value), items)
     return Compiled(value)
 
 
-def compile_fields(fields: Mapping[str, Any], commands: Container[str]) -> Compiled:
-    """Compiles the fields of a task, of which some hold ``commands``."""
-    parts = [(compile_value(key), compile_value(value, command=key in commands)) for key, value in fields.items()]
+def compile_fields(fields: Mapping[str, Any], commands: Container[str], sent: Container[str]) -> Compiled:
+    """Compiles the fields of a task, of which some hold ``commands``, and some are ``sent``."""
+    parts = [
+        (compile_value(key), compile_value(value, command=key in commands, sent=key in sent))
+        for key, value in fields.items()
+    ]
     return _compiled_mapping(fields, parts)
 
 
@@ -295,7 +319,7 @@ def _compiled_mapping(source: Mapping[Any, Any], parts: list[tuple[Compiled, Com
 
 
 @lru_cache(maxsize=CACHED_TEMPLATES)
-def _compile_text(source: str, command: bool) -> Compiled:
+def _compile_text(source: str, command: bool, sent: bool) -> Compiled:
     if "{{" not in source and "{%" not in source and "{#" not in source:
         return Compiled(source)
     found_path = _PATH.match(source)
@@ -312,7 +336,7 @@ def _compile_text(source: str, command: bool) -> Compiled:
     if text_read.is_plain:
         return Compiled(source, foreign=text_read.foreign)
     if expression is None:
-        return _Text(source, names, text_read.text, text_read.foreign)
+        return (_SentText if sent else _Text)(source, names, text_read.text, text_read.foreign)
     return _Expression(source, names, text_read.text, may_build=not _is_path(expression))
 
 

@@ -30,6 +30,7 @@ _SHELL = tuple(
         },
         needs=("cmds", "script", "code"),
         commands=("cmds", "args", "env"),
+        sent=("env",),
         without_effect=("capture_output", "stream_output", "check", "job", "namespace"),
     )
     for name in ("script", "shell")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.tool_kinds import HTTP_BODY, TEXT_FORMATS, TIMEOUT, URL, ToolKind
+from noetl_dagster.playbook.tool_kinds import HTTP_BODY, REQUEST, TEXT_FORMATS, TIMEOUT, URL, ToolKind
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE")
 _FORM = "application/x-www-form-urlencoded"
@@ -46,6 +46,7 @@ KINDS = (
         needs=("url",),
         words={"format": (*TEXT_FORMATS, "text"), "numbers": ("text", "float")},
         without_effect=("as", "stream", "response_type", "response_format"),
+        sent=REQUEST,
         check=_check,
     ),
 )

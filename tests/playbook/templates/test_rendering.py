@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noetl_dagster.errors import TemplateError, UndefinedNameError
-from noetl_dagster.playbook.templates.rendering import compile_value, condition, is_true
+from noetl_dagster.playbook.templates.rendering import compile_fields, compile_value, condition, is_true
 from noetl_dagster.playbook.templates.views import ReferenceCache, ResultView
 
 
@@ -256,3 +257,40 @@ def test_any_text_compiles_or_is_refused_with_its_own_error(text: str) -> None:
         compiled.render({})
     except TemplateError:
         pass
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        (False, "false"),
+        (0.5, "0.5"),
+        ("a/b", "a/b"),
+        (dt.date(2026, 1, 2), "2026-01-02"),
+        ([1, None], "[1,null]"),
+        ({"a": True}, '{"a":true}'),
+        ("", ""),
+    ],
+)
+def test_a_value_in_a_text_that_is_sent_is_spelled_as_one_beside_it(value: Any, text: str) -> None:
+    fields = {
+        "url": "http://host/{{ value }}?{% if value %}v={{ value }}{% endif %}&w={{ view.x }}",
+        "n": "{{ value }}",
+    }
+    compiled = compile_fields(fields, (), ("url",))
+    view = ResultView({"status": "ok", "data": {"x": True}}, ReferenceCache())
+
+    rendered = compiled.render({"value": value, "view": view})
+
+    assert rendered == {"url": f"http://host/{text}?{f'v={text}' if value else ''}&w=true", "n": value}
+
+
+def test_null_in_a_text_that_is_sent_is_refused() -> None:
+    for field in ("http://host/{{ value }}", "{{ value }}/x"):
+        with pytest.raises(
+            TemplateError, match=re.escape(f"{field}': ValueError: a value in a text that is sent is null")
+        ):
+            compile_value(field, sent=True).render({"value": None})
+    with pytest.raises(UndefinedNameError, match="'value' is undefined"):
+        compile_value("http://host/{{ value }}", sent=True).render({})
+    assert compile_value("{{ value }}", sent=True).render({"value": None}) is None
