@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from noetl_dagster.engine.executions.runners import Runner
 from noetl_dagster.errors import LaunchError
 from noetl_dagster.events.state import ExecutionStatus
 from noetl_dagster.playbook.loader import load_playbook
@@ -40,7 +41,10 @@ async def test_they_wait_in_order_and_recovery_leaves_them_alone(serving: Servin
 
 async def test_one_that_cannot_begin_fails(serving: Serving) -> None:
     async with serving() as api:
-        failed = await api.ended(await api.execute("one", gate=["a list"]))
+        playbook = load_playbook(api.folder / "gated.yaml")
+        execution = await api.engine.lifecycle.create(playbook)
+        await api.launcher.launch(playbook, execution.id, {"gate": ["a list"]}, 0, Runner.DAGSTER)
+        failed = await api.ended(execution.id)
         assert failed.status is ExecutionStatus.FAILED
         assert "the run did not start" in failed.error
 
