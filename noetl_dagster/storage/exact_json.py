@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
@@ -42,26 +41,20 @@ def loads_exact(text: bytes | str, numbers: Numbers = Numbers.EXACT) -> Any:
         InexactNumberError: a number would change, and ``numbers`` does not allow it.
     """
     data = text.encode() if isinstance(text, str) else text
-    not_json = None
     try:
         value = orjson.loads(data)
-    except orjson.JSONDecodeError as error:  # also of a number that is infinity as a double
-        not_json = error
-    else:
         if numbers is Numbers.FLOAT or not _has_long_numbers(data) or _is_written_alike(value, data):
             return value
+    except orjson.JSONDecodeError as error:
+        if "infinity" not in str(error):  # a number that no double holds
+            raise
     reader = _NumberReader(numbers)
-    try:
-        value = json.loads(data, parse_int=reader.integer, parse_float=reader.decimal, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise not_json or ValueError(f"it is nested too deep ({error})") from None
+    value = json.loads(data, parse_int=reader.integer, parse_float=reader.decimal, parse_constant=reader.note)
     if reader.inexact and numbers is not Numbers.TEXT:
         raise InexactNumberError(
-            f"{_place_of_inexact(value)} is {reader.inexact[0]:.50}, which neither a 64-bit integer nor a double "
+            f"value{_place_of_inexact(value)} is {reader.inexact[0]:.50}, which neither a 64-bit integer nor a double "
             "holds; write numbers: text for its digits as text, or numbers: float for the nearest double"
         )
-    if not_json is not None and not reader.inexact:
-        raise not_json
     return value
 
 
@@ -71,11 +64,7 @@ def _has_long_numbers(data: bytes) -> bool:
 
 
 def _is_written_alike(value: Any, data: bytes) -> bool:
-    return orjson.dumps(value).translate(None, _SPACE) == bytes(data).translate(None, _SPACE)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    return orjson.dumps(value).translate(None, _SPACE) == data.translate(None, _SPACE)
 
 
 class _Inexact(str):
@@ -93,7 +82,7 @@ class _NumberReader:
         """Returns an integer of 64 bits, else the literal."""
         if len(literal) < len(str(INTEGER_BOUND)) or -INTEGER_BOUND <= int(literal) < 2 * INTEGER_BOUND:
             return int(literal)
-        return self._noted(literal)
+        return self.note(literal)
 
     def decimal(self, literal: str) -> Any:
         """Returns the double that has the literal's digits, else the literal.
@@ -105,22 +94,20 @@ class _NumberReader:
             return near
         exact = Decimal(literal)
         digits = len("".join(map(str, exact.as_tuple().digits)).strip("0")) or 1
-        return near if Decimal(f"{near:.{digits - 1}e}") == exact else self._noted(literal)
+        return near if Decimal(f"{near:.{digits - 1}e}") == exact else self.note(literal)
 
-    def _noted(self, literal: str) -> str:
+    def note(self, literal: str) -> str:
+        """Notes a number that would change, or one that JSON does not have."""
         self.inexact.append(literal)
         return self._type(literal)
 
 
-def _place_of_inexact(value: Any) -> str:
-    return "".join(_path_to_inexact(value) or ()).lstrip(".") or "the value"
-
-
-def _path_to_inexact(value: Any) -> Sequence[str] | None:
+def _place_of_inexact(value: Any) -> str | None:
+    """Returns the path to the first number that would change."""
     if isinstance(value, _Inexact):
-        return ()
+        return ""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
-        if (path := _path_to_inexact(item)) is not None:
-            return (f"[{key}]" if isinstance(value, list) else f".{key}", *path)
+        if (place := _place_of_inexact(item)) is not None:
+            return (f"[{key}]" if isinstance(value, list) else f".{key}") + place
     return None

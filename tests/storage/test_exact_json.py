@@ -45,19 +45,21 @@ def test_a_number_that_would_change_is_refused_unless_a_word_allows_it(literal: 
     text = f'{{"text": ", {literal}", "rows": [{{"n": 1}}, {{"n": {literal}}}]}}'.encode()
     with pytest.raises(InexactNumberError) as refused:
         loads_exact(text)
-    assert str(refused.value).startswith(f"rows[1].n is {literal}, which neither a 64-bit integer nor a double holds;")
+    assert str(refused.value).startswith(
+        f"value.rows[1].n is {literal}, which neither a 64-bit integer nor a double holds;"
+    )
     assert loads_exact(text, Numbers.FLOAT)["rows"][1]["n"] == nearest
     assert loads_exact(text, Numbers.TEXT) == {"text": f", {literal}", "rows": [{"n": 1}, {"n": literal}]}
 
 
 def test_no_double_is_infinity() -> None:
     for numbers in (Numbers.EXACT, Numbers.FLOAT):
-        with pytest.raises(InexactNumberError, match="the value is 1e400"):
+        with pytest.raises(InexactNumberError, match="value is 1e400"):
             loads_exact("1e400", numbers)
-    assert loads_exact("[1e400]", Numbers.TEXT) == ["1e400"]
+    assert loads_exact("[1e400, NaN]", Numbers.TEXT) == ["1e400", "NaN"]
 
 
-@pytest.mark.parametrize("text", ["", "[", "NaN", "[1e400, NaN]", '{"a": 1} {"a": 2}', '"\\ud800"', "[" * 5000])
+@pytest.mark.parametrize("text", ["", "[", "NaN", '{"a": 1} {"a": 2}', '"\\ud800"', "[" * 5000])
 def test_what_is_not_json_stays_an_error_of_json(text: str) -> None:
     with pytest.raises(orjson.JSONDecodeError):
         loads_exact(text)

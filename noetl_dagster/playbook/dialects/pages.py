@@ -4,142 +4,100 @@ from __future__ import annotations
 
 from typing import Any
 
-from noetl_dagster.errors import ProblemKind, TemplateError
 from noetl_dagster.playbook.dialects.block import Block
+from noetl_dagster.playbook.dialects.retry import expression
 from noetl_dagster.playbook.models import Collect, NextCall, RetryRule
-from noetl_dagster.playbook.templates.rendering import compile_value
 from noetl_dagster.playbook.wording import is_template
 
-_WAYS = {
-    "link": (),
-    "next": (),
-    "cursor": ("param",),
-    "number": ("start", "until", "total"),
-    "offset": ("start", "limit", "until", "total"),
-}
+_COUNTED = ("start", "limit", "until", "total")
+_WAYS = {"link": (), "next": (), "cursor": ("param",), "number": _COUNTED, "offset": _COUNTED}
 """The ways to find the next page, each with the keys that belong to it."""
 
 _COMMON = ("rows", "max_pages", "delay")
-_BODY = "output.response"
 
 
 def read_pages(block: Block, config: dict[str, Any]) -> RetryRule | None:
-    """Returns the rule that requests the next page; adds parameters of the first page to ``config``."""
+    """Returns the rule that requests the next page. Adds parameters of the first page to ``config``."""
     pages = block.child("pages")
-    config.pop("pages", None)
-    if pages is None:
-        return None
-    ways = [name for name in _WAYS if name in pages]
-    if len(ways) != 1:
-        pages.error(f"one of {', '.join(_WAYS)} is needed, which says how the next page is found")
+    del config["pages"]
+    ways = [way for way in _WAYS if pages is not None and way in pages]
+    if pages is None or len(ways) != 1:
+        if pages is not None:
+            pages.error(f"one of {', '.join(_WAYS)} is needed, which says how the next page is found")
         return None
     [way] = ways
-    params = config.get("params")
-    reader = _PagesReader(pages, way, dict(params) if isinstance(params, dict) else {})
-    more, following = {"link": reader.link, "next": reader.next, "cursor": reader.cursor}.get(way, reader.counted)()
-    if not isinstance(params, str) and reader.params != (params or {}):
-        config["params"] = reader.params
+    if way in ("number", "offset"):
+        when, following = _counted(pages, way, config)
+    elif way == "link":
+        link = f"output.http.links[{pages.text(way)!r}]"
+        when, following = f"{link} is defined", _address(link)
+    else:
+        when, value = _leads_on(pages, way)
+        param = pages.text("param")
+        following = {"params": {param: f"{{{{ {value} }}}}"}} if way == "cursor" and param else _address(value)
+        if way == "cursor" and param is None:
+            pages.missing("'param' is missing: the query parameter that gets the cursor")
     rule = pages.build(
         RetryRule,
-        when=f"{{{{ {more} }}}}",
+        when=f"{{{{ {when} }}}}",
         strict=True,
         max_attempts=pages.whole("max_pages"),
         delay=pages.seconds("delay"),
         next_call=NextCall(**following),
-        collect=Collect(path=reader.rows_path or None),
+        collect=Collect(path=".".join(_path(pages.text("rows"))) or None),
     )
     pages.close((*_WAYS, *_WAYS[way], *_COMMON))
     return rule
 
 
-class _PagesReader:
-    """Makes the expressions of one ``pages``.
+def _counted(pages: Block, way: str, config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Counts pages or rows in a parameter, which the first page gets, too."""
+    name, start, params = str(pages.text(way)), pages.take("start"), config.get("params") or {}
+    if isinstance(params, dict):
+        first = {name: int(way == "number") if start is None else start}
+        limit = pages.take("limit")
+        params = config["params"] = first | ({} if limit is None else {"limit": limit}) | params
+        start = params[name]
+    if "rows" not in pages and (way == "offset" or "until" not in pages or "total" in pages):
+        pages.missing("'rows' is missing: the path of the rows in the body, or response if the body is the list")
+    count = f"({_of_path(_path(pages.text('rows')))} | length)"
+    when = f"{count} > 0"
+    if pages.take("until") is not None:  # the comparison makes an undefined name an error
+        until = expression(pages, "until")
+        when = f"(({until}) == 0 or not ({until}))"
+    if "total" in pages:
+        when += f" and _rows + {count} < ({_value(pages, 'total')} | int)"
+    begin = str(start).strip("{} ") if isinstance(start, str) else start
+    reached = "_page" if way == "number" else f"_rows + {count}"
+    return when, {"params": {name: f"{{{{ ({begin} | int) + {reached} }}}}"}}
 
-    Attributes:
-        params: those of the first request.
-        rows_path: the path of the rows in a body; empty for the body itself.
-        rows: the expression of the rows of a page; None if the playbook does not name them.
+
+def _address(value: str) -> dict[str, Any]:
+    return {"url": f"{{{{ {value} | next_url(output.url) }}}}"}
+
+
+def _leads_on(pages: Block, key: str) -> tuple[str, str]:
+    """Returns the condition that a value of the body leads to another page, and the value.
+
+    The last key of a path may be missing in the last page. Any other name that is undefined is an error.
     """
-
-    def __init__(self, pages: Block, way: str, params: dict[str, Any]) -> None:
-        self._pages, self._way, self.params = pages, way, params
-        self._name = pages.text(way) or ""
-        named = pages.text("rows")
-        self.rows_path = ".".join(_path(named or ""))
-        self.rows = None if named is None else _of_path(_path(named))
-
-    def link(self) -> tuple[str, dict[str, Any]]:
-        """Follows the header ``Link`` (RFC 8288)."""
-        address = f"output.http.links[{self._name!r}]"
-        return f"{address} is defined", {"url": f"{{{{ {address} | next_url(output.url) }}}}"}
-
-    def next(self) -> tuple[str, dict[str, Any]]:
-        """Follows an address in the body."""
-        more, address = self._present(self._way)
-        return more, {"url": f"{{{{ {address} | next_url(output.url) }}}}"}
-
-    def cursor(self) -> tuple[str, dict[str, Any]]:
-        """Sends a value of the body as a parameter."""
-        more, value = self._present(self._way)
-        param = self._pages.text("param")
-        if param is None:
-            self._pages.missing("'param' is missing: the query parameter that gets the cursor")
-        return more, {"params": {param or "cursor": f"{{{{ {value} }}}}"}}
-
-    def counted(self) -> tuple[str, dict[str, Any]]:
-        """Counts pages or rows in a parameter."""
-        pages, is_number = self._pages, self._way == "number"
-        start = pages.take("start")
-        start = self.params.setdefault(self._name, int(is_number) if start is None else start)
-        if not is_number and (limit := pages.take("limit")) is not None:
-            self.params.setdefault("limit", limit)
-        until = self._expression("until") if "until" in pages else None
-        if self.rows is None and (until is None or not is_number or "total" in pages):
-            remedy = "'rows' is missing: the path of the rows in the body, or response if the body is the list"
-            pages.missing(remedy + (", or write 'until'" if is_number else ""))
-        rows = f"({self.rows or _BODY} | length)"
-        more = f"{rows} > 0" if until is None else f"({until} == 0 or not {until})"  # an undefined name is an error
-        if "total" in pages:
-            more += f" and _rows + {rows} < ({self._value('total')} | int)"
-        count = "_page" if is_number else f"_rows + {rows}"
-        return more, {"params": {self._name: f"{{{{ ({_expression_of(start)} | int) + {count} }}}}"}}
-
-    def _present(self, key: str) -> tuple[str, str]:
-        """Returns the conditions under which a value of the body leads on, and the value."""
-        value = self._value(key)
-        path = _path(self._pages.text(key) or "")
-        if is_template(str(self._pages[key])) or not path:
-            return f"{value} != 0 and {value}", value  # an undefined name is an error
-        return f"{path[-1]!r} in {_of_path(path[:-1])} and {value}", value
-
-    def _value(self, key: str) -> str:
-        text = self._pages.text(key) or ""
-        return self._expression(key) if is_template(text) else _of_path(_path(text))
-
-    def _expression(self, key: str) -> str:
-        """Returns the expression of a template."""
-        text = (self._pages.text(key) or "").strip()
-        try:
-            is_expression = compile_value(text).is_expression
-        except TemplateError as error:
-            self._pages.error(f"{key}: {error}", key, ProblemKind.TEMPLATE_SYNTAX)
-            return "false"
-        if not is_expression:
-            self._pages.error(f"{key} must be one template: {{{{ ... }}}}", key)
-            return "false"
-        return f"({_expression_of(text)})"
+    path, value = _path(pages.text(key)), _value(pages, key)
+    if is_template(str(pages[key])) or not path:
+        return f"{value} != 0 and {value}", value
+    return f"{path[-1]!r} in {_of_path(path[:-1])} and {value}", value
 
 
-def _expression_of(value: Any) -> str:
-    text = str(value).strip()
-    return text[2:-2].strip(" -+") if text.startswith("{{") else repr(value)
+def _value(pages: Block, key: str) -> str:
+    """Returns the expression of a template, or of a path in the body."""
+    text = pages.text(key)
+    return f"({expression(pages, key)})" if is_template(str(text)) else _of_path(_path(text))
 
 
-def _path(text: str) -> list[str]:
+def _path(text: str | None) -> list[str]:
     """Returns the keys of a path in the body; ``response`` is the body itself."""
-    parts = [part for part in text.strip().split(".") if part]
+    parts = [part for part in (text or "").strip().split(".") if part]
     return parts[1:] if parts[:1] == ["response"] else parts
 
 
 def _of_path(path: list[str]) -> str:
-    return _BODY + "".join(f"[{int(part) if part.isdigit() else part!r}]" for part in path)
+    return "output.response" + "".join(f"[{int(part) if part.isdigit() else part!r}]" for part in path)

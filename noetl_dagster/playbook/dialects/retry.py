@@ -82,12 +82,12 @@ def _flat_rule(block: Block) -> RetryRule | None:
     if when is not None and stop is None and not reasons:
         return _limits(block, block[when])
     if when is not None:
-        conditions.append(_expression(block, when))
+        conditions.append(expression(block, when))
     if stop is not None:
-        expression = _expression(block, stop)
-        if not conditions and not _POLLED & compile_value(f"{{{{ {expression} }}}}").names:
+        stopped = expression(block, stop)
+        if not conditions and not _POLLED & compile_value(f"{{{{ {stopped} }}}}").names:
             conditions.append(_ON_ERROR)  # else it would try again what went well
-        conditions.append(f"not ({expression})")
+        conditions.append(f"not ({stopped})")
     joined = " and ".join(f"({condition})" for condition in conditions) or _ON_ERROR
     return _limits(block, f"{{{{ {joined} }}}}")
 
@@ -115,7 +115,8 @@ def _reasons(block: Block) -> list[str]:
     return [*reasons, f"error.status in {statuses}"] if statuses else reasons
 
 
-def _expression(block: Block, key: str) -> str:
+def expression(block: Block, key: str) -> str:
+    """Reads one template; returns what is inside of its braces."""
     text = str(block[key]).strip()
     try:
         is_expression = compile_value(text).is_expression
@@ -123,7 +124,7 @@ def _expression(block: Block, key: str) -> str:
         block.error(f"{key}: {error}", key, ProblemKind.TEMPLATE_SYNTAX)
         return "false"
     if not is_expression:
-        block.error(f"{key} must be one template beside other conditions: {{{{ ... }}}}", key)
+        block.error(f"{key} must be one template: {{{{ ... }}}}", key)
         return "false"
     return text[2:-2].strip(" -+")
 

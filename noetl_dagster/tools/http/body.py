@@ -23,7 +23,7 @@ from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
 from noetl_dagster.tools.rows.cutters import Piece, begins_array, cutter_for, ends_value
-from noetl_dagster.tools.rows.formats import BOM, BlockOrigin, RowFormat, json_rows
+from noetl_dagster.tools.rows.formats import BlockOrigin, RowFormat, json_rows
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -182,11 +182,9 @@ async def take_rows(body: ResponseBody, format: RowFormat, chunks: ChunkedResult
         await chunks.begin_again()
         at = None
     version = at["version"] if at is not None else _version(response)
-    encoding = _encoding(response, call)
-    if encoding.startswith(("utf-16", "utf-32")):
-        raise ToolError(
-            f"{where}: rows in {encoding} cannot be cut; leave 'format' out, or write format: text", kind="parse"
-        )
+    encoding = str(call.config.get("charset") or response.charset or "utf-8")
+    if _decoded(b"\n   ", response, call, encoding)[0] != "\n":
+        raise _parse_error(response, f"rows in {encoding} cannot be cut; leave 'format' out, or write format: text")
     numbers = call.word("numbers", Numbers, Numbers.EXACT)
     cutter = cutter_for(format, chunks.most_bytes, at or {}, where, encoding, numbers=numbers)
 
@@ -222,62 +220,45 @@ def _value(content: bytes, response: ClientResponse, call: ToolCall) -> tuple[An
     """
     media_type, is_text = _media_type(response), call.config.get("format") == TEXT
     is_json = "json" in media_type and media_type not in _ROW_TYPES and not is_text
+    is_unnamed = not (media_type or is_text)
     if not content or (is_json and not content.strip()):
         return None, None
-    if is_json or not (media_type or is_text):
+    if is_text or is_unnamed or response.charset or any(part in media_type for part in _TEXT_TYPES):
         try:
-            return _json_value(content, response, call), None
-        except ValueError as error:
-            if is_json or isinstance(error, InexactNumberError):
-                raise _not_json(content, response, error) from None
-    if is_text or response.charset or any(part in media_type for part in _TEXT_TYPES):
-        encoding = _encoding(response, call, content)
-        try:
-            return content.decode(encoding).removeprefix("\ufeff"), None
-        except UnicodeDecodeError as error:
-            reason = f"its body is no text in {encoding} ({error.reason} at byte {error.start})"
-            raise _parse_error(
-                response, f"{reason}; write the encoding that it has, such as charset: latin-1"
-            ) from None
-    if not media_type:
-        try:
-            return content.decode(), None
-        except UnicodeDecodeError:
-            pass
+            text = _decoded(content, response, call, json.detect_encoding(content) if is_json else "utf-8")
+        except ToolError:
+            if not is_unnamed:
+                raise
+        else:
+            return (_parsed(text, response, call, or_text=is_unnamed) if is_json or is_unnamed else text), None
     return base64.b64encode(content).decode(), "base64"
 
 
-def _json_value(content: bytes, response: ClientResponse, call: ToolCall) -> Any:
-    encoding = _encoding(response, call, content, json.detect_encoding(content))
-    text: bytes | str = content
-    if not encoding.startswith("utf-8"):
-        text = content.decode(encoding).removeprefix("\ufeff")
-    elif content.startswith(BOM):
-        text = content.removeprefix(BOM)
-    return loads_exact(text, call.word("numbers", Numbers, Numbers.EXACT))
-
-
-def _not_json(content: bytes, response: ClientResponse, error: ValueError) -> ToolError:
-    if isinstance(error, InexactNumberError):
-        return _parse_error(response, f"its body would change: {error}")
-    remedy = "write format: text to get it as text"
-    with suppress(ToolError):
-        json_rows(content.split(b"\n"), BlockOrigin(""))
-        remedy = "each of its lines is: write format: jsonl"
-    excerpt = SECRETS.beginning(content.decode(errors="replace"), 80)
-    return _parse_error(response, f"its body is not JSON, as its type says ({error}): {excerpt!r}; {remedy}")
-
-
-def _encoding(response: ClientResponse, call: ToolCall, content: bytes = b"", default: str = "utf-8") -> str:
-    """Returns the encoding of a body: that of the call, of its type, of its first bytes, or else the default."""
+def _decoded(content: bytes, response: ClientResponse, call: ToolCall, default: str) -> str:
+    """Returns the text of a body in the encoding of the call, of its type, of its first bytes, or else the default."""
     is_marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    encoding = (
-        call.config.get("charset") or response.charset or (json.detect_encoding(content) if is_marked else default)
-    )
+    encoding = call.config.get("charset") or response.charset or ("utf-16" if is_marked else default)
     try:
-        return codecs.lookup(str(encoding)).name
-    except LookupError:
-        message = f"the encoding {encoding!r} is unknown; write one that Python has, such as charset: utf-8"
+        return content.decode(str(encoding)).removeprefix("\ufeff")
+    except (LookupError, UnicodeError) as error:
+        remedy = "write the encoding that it has, such as charset: latin-1"
+        raise _parse_error(response, f"its body is no text in {encoding} ({error}); {remedy}") from None
+
+
+def _parsed(text: str, response: ClientResponse, call: ToolCall, *, or_text: bool) -> Any:
+    try:
+        return loads_exact(text, call.word("numbers", Numbers, Numbers.EXACT))
+    except InexactNumberError as error:
+        raise _parse_error(response, f"its body would change: {error}") from None
+    except ValueError as error:
+        if or_text:
+            return text
+        remedy = "write format: text to get it as text"
+        with suppress(ToolError):
+            json_rows(text.encode().split(b"\n"), BlockOrigin(""))
+            remedy = "each of its lines is: write format: jsonl"
+        excerpt = SECRETS.beginning(text, 80)
+        message = f"its body is not JSON, as its type says ({error}): {excerpt!r}; {remedy}"
         raise _parse_error(response, message) from None
 
 
