@@ -15,6 +15,7 @@ import orjson
 from noetl_dagster.errors import StorageError
 from noetl_dagster.process.redaction import LONGEST, SECRETS
 from noetl_dagster.storage.compression import Compression, compress, decompress, one_format
+from noetl_dagster.storage.exact_json import loads_exact
 from noetl_dagster.storage.tiers.base import Bytes
 from noetl_dagster.values import admit, is_table
 
@@ -27,7 +28,17 @@ TEXT = "text/plain"
 PARQUET = "application/vnd.apache.parquet"
 JSON_LINES = "application/jsonl"
 
-EXTENSIONS = {JSON: ".json", BINARY: ".bin", TEXT: ".txt", PARQUET: ".parquet", JSON_LINES: ".jsonl"}
+JSON_OF_OTHERS = "application/json; charset=utf-8"
+"""JSON that another program has written: its numbers are examined when it is read."""
+
+EXTENSIONS = {
+    JSON: ".json",
+    JSON_OF_OTHERS: ".json",
+    BINARY: ".bin",
+    TEXT: ".txt",
+    PARQUET: ".parquet",
+    JSON_LINES: ".jsonl",
+}
 
 _NOTHING = object()
 
@@ -194,7 +205,7 @@ def decode(data: Bytes, content_type: str, compression: str = "none") -> Any:
     plain = decompress(data, compression)
     with one_format(content_type):
         if is_json(content_type):
-            return _parsed(plain)
+            return _parsed(plain) if content_type == JSON else loads_exact(bytes(plain))
         if content_type == JSON_LINES:
             return [row for rows in rows_of_lines(plain) for row in rows]
         if content_type == PARQUET:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from noetl_dagster.errors import ReferenceNotAvailableError, ToolError
+from noetl_dagster.errors import ReferenceNotAvailableError, StorageError, ToolError
 from noetl_dagster.events.envelopes import error_envelope
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.result_ref import ResultRef
@@ -371,6 +371,13 @@ async def test_large_bodies_are_stored_as_they_come(run: Any, box: ToolContext, 
     assert (ref.content_type, ref.bytes_size) == ("text/csv", 3_000_000)
     assert await box.results.get(ref) == "x" * 3_000_000
     assert await box.results.find(ref.ref) == ref
+    body = {"n": 1, "text": "x" * 2_000_000}
+    parsed = (await run("http", url=f"{server}/same", method="post", json=body)).data
+    assert await box.results.get(ResultRef.model_validate(parsed["data"])) == body
+    inexact = json.dumps(body).replace("1", "1234567890123456.7891").encode()
+    parsed = (await run("http", url=f"{server}/same", method="post", json=inexact)).data
+    with pytest.raises(StorageError, match=r"value\.n is 1234567890123456\.7891, which neither"):
+        await box.results.get(ResultRef.model_validate(parsed["data"]))
     taken = await run("artifact", action="get", ref=found["data"])
     assert taken.ref is not None
     assert taken.ref.ref == ref.ref

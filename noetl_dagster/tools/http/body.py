@@ -15,8 +15,7 @@ from yarl import URL
 from noetl_dagster.errors import ToolError
 from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import StoreTier
-from noetl_dagster.storage.codec import BINARY
-from noetl_dagster.storage.codec import TEXT as TEXT_TYPE
+from noetl_dagster.storage import codec
 from noetl_dagster.storage.exact_json import InexactNumberError, Numbers, loads_exact
 from noetl_dagster.tools.access.web import body_blocks, compression_of_body, public
 from noetl_dagster.tools.base import ToolCall, ToolContext
@@ -121,7 +120,7 @@ async def read_response(body: ResponseBody, call: ToolCall, context: ToolContext
             name=f"{spec.name or call.task.name}-body",
             spec=spec.model_copy(update={"name": None}),
             tier=context.settings.default_store_tier if spec.store in _NOT_STREAMED else None,
-            content_type=TEXT_TYPE if call.config.get("format") == TEXT else _media_type(response) or BINARY,
+            content_type=_stored_type(response, call),
         )
         data, encoding = ref.model_dump(mode="json", exclude_defaults=True), "reference"
     text = SECRETS.redact(_readable(content, response))[:EXCERPT] if failed else ""
@@ -201,6 +200,13 @@ async def take_rows(body: ResponseBody, format: RowFormat, chunks: ChunkedResult
 
 def _media_type(response: ClientResponse) -> str:
     return response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def _stored_type(response: ClientResponse, call: ToolCall) -> str:
+    if call.config.get("format") == TEXT:
+        return codec.TEXT
+    media_type = _media_type(response)
+    return codec.JSON_OF_OTHERS if media_type == codec.JSON else media_type or codec.BINARY
 
 
 def _version(response: ClientResponse) -> str | None:
