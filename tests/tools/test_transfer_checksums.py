@@ -191,14 +191,65 @@ async def test_a_file_that_holds_other_rows_is_not_published(
     assert (tmp_path / "out.parquet").read_text() == "old"
 
 
-async def test_numbers_that_a_double_changes_are_refused(run: Any, pool: asyncpg.Pool) -> None:
-    await pool.execute("create table source as select 1.1 as fine, 12345678901234567.89 as long, array[0.1] as some")
-    given = {"source": {"kind": "postgres", "table": "source"}, "verify": "checksum"}
+@pytest.mark.parametrize("end", ["parquet", "duckdb", "csv", "jsonl", "postgres"])
+@pytest.mark.parametrize("columns", ["d, w, u, s, j", "d, w, u, s, j, array[d] as items"])
+async def test_numbers_keep_their_digits(run: Any, pool: asyncpg.Pool, tmp_path: Path, end: str, columns: str) -> None:
+    await pool.execute(
+        "create table source as select '1234567890123456.7891'::numeric(20, 4) as d, 7::numeric(30) as w, "
+        "'1234567890123456.78910'::numeric as u, 3.4::real as s, '{\"n\": 1234567890123456.7891}'::jsonb as j"
+    )
+    source = {"kind": "postgres", "query": f"select {columns} from source"}
+    target = {"path": f"out.{end}"}
+    if end == "duckdb":
+        target = {"kind": "duckdb", "database": "own.db", "table": "rows"}
+    if end == "postgres":
+        await pool.execute("create table target (like source); alter table target add items numeric(20, 4)[]")
+        target = PG
+    if end in ("csv", "jsonl", "postgres"):
+        source["query"] = source["query"].replace(", j", "")
 
-    with pytest.raises(ToolError, match=r"numbers of column long have more digits than a double.*source\.query"):
-        await run("transfer", **given, target={"path": "out.parquet"})
+    for verify in ("rows", "checksum"):
+        await run("transfer", source=source, target=target, verify=verify, mode="replace")
 
-    assert (await run("transfer", **given, target={"path": "out.jsonl"})).data["checksum"].startswith("1:")
+    with duckdb.connect(str(tmp_path / "own.db")) as connection:
+        if end == "postgres":
+            rows = [tuple(row) for row in await pool.fetch("select d::text, w::text, u::text, s::text from target")]
+        else:
+            table = (
+                "rows"
+                if end == "duckdb"
+                else f"'out.{end}'"
+                if end != "csv"
+                else "read_csv('out.csv', all_varchar=true)"
+            )
+            table = table.replace("'out.", f"'{tmp_path}/out.")
+            rows = connection.execute(f"select d::varchar, w::varchar, u::varchar, s::varchar from {table}").fetchall()
+        assert rows == [("1234567890123456.7891", "7", "1234567890123456.78910", "3.4")]
+        if end in ("parquet", "duckdb"):
+            [kinds] = connection.execute(
+                f"select typeof(d), typeof(w), typeof(u), typeof(s), j from {table}"
+            ).fetchall()
+            assert kinds[:4] == ("DECIMAL(20,4)", "DECIMAL(30,0)", "VARCHAR", "DOUBLE")
+            assert "1234567890123456.7891" in kinds[4]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("'infinity'::date", "column x.*infinity"),
+        ("'-infinity'::timestamptz", "column x.*infinity"),
+        ("'NaN'::numeric(5, 2)", "column x.*NaN"),
+    ],
+)
+@pytest.mark.parametrize("other", ["1", "array[1]"])
+async def test_what_arrow_has_no_form_for_is_refused(
+    run: Any, box: ToolContext, value: str, message: str, other: str
+) -> None:
+    query = f"select {other} as n, {value} as x"
+    with pytest.raises(ToolError, match=message):
+        await run("transfer", source={"kind": "postgres", "query": query}, target={"path": "out.parquet"})
+    with pytest.raises(ToolError, match="row 1, column x"):
+        await run("postgres", command=query, **{"as": "table"})
 
 
 @pytest.mark.parametrize(
@@ -228,11 +279,9 @@ async def test_text_that_postgres_cannot_hold_is_not_cut(run: Any, pool: asyncpg
     pq.write_table(pa.table({"name": ["a\0b"]}), tmp_path / "in.parquet")
     given = {"source": {"path": "in.parquet"}, "target": PG}
 
-    with pytest.raises(ToolError, match="0x00"):
-        await run("transfer", **given, verify="checksum")
-
-    await run("transfer", **given)
-    assert await pool.fetchval("select name from target") == "ab"
+    for verify in ("checksum", "rows"):
+        with pytest.raises(ToolError, match="0x00"):
+            await run("transfer", **given, verify=verify)
 
 
 async def test_what_cannot_be_read_back_is_refused(run: Any) -> None:

@@ -63,7 +63,7 @@ def test_what_is_no_time_is_a_text(text: str) -> None:
         ({"rows": [{"at": {"n": 1}}, {"at": {"n": 3}}, {"at": {"n": None}}, {}]}, 3),
         ({"rows": []}, None),
         ([{"at": {"n": None}}], None),
-        ([{"at": {"n": Decimal("1.5")}}, {"at": {"n": float("nan")}}], 1.5),
+        ([{"at": {"n": Decimal("1.5")}}, {"at": {"n": float("nan")}}], "1.5"),
         ([{"at": {"n": datetime(2026, 1, 1, tzinfo=UTC)}}], "2026-01-01T00:00:00+00:00"),
         ([{"at": {"n": date(2026, 1, 2)}}, {"at": {"n": date(2026, 1, 1)}}], "2026-01-02"),
         (None, None),
@@ -71,6 +71,12 @@ def test_what_is_no_time_is_a_text(text: str) -> None:
 )
 async def test_a_column(result: Any, found: Value | None) -> None:
     assert await greatest_of_batches(batches_of(result), "at.n", "s") == found
+
+
+def test_decimals_as_text_are_compared_if_both_orders_are_the_same() -> None:
+    assert greatest(["1.5", "2.25"], "s") == "2.25"
+    with pytest.raises(ToolError, match=r"'10.00' and '9.00' are numbers as text.*::bigint"):
+        greatest(["9.00", "10.00"], "s")
 
 
 async def test_a_column_of_a_table() -> None:
@@ -85,7 +91,7 @@ async def test_a_column_of_a_table() -> None:
         ([{"n": 1}, {"n": "x"}], "step s: 'x' and 1 cannot be compared"),
         ([{"n": True}], "step s: state.key gives True; a watermark is a number, a time or a text"),
         ([{"n": [1]}], r"state.key gives \[1\]"),
-        ([{"n": object()}], "which has no JSON form"),
+        ([{"n": object()}], "which has no stored form"),
         ([{"m": 1, "o": 2}], "no row of the result has the column 'n' of state.key; columns: m, o"),
     ],
 )

@@ -14,13 +14,14 @@ import orjson
 from obstore.store import GCSStore, S3Store
 
 from noetl_dagster.errors import CredentialError, ServiceError, ToolError
-from noetl_dagster.events.connection import encode_json, host_addresses, prepare_connection
+from noetl_dagster.events.connection import host_addresses
 from noetl_dagster.extras import needs_extra
 from noetl_dagster.setting_types import separate_addresses
 from noetl_dagster.settings import Settings
 from noetl_dagster.storage.tiers.objects import minio_store, s3_client, s3_store
 from noetl_dagster.tools.access.credential_types import Credential
 from noetl_dagster.tools.access.destinations import DenyList
+from noetl_dagster.tools.rows.columns import CODECS
 
 if TYPE_CHECKING:
     from nats.aio.client import Client as NatsClient
@@ -303,11 +304,9 @@ def _gcs(bucket: str, credential: Credential | None) -> GCSStore:
 
 
 async def _prepare_connection(connection: asyncpg.Connection) -> None:
-    """Sets the event log's codecs, so that a sink and its completion can share a transaction, and one for json."""
-    await prepare_connection(connection)
-    await connection.set_type_codec(
-        "json", schema="pg_catalog", encoder=encode_json, decoder=orjson.loads, format="binary"
-    )
+    """Sets the codecs of the columns' types, with which a sink and its completion can share a transaction."""
+    for name, (format, encoder, decoder) in CODECS.items():
+        await connection.set_type_codec(name, schema="pg_catalog", encoder=encoder, decoder=decoder, format=format)
 
 
 def _fingerprint(arguments: dict[str, Any]) -> str:

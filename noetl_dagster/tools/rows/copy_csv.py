@@ -6,8 +6,6 @@ become Python objects; the others are converted value by value.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-from noetl_dagster.tools.rows.files import is_text
-from noetl_dagster.tools.rows.values import parameter, row_value
+from noetl_dagster.tools.rows.arrow import is_text
+from noetl_dagster.tools.rows.columns import converted, interval_parts, interval_text, moment_text, row_value
+from noetl_dagster.tools.rows.values import bytes_of
 from noetl_dagster.values import admit
 
 _OPTIONS = arrow_csv.WriteOptions(include_header=False, batch_size=65_536)
@@ -35,26 +34,22 @@ def encode_csv(
     rows: Sequence[Mapping[str, Any]] | pa.Table,
     columns: Sequence[str],
     types: Mapping[str, str],
-    *,
-    keep_nul: bool = False,
 ) -> bytes:
     """Encodes rows as CSV; a missing column of a row is null.
 
     Args:
         types: type name of each column as in ``pg_type.typname`` (arrays begin with ``_``).
-        keep_nul: keep NUL characters, which the server refuses, in texts.
     """
     if isinstance(rows, pa.Table):
-        encoded = [_of_arrow(rows.column(name), types[name]) for name in columns]
+        encoded = [_of_arrow(name, rows.column(name), types[name]) for name in columns]
     else:
-        encoded = [_of_values([row.get(name) for row in rows], types[name]) for name in columns]
+        encoded = [_of_values(name, [row.get(name) for row in rows], types[name]) for name in columns]
     out = pa.BufferOutputStream()
     arrow_csv.write_csv(pa.table(encoded, names=list(map(str, range(len(encoded))))), out, _OPTIONS)
-    text: bytes = out.getvalue().to_pybytes()
-    return text if keep_nul else text.replace(b"\0", b"")
+    return bytes(out.getvalue().to_pybytes())
 
 
-def _of_values(values: list[Any], type_name: str) -> Any:
+def _of_values(name: str, values: list[Any], type_name: str) -> Any:
     kinds = set(map(type, values)) - {type(None)}
     if not kinds:
         return pa.nulls(len(values), pa.string())
@@ -67,13 +62,13 @@ def _of_values(values: list[Any], type_name: str) -> Any:
     if kinds == {int}:
         with suppress(OverflowError):  # beyond 64 bits
             return pa.array(values, pa.int64())
-    return _one_by_one(values, type_name)
+    return _one_by_one(name, values, type_name)
 
 
-def _of_arrow(column: Any, type_name: str) -> Any:
+def _of_arrow(name: str, column: Any, type_name: str) -> Any:
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _of_arrow(column.cast(kind.value_type), type_name)
+        return _of_arrow(name, column.cast(kind.value_type), type_name)
     if pa.types.is_null(kind):
         return pa.nulls(len(column), pa.string())
     if (
@@ -94,11 +89,12 @@ def _of_arrow(column: Any, type_name: str) -> Any:
         # in UTC, because Arrow is slow at looking up the offset of each value
         text = column.cast(pa.timestamp(kind.unit, "UTC")).cast(pa.timestamp(kind.unit)).cast(pa.string())
         return pc.binary_join_element_wise(text, "+00", "")
-    return _one_by_one(column.to_pylist(maps_as_pydicts="strict"), type_name)
+    return _one_by_one(name, column.to_pylist(maps_as_pydicts="strict"), type_name)
 
 
-def _one_by_one(values: Sequence[Any], type_name: str) -> Any:
-    return pa.array([None if value is None else plain_text(value, type_name) for value in values], pa.string())
+def _one_by_one(name: str, values: Sequence[Any], type_name: str) -> Any:
+    texts = converted(name, values, lambda value: None if value is None else plain_text(value, type_name))
+    return pa.array(texts, pa.string())
 
 
 def plain_text(value: Any, type_name: str) -> str:
@@ -108,24 +104,22 @@ def plain_text(value: Any, type_name: str) -> str:
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
         return str(value)
     if type_name in _JSON:
-        return orjson.dumps(parameter(row_value(value), type_name)).decode()
+        is_json = isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
+        return str(value) if is_json else orjson.dumps(row_value(value)).decode()
     if isinstance(value, bool):
         return "t" if value else "f"
     if isinstance(value, float | UUID):
         return str(value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return f"\\x{bytes(value).hex()}"
-    if type_name == "bytea":
-        try:
-            return f"\\x{base64.b64decode(value, validate=True).hex()}"
-        except binascii.Error:
-            return f"\\x{value.encode().hex()}"
-    if isinstance(value, dt.datetime | dt.date | dt.time):
+    if type_name == "bytea" or isinstance(value, bytes | bytearray | memoryview):
+        return f"\\x{bytes_of(value).hex()}"
+    if isinstance(value, dt.datetime):
+        return str(moment_text(value))
+    if isinstance(value, dt.date | dt.time):
         return value.isoformat()
     if isinstance(value, dt.timedelta):
-        return f"{value.total_seconds()} seconds"
+        return interval_text(*interval_parts(value))
     if isinstance(value, pa.MonthDayNano):
-        return f"{value.months} months {value.days} days {value.nanoseconds / 1000} microseconds"
+        return interval_text(value.months, value.days, value.nanoseconds // 1000)
     if isinstance(value, list | tuple) and type_name.startswith("_"):
         return _array(value, type_name[1:])
     plain = row_value(value)

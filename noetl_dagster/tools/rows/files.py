@@ -1,13 +1,9 @@
-"""Writes files of rows in Parquet, JSON lines, JSON and CSV, and makes Arrow tables of rows."""
+"""Writes files of rows in Parquet, JSON lines, JSON and CSV."""
 
 from __future__ import annotations
 
-import asyncio
 import csv
-import json
-from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from decimal import Decimal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +11,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from noetl_dagster.errors import ToolError
+from noetl_dagster.tools.rows.arrow import Row, arrow_table, check_times, is_text, plain_rows, without_null
 from noetl_dagster.tools.rows.formats import RowFormat
-from noetl_dagster.tools.rows.values import row_value
-from noetl_dagster.values import admit
-
-Row = Mapping[str, Any]
 
 
 def row_writer(
@@ -47,41 +39,51 @@ class _JsonRows:
     def __init__(self, path: Path, *, lines: bool) -> None:
         self._file = path.open("wb")
         self._lines = lines
-        self._first = True
+        self._rows = 0
         if not lines:
             self._file.write(b"[\n")
 
-    def write(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            if not self._first:
+    def write(self, rows: Sequence[Row] | pa.Table) -> list[dict[str, Any]]:
+        """Writes rows; returns them as they are written."""
+        plain = plain_rows(rows, self._rows)
+        for row in plain:
+            if self._rows:
                 self._file.write(b"\n" if self._lines else b",\n")
-            self._first = False
-            self._file.write(orjson.dumps(json_row(row)))
+            self._rows += 1
+            self._file.write(orjson.dumps(row))
+        return plain
 
     def close(self) -> None:
-        self._file.write((b"" if self._first else b"\n") if self._lines else b"\n]\n")
+        self._file.write((b"\n" if self._rows else b"") if self._lines else b"\n]\n")
         self._file.close()
 
 
 class _CsvRows:
-    """CSV with the columns of the first row; mappings and lists are JSON text, null is empty."""
+    """CSV with the columns of the first row; null is empty, and values other than text are JSON."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", newline="", encoding="utf-8")
         self._writer: csv.DictWriter[str] | None = None
+        self._rows = 0
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[Row] | pa.Table) -> list[dict[str, Any]]:
+        """Writes rows; returns them as they are written."""
+        plain = plain_rows(rows, self._rows)
         if self._writer is None:
-            self._writer = csv.DictWriter(self._file, list(rows[0]))
+            self._writer = csv.DictWriter(self._file, list(plain[0]))
             self._writer.writeheader()
-        for row in rows:
-            plain = json_row(row)
-            self._writer.writerow(
-                {name: json.dumps(item) if isinstance(item, dict | list) else item for name, item in plain.items()}
-            )
+        texts = [{name: csv_text(value) for name, value in row.items()} for row in plain]
+        self._writer.writerows(texts)
+        self._rows += len(plain)
+        return texts
 
     def close(self) -> None:
         self._file.close()
+
+
+def csv_text(value: Any) -> str | None:
+    """Returns a JSON value as CSV has it."""
+    return value if value is None or isinstance(value, str) else orjson.dumps(value).decode()
 
 
 class ParquetRows:
@@ -96,16 +98,18 @@ class ParquetRows:
         self._path, self._group_rows = path, group_rows
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.Table] = []
-        self._rows = 0
+        self._rows = self._written = 0
 
     def write(self, rows: Sequence[Row] | pa.Table) -> pa.Table:
         """Writes rows as soon as they are enough for a row group; returns them as they are written."""
-        table = arrow_table(rows, self.schema)
+        table = arrow_table(rows, self.schema, first=self._written)
+        check_times(table, self._written)
+        self._written += len(table)
         if self._writer is None:
-            self.schema = _without_null(table.schema)
+            self.schema = without_null(table.schema)
             table = table.cast(self.schema)
             # a dictionary of numbers or times costs more than it saves
-            texts = [item.name for item in self.schema if pa.types.is_string(item.type)]
+            texts = [item.name for item in self.schema if is_text(item.type)]
             self._writer = pq.ParquetWriter(self._path, self.schema, compression="zstd", use_dictionary=texts or False)
         self._waiting.append(table)
         self._rows += len(table)
@@ -125,89 +129,3 @@ class ParquetRows:
         else:
             self._flush()
             self._writer.close()
-
-
-def arrow_table(rows: Sequence[Row] | pa.Table, schema: pa.Schema | None = None) -> pa.Table:
-    """Returns rows as an Arrow table of the given schema, or of the schema that their values show.
-
-    Numerics are doubles; identifiers, addresses and the like are text. Columns that a table lacks are null.
-
-    Raises:
-        ToolError: the rows do not fit the schema.
-    """
-    with _one_type_a_column():
-        if isinstance(rows, pa.Table):
-            return rows if schema is None else _fitted(rows, schema)
-        if schema is not None:
-            return pa.Table.from_pylist(_arrow_values(rows), schema=schema)
-        table = _inferred(rows)
-        return table.cast(_without_null(table.schema))
-
-
-async def arrow_schema(batches: AsyncIterable[Sequence[Row]]) -> pa.Schema:
-    """Returns the schema of all rows together; raises ``ToolError`` if the values of a column have no common type."""
-    schema = pa.schema([])
-    async for rows in batches:
-        schema = await asyncio.to_thread(_widened, schema, rows)
-    return _without_null(schema)
-
-
-def _widened(schema: pa.Schema, rows: Sequence[Row]) -> pa.Schema:
-    """Returns a schema for rows and for earlier ones of a known schema."""
-    with _one_type_a_column():
-        return pa.unify_schemas([schema, _inferred(rows).schema], promote_options="permissive")
-
-
-@contextmanager
-def _one_type_a_column() -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-        raise ToolError(
-            f"rows of different types in one column: {error}; convert the column in the source", kind="schema"
-        ) from None
-
-
-def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = [
-        table.column(field.name).cast(field.type)
-        if field.name in table.column_names
-        else pa.nulls(len(table), field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)
-
-
-def _inferred(rows: Sequence[Row]) -> pa.Table:
-    plain = _arrow_values(rows)
-    columns = dict.fromkeys(name for row in plain for name in row)  # not every row has every one
-    return pa.table({name: [row.get(name) for row in plain] for name in columns})
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Returns whether an Arrow type is text."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _without_null(schema: pa.Schema) -> pa.Schema:
-    """Turns columns that are null in every row into text."""
-    return pa.schema([field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in schema])
-
-
-def _arrow_values(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return [{name: _arrow_value(value) for name, value in row.items()} for row in rows]
-
-
-def _arrow_value(value: Any) -> Any:
-    if isinstance(value, Decimal):
-        return float(value)
-    if isinstance(value, list):
-        return [_arrow_value(item) for item in value]
-    if isinstance(value, str | int | float | bytes | dict | None) or type(value).__module__ == "datetime":
-        return value
-    return row_value(value)
-
-
-def json_row(row: Row) -> dict[str, Any]:
-    """Returns a row with JSON values only."""
-    return {name: admit(row_value(value), name) for name, value in row.items()}

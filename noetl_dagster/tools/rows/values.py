@@ -1,33 +1,35 @@
-"""Converts values to PostgreSQL parameters, and the values of its rows to JSON."""
+"""Converts the values of templates to parameters of PostgreSQL."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import datetime as dt
+import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-import asyncpg
 import orjson
 
+from noetl_dagster.storage.exact_json import loads_exact
+from noetl_dagster.tools.rows.columns import INFINITIES, interval_parts
 from noetl_dagster.values import admit
 
 _INTEGERS = frozenset({"int2", "int4", "int8", "oid"})
 _FLOATS = frozenset({"float4", "float8"})
 _TEXTS = frozenset({"text", "varchar", "bpchar", "name", "citext", "xml", "unknown"})
-_AS_THEY_ARE = _INTEGERS | _TEXTS | {"bool", "json", "jsonb"}
 _TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})
 _FALSE = frozenset({"false", "f", "no", "n", "off", "0"})
+_NANOSECONDS = re.compile(r"[.,]\d{6}\d*[1-9]")
 
 
 def parameter(value: Any, type_name: str) -> Any:
     """Converts a template's value to the one that asyncpg needs for a parameter of a type.
 
     Templates render text and JSON values: ``"3"`` is accepted for an integer, ``3`` for text, ISO 8601 text for
-    dates and times, base64 text for ``bytea``, a mapping or list as JSON text for ``text``. Text that holds
-    a JSON object or list is that object or list for ``json`` and ``jsonb``, other text a JSON string.
+    dates and times, base64 text for ``bytea``, a mapping or list as JSON text for ``text``.
+    A time with an offset becomes one of UTC, also for ``timestamp`` and ``date``. Text that begins as a JSON object or
+    list is that object or list for ``json`` and ``jsonb``, other text a JSON string.
 
     Raises:
         ValueError: the value has no form of that type; names both.
@@ -41,9 +43,9 @@ def parameter(value: Any, type_name: str) -> Any:
         return value
     try:
         return convert(value)
-    except (ValueError, TypeError, InvalidOperation) as error:
+    except (ValueError, TypeError, InvalidOperation, OverflowError) as error:
         shown = repr(value) if len(repr(value)) <= 80 else type(value).__name__
-        raise ValueError(f"{shown} is not a value of type {type_name}") from error
+        raise ValueError(f"{shown} is not a value of type {type_name} ({error})") from error
 
 
 def _array(value: Any, element: str) -> list[Any]:
@@ -71,18 +73,28 @@ def _text(value: Any) -> str:
     return str(plain)
 
 
+def _decimal(value: Any) -> Decimal:
+    if isinstance(value, bool):
+        raise ValueError("not a number")
+    return Decimal(str(value).strip())
+
+
 def _boolean(value: Any) -> bool:
     if isinstance(value, str):
         word = value.strip().lower()
         if word in _TRUE or word in _FALSE:
             return word in _TRUE
-        raise ValueError("neither true nor false")
-    return bool(value)
+    elif value in (0, 1):
+        return bool(value)
+    raise ValueError("neither true nor false")
 
 
 def _datetime(value: Any) -> dt.datetime:
     if isinstance(value, str):
-        return dt.datetime.fromisoformat(value.strip())
+        text = value.strip()
+        if _NANOSECONDS.search(text):
+            raise ValueError("PostgreSQL has microseconds")
+        return INFINITIES[text] if text in INFINITIES else dt.datetime.fromisoformat(text)
     if isinstance(value, dt.datetime):
         return value
     if isinstance(value, dt.date):
@@ -93,44 +105,53 @@ def _datetime(value: Any) -> dt.datetime:
 def _timestamptz(value: Any) -> dt.datetime:
     """Takes a time without zone as UTC, so that a playbook means the same on every machine."""
     moment = _datetime(value)
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
+    return moment if moment.tzinfo is not None or _is_infinite(moment) else moment.replace(tzinfo=dt.UTC)
 
 
 def _timestamp(value: Any) -> dt.datetime:
+    moment = _without_zone(value)
+    if moment in INFINITIES.values() and not _is_infinite(moment):
+        raise ValueError("asyncpg takes it for infinity; pass it as text: CAST(CAST(:name AS text) AS timestamp)")
+    return moment
+
+
+def _without_zone(value: Any) -> dt.datetime:
     moment = _datetime(value)
     return moment if moment.tzinfo is None else moment.astimezone(dt.UTC).replace(tzinfo=None)
 
 
-def _date(value: Any) -> dt.date:
-    if isinstance(value, str):
-        return dt.date.fromisoformat(value.strip()[:10])
-    if isinstance(value, dt.datetime):
-        return value.date()
-    if isinstance(value, dt.date):
-        return value
-    raise ValueError("not a date")
+def _is_infinite(moment: dt.datetime) -> bool:
+    return any(moment is infinity for infinity in INFINITIES.values())
+
+
+def _date(value: Any) -> dt.date | str:
+    """Returns the day of a time in UTC, as a ``timestamp`` has it."""
+    if isinstance(value, str) and value.strip() in INFINITIES:
+        return value.strip()
+    if isinstance(value, int | float):
+        raise ValueError("not a date")
+    return _without_zone(value).date()
 
 
 def _time(value: Any) -> dt.time:
     return dt.time.fromisoformat(value.strip()) if isinstance(value, str) else value
 
 
-def _interval(value: Any) -> dt.timedelta:
-    if isinstance(value, str):
-        value = float(value)
-    return dt.timedelta(seconds=value) if isinstance(value, int | float) else value
-
-
 def _json(value: Any) -> Any:
-    """Parses text that is a JSON object or list; other text is a JSON string."""
+    """Parses text that begins as a JSON object or list; other text is a JSON string."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        with contextlib.suppress(orjson.JSONDecodeError):
-            return orjson.loads(value)
+        return loads_exact(value)
     return admit(value, "a JSON parameter")
 
 
-def _bytea(value: Any) -> bytes:
-    return base64.b64decode(value, validate=True) if isinstance(value, str) else bytes(value)
+def bytes_of(value: Any) -> bytes:
+    """Returns the bytes of base64 text, of hex digits as PostgreSQL writes them, or of a buffer."""
+    if not isinstance(value, str):
+        return memoryview(value).tobytes()
+    try:
+        return bytes.fromhex(value[2:]) if value.startswith("\\x") else base64.b64decode(value, validate=True)
+    except ValueError:
+        raise ValueError(r"bytes are base64 text, or hex digits after \x") from None
 
 
 _PARAMETERS: dict[str, Callable[[Any], Any]] = {
@@ -138,47 +159,15 @@ _PARAMETERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(_FLOATS, float),
     **dict.fromkeys(_TEXTS, _text),
     "bool": _boolean,
-    "numeric": lambda value: Decimal(str(value).strip()),
+    "numeric": _decimal,
     "timestamptz": _timestamptz,
     "timestamp": _timestamp,
     "date": _date,
     "time": _time,
     "timetz": _time,
-    "interval": _interval,
-    "bytea": _bytea,
+    "interval": interval_parts,
+    "bytea": bytes_of,
     "json": _json,
     "jsonb": _json,
     "uuid": str,
 }
-
-
-def column_converter(type_name: str) -> Callable[[Any], Any] | None:
-    """Returns the function that converts a column's values to JSON values; None if they are JSON values."""
-    if type_name in _AS_THEY_ARE:
-        return None
-    if type_name == "numeric":
-        return admit
-    return row_value
-
-
-def row_value(value: Any) -> Any:
-    """Converts any value of asyncpg to a JSON value: records become mappings, ranges their parts, addresses text."""
-    if isinstance(value, list):
-        return [row_value(item) for item in value]
-    if isinstance(value, asyncpg.Record):
-        return {name: row_value(item) for name, item in value.items()}
-    if isinstance(value, asyncpg.Range):
-        return {
-            "lower": row_value(value.lower),
-            "upper": row_value(value.upper),
-            "lower_inclusive": value.lower_inc,
-            "upper_inclusive": value.upper_inc,
-            "empty": value.isempty,
-        }
-    if isinstance(value, asyncpg.BitString):
-        return value.as_string()
-    if type(value).__module__ == "ipaddress":
-        return str(value)
-    if isinstance(value, tuple) and type(value).__module__.startswith("asyncpg"):  # geometric types
-        return [row_value(item) for item in value]
-    return admit(value, "a column")

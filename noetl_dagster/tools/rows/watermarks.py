@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from noetl_dagster.errors import ToolError
@@ -17,6 +18,7 @@ _TIME = re.compile(
     r"(?P<date>\d{4}-\d\d-\d\d)"
     r"(?:[T ](?P<time>\d\d:\d\d(?::\d\d)?)(?P<fraction>\.\d+)?\s?(?P<zone>Z|[+-]\d\d(?::?\d\d)?)?)?"
 )
+_DECIMAL = re.compile(r"-?\d+(\.\d+)?")
 _COLUMNS_SHOWN = 20
 
 
@@ -43,6 +45,13 @@ def _goes_beyond(value: Value, other: Value, step: str) -> bool:
             step,
             f"{value!r} and {other!r} cannot be compared; let state.key and state.initial both give numbers, or "
             "both times or texts",
+        )
+    texts = [str(order) for order in (first, second) if isinstance(order, str) and _DECIMAL.fullmatch(order)]
+    if len(texts) == 2 and (texts[0] > texts[1]) is not (Decimal(texts[0]) > Decimal(texts[1])):
+        raise _unfit(
+            step,
+            f"{value!r} and {other!r} are numbers as text, which sort in another way; let the query of state.key give "
+            "numbers: ::bigint, ::float8, or numbers: float",
         )
     return first > second  # type: ignore[operator]
 

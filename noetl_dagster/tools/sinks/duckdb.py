@@ -22,8 +22,8 @@ from pyarrow import dataset
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
+from noetl_dagster.tools.rows.arrow import arrow_schema, arrow_table
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
-from noetl_dagster.tools.rows.files import arrow_schema, arrow_table
 from noetl_dagster.tools.sinks.place import PartPlace
 from noetl_dagster.tools.sql.duckdb import is_held, kind_of_duckdb, open_file
 from noetl_dagster.tools.sql.tables import Drift, WriteMode, drift_of_sink, listed, quoted

@@ -16,8 +16,9 @@ from obstore.store import LocalStore
 from noetl_dagster.tools.access.clients import open_bucket
 from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import ToolContext
+from noetl_dagster.tools.rows.arrow import arrow_schema
 from noetl_dagster.tools.rows.batches import StoredResult, batches_of
-from noetl_dagster.tools.rows.files import arrow_schema, row_writer
+from noetl_dagster.tools.rows.files import row_writer
 from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.sinks.place import STAGED, PartPlace, SinkKind
 

@@ -17,6 +17,7 @@ _SQL: dict[str | Spellings, str] = {
     ),
     "as": "Form of the result: rows, or table for one Parquet table by reference",
     CHUNK_SIZE: "Maximum of rows in a chunk of a large result",
+    "numbers": "Form of decimal numbers in rows: text with all digits (default), or float for the nearest doubles",
 }
 _SERVER = _SQL | {TIMEOUT: "Seconds after which the statements are stopped and the call fails"}
 _FILE: dict[str | Spellings, str] = {
@@ -33,7 +34,7 @@ _OF_SERVERS = ("pool", "db_schema", "fetch", "autocommit", "transaction")
 
 
 def _sql(name: str, tool: str, fields: Mapping[str | Spellings, str], **others: Any) -> ToolKind:
-    words = {"as": ("rows", "table", "arrow", "parquet")}
+    words = {"as": ("rows", "table", "arrow", "parquet"), "numbers": ("text", "float")}
     return ToolKind(name, f"noetl_dagster.tools.sql.{tool}", fields, ("command", "script"), words=words, **others)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError
+from noetl_dagster.storage.exact_json import InexactNumberError
 from noetl_dagster.tools.access.credential_types import Credential, CredentialType
 from noetl_dagster.tools.base import ToolCall, ToolContext
 
@@ -96,11 +97,15 @@ async def _connected(call: ToolCall, context: ToolContext, connect: Callable[[Cr
 
 @contextlib.contextmanager
 def postgres_errors(call: ToolCall) -> Iterator[None]:
-    """Turns errors of asyncpg and of the connection into ``ToolError``."""
+    """Turns errors of asyncpg, of values that cannot be read, and of the connection into ``ToolError``."""
     try:
         yield
     except asyncpg.InvalidCachedStatementError:
         raise
+    except (InexactNumberError, OverflowError) as error:
+        why, _, _ = str(error).partition(";")
+        what = f"a column has a value that cannot be read unchanged: {why}; cast the column to text in SQL"
+        raise call.error(what, "transform") from None
     except POSTGRES_ERRORS as error:
         raise postgres_error(f"postgres in step {call.step}", error) from None
 

@@ -6,10 +6,11 @@ A ledger in a file holds what sinks and transfers have published in it.
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,17 @@ from noetl_dagster.errors import ErrorKind, NoetlError, ToolError, kind_of
 from noetl_dagster.machine import memory_limit
 from noetl_dagster.playbook.templates.environment import sql_literal
 from noetl_dagster.settings import Settings
+from noetl_dagster.storage.exact_json import Numbers
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, count_of
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.files import check_path
+from noetl_dagster.tools.rows.arrow import json_rows
+from noetl_dagster.tools.rows.columns import check_names
 from noetl_dagster.tools.sql.ducklake import lake_of
-from noetl_dagster.tools.sql.fetching import FetchedRows, interruptible, result_of_cursor
-from noetl_dagster.tools.sql.running import prepare_statements, promoted, wants_table
+from noetl_dagster.tools.sql.fetching import FETCHED, FetchedRows, interruptible, result_of_batches
+from noetl_dagster.tools.sql.running import numbers_of, prepare_statements, promoted, wants_table
 from noetl_dagster.tools.sql.statements import BoundStatement
+from noetl_dagster.tools.sql.tables import quoted
 from noetl_dagster.tools.sql.views import (
     NoRowsError,
     RowsSource,
@@ -34,7 +39,6 @@ from noetl_dagster.tools.sql.views import (
     mount_object_storage,
     source_of,
 )
-from noetl_dagster.values import RefusedValueError
 
 IN_MEMORY = ":memory:"
 
@@ -82,7 +86,7 @@ class DuckdbTool(Tool):
                 connection = await asyncio.to_thread(duckdb.connect, path)
                 try:
                     _limit_memory(connection, context.settings, folder)
-                    work = partial(_run, connection, context.settings, attach, statements, views)
+                    work = partial(_run, connection, context.settings, attach, statements, views, numbers_of(call))
                     job = asyncio.to_thread(work, rows, wants_table(call))
                     data = await interruptible(job, connection.interrupt)
                 finally:
@@ -91,11 +95,12 @@ class DuckdbTool(Tool):
                     return ToolResult(data=data)
                 at = ("rows", f"command_{len(statements) - 1}.rows")
                 return ToolResult(ref=await writer.finish(data, at))
-        except (duckdb.Error, RefusedValueError, OSError) as error:
-            text = f"{type(error).__name__}: {error}"
-            held = is_held(error)
-            kind = "db_connection" if held else kind_of_duckdb(error)
-            raise call.error(text, kind, retryable=held, code=type(error).__name__) from None
+        except (duckdb.Error, OSError) as error:
+            cause = own_error(error)
+            text = f"{type(cause).__name__}: {cause}"
+            held = is_held(cause)
+            kind = "db_connection" if held else kind_of_duckdb(cause)
+            raise call.error(text, kind, retryable=held, code=type(cause).__name__) from None
 
 
 def _limit_memory(connection: duckdb.DuckDBPyConnection, settings: Settings, folder: Path) -> None:
@@ -116,8 +121,15 @@ _KINDS: tuple[tuple[type[Exception], ErrorKind], ...] = (
     (duckdb.PermissionException, "storage_access"),
     (duckdb.IOException, "storage"),
     (duckdb.Error, "db"),
-    (RefusedValueError, "transform"),
 )
+_STREAM_ERROR = re.compile(r"([A-Z][A-Za-z ]*) Error: ")
+
+
+def own_error(error: Exception) -> Exception:
+    """Returns DuckDB's exception for an error of a stream of Arrow tables, which has only its text."""
+    match = _STREAM_ERROR.match(str(error)) if isinstance(error, OSError) else None
+    kind = match and getattr(duckdb, f"{match[1].replace(' ', '')}Exception", duckdb.Error)
+    return kind(str(error)) if kind else error
 
 
 def kind_of_duckdb(error: BaseException) -> ErrorKind:
@@ -149,7 +161,8 @@ def _run(
     attach: Callable[[duckdb.DuckDBPyConnection], None] | None,
     statements: Sequence[BoundStatement],
     views: Mapping[str, Any],
-    rows: FetchedRows,
+    numbers: Numbers,
+    fetched: FetchedRows,
     as_table: bool,
 ) -> Any:
     mount_object_storage(connection, settings)
@@ -162,26 +175,52 @@ def _run(
         attach(connection)
     results = []
     for index, statement in enumerate(statements):
-        values = list(statement.values) or None
         is_last = index == len(statements) - 1
+        relation = connection.sql(statement.text, params=list(statement.values) or None)
         if as_table and is_last:
-            relation = connection.sql(statement.text, params=values)
             if relation is None:
                 raise ToolError("duckdb: 'as: table' needs a last statement that returns rows", kind="schema")
-            return relation.to_arrow_table()
-        cursor = connection.execute(statement.text, values)
-        results.append(_result(cursor, statement.text, rows if is_last else None))
+            return exported(relation).to_arrow_table()
+        results.append(_result(relation, statement.text, numbers, fetched if is_last else None))
     return promoted(results)
 
 
-def _result(cursor: Any, text: str, last: FetchedRows | None) -> dict[str, Any]:
-    columns = [column[0] for column in cursor.description or ()]
+def _result(relation: Any, text: str, numbers: Numbers, last: FetchedRows | None) -> dict[str, Any]:
+    columns = [] if relation is None else relation.columns
     is_query = text.lstrip("( \n\t").lower().startswith(("select", "with", "from", "values", "table"))
     if not columns or (columns in (["Count"], ["Success"]) and not is_query):
-        rows = cursor.fetchall() if columns else []
+        rows = relation.fetchall() if columns else []
         count = int(rows[0][0]) if columns == ["Count"] and rows else 0
         return {"status": "ok", "row_count": count}
-    return result_of_cursor(cursor, columns, last)
+
+    def batches() -> Iterator[list[dict[str, Any]]]:
+        count = 0
+        for batch in exported(relation).to_arrow_reader(FETCHED):
+            yield json_rows(batch, numbers, count)
+            count += batch.num_rows
+
+    return result_of_batches(batches(), columns, last)
+
+
+_CASTS = {
+    **dict.fromkeys(("TIME WITH TIME ZONE", "INTERVAL", "BIT", "BIGNUM"), "VARCHAR"),
+    "UHUGEINT": "HUGEINT",
+}
+"""Types that Arrow has no type for, or that Arrow's readers lack, as the types in which rows leave DuckDB."""
+
+
+def exported(relation: Any) -> Any:
+    """Returns a relation whose values Arrow holds; raises ``ToolError`` if two columns have one name."""
+    names = relation.columns
+    check_names(names, "the result")
+    casts = [_CASTS.get(str(kind)) for kind in relation.types]
+    if not any(casts):
+        return relation
+    columns = (
+        quoted(name) if cast is None else f"CAST({quoted(name)} AS {cast}) AS {quoted(name)}"
+        for name, cast in zip(names, casts, strict=True)
+    )
+    return relation.project(", ".join(columns))
 
 
 WAIT_SECONDS = 60.0  # for another process that has the file open

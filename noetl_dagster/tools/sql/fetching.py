@@ -1,16 +1,19 @@
-"""Rows of statements: fetched by a thread from a cursor of DB-API, held while they are few, else stored in chunks."""
+"""Rows of statements: fetched by a thread, held while they are few, else stored in chunks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from noetl_dagster.storage import codec
 from noetl_dagster.tools.base import ToolCall, ToolContext, ToolResult, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
-from noetl_dagster.values import admit
+from noetl_dagster.tools.rows.columns import check_names
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -35,10 +38,9 @@ class FetchedRows:
         self._size = 0
         self._most = HELD * context.settings.chunk_bytes
 
-    def take(self, cursor: Any, columns: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
-        """Returns all rows of a cursor and their number; no rows if they are stored in chunks."""
-        while batch := cursor.fetchmany(FETCHED):
-            rows = mappings(batch, columns)
+    def take(self, batches: Iterable[list[dict[str, Any]]]) -> tuple[list[dict[str, Any]], int]:
+        """Returns all rows and their number; no rows if they are stored in chunks."""
+        for rows in batches:
             if not self.in_chunks:
                 self._held += rows
                 self._size += codec.byte_length(rows)
@@ -50,27 +52,27 @@ class FetchedRows:
         return self._held, self._writer.rows if self.in_chunks else len(self._held)
 
 
-def result_of_cursor(cursor: Any, columns: Sequence[str], last: FetchedRows | None) -> dict[str, Any]:
-    """Returns the result of a statement that returns rows; ``last`` takes those of the last one."""
+def result_of_batches(
+    batches: Iterable[list[dict[str, Any]]], columns: Sequence[str], last: FetchedRows | None
+) -> dict[str, Any]:
+    """Returns the result of a statement that returns rows; ``last`` takes those of the last one.
+
+    Raises:
+        ToolError: two columns have one name.
+    """
+    check_names(columns, "the result")
     if last is not None:
-        rows, count = last.take(cursor, columns)
+        rows, count = last.take(batches)
     else:
-        rows = mappings(cursor.fetchall(), columns)
+        rows = [row for batch in batches for row in batch]
         count = len(rows)
     return {"status": "ok", "rows": rows, "row_count": count, "columns": list(columns)}
 
 
-def mappings(rows: Sequence[Any], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns rows as mappings of JSON values."""
-    return [dict(zip(columns, map(admit, row), strict=True)) for row in rows]
-
-
 async def store_table(
-    call: ToolCall, context: ToolContext, statements: Sequence[Any], rows: Callable[[], AsyncIterator[Sequence[Any]]]
+    call: ToolCall, context: ToolContext, statements: Sequence[Any], tables: Callable[[], AsyncIterator[pa.Table]]
 ) -> ToolResult:
-    """Stores the rows of the one statement as Parquet, chunk by chunk, while ``rows`` reads them."""
-    from noetl_dagster.tools.rows.files import arrow_table  # imports Arrow, which only tables need
-
+    """Stores the rows of the one statement as Parquet, chunk by chunk, while ``tables`` reads them."""
     if len(statements) != 1:
         raise call.error(
             f"a table is made of the rows of one statement, 'command' has {len(statements)}; write as: rows"
@@ -78,15 +80,14 @@ async def store_table(
     async with time_limit(call), await ChunkWriter.open(call, context) as writer:
         if writer.is_whole:
             return ToolResult(ref=await writer.finish())
-        schema = None
-        async with aclosing(cast(Any, rows())) as chunks:
-            async for some in chunks:
-                table = await asyncio.to_thread(arrow_table, some, schema)
-                schema = table.schema
+        async with aclosing(cast(Any, tables())) as chunks:
+            async for table in chunks:
                 await writer.put(table)
                 context.progress(call, f"{writer.rows} rows read")
-        if schema is None:
-            await writer.put(arrow_table([]))
+        if not writer.rows:
+            import pyarrow as pa  # only tables need it
+
+            await writer.put(pa.table({}))
         return ToolResult(ref=await writer.finish())
 
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
 from noetl_dagster.errors import ToolError
+from noetl_dagster.storage.exact_json import Numbers
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, count_of, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
-from noetl_dagster.tools.rows.values import parameter
 from noetl_dagster.tools.sql.connection import NEVER_IDLE, open_connection, open_pool, postgres_errors
 from noetl_dagster.tools.sql.fetching import HELD, TABLE_ROWS, store_table
 from noetl_dagster.tools.sql.running import (
     ENOUGH,
     Shape,
+    Shapes,
     lines_of,
+    numbers_of,
     prepare_statements,
     promoted,
-    remember,
     result_of,
     run_one,
     run_statements,
@@ -34,24 +36,39 @@ from noetl_dagster.tools.sql.statements import (
     lists_rows,
     needs_own_transaction,
 )
-from noetl_dagster.tools.sql.tables import quoted
+from noetl_dagster.tools.sql.tables import declared_decimals, quoted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
-async def read_rows(
+async def read_tables(
     statement: BoundStatement, call: ToolCall, context: ToolContext, size: int
-) -> AsyncIterator[list[Mapping[str, Any]]]:
-    """Yields the rows of a statement in chunks of at most ``size``, with the values of the server's own types."""
+) -> AsyncIterator[pa.Table]:
+    """Yields the rows of a statement as Arrow tables of at most ``size`` rows, by the types of the columns."""
+    from noetl_dagster.tools.rows.arrow import arrow_table, arrow_types  # imports Arrow, which only tables need
+
     with postgres_errors(call):
         wanted = context.chunks.wanted(call)
         async with open_connection(call, context, lone=wanted) as connection, connection.transaction():
             if wanted:
                 await connection.execute(NEVER_IDLE)
             prepared = await connection.prepare(statement.text)
-            types = [item.name for item in prepared.get_parameters()]
-            values = [parameter(value, name) for value, name in zip(statement.values, types, strict=True)]
-            cursor = await prepared.cursor(*values)
+            shape = Shape.of(prepared)
+            values = values_of(statement, shape, 0)
+            types = dict(zip(shape.columns, shape.types, strict=True))
+            doubles = [name for name, kind in types.items() if kind == "numeric" and numbers_of(call) is Numbers.FLOAT]
+            types |= dict.fromkeys(doubles, "float8")
+            kinds = arrow_types(types, await declared_decimals(connection, types, statement.text, values))
+            cursor, schema, count = await prepared.cursor(*values), None, 0
             while records := await cursor.fetch(size):
-                yield [dict(record) for record in records]
+                rows = [dict(record) for record in records]
+                for name in doubles:
+                    for row in rows:
+                        row[name] = None if row[name] is None else float(row[name])
+                table = await asyncio.to_thread(arrow_table, rows, schema, kinds, count)
+                schema, count = table.schema, count + len(rows)
+                yield table
 
 
 class PostgresTool(Tool):
@@ -62,8 +79,8 @@ class PostgresTool(Tool):
     ``$1, $2, ...``, and psycopg's ``%(name)s`` and ``%s`` mean the same; ``timeout`` seconds.
 
     Output: ``command_0``, ``command_1``, ... each ``{status, rows, row_count, columns}`` or ``{status, row_count}``;
-    also ``rows``, ``row_count`` and ``columns`` of the last one that returns rows. Numerics are numbers if that is
-    exact, else text; dates and times ISO 8601; bytea base64.
+    also ``rows``, ``row_count`` and ``columns`` of the last one that returns rows. Numerics are text, or doubles with
+    ``numbers: float``; dates and times ISO 8601; bytea base64; intervals text.
 
     The last statement's rows are read through a cursor. If they are many, they are stored chunk by chunk while they
     are read, and the result is a reference that templates read as the same mapping. ``chunk_size`` limits the rows of
@@ -90,7 +107,7 @@ class PostgresTool(Tool):
 
     async def _run(self, call: ToolCall, context: ToolContext, statements: list[BoundStatement]) -> ToolResult:
         with postgres_errors(call):
-            shapes = context.clients.statements(await open_pool(call, context))
+            shapes = Shapes(numbers_of(call), context.clients.statements(await open_pool(call, context)))
             async with open_connection(call, context, lone=context.chunks.wanted(call)) as connection:
                 try:
                     return await run_call(connection, statements, shapes, call, context)
@@ -101,7 +118,7 @@ class PostgresTool(Tool):
     async def _table(self, call: ToolCall, context: ToolContext, statements: list[BoundStatement]) -> ToolResult:
         """Stores the rows of the one statement as Parquet, chunk by chunk, read through a cursor."""
         size = count_of(call, "chunk_size") or TABLE_ROWS
-        return await store_table(call, context, statements, partial(read_rows, statements[0], call, context, size))
+        return await store_table(call, context, statements, partial(read_tables, statements[0], call, context, size))
 
 
 SAMPLE = 16  # rows whose size is measured to estimate that of a batch
@@ -113,7 +130,7 @@ HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL"
 async def run_call(
     connection: asyncpg.Connection,
     statements: Sequence[BoundStatement],
-    shapes: dict[str, Shape],
+    shapes: Shapes,
     call: ToolCall,
     context: ToolContext,
 ) -> ToolResult:
@@ -146,7 +163,7 @@ class _PostgresRows:
     connection: asyncpg.Connection
     statement: BoundStatement
     index: int
-    shapes: dict[str, Shape]
+    shapes: Shapes
     writer: ChunkWriter
     call: ToolCall
     tool_context: ToolContext
@@ -168,8 +185,7 @@ class _PostgresRows:
         text, connection = self.statement.text, self.connection
         shape = self.shapes.get(text)
         if shape is None:
-            shape = Shape.of(await connection.prepare(text))
-            remember(self.shapes, text, shape)
+            shape = self.shapes.add(text, await connection.prepare(text))
         if not shape.columns or (lists_rows(text) and not self._wanted):
             return await run_one(connection, self.statement, self.shapes, self.index)
         if self._wanted or self._key or shape.rows is None:
@@ -192,15 +208,14 @@ class _PostgresRows:
         prepared = await self.connection.prepare(self.statement.text)
         shape = self.shapes.get(self.statement.text)
         if shape is None or self._key:
-            shape = Shape.of(prepared)
+            shape = self.shapes.add(self.statement.text, prepared)
         # the iterator of a cursor binds and fetches in one round trip
         portal = prepared.cursor(*values_of(self.statement, shape, self.index), prefetch=1).__aiter__()
         # a step that takes chunks has to get the same ones from a process that has not run the statement before
         first = ENOUGH if self._wanted else shape.enough
         records = await portal._bind_exec(self._room(first), None)
         if records and tuple(records[0].keys()) != shape.columns:  # select * of a table that was altered
-            shape = Shape.of(prepared)
-        remember(self.shapes, self.statement.text, shape)
+            shape = self.shapes.add(self.statement.text, prepared)
         held, size = records, 0
         while not portal._exhausted and not self._wanted:
             size += _json_bytes(records, shape)
@@ -228,7 +243,7 @@ class _PostgresRows:
         size = 0
         while records:
             some, records = records[: self._room(len(records))], records[self._room(len(records)) :]
-            lines = lines_of(some, shape)
+            lines = lines_of(some, shape, self.writer.rows)
             size += len(lines.data)
             await self.writer.take(lines, self._position(some, shape))
         self.tool_context.progress(self.call, f"{self.writer.rows} rows read")
@@ -248,8 +263,7 @@ class _PostgresRows:
             return None
         if self._key not in shape.columns:
             raise self._bad_key(f"is none of the columns: {', '.join(shape.columns)}")
-        converters = {name: convert for name, convert, _ in shape.converters}
-        convert = converters.get(self._key, lambda value: value)
+        convert = shape.converters.get(self._key, lambda value: value)
         first, last = convert(records[0][self._key]), convert(records[-1][self._key])
         if last is None or first is None:
             raise self._bad_key("is null in a row")

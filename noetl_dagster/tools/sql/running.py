@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
@@ -12,9 +12,21 @@ import asyncpg
 from noetl_dagster.errors import ToolError
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.codec import JsonLines
+from noetl_dagster.storage.exact_json import Numbers
 from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.files import load_script
-from noetl_dagster.tools.rows.values import column_converter, parameter
+from noetl_dagster.tools.rows.columns import (
+    Convert,
+    all_finite,
+    check_names,
+    column_type,
+    finite,
+    json_converter,
+    may_be_infinite,
+    moment_text,
+    refused,
+)
+from noetl_dagster.tools.rows.values import parameter
 from noetl_dagster.tools.sql.statements import (
     BoundStatement,
     bind,
@@ -22,14 +34,12 @@ from noetl_dagster.tools.sql.statements import (
     split_statements,
     without_percent,
 )
+from noetl_dagster.values import RefusedValueError
 
 Params = Mapping[str, Any] | Sequence[Any]
 """The parameters of a call: by name, or by number."""
 
 SHAPES_KEPT = 512
-
-ENCODED_THE_SAME = frozenset({"float4", "float8", "timestamp", "timestamptz", "date", "time"})
-"""Types whose values the JSON encoder writes in the same way as :func:`column_converter` converts them."""
 
 ENOUGH = 256
 """Rows that are fetched at first of a statement that has not run before."""
@@ -41,7 +51,7 @@ class Shape:
 
     Attributes:
         types: of the columns, as the server names them.
-        converters: of the columns whose values are no JSON values, and whether the JSON encoder writes them alike.
+        converters: of the columns whose values are no JSON values.
         rows: number of rows the last time; None before, and if they were too many to be held.
         repeatable: whether running it twice is the same as running it once; None while that is not known.
     """
@@ -49,7 +59,7 @@ class Shape:
     parameters: tuple[str, ...]
     columns: tuple[str, ...]
     types: tuple[str, ...]
-    converters: tuple[tuple[str, Callable[[Any], Any], bool], ...]
+    converters: Mapping[str, Convert]
     rows: int | None = None
     repeatable: bool | None = None
 
@@ -59,27 +69,54 @@ class Shape:
         return max(ENOUGH, 2 * (self.rows or 0))
 
     @classmethod
-    def of(cls, statement: Any) -> Shape:
-        """Describes a prepared statement."""
+    def of(cls, statement: Any, numbers: Numbers = Numbers.TEXT) -> Shape:
+        """Describes a prepared statement; raises ``ToolError`` if two of its columns have one name."""
         columns = [(column.name, column.type.name) for column in statement.get_attributes()]
-        converters = [(name, kind, column_converter(kind)) for name, kind in columns]
+        check_names((name for name, _ in columns), "the result")
+        converters = {name: convert for name, kind in columns if (convert := json_converter(kind, numbers)) is not None}
         return cls(
             tuple(item.name for item in statement.get_parameters()),
             tuple(name for name, _ in columns),
-            tuple(kind for _, kind in columns),
-            tuple(
-                (name, convert, kind in ENCODED_THE_SAME) for name, kind, convert in converters if convert is not None
-            ),
+            tuple("float8" if kind == "numeric" and numbers is Numbers.FLOAT else kind for _, kind in columns),
+            converters,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The descriptions of statements that ran on one server, for one form of decimal numbers."""
+
+    numbers: Numbers = Numbers.TEXT
+    _known: dict[Any, Shape] = field(default_factory=dict)
+
+    def get(self, text: str) -> Shape | None:
+        """Returns the description of a statement, if it is known."""
+        return self._known.get((text, self.numbers))
+
+    def add(self, text: str, statement: Any) -> Shape:
+        """Describes a prepared statement as :meth:`Shape.of` does; forgets the oldest one if there are too many."""
+        shape = Shape.of(statement, self.numbers)
+        if len(self._known) >= SHAPES_KEPT:
+            self._known.pop(next(iter(self._known)))
+        self._known[text, self.numbers] = shape
+        return shape
+
+
+def numbers_of(call: ToolCall) -> Numbers:
+    """Returns the form of decimal numbers that a call asks for: text, or doubles with ``numbers: float``."""
+    word = str(call.config.get("numbers") or Numbers.TEXT).lower()
+    if word not in (Numbers.TEXT, Numbers.FLOAT):
+        raise call.error(f"numbers: {word!r} is unknown; write text or float")
+    return Numbers(word)
 
 
 async def run_statements(
     connection: asyncpg.Connection,
     statements: Sequence[BoundStatement],
-    shapes: dict[str, Shape] | None = None,
+    shapes: Shapes | None = None,
 ) -> dict[str, Any]:
     """Runs statements in one transaction, also an open one, if they allow it; returns the tool's result mapping."""
-    shapes = {} if shapes is None else shapes
+    shapes = shapes or Shapes()
     several = len(statements) > 1 and not connection.is_in_transaction()
     together = several and not any(needs_own_transaction(statement.text) for statement in statements)
     async with connection.transaction() if together else nullcontext():
@@ -99,14 +136,13 @@ def promoted(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def run_one(
-    connection: asyncpg.Connection, statement: BoundStatement, shapes: dict[str, Shape], index: int
+    connection: asyncpg.Connection, statement: BoundStatement, shapes: Shapes, index: int
 ) -> dict[str, Any]:
     """Runs one statement, with its description from the cache if it is there."""
     shape = shapes.get(statement.text)
     if shape is None:
         prepared = await connection.prepare(statement.text)
-        shape = Shape.of(prepared)
-        remember(shapes, statement.text, shape)
+        shape = shapes.add(statement.text, prepared)
         records = await prepared.fetch(*values_of(statement, shape, index))
         if not shape.columns:
             return {"status": "ok", "row_count": _affected(prepared.get_statusmsg())}
@@ -116,30 +152,47 @@ async def run_one(
         message = await connection.execute(statement.text, *values_of(statement, shape, index))
         return {"status": "ok", "row_count": _affected(message)}
     if records and tuple(records[0].keys()) != shape.columns:  # select * of a table that was altered
-        shape = Shape.of(await connection.prepare(statement.text))
-        remember(shapes, statement.text, shape)
+        shape = shapes.add(statement.text, await connection.prepare(statement.text))
     return result_of(records, shape)
 
 
 def result_of(records: Sequence[asyncpg.Record], shape: Shape) -> dict[str, Any]:
     """Returns the result of a statement that returns rows, and remembers their number."""
     shape.rows = len(records)
-    rows = _converted(records, shape)
+    rows = _rows(records, shape)
     return {"status": "ok", "rows": rows, "row_count": len(rows), "columns": list(shape.columns)}
 
 
-def lines_of(records: Sequence[asyncpg.Record], shape: Shape) -> JsonLines:
-    """Returns records as lines of the same JSON values as in :func:`result_of`."""
-    rows = _converted(records, shape, for_encoder=True)
-    return JsonLines(codec.json_lines(rows), len(rows), dict(zip(shape.columns, shape.types, strict=True)))
+def lines_of(records: Sequence[asyncpg.Record], shape: Shape, first: int = 0) -> JsonLines:
+    """Returns records as lines of the same JSON values as in :func:`result_of`; ``first``: records before these."""
+    types = dict(zip(shape.columns, shape.types, strict=True))
+    rows = [dict(record.items()) for record in records]
+    # the encoder writes most values as they are converted, and is much faster
+    converters, moments = {}, False
+    for name, convert in shape.converters.items():
+        if column_type(types[name]).is_encoded and convert is column_type(types[name]).json:
+            moments = moments or convert is moment_text
+            if convert is not finite or all_finite([row[name] for row in rows]):
+                continue
+        converters[name] = convert
+    lines = codec.json_lines(_converted(rows, converters, first))
+    if moments and may_be_infinite(lines):
+        lines = codec.json_lines(_rows(records, shape, first))
+    return JsonLines(lines, len(records), types)
 
 
-def _converted(records: Sequence[asyncpg.Record], shape: Shape, *, for_encoder: bool = False) -> list[dict[str, Any]]:
-    rows = [dict(zip(shape.columns, record, strict=True)) for record in records]
-    for name, convert, is_encoded in shape.converters:
-        if not (for_encoder and is_encoded):
-            for row in rows:
+def _rows(records: Sequence[asyncpg.Record], shape: Shape, first: int = 0) -> list[dict[str, Any]]:
+    return _converted([dict(record.items()) for record in records], shape.converters, first)
+
+
+def _converted(rows: list[dict[str, Any]], converters: Mapping[str, Convert], first: int) -> list[dict[str, Any]]:
+    for name, convert in converters.items():
+        number = first
+        try:
+            for number, row in enumerate(rows, first + 1):  # noqa: B007
                 row[name] = convert(row[name])
+        except (ValueError, RefusedValueError) as error:
+            raise refused(number, name, error) from None
     return rows
 
 
@@ -152,13 +205,6 @@ def values_of(statement: BoundStatement, shape: Shape, index: int) -> list[Any]:
         except ValueError as error:
             raise ToolError(f"command_{index}: parameter ${number}: {error}", kind="schema", code="22000") from None
     return values
-
-
-def remember(shapes: dict[str, Shape], text: str, shape: Shape) -> None:
-    """Adds a description to the cache, which forgets the oldest one when it is full."""
-    if len(shapes) >= SHAPES_KEPT:
-        shapes.pop(next(iter(shapes)))
-    shapes[text] = shape
 
 
 def _affected(message: str | None) -> int:

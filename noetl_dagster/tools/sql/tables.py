@@ -37,6 +37,13 @@ WHERE attrelid = to_regclass($1) AND attname = $2
 """
 DELETE_ALL_ROWS = "DELETE FROM {table}"
 
+COLUMNS_OF_QUERY = "noetl_columns"
+CREATE_COLUMNS = "CREATE TEMP TABLE {table} AS {query}\nWITH NO DATA"
+SELECT_DECIMALS = """
+SELECT attname, (atttypmod - 4) >> 16, ((atttypmod - 4 & 2047) # 1024) - 1024 FROM pg_attribute
+WHERE attrelid = to_regclass($1) AND atttypid = 'numeric'::regtype AND atttypmod > 0
+"""
+
 
 class WriteMode(StrEnum):
     """The ways to write rows."""
@@ -80,6 +87,33 @@ async def describe_table(connection: asyncpg.Connection, name: str) -> SqlTable:
         {column["name"]: column["type"] for column in columns},
         tuple(column["name"] for column in columns if column["in_key"]),
     )
+
+
+async def declared_decimals(
+    connection: asyncpg.Connection, types: Mapping[str, str], query: str, values: Sequence[Any], table: str = ""
+) -> dict[str, tuple[int, int]]:
+    """Returns the precision and scale of the columns of a query that declare them, in an open transaction.
+
+    asyncpg does not report them. An empty temporary table does, unless the server or role allows none.
+
+    Args:
+        types: of the columns.
+        table: quoted, if the query reads just this one.
+    """
+    if "numeric" not in types.values():
+        return {}
+    savepoint = connection.transaction()
+    await savepoint.start()
+    try:
+        if not table:
+            text = CREATE_COLUMNS.format(table=COLUMNS_OF_QUERY, query=query.rstrip().rstrip(";"))
+            await connection.execute(text, *values)
+        rows = await connection.fetch(SELECT_DECIMALS, table or f"pg_temp.{COLUMNS_OF_QUERY}")
+        return {name: (precision, scale) for name, precision, scale in rows}
+    except asyncpg.PostgresError:
+        return {}
+    finally:
+        await savepoint.rollback()
 
 
 async def delete_rows(connection: asyncpg.Connection, table: SqlTable, identity: Mapping[str, Any]) -> None:

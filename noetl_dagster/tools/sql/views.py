@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from noetl_dagster.storage.manifests import Strategy, strategy_of
 from noetl_dagster.storage.reading import ResultReader
 from noetl_dagster.storage.tiers.objects import minio_store
 from noetl_dagster.tools.base import as_result_ref
+from noetl_dagster.tools.rows.columns import column_type
 from noetl_dagster.tools.sql.tables import listed, quoted
 from noetl_dagster.values import RefusedValueError, admit
 
@@ -61,7 +62,9 @@ async def source_of(value: Any, results: ResultStore, name: str, folder: Path) -
             raise NoRowsError(f"input {name!r} has no rows: a list of mappings is needed")
         return files
     rows = value.get("rows") if isinstance(value, Mapping) else value
-    return _table(rows, name) if isinstance(rows, pa.Table) or _is_rows(rows) else None
+    if isinstance(rows, pa.Table):
+        return rows
+    return _table(value, name) if _is_rows(rows) else None
 
 
 def _in_place(ref: ResultRef) -> bool:
@@ -80,15 +83,16 @@ def _is_rows(value: Any) -> bool:
 def _table(value: Any, name: str) -> pa.Table:
     if isinstance(value, pa.Table):
         return value
+    columns: Iterable[str] = ()
     if isinstance(value, Mapping) and _is_rows(value.get("rows")):
-        value = value["rows"]
+        value, columns = value["rows"], value.get("columns") or ()
     if not _is_rows(value):
         raise NoRowsError(f"input {name!r} has no rows: a list of mappings is needed")
     try:
         rows = [admit(row, name) for row in value]
     except RefusedValueError as error:
         raise NoRowsError(str(error)) from error
-    columns = dict.fromkeys(column for row in rows for column in row)
+    columns = dict.fromkeys([*columns, *(column for row in rows for column in row)])
     return pa.table({column: _column([row.get(column) for row in rows]) for column in columns})
 
 
@@ -166,15 +170,6 @@ FILE_ROWS = 20_000  # of a Parquet file that is made of JSON
 LINES_BYTES = 3 * 512 * 1024  # of a file of JSON lines, about: each thread of DuckDB holds one
 LINE_BYTES = 16 * 1024**2  # room for a line of JSON: DuckDB reserves no less, and uses as much as a file has
 _SEARCH_BYTES = 64 * 1024  # that are searched for the end of a line at a time
-TYPES = {
-    **dict.fromkeys(("int2", "int4", "int8", "oid"), "BIGINT"),
-    **dict.fromkeys(("float4", "float8"), "DOUBLE"),
-    **dict.fromkeys(("text", "varchar", "bpchar", "name", "citext", "uuid", "inet", "cidr", "xml"), "VARCHAR"),
-    **dict.fromkeys(("timestamp", "timestamptz", "date", "time", "timetz", "bytea"), "VARCHAR"),
-    "bool": "BOOLEAN",
-}
-"""PostgreSQL types whose JSON values all have one type of DuckDB, so that it parses the lines itself."""
-
 MakeTable = Callable[[list[Any]], pa.Table]
 
 
@@ -207,14 +202,15 @@ class RowFiles:
 async def write_files(results: ResultReader, ref: ResultRef, folder: Path, table: MakeTable) -> RowFiles | None:
     """Writes the rows of a stored list to files in a folder, one part in memory at a time; None without rows."""
     kinds = ref.extra.get("columns")
-    if ref.kind is RefKind.MANIFEST and kinds and all(kind in TYPES for kind in kinds.values()):
+    types = {name: column_type(kind).duckdb for name, kind in (kinds or {}).items()}
+    if ref.kind is RefKind.MANIFEST and kinds and all(types.values()):
         # the lines stay as they are, in files of a new size: a part may be too large for a file, or much smaller
         with closing(_LineFiles(folder, str(ref.ref_id))) as files:
             async for part in results.parts(ref):
                 async for piece in results.stream(part):
                     await asyncio.to_thread(files.write, memoryview(piece))
-        return RowFiles(files.paths, {name: TYPES[kind] for name, kind in kinds.items()}, files.largest)
-    columns: dict[str, pa.DataType] = {}
+        return RowFiles(files.paths, types, files.largest)
+    columns: dict[str, pa.DataType] = dict.fromkeys(types, pa.null())
     paths: list[Path] = []
     async for batch in _tables(results, ref, table):
         for field in batch.schema:

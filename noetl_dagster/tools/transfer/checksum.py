@@ -7,8 +7,6 @@ the sum of a hash of every row, so the checksums of parts add up to that of the 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +16,7 @@ import orjson
 import pyarrow as pa
 
 from noetl_dagster.errors import ErrorKind, ToolError
-from noetl_dagster.tools.rows.files import Row, is_text, json_row
+from noetl_dagster.tools.rows.arrow import Row, is_text
 from noetl_dagster.tools.rows.formats import RowFormat
 from noetl_dagster.tools.sql.tables import listed, quoted
 
@@ -109,20 +107,17 @@ def as_read(stored: pa.Table, read: pa.Table, where: str) -> tuple[pa.Table, pa.
     return pa.table(columns, names=names), pa.table(others, names=names)
 
 
-def sum_of_given(rows: Iterable[Row], format: RowFormat) -> Checksum:
-    """Returns the checksum of rows that are written as text; a value that the format cannot hold equals nothing."""
-    return _sum(_text_values(row, format) for row in rows)
+def sum_of_written(rows: Iterable[Row], written: Iterable[Row], format: RowFormat) -> Checksum:
+    """Returns the checksum of rows as they are written as text; a value that the format cannot hold equals nothing."""
+    return _sum(_with_lost(*pair, format) for pair in zip(rows, written, strict=True))
 
 
-def _text_values(row: Row, format: RowFormat) -> Row:
-    values = json_row(row) | {name: _LOST for name, value in row.items() if _is_no_number(value)}
+def _with_lost(row: Row, written: Row, format: RowFormat) -> Row:
+    values = {**written, **{name: _LOST for name, value in row.items() if _is_no_number(value)}}
     if format is not RowFormat.CSV:
         return values
-    for name, value in values.items():
-        if value is not _LOST and value is not None:
-            text = json.dumps(value) if isinstance(value, dict | list) else str(value)
-            values[name] = text or _LOST  # empty text is read as null
-    return {name: value for name, value in values.items() if value is not None}
+    # empty text is read as null
+    return {name: _LOST if value == "" else value for name, value in values.items() if value is not None}
 
 
 def sum_of_kept(rows: Iterable[Row], format: RowFormat) -> Checksum:
@@ -143,7 +138,7 @@ def _sum(rows: Iterable[Row]) -> Checksum:
 
 def _is_no_number(value: Any) -> bool:
     if isinstance(value, float):
-        return not math.isfinite(value)
+        return value != value
     if isinstance(value, dict):
         return any(map(_is_no_number, value.values()))
     return isinstance(value, list | tuple) and any(map(_is_no_number, value))

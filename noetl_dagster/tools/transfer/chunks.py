@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.tools.base import ToolCall, ToolContext
-from noetl_dagster.tools.rows.files import Row
+from noetl_dagster.tools.rows.arrow import Row
 from noetl_dagster.tools.sql.tables import Drift, kind_of_value, type_of_kinds
 from noetl_dagster.tools.transfer.options import TransferEnd, TransferOptions
 

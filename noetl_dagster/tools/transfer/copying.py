@@ -149,7 +149,7 @@ class Copier:
     async def _encoded(self, chunk: TransferChunk, columns: Sequence[str]) -> bytes:
         if isinstance(chunk.data, bytes):
             return chunk.data
-        return await asyncio.to_thread(encode_csv, chunk.data, columns, self._into.columns, keep_nul=self._checked)
+        return await asyncio.to_thread(encode_csv, chunk.data, columns, self._into.columns)
 
     async def _checksum(self, text: io.BytesIO, columns: Sequence[str]) -> Checksum:
         """Returns the checksum of rows as they were read: the server casts their text to the columns' types."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,11 +53,11 @@ class DatabaseSource(TransferSource):
 
     seeks = False
 
-    def __init__(self, session: DatabaseSession, end: TransferEnd, size: int) -> None:
-        self._session, self._end, self._size = session, end, size
+    def __init__(self, session: DatabaseSession, end: TransferEnd, size: int, *, tables: bool) -> None:
+        self._session, self._end, self._size, self._tables = session, end, size, tables
 
     async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
-        """Yields the rows as mappings, with the values of the driver."""
+        """Yields Arrow tables if they are wanted, else rows with the values of the driver."""
         session, end = self._session, self._end
         database = session.database
         query = end.query or f"SELECT * FROM {database.quoted(end.table)}"
@@ -69,14 +68,9 @@ class DatabaseSource(TransferSource):
         if len(statements) != 1:
             raise ToolError(f"transfer: source.query needs one statement, it has {len(statements)}", kind="schema")
         await session.run(database.prepare_writing, session.connection)
-        async with aclosing(cast(Any, read_rows(session, statements[0], self._size))) as rows:
-            async for some in rows:
-                yield TransferChunk([{name: _exact(value) for name, value in row.items()} for row in some])
-
-
-def _exact(value: Any) -> Any:
-    """Returns a decimal without places as an integer, since Arrow tables have doubles for decimals."""
-    return int(value) if isinstance(value, Decimal) and value.as_tuple().exponent == 0 else value
+        async with aclosing(cast(Any, read_rows(session, statements[0], self._size, tables=self._tables))) as chunks:
+            async for rows in chunks:
+                yield TransferChunk(rows)
 
 
 async def write_database(transfer: Transfer) -> TransferOutcome:

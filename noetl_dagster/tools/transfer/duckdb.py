@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from noetl_dagster.errors import ToolError
 from noetl_dagster.playbook.templates.environment import sql_identifier
-from noetl_dagster.tools.rows.files import arrow_table
+from noetl_dagster.tools.rows.arrow import arrow_table
 from noetl_dagster.tools.rows.reader import threaded
-from noetl_dagster.tools.sql.duckdb import open_file
+from noetl_dagster.tools.sql.duckdb import exported, open_file
 from noetl_dagster.tools.sql.tables import Drift, WriteMode, listed
 from noetl_dagster.tools.transfer import staging
 from noetl_dagster.tools.transfer.checksum import Checksum, as_read, compare_checksums, sum_of_table
@@ -51,7 +51,7 @@ class DuckdbSource(TransferSource):
         relation = await asyncio.to_thread(self._connection.sql, text, params=values)
         if relation is None:
             raise ToolError("transfer: the query of the duckdb source gives no rows", kind="schema")
-        async for batch in threaded(await asyncio.to_thread(relation.to_arrow_reader, self._size)):
+        async for batch in threaded(await asyncio.to_thread(exported(relation).to_arrow_reader, self._size)):
             done += batch.num_rows
             if batch.num_rows:
                 yield TransferChunk(pa.Table.from_batches([batch]), done if self.seeks else None)

@@ -32,9 +32,9 @@ from noetl_dagster.tools.sql.tables import Drift
 from noetl_dagster.tools.transfer.checksum import (
     Checksum,
     compare_checksums,
-    sum_of_given,
     sum_of_kept,
     sum_of_table,
+    sum_of_written,
 )
 from noetl_dagster.tools.transfer.chunks import (
     Transfer,
@@ -253,10 +253,9 @@ class ChunkFile:
             if self._duckdb is not None:
                 self._read += sum_of_table(self._duckdb, table)
         else:
-            rows = chunk.as_rows()
-            self._writer.write(rows)
+            written = self._writer.write(chunk.data)
             if self._verify is Verify.CHECKSUM:
-                self._read += sum_of_given(rows, self._format)
+                self._read += sum_of_written(chunk.as_rows(), written, self._format)
         self.rows += chunk.rows
 
     def close(self) -> None:

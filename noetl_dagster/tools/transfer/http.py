@@ -14,9 +14,9 @@ from noetl_dagster.tools.access.web import public, same_origin
 from noetl_dagster.tools.base import ToolCall, ToolContext, as_result_ref
 from noetl_dagster.tools.http.body import TEXT
 from noetl_dagster.tools.http.tool import HttpTool
+from noetl_dagster.tools.rows.arrow import Row, plain_rows
 from noetl_dagster.tools.rows.batches import rows_of
 from noetl_dagster.tools.rows.cutters import begins_array
-from noetl_dagster.tools.rows.files import Row, json_row
 from noetl_dagster.tools.rows.formats import RowFormat, row_format
 from noetl_dagster.tools.transfer.chunks import (
     Transfer,
@@ -152,7 +152,7 @@ async def write_http(transfer: Transfer) -> TransferOutcome:
     tool, target, call, count = HttpTool(), transfer.target, transfer.call, 0
     key = digest_of([call.execution_id, call.command_id, call.task.name, call.number])
     async for chunk in transfer.chunks():
-        rows = [json_row(row) for row in chunk.as_rows()]
+        rows = plain_rows(chunk.data, count)
         config: dict[str, Any] = {"method": "POST", **target.request, "json": rows}
         headers = config.get("headers") or {}
         if isinstance(headers, Mapping) and not any(name.lower() == IDEMPOTENCY for name in headers):

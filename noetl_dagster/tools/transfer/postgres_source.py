@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, cast
 
 import asyncpg
-import orjson
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
+from noetl_dagster.errors import ToolError
+from noetl_dagster.playbook.templates.environment import sql_identifier
 from noetl_dagster.tools.base import ToolCall, ToolContext
+from noetl_dagster.tools.rows.arrow import arrow_table, arrow_types
+from noetl_dagster.tools.rows.columns import check_names, column_type, moment_text
 from noetl_dagster.tools.rows.values import parameter
 from noetl_dagster.tools.sql.connection import open_pool, postgres_errors
 from noetl_dagster.tools.sql.statements import split_statements
-from noetl_dagster.tools.sql.tables import listed, quoted
+from noetl_dagster.tools.sql.tables import declared_decimals, listed, quoted
 from noetl_dagster.tools.transfer.chunks import Put, TransferChunk, TransferSource, piped, sliced
 from noetl_dagster.tools.transfer.options import TransferEnd
 
@@ -26,22 +31,7 @@ COPY_BLOCK = 128 << 10  # bytes of COPY that are passed on at a time; its messag
 CSV_BLOCK = 4 << 20  # bytes of CSV that become one Arrow table
 BLOCKS_AHEAD = 2
 
-_ARROW: Mapping[str, Any] = {
-    **dict.fromkeys(("int2", "int4", "int8"), pa.int64()),
-    **dict.fromkeys(("float8", "numeric"), pa.float64()),
-    **dict.fromkeys(("text", "varchar", "bpchar", "name", "uuid", "json", "jsonb"), pa.string()),
-    "float4": pa.float32(),
-    "bool": pa.bool_(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us"),
-    "timestamptz": pa.timestamp("us", "UTC"),
-}
-"""Arrow types in which CSV of COPY is parsed, by the server's types; rows with another type are read as values."""
-
-_KEYS = frozenset({"int2", "int4", "int8", "text", "varchar", "uuid", "date", "timestamp", "timestamptz"})
-"""Types whose values in Python and Arrow have a text that the server parses as the same value."""
-
-_DECIMAL = {"numeric": ("float8", "numeric"), "_numeric": ("float8[]", "numeric[]")}
+_CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
 
 
 @dataclass(eq=False)
@@ -50,7 +40,7 @@ class PostgresSource(TransferSource):
 
     Attributes:
         types: the server's type of each column, in order.
-        tables: its chunks are Arrow tables if they have a type for every column.
+        kinds: the Arrow types of columns; its chunks are Arrow tables then. None: they are rows of Python values.
         seeks_by_row: its chunks, not only those of COPY, have positions.
         copied: rows of the last COPY by its own account; None before its end.
     """
@@ -61,27 +51,37 @@ class PostgresSource(TransferSource):
     types: Mapping[str, str]
     order_by: Sequence[str]
     size: int
-    tables: bool
+    kinds: Mapping[str, pa.DataType] | None
     copied: int | None = None
     _copying: asyncio.Task[Any] | None = None
 
     def __post_init__(self) -> None:
         self.seeks = bool(self.order_by)
-        self.seeks_by_row = self.seeks and all(self.types[name] in _KEYS for name in self.order_by)
+        self.seeks_by_row = self.seeks and all(column_type(self.types[name]).is_key for name in self.order_by)
 
     async def chunks(self, after: Any = None) -> AsyncIterator[TransferChunk]:
-        """Yields rows of Python values, or Arrow tables if they are wanted and have a type for every column."""
+        """Yields Arrow tables if they are wanted, else rows of Python values."""
         query, values = self._following(tuple(self.types), after)
-        if self.tables and all(kind in _ARROW for kind in self.types.values()):
-            types: dict[str, Any] = {}
+        count = 0
+        if self.kinds is not None and all(column_type(kind).is_copied for kind in self.types.values()):
             async for block in self._out(query, values, "csv", CSV_BLOCK):
-                table = await asyncio.to_thread(self._table, block, types)
+                table = await asyncio.to_thread(self._table, block, count)
+                count += len(table)
                 async for chunk in sliced(table, self.size):
                     yield TransferChunk(chunk.data, self._key_of(chunk.data.slice(len(chunk.data) - 1)))
             return
+        if self.kinds is not None:  # the digits of JSON are those of its text
+            texts = [name for name, kind in self.types.items() if kind in ("json", "jsonb")]
+            query, values = self._following(tuple(self.types), after, texts)
         cursor = await self.connection.cursor(query, *values)
+        schema = None
         while records := await cursor.fetch(self.size):
-            yield TransferChunk([dict(record) for record in records], self._key_of(records[-1:]))
+            rows: Any = [dict(record) for record in records]
+            if self.kinds is not None:
+                rows = await asyncio.to_thread(arrow_table, rows, schema, self.kinds, count)
+                schema = rows.schema
+            count += len(rows)
+            yield TransferChunk(rows, self._key_of(records[-1:]))
 
     def _key_of(self, last: pa.Table | Sequence[Mapping[str, Any]]) -> list[str] | None:
         """Returns the key of a single row as text; None if a part of it is null, or its text is not the server's."""
@@ -89,7 +89,9 @@ class PostgresSource(TransferSource):
             return None
         [row] = last.to_pylist() if isinstance(last, pa.Table) else last
         values = [row[name] for name in self.order_by]
-        return None if None in values else [str(value) for value in values]
+        if None in values:
+            return None
+        return [str(moment_text(value)) if isinstance(value, datetime) else str(value) for value in values]
 
     async def copy(self, columns: Sequence[str], format: str, after: Any = None) -> AsyncIterator[TransferChunk]:
         """Yields bytes of COPY; in the text format from the row after a key on, in the order of ``order_by``."""
@@ -98,11 +100,16 @@ class PostgresSource(TransferSource):
         async for block in self._out(query, values, format, COPY_BLOCK):
             yield TransferChunk(block, _last_key(block, places) if places and format == "text" else None)
 
-    def _following(self, columns: Sequence[str], after: Any) -> tuple[str, list[Any]]:
-        """Returns the query and its values for the rows after a key, in the order of ``order_by``."""
+    def _following(self, columns: Sequence[str], after: Any, texts: Collection[str] = ()) -> tuple[str, list[Any]]:
+        """Returns the query and its values for the rows after a key, in the order of ``order_by``.
+
+        Args:
+            texts: columns that are cast to text.
+        """
         query, values = self.query, list(self.values)
-        if tuple(columns) != tuple(self.types) or self.order_by:
-            query = f"SELECT {listed(columns)} FROM ({query}\n) AS source"
+        if tuple(columns) != tuple(self.types) or self.order_by or texts:
+            names = (f"{quoted(name)}::text" if name in texts else quoted(name) for name in columns)
+            query = f"SELECT {', '.join(names)} FROM ({query}\n) AS source"
         if after is not None:
             query += f" WHERE {self._compared('>')}"
             values += after
@@ -125,19 +132,6 @@ class PostgresSource(TransferSource):
         """Returns the value of an aggregate, given as SQL, over all rows."""
         query = f"SELECT {digest} FROM ({self.query}\n) AS source"
         return str(await self.connection.fetchval(query, *self.values))
-
-    async def inexact(self) -> list[str]:
-        """Returns the columns with decimal numbers that change as doubles, which Arrow tables have for them."""
-        tests = {}
-        for name, kind in self.types.items():
-            if kind in _DECIMAL:
-                column, (double, own) = quoted(name), _DECIMAL[kind]
-                tests[name] = f"coalesce(bool_or({column} <> {column}::text::{double}::text::{own}), false)"
-        if not tests:
-            return []
-        query = f"SELECT {', '.join(tests.values())} FROM ({self.query}\n) AS source"
-        row = await self.connection.fetchrow(query, *self.values)
-        return [name for name, changed in zip(tests, row, strict=True) if changed]
 
     async def close(self) -> None:
         """Cancels a COPY that is still running."""
@@ -173,32 +167,29 @@ class PostgresSource(TransferSource):
             async for block in blocks:
                 yield block
 
-    def _table(self, block: bytes, earlier_types: dict[str, Any]) -> pa.Table:
-        """Parses CSV of COPY; ``known`` are the types of JSON columns in earlier blocks."""
-        types = {name: _ARROW[kind] for name, kind in self.types.items()}
-        table = arrow_csv.read_csv(
-            io.BytesIO(block),
-            read_options=arrow_csv.ReadOptions(column_names=list(types), use_threads=False),
-            parse_options=arrow_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
-            convert_options=arrow_csv.ConvertOptions(
-                column_types=types,
-                null_values=[""],
-                true_values=["t"],
-                false_values=["f"],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-            ),
-        )
-        for index, (name, kind) in enumerate(self.types.items()):
-            if kind == "float4":
-                table = table.set_column(index, name, table.column(index).cast(pa.float64()))
-            elif kind in ("json", "jsonb"):
-                values = [None if text is None else orjson.loads(text) for text in table[name].to_pylist()]
-                array = pa.array(values, earlier_types.get(name))
-                if not pa.types.is_null(array.type):
-                    earlier_types[name] = array.type
-                table = table.set_column(index, name, array)
-        return table
+    def _table(self, block: bytes, first: int) -> pa.Table:
+        """Parses CSV of COPY; ``first`` is the number of the rows before it, for errors."""
+        kinds = dict(self.kinds or {})
+        try:
+            return arrow_csv.read_csv(
+                io.BytesIO(block),
+                read_options=arrow_csv.ReadOptions(column_names=list(self.types), use_threads=False),
+                parse_options=arrow_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+                convert_options=arrow_csv.ConvertOptions(
+                    column_types=kinds,
+                    null_values=[""],
+                    true_values=["t"],
+                    false_values=["f"],
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            match = _CSV_COLUMN.match(str(error))
+            name = "" if match is None else f"column {list(self.types)[int(match[1])]}, "
+            raise ToolError(
+                f"transfer: {name}after row {first}: {error}; convert it in source.query", kind="transform"
+            ) from None
 
 
 def _last_key(block: bytes, places: Sequence[int]) -> list[str] | None:
@@ -216,7 +207,7 @@ async def open_postgres(
     """Opens the source in one transaction on a connection of the pool.
 
     Args:
-        tables: its chunks are Arrow tables if they have a type for every column.
+        tables: its chunks are Arrow tables.
         snapshot: it is read more than once, with the same rows each time.
     """
     own, statement = replace(call, auth=end.auth), end.statement()
@@ -236,18 +227,20 @@ async def open_postgres(
                 parameter(value, item.name)
                 for value, item in zip(statement.values, prepared.get_parameters(), strict=True)
             ]
-            types: dict[str, str] = {}
-            for attribute in prepared.get_attributes():
-                if attribute.name in types:
-                    raise call.error(f"source.query gives two columns {attribute.name}; name one of them otherwise")
-                types[attribute.name] = _type_name(attribute.type)
+            attributes = prepared.get_attributes()
+            check_names((attribute.name for attribute in attributes), "source.query")
+            types = {attribute.name: _type_name(attribute.type) for attribute in attributes}
             missing = [name for name in end.order_by if name not in types]
             if missing:
                 raise call.error(
                     f"source.order_by names {', '.join(missing)}, which the source does not give; it gives "
                     f"{', '.join(types)}"
                 )
-            source = PostgresSource(connection, statements[0], values, types, end.order_by, size, tables)
+            kinds = None
+            if tables:
+                table = "" if end.query else sql_identifier(end.table)
+                kinds = arrow_types(types, await declared_decimals(connection, types, statements[0], values, table))
+            source = PostgresSource(connection, statements[0], values, types, end.order_by, size, kinds)
             if end.order_by:
                 source.bytes = await _estimate(connection, statements[0], values)
             try:

@@ -13,8 +13,8 @@ import obstore
 
 from noetl_dagster.errors import StorageError, ToolError
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, as_result_ref
-from noetl_dagster.tools.rows.files import Row
-from noetl_dagster.tools.sql.duckdb import is_held, kind_of_duckdb
+from noetl_dagster.tools.rows.arrow import Row
+from noetl_dagster.tools.sql.duckdb import is_held, kind_of_duckdb, own_error
 from noetl_dagster.tools.sql.views import mount_object_storage
 from noetl_dagster.tools.transfer.chunks import Transfer, TransferChunk, TransferOutcome, TransferSource
 from noetl_dagster.tools.transfer.databases import DatabaseSource, database_of, open_database, write_database
@@ -23,7 +23,7 @@ from noetl_dagster.tools.transfer.files import FileSource, FolderSource, write_f
 from noetl_dagster.tools.transfer.folders import write_folder
 from noetl_dagster.tools.transfer.http import HttpSource, write_http
 from noetl_dagster.tools.transfer.options import EndKind, TransferEnd, Verify, read_end, read_options
-from noetl_dagster.tools.transfer.postgres_source import PostgresSource, open_postgres
+from noetl_dagster.tools.transfer.postgres_source import open_postgres
 from noetl_dagster.tools.transfer.postgres_target import write_postgres
 
 
@@ -57,20 +57,12 @@ class TransferTool(Tool):
             async with _open_source(
                 source, call, context, options.size, tables=target.takes_tables, snapshot=checked
             ) as opened:
-                inexact: list[str] = []
-                if checked and target.takes_tables and isinstance(opened, PostgresSource):
-                    inexact = await opened.inexact()
-                if inexact:
-                    raise call.error(
-                        f"numbers of column {', '.join(inexact)} have more digits than a double, as which the target "
-                        "would have them. Read them as text or double precision with source.query, or write "
-                        "verify: rows"
-                    )
                 transfer = Transfer(opened, target, options, call, context)
                 outcome = await _write(transfer)
         except (duckdb.Error, obstore.exceptions.BaseError, StorageError, OSError, ValueError) as error:
-            kind = "parse" if isinstance(error, ValueError) else kind_of_duckdb(error)
-            text, held = f"{type(error).__name__}: {error}", is_held(error)
+            cause = own_error(error)
+            kind = "parse" if isinstance(cause, ValueError) else kind_of_duckdb(cause)
+            text, held = f"{type(cause).__name__}: {cause}", is_held(cause)
             raise call.error(text, "db_connection" if held else kind, retryable=held) from None
         verified: dict[str, Any] = {"by": options.verify.value}
         if options.verify is not Verify.NONE:
@@ -110,7 +102,7 @@ async def _open_source(
                 await asyncio.to_thread(connection.close)
         case EndKind.SQLITE | EndKind.MYSQL | EndKind.SNOWFLAKE | EndKind.BIGQUERY:
             async with open_database(end, await database_of(end, call, context), call) as session:
-                yield DatabaseSource(session, end, size)
+                yield DatabaseSource(session, end, size, tables=tables)
         case EndKind.OBJECT:
             yield await (FolderSource if end.is_folder else FileSource).of(end, call, context, size)
         case EndKind.HTTP:

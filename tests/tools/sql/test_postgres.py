@@ -61,13 +61,27 @@ async def test_explicit_transaction_does_not_leak(run: Any, pool: asyncpg.Pool) 
         ("text", {"a": 1}, '{"a":1}'),
         ("bool", "no", False),
         ("float8", "1.5", 1.5),
-        ("numeric", "10.50", 10.5),
+        ("numeric", "10.50", "10.50"),
         ("numeric", "12345678901234567890.12", "12345678901234567890.12"),
-        ("numeric", 3, 3),
+        ("numeric", 3, "3"),
+        ("numeric", "NaN", None),
+        ("numeric[]", [1.5, "1234567890123456.7891"], ["1.5", "1234567890123456.7891"]),
+        ("float4", 3.4, 3.4),
+        ("float8", "nan", None),
         ("date", "2026-01-02", "2026-01-02"),
+        ("date", "9999-12-31", "9999-12-31"),
+        ("date", "0001-01-01", "0001-01-01"),
+        ("date", "-infinity", "-infinity"),
+        ("date", "2026-01-02T23:00:00-05:00", "2026-01-03"),
+        ("timestamp", "2026-01-02T23:00:00-05:00", "2026-01-03T04:00:00"),
+        ("timestamp", "infinity", "infinity"),
+        ("timestamptz", "-infinity", "-infinity"),
+        ("timetz", "01:02:03+02:00", "01:02:03+02:00"),
+        ("interval", "1 mon 2 days 00:00:00.5", "1 mon 2 days 00:00:00.5"),
+        ("bytea", "\\x6162", "YWI="),
         ("timestamptz", "2026-01-02T03:04:05Z", "2026-01-02T03:04:05+00:00"),
         ("timestamp", "2026-01-02 03:04:05", "2026-01-02T03:04:05"),
-        ("interval", 90, 90.0),
+        ("interval", 90, "00:01:30"),
         ("uuid", "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000001"),
         ("jsonb", {"a": [1, None]}, {"a": [1, None]}),
         ("jsonb", '{"a": 1}', {"a": 1}),
@@ -84,6 +98,43 @@ async def test_parameters_and_columns_of_every_type(run: Any, type_name: str, gi
     for _ in range(2):  # prepared anew, then from the cache
         data = (await run("postgres", command=f"select :value::{type_name} as value", params={"value": given})).data
         assert data["rows"] == [{"value": expected}]
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("select 1 as a, 2 as b, 3 as a", r"two columns are named 'a'; rename one: SELECT \.\.\. AS other"),
+        (
+            "select case n when 3 then 'inf'::float8 else n end as x from generate_series(1, 3) n",
+            "row 3, column x: .*inf",
+        ),
+        ("select '-infinity'::numeric as d", "row 1, column d: .*infinite"),
+        ("""select '{"a": [1, 1234567890123456.7891]}'::jsonb""", r"a column has .*a\[1\] is 1234567890123456\.7891"),
+        ("select '0044-03-15 BC'::timestamp", "a column has a value that cannot be read"),
+        ("select :v::jsonb", "command_0.*is not a value of type jsonb"),
+        ("select :v::bytea", "not a value of type bytea"),
+        ("select :v::timestamp", "not a value of type timestamp"),
+    ],
+)
+async def test_values_without_a_form_are_refused_with_their_place(run: Any, sql: str, message: str) -> None:
+    for size in (None, 1):
+        with pytest.raises(ToolError, match=message):
+            await run(
+                "postgres", command=sql, params={"v": "[1, 2"} if ":v" in sql else {}, chunk_size=size, **{"as": "rows"}
+            )
+
+
+async def test_decimals_are_doubles_if_a_call_asks_for_it(run: Any) -> None:
+    sql = "select 1.5::numeric as a, null::numeric as b, 2.50 as c"
+    rows = [(await run("postgres", command=sql, numbers=numbers)).data["rows"] for numbers in ("float", "text", None)]
+    assert rows == [[{"a": 1.5, "b": None, "c": 2.5}], *2 * [[{"a": "1.5", "b": None, "c": "2.50"}]]]
+    with pytest.raises(ToolError, match="numbers: 'exact' is unknown; write text or float"):
+        await run("postgres", command=sql, numbers="exact")
+
+
+async def test_dates_before_year_1_are_those_of_the_server(run: Any) -> None:
+    data = (await run("postgres", command="select '0044-03-15 BC'::date as a, '20000-01-01'::date as b")).data
+    assert data["rows"] == [{"a": "0044-03-15 BC", "b": "20000-01-01"}]
 
 
 async def test_input_binds_when_there_are_no_params(run: Any) -> None:
@@ -108,7 +159,7 @@ async def test_altered_table_is_read_anew(run: Any, pool: asyncpg.Pool) -> None:
     assert (await run("postgres", command=sql)).data["rows"] == [{"id": 1}]
     await pool.execute("alter table t add column price numeric default 1.5")
 
-    assert (await run("postgres", command=sql)).data["rows"] == [{"id": 1, "price": 1.5}]
+    assert (await run("postgres", command=sql)).data["rows"] == [{"id": 1, "price": "1.5"}]
 
 
 async def test_serialisation_failures_and_lost_connections_are_retryable(run: Any) -> None:

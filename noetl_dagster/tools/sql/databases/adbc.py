@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
@@ -12,11 +12,15 @@ from typing import Any, ClassVar
 
 import adbc_driver_manager
 import orjson
+import pyarrow as pa
 
 from noetl_dagster.errors import CredentialError, ErrorKind
+from noetl_dagster.storage.exact_json import Numbers
 from noetl_dagster.tools.access.credential_types import Credential
+from noetl_dagster.tools.rows.arrow import json_rows
 from noetl_dagster.tools.sql.connection import RETRYABLE_CLASSES, kind_of_state
 from noetl_dagster.tools.sql.databases.base import Database, Failure
+from noetl_dagster.tools.sql.fetching import FETCHED
 from noetl_dagster.values import admit
 
 _KINDS: Mapping[str, ErrorKind] = {
@@ -97,6 +101,19 @@ class AdbcDatabase(Database):
             return value
         plain = admit(value, "a parameter")
         return orjson.dumps(plain).decode() if isinstance(plain, list | dict) else plain
+
+    def rows(self, cursor: Any, numbers: Numbers) -> Iterator[list[dict[str, Any]]]:
+        """Yields the rows of a cursor, by the Arrow types of their columns."""
+        count = 0
+        for table in self.tables(cursor, FETCHED):
+            yield json_rows(table, numbers, count)
+            count += len(table)
+
+    def tables(self, cursor: Any, size: int) -> Iterator[pa.Table]:
+        """Yields the Arrow tables of the driver, in parts of at most ``size`` rows."""
+        for batch in cursor.fetch_record_batch():
+            for start in range(0, batch.num_rows, size):
+                yield pa.Table.from_batches([batch.slice(start, size)])
 
     def upsert(self, keys: Sequence[str], columns: Sequence[str]) -> str:
         """Is not used: these kinds are no targets."""

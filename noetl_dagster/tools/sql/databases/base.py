@@ -8,10 +8,15 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from noetl_dagster.errors import ErrorKind, ToolError
-from noetl_dagster.tools.sql.fetching import interruptible
+from noetl_dagster.storage.exact_json import Numbers
+from noetl_dagster.tools.rows.columns import Convert, converted, json_value
+from noetl_dagster.tools.sql.fetching import FETCHED, interruptible
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -96,6 +101,38 @@ class Database(ABC):
     def value(self, value: Any) -> Any:
         """Returns a parameter as the driver takes it."""
         return value
+
+    def rows(self, cursor: Any, numbers: Numbers) -> Iterator[list[dict[str, Any]]]:
+        """Yields the rows of a cursor with JSON values; raises ``ToolError`` if a value has none."""
+        columns = [(column[0], self.converter(column, numbers)) for column in cursor.description]
+        count = 0
+        while batch := cursor.fetchmany(FETCHED):
+            values = [
+                converted(name, column, convert, count)
+                for (name, convert), column in zip(columns, zip(*batch, strict=True), strict=True)
+            ]
+            yield [dict(zip((name for name, _ in columns), row, strict=True)) for row in zip(*values, strict=True)]
+            count += len(batch)
+
+    def converter(self, column: Sequence[Any], numbers: Numbers) -> Convert:
+        """Returns the function that converts the values of a column, by the driver's description, to JSON."""
+        return json_value
+
+    def tables(self, cursor: Any, size: int) -> Iterator[pa.Table]:
+        """Yields the rows of a cursor as Arrow tables of at most ``size`` rows."""
+        from noetl_dagster.tools.rows.arrow import arrow_table  # imports Arrow, which only tables need
+
+        names, schema, count = [column[0] for column in cursor.description], None, 0
+        while batch := cursor.fetchmany(size):
+            rows = [dict(zip(names, row, strict=True)) for row in batch]
+            table = arrow_table(rows, schema, self.arrow_types(cursor.description), count)
+            schema = table.schema
+            count += len(batch)
+            yield table
+
+    def arrow_types(self, description: Sequence[Sequence[Any]]) -> dict[str, pa.DataType]:
+        """Returns the Arrow types of the columns whose values do not decide."""
+        return {}
 
     def quoted(self, name: str) -> str:
         """Returns a name, which may have a schema before a dot, as quoted identifiers."""

@@ -7,7 +7,8 @@ import datetime as dt
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import orjson
@@ -17,9 +18,14 @@ from pymysql.converters import conversions
 from pymysql.cursors import SSCursor
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ToolError
+from noetl_dagster.storage.exact_json import Numbers, loads_exact
 from noetl_dagster.tools.access.credential_types import Credential
+from noetl_dagster.tools.rows.columns import Convert, integer, json_value
 from noetl_dagster.tools.sql.databases.base import Database, Failure
 from noetl_dagster.values import admit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CONNECT_SECONDS = 10.0
 PORT = 3306
@@ -49,7 +55,10 @@ _KINDS: Mapping[ErrorKind, frozenset[int]] = {
 _RETRYABLE = frozenset({1040, 1042, 1053, 1152, 1158, 1159, 1160, 1161, 1203, 1205, 1213, 1614, 2003, 2006, 2013, 2055})
 
 # JSON is a value; a time of day is text, as in the other kinds
-_DECODERS = conversions | {FIELD_TYPE.JSON: orjson.loads, FIELD_TYPE.TIME: str}
+_DECODERS = conversions | {FIELD_TYPE.JSON: loads_exact, FIELD_TYPE.TIME: str}
+
+
+_DECIMALS = frozenset({FIELD_TYPE.DECIMAL, FIELD_TYPE.NEWDECIMAL})
 
 
 class MysqlDatabase(Database):
@@ -108,9 +117,26 @@ class MysqlDatabase(Database):
             return orjson.dumps(admit(value, "a parameter")).decode()
         if isinstance(value, dt.datetime) and value.tzinfo is not None:
             return value.isoformat()
-        if value is None or isinstance(value, str | int | float | bytes | dt.date | dt.time | dt.timedelta):
+        if value is None or isinstance(value, str | int | float | bytes | Decimal | dt.date | dt.time | dt.timedelta):
             return value
         return admit(value, "a parameter")
+
+    def converter(self, column: Sequence[Any], numbers: Numbers) -> Convert:
+        """Returns integers for decimals without places, and text or doubles for other decimals."""
+        if column[1] in _DECIMALS and column[5] == 0:
+            return integer
+        if column[1] in _DECIMALS and numbers is Numbers.FLOAT:
+            return lambda value: None if value is None else float(value)
+        return json_value
+
+    def arrow_types(self, description: Sequence[Sequence[Any]]) -> dict[str, pa.DataType]:
+        """Returns the types of decimals, with the scale of each column, and of numbers and times."""
+        import pyarrow as pa
+
+        types = {FIELD_TYPE.DATE: pa.date32(), FIELD_TYPE.DOUBLE: pa.float64(), FIELD_TYPE.FLOAT: pa.float64()}
+        types |= dict.fromkeys((FIELD_TYPE.DATETIME, FIELD_TYPE.TIMESTAMP), pa.timestamp("us"))
+        exact = {column[0]: pa.decimal128(38, column[5]) for column in description if column[1] in _DECIMALS}
+        return {column[0]: types[column[1]] for column in description if column[1] in types} | exact
 
     def prepare_writing(self, connection: Any) -> None:
         """Makes the session refuse values that do not fit, and read and write instants in UTC."""

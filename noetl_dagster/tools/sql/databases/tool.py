@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any, cast
 
 from noetl_dagster.errors import CredentialError
+from noetl_dagster.storage.exact_json import Numbers
 from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult, count_of, time_limit
 from noetl_dagster.tools.chunks.writer import ChunkWriter
 from noetl_dagster.tools.files import check_path, written_in
+from noetl_dagster.tools.rows.columns import check_names
 from noetl_dagster.tools.sql.databases.base import Database, DatabaseSession, open_session
 from noetl_dagster.tools.sql.databases.binding import bind, needs_own_transaction, only_reads
 from noetl_dagster.tools.sql.databases.sqlite import IN_MEMORY
-from noetl_dagster.tools.sql.fetching import TABLE_ROWS, FetchedRows, result_of_cursor, store_table
-from noetl_dagster.tools.sql.running import bound, promoted, texts_of, wants_table
+from noetl_dagster.tools.sql.fetching import TABLE_ROWS, FetchedRows, result_of_batches, store_table
+from noetl_dagster.tools.sql.running import bound, numbers_of, promoted, texts_of, wants_table
 from noetl_dagster.tools.sql.statements import BoundStatement
-from noetl_dagster.values import RefusedValueError
 
 
 class DatabaseTool(Tool):
@@ -48,10 +49,7 @@ class DatabaseTool(Tool):
             rows = FetchedRows(writer, call, context)
             writer.holds_back = not all(only_reads(one.text) for one in statements)
             async with open_session(database, where) as session:
-                try:
-                    data = await session.run(_run, session, statements, rows)
-                except RefusedValueError as error:
-                    raise call.error(str(error), "transform") from None
+                data = await session.run(_run, session, statements, rows, numbers_of(call))
             if not rows.in_chunks:
                 return ToolResult(data=data)
             at = ("rows", f"command_{len(statements) - 1}.rows")
@@ -62,15 +60,15 @@ class DatabaseTool(Tool):
     ) -> ToolResult:
         size = count_of(call, "chunk_size") or TABLE_ROWS
 
-        async def rows() -> AsyncIterator[list[dict[str, Any]]]:
+        async def tables() -> AsyncIterator[Any]:
             async with (
                 open_session(database, where) as session,
-                aclosing(cast(Any, read_rows(session, statements[0], size))) as chunks,
+                aclosing(cast(Any, read_rows(session, statements[0], size, tables=True))) as chunks,
             ):
                 async for some in chunks:
                     yield some
 
-        return await store_table(call, context, statements, rows)
+        return await store_table(call, context, statements, tables)
 
 
 async def _database(call: ToolCall, context: ToolContext) -> Database:
@@ -87,16 +85,20 @@ async def _database(call: ToolCall, context: ToolContext) -> Database:
         raise call.error(str(error), error.kind, retryable=error.retryable) from None
 
 
-def _run(session: DatabaseSession, statements: Sequence[BoundStatement], rows: FetchedRows) -> dict[str, Any]:
+def _run(
+    session: DatabaseSession, statements: Sequence[BoundStatement], rows: FetchedRows, numbers: Numbers
+) -> dict[str, Any]:
     database, connection = session.database, session.connection
     texts = [statement.text for statement in statements]
     if any(map(needs_own_transaction, texts)) or (database.commits_one and len(texts) == 1):
-        return _results(session, statements, rows)
+        return _results(session, statements, rows, numbers)
     with database.transaction(connection, reads=all(map(only_reads, texts))):
-        return _results(session, statements, rows)
+        return _results(session, statements, rows, numbers)
 
 
-def _results(session: DatabaseSession, statements: Sequence[BoundStatement], rows: FetchedRows) -> dict[str, Any]:
+def _results(
+    session: DatabaseSession, statements: Sequence[BoundStatement], rows: FetchedRows, numbers: Numbers
+) -> dict[str, Any]:
     results = []
     for index, statement in enumerate(statements):
         cursor = session.database.execute(session.connection, statement.text, statement.values)
@@ -104,21 +106,26 @@ def _results(session: DatabaseSession, statements: Sequence[BoundStatement], row
         changed = session.database.affected(columns, cursor.fetchall) if columns else max(0, cursor.rowcount)
         if changed is None:
             last = rows if index == len(statements) - 1 else None
-            results.append(result_of_cursor(cursor, columns, last))
+            results.append(result_of_batches(session.database.rows(cursor, numbers), columns, last))
         else:
             results.append({"status": "ok", "row_count": changed})
     return promoted(results)
 
 
 async def read_rows(
-    session: DatabaseSession, statement: BoundStatement, size: int
-) -> AsyncIterator[list[dict[str, Any]]]:
-    """Yields the rows of a statement, ``size`` at a time, with the values of the driver."""
+    session: DatabaseSession, statement: BoundStatement, size: int, *, tables: bool
+) -> AsyncIterator[Any]:
+    """Yields the rows of a statement, ``size`` at a time: Arrow tables, or rows with the values of the driver."""
     database, connection = session.database, session.connection
     await session.run(lambda: database.begin(connection, reads=only_reads(statement.text)))
     cursor = await session.run(database.execute, connection, statement.text, statement.values)
     columns = [column[0] for column in cursor.description or ()]
-    while columns and (batch := await session.run(cursor.fetchmany, size)):
+    check_names(columns, "the result")
+    if columns and tables:
+        parts = database.tables(cursor, size)
+        while (table := await session.run(next, parts, None)) is not None:
+            yield table
+    while columns and not tables and (batch := await session.run(cursor.fetchmany, size)):
         yield [dict(zip(columns, row, strict=True)) for row in batch]
     await session.run(database.commit, connection)
 
