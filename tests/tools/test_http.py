@@ -371,6 +371,7 @@ async def test_large_bodies_are_stored_as_they_come(run: Any, box: ToolContext, 
     assert (ref.content_type, ref.bytes_size) == ("text/csv", 3_000_000)
     assert await box.results.get(ref) == "x" * 3_000_000
     assert await box.results.find(ref.ref) == ref
+    box.settings = box.settings.model_copy(update={"chunk_bytes": 256 << 10})
     body = {"n": 1, "text": "x" * 2_000_000}
     parsed = (await run("http", url=f"{server}/same", method="post", json=body)).data
     assert await box.results.get(ResultRef.model_validate(parsed["data"])) == body
