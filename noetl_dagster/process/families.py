@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -20,11 +18,7 @@ MARK = "NOETL_PROCESSES"
 ROUNDS = 10
 """Searches for processes that start while others are killed, at most."""
 
-ROUND_SECONDS = 0.01
-_CLOCK_SECONDS = 2.0  # by which the start of a process seems earlier, at most
 
-
-@dataclass(slots=True)
 class Family:
     """The processes that one process has started, and those that they have started. It is made before the first.
 
@@ -32,9 +26,9 @@ class Family:
         mark: the value of :data:`MARK` in the environment of the first.
     """
 
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-    _begun: float = field(default_factory=time.time)
-    _others: set[int] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.mark = uuid.uuid4().hex
+        self._others = set(psutil.pids())
 
     async def end(self, leader: int, patience: float) -> None:
         """Ends the leader of a group, its group, its descendants, and the processes with the mark.
@@ -46,25 +40,22 @@ class Family:
         if patience:
             with suppress(psutil.Error):
                 family = [psutil.Process(leader), *psutil.Process(leader).children(recursive=True)]
-            family += self._search(leader)[0]
-            _send(family, signal.SIGTERM)
-            await _wait(family, patience)
+            family += self._search()[0]
+            await _signal(family, signal.SIGTERM, patience)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)
         for _ in range(ROUNDS):
-            marked, is_complete = self._search(leader)
+            marked, is_complete = self._search()
             family = living([*family, *marked])
             if is_complete and not family:
                 return
-            _send(family, signal.SIGKILL)
-            await asyncio.sleep(ROUND_SECONDS)
-            await _wait(family, 1)
+            await _signal(family, signal.SIGKILL, 1)
 
-    def _search(self, leader: int) -> tuple[list[psutil.Process], bool]:
+    def _search(self) -> tuple[list[psutil.Process], bool]:
         """Returns the processes with the mark, and whether these are all. Systems other than Linux have no search.
 
-        They are not all if one ended meanwhile, since it may have started another, or if one replaces its program,
-        since its variables cannot be read then.
+        Another search is necessary after one has ended, since it may have started another, and if one replaces its
+        program just now, since its variables cannot be read then.
         """
         marked: list[psutil.Process] = []
         is_complete, mark = True, self.mark.encode()
@@ -76,36 +67,32 @@ class Family:
             except OSError:
                 variables = b""
             if mark in variables:
-                marked += living([pid])
                 is_complete = False
-            elif not variables and pid > leader and pid not in self._others:
-                processes = living([pid])
-                is_older = any(process.create_time() < self._begun - _CLOCK_SECONDS for process in processes)
-                is_complete = is_complete and is_older
-                if is_older or not processes:
-                    self._others.add(pid)
+                with suppress(psutil.NoSuchProcess):
+                    marked.append(psutil.Process(pid))
+            elif not variables and pid not in self._others:
+                is_complete = False
+                self._others.add(pid)
         return marked, is_complete
 
 
-def living(processes: Iterable[psutil.Process | int]) -> list[psutil.Process]:
+def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Returns the processes that have not ended. A zombie has: process 1 of a container may take seconds to reap it."""
     alive = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(process) if isinstance(process, int) else process
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 alive.append(process)
     return alive
 
 
-def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+async def _signal(processes: Iterable[psutil.Process], number: signal.Signals, seconds: float) -> None:
+    """Sends a signal to processes and waits for their end, at most so many seconds."""
     for process in processes:
         with suppress(psutil.Error):
             process.send_signal(number)
-
-
-async def _wait(processes: Iterable[psutil.Process], seconds: float) -> None:
     clock = asyncio.get_running_loop().time
-    deadline = clock() + seconds
-    while living(processes) and clock() < deadline:  # noqa: ASYNC110, only a parent is told of an end
+    deadline, is_over = clock() + seconds, False
+    while not is_over:
         await asyncio.sleep(0.02)
+        is_over = not living(processes) or clock() > deadline

@@ -152,13 +152,26 @@ class Output:
         return content.decode(errors="surrogateescape")
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The outcome of a process."""
+class ProcessRun(asyncio.SubprocessProtocol):
+    """What a process has written, and its exit code once it has ended. Its output may be open for longer."""
 
-    exit_code: int
-    stdout: Output
-    stderr: Output
+    exit_code = 0
+
+    def __init__(self) -> None:
+        self.stdout, self.stderr = Output(), Output()
+        self.exited, self.closed = asyncio.Event(), asyncio.Event()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Keeps what the process has written."""
+        (self.stdout if fd == 1 else self.stderr).add(data)
+
+    def process_exited(self) -> None:
+        """Lets the caller see the end of the process, whoever still has its pipes."""
+        self.exited.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Lets the caller see the end of the output."""
+        self.closed.set()
 
 
 async def run_process(
@@ -168,7 +181,7 @@ async def run_process(
     folder: str | Path = ".",
     pass_fds: Sequence[int] = (),
     confined: Confinement = UNCONFINED,
-) -> Finished:
+) -> ProcessRun:
     """Runs a command to its end. All processes that it started end with it.
 
     If the caller is cancelled (a time limit), they get SIGTERM and, two seconds later, SIGKILL. What is left when the
@@ -185,7 +198,7 @@ async def run_process(
     command, env = confined.start_of(command, {**env, MARK: family.mark})
     starting = asyncio.ensure_future(
         asyncio.get_running_loop().subprocess_exec(
-            _Outputs,
+            ProcessRun,
             *command,
             cwd=folder,
             env=env,
@@ -196,38 +209,20 @@ async def run_process(
     )
     cancelled: asyncio.CancelledError | None = None
     try:
-        transport, outputs = await asyncio.shield(starting)
+        transport, run = await asyncio.shield(starting)
     except asyncio.CancelledError as error:  # asyncio would end the process alone, and wait for its group
-        cancelled, (transport, outputs) = error, await starting
+        cancelled, (transport, run) = error, await starting
     try:
         if cancelled is not None:
             raise cancelled
-        await outputs.exited.wait()
+        await run.exited.wait()
     finally:
         try:
             patience = GRACE_SECONDS if transport.get_returncode() is None else 0
             await asyncio.shield(family.end(transport.get_pid(), patience))
             with suppress(TimeoutError):  # a process that hides from the search may keep them open
-                await asyncio.wait_for(outputs.closed.wait(), GRACE_SECONDS)
+                await asyncio.wait_for(run.closed.wait(), GRACE_SECONDS)
         finally:
             transport.close()
-    exit_code = transport.get_returncode()
-    assert exit_code is not None
-    return Finished(exit_code, outputs.stdout, outputs.stderr)
-
-
-class _Outputs(asyncio.SubprocessProtocol):
-    """Reads the output of a process, and knows of its end before that of its output."""
-
-    def __init__(self) -> None:
-        self.exited, self.closed = asyncio.Event(), asyncio.Event()
-        self.stdout, self.stderr = Output(), Output()
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        (self.stdout if fd == 1 else self.stderr).add(data)
-
-    def process_exited(self) -> None:
-        self.exited.set()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.closed.set()
+    run.exit_code = transport.get_returncode() or 0
+    return run

@@ -22,7 +22,7 @@ from noetl_dagster.tools.base import (
     pipes_variables,
     time_limit,
 )
-from noetl_dagster.tools.commands.processes import Finished, confinement, run_process
+from noetl_dagster.tools.commands.processes import ProcessRun, confinement, run_process
 from noetl_dagster.tools.files import load_script, own_folders
 from noetl_dagster.values import RefusedValueError, admit
 
@@ -71,7 +71,7 @@ class ShellTool(Tool):
         truncated = finished.stdout.is_cut or finished.stderr.is_cut
         return ToolResult(data={"exit_code": code, "stdout": stdout, "stderr": stderr, "truncated": truncated})
 
-    async def _run(self, call: ToolCall, context: ToolContext, variables: Mapping[str, str]) -> Finished:
+    async def _run(self, call: ToolCall, context: ToolContext, variables: Mapping[str, str]) -> ProcessRun:
         config = call.config
         confined = confinement(context.settings)
         if variables and confined.has_own_user and config["pipes"] in (True, JobMessages.FILE):

@@ -22,7 +22,7 @@ from noetl_dagster.settings import Settings
 from noetl_dagster.tools.base import ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
-from noetl_dagster.tools.commands.processes import Confinement, Finished, run_process
+from noetl_dagster.tools.commands.processes import Confinement, ProcessRun, run_process
 from noetl_dagster.tools.python.child import ENOUGH, MORE, REQUEST, RESULT, STREAMED, TABLE
 from noetl_dagster.tools.python.code import CodeFailure, Printed
 from noetl_dagster.values import RefusedValueError, admit
@@ -139,7 +139,7 @@ def _table(file: IO[bytes]) -> pa.Table:
         return reader.read_all()
 
 
-def _answer(folder: _ChildFolder, finished: Finished) -> Any:
+def _answer(folder: _ChildFolder, finished: ProcessRun) -> Any:
     if (table := folder.take(TABLE)) is not None:
         return table
     if (answer := folder.take(RESULT)) is not None:
