@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from noetl_dagster.errors import WorkloadError
@@ -40,13 +40,19 @@ def check_types(defaults: Mapping[str, Any], workload: Mapping[str, Any]) -> Non
     Raises:
         WorkloadError: a value does not have the type of its default; the message names its key.
     """
+    for error in wrong_types(defaults, workload):
+        raise WorkloadError(error)
+
+
+def wrong_types(defaults: Mapping[str, Any], workload: Mapping[str, Any]) -> Iterator[str]:
+    """Yields an error for each value, and each item of a list, that does not have the type of its default."""
     for key, value in workload.items():
         default = defaults.get(key)
-        _check(f"workload.{key}", value, wanted_type(default))
+        yield from _wrong(f"workload.{key}", value, wanted_type(default))
         if isinstance(default, list) and isinstance(value, list | tuple):
             wanted = wanted_item_type(default)
             for index, item in enumerate(value):
-                _check(f"workload.{key}[{index}]", item, wanted)
+                yield from _wrong(f"workload.{key}[{index}]", item, wanted)
 
 
 def unknown_keys(defaults: Mapping[str, Any], workload: Mapping[str, Any]) -> list[str]:
@@ -62,8 +68,8 @@ def unknown_keys(defaults: Mapping[str, Any], workload: Mapping[str, Any]) -> li
     ]
 
 
-def _check(place: str, value: Any, wanted: type | None) -> None:
-    """Refuses a value of another type than the wanted one. What is no JSON gets its type when it is stored."""
+def _wrong(place: str, value: Any, wanted: type | None) -> Iterator[str]:
+    """Yields the error of a value of another type. What is no JSON gets its type when it is stored."""
     is_json = value is None or isinstance(value, tuple(_TYPES))
     if wanted not in _TYPES or not is_json:
         return
@@ -71,7 +77,7 @@ def _check(place: str, value: Any, wanted: type | None) -> None:
     fits = fits and (wanted is bool or not isinstance(value, bool))
     if not fits or (isinstance(value, float) and not math.isfinite(value)):
         name, fix = _TYPES[wanted]
-        raise WorkloadError(
+        yield (
             f"{place} is {described(value)}, but its default is {name}; {fix}; or make the default null, which "
             "accepts every value"
         )

@@ -122,6 +122,8 @@ def test_a_schedules_workload_names_keys_of_the_playbook() -> None:
     root = 'workload: {full: false}\ndagster: {schedules: {cron: "0 2 * * *", workload: {ful: true}}}\n'
     [warning] = warnings_of(STEP, root=root)
     assert "schedule 'schedule_1': the workload has no key 'ful'; did you mean 'full'?" in warning
+    [error] = errors_of(STEP, root=root.replace("ful: true", 'full: "no"'))
+    assert "schedule 'schedule_1': workload.full is the text 'no', but its default is true or false" in error
 
 
 def test_observed_sources() -> None:

@@ -18,7 +18,8 @@ from noetl_dagster.playbook.assets import (
 )
 from noetl_dagster.playbook.dialects import words
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.wording import described, suggestion
+from noetl_dagster.playbook.wording import described
+from noetl_dagster.playbook.workload import unknown_keys, wrong_types
 
 ONLY = "partition"
 """Name of the only dimension."""
@@ -76,10 +77,10 @@ def _schedules(block: Block, metadata: Block) -> Iterator[ScheduleSpec]:
         entry.what = f"schedule {name!r}"
         cron = _cron(entry, "cron")
         workload = entry.mapping("workload")
-        workload_keys = tuple(block.reading.workload)
-        for key in (key for key in workload if key not in workload_keys):
-            near = suggestion(key, workload_keys, "keys of the workload")
-            entry.warn(f"the workload has no key {key!r}; {near}", "workload")
+        for warning in unknown_keys(block.reading.workload, workload):
+            entry.warn(warning, "workload")
+        for error in wrong_types(block.reading.workload, workload):
+            entry.error(error, "workload")
         fields = {"name": name, "cron": cron or "", "timezone": _timezone(entry), "workload": workload}
         schedule = entry.read(ScheduleSpec, **fields)
         if schedule is not None and cron is not None:
