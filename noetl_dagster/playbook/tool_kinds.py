@@ -154,6 +154,11 @@ DATABASE_FILE = ("database", "db", "db_path", "database_path")
 CURSOR_KINDS = ("postgres", "mysql", "sqlite")
 """The kinds from which a cursor loop claims rows."""
 
+NUMBER_WORDS = ("text", "float")
+NUMBERS = (
+    "JSON numbers that neither a 64-bit integer nor a double holds: text, or float for the nearest double; "
+    "default: they fail the call"
+)
 TEXT_FORMATS = ("jsonl", "ndjson", "csv", "json")
 ROW_FORMATS = ("parquet", *TEXT_FORMATS)
 

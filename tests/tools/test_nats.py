@@ -37,6 +37,10 @@ async def test_key_value(run: Any, bucket: str) -> None:
     await nats("kv_put", key="b", value="text")
     assert await nats("kv_get", key="a") == {"key": "a", "value": {"n": 1}, "revision": 1, "found": True}
     assert (await nats("kv_get", key="b"))["value"] == "text"
+    await nats("kv_put", key="b", value='{"n": 1234567890123456.7891}')
+    assert (await nats("kv_get", key="b", numbers="text"))["value"] == {"n": "1234567890123456.7891"}
+    with pytest.raises(ToolError, match=r"nats in step stage: value\.n is 1234567890123456\.7891"):
+        await nats("kv_get", key="b")
     assert await nats("kv_keys") == {"keys": ["a", "b"], "count": 2}
     assert (await nats("kv_delete", key="a"))["deleted"] is True
     assert (await nats("kv_delete", key="a"))["deleted"] is False

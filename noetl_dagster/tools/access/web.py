@@ -339,23 +339,17 @@ def public(url: URL) -> str:
     return str(url.with_user(None)) if url.raw_user or url.raw_password else str(url)
 
 
-def compression_of_body(response: ClientResponse) -> str | None:
-    """Returns the compression of a body; None for a plain one. Raises ``WebError`` for one that is not supported."""
-    coding = response.headers.get("Content-Encoding", "").strip().lower()
-    if coding in _NOT_READ and response.status < 400:  # a refusal is one without its text, too
-        message = f"its Content-Encoding {coding} is not supported; send the header Accept-Encoding: gzip"
-        raise WebError(message, retryable=False)
-    return _COMPRESSIONS.get(coding)
-
-
 def body_blocks(response: ClientResponse) -> AsyncIterator[bytes]:
     """Returns the blocks of a body, decompressed.
 
     Raises:
-        WebError: the compressed bytes end too early, or are damaged.
+        WebError: the compression is not supported, or the compressed bytes end too early or are damaged.
     """
-    compression, blocks = compression_of_body(response), response.content.iter_any()
-    return blocks if compression is None else _decompressed(blocks, compression)
+    coding, blocks = response.headers.get("Content-Encoding", "").strip().lower(), response.content.iter_any()
+    if coding in _NOT_READ and response.status < 400:  # a refusal is one without its text, too
+        message = f"its Content-Encoding {coding} is not supported; send the header Accept-Encoding: gzip"
+        raise WebError(message, retryable=False)
+    return _decompressed(blocks, _COMPRESSIONS[coding]) if coding in _COMPRESSIONS else blocks
 
 
 async def _decompressed(blocks: AsyncIterator[bytes], compression: str) -> AsyncIterator[bytes]:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.tool_kinds import HTTP_BODY, REQUEST, TEXT_FORMATS, TIMEOUT, URL, ToolKind
+from noetl_dagster.playbook.tool_kinds import (
+    HTTP_BODY,
+    NUMBER_WORDS,
+    NUMBERS,
+    REQUEST,
+    TEXT_FORMATS,
+    TIMEOUT,
+    URL,
+    ToolKind,
+)
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE")
 _FORM = "application/x-www-form-urlencoded"
@@ -37,14 +46,13 @@ KINDS = (
             "format": "Format of the body's rows: jsonl, csv or json; data is then a list of rows. text: data is text, "
             "whatever its content type",
             "charset": "Encoding of the body, if the server names none or a wrong one",
-            "numbers": "JSON numbers that neither a 64-bit integer nor a double holds: text, or float for the nearest "
-            "double; default: they fail the call",
+            "numbers": NUMBERS,
             TIMEOUT: "Seconds to connect, and for each part of the response; default: 30",
             ("verify_ssl", "verify", "ssl_verify"): "Whether the server's certificate is checked; default: true",
             ("follow_redirects", "allow_redirects"): "Whether redirects are followed; default: true",
         },
         needs=("url",),
-        words={"format": (*TEXT_FORMATS, "text"), "numbers": ("text", "float")},
+        words={"format": (*TEXT_FORMATS, "text"), "numbers": NUMBER_WORDS},
         without_effect=("as", "stream", "response_type", "response_format"),
         sent=REQUEST,
         check=_check,

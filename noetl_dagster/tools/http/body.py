@@ -17,7 +17,7 @@ from noetl_dagster.process.redaction import SECRETS
 from noetl_dagster.settings import StoreTier
 from noetl_dagster.storage import codec
 from noetl_dagster.storage.exact_json import InexactNumberError, Numbers, loads_exact
-from noetl_dagster.tools.access.web import body_blocks, compression_of_body, public
+from noetl_dagster.tools.access.web import body_blocks, public
 from noetl_dagster.tools.base import ToolCall, ToolContext
 from noetl_dagster.tools.chunks.gather import Gathered
 from noetl_dagster.tools.chunks.writer import ChunkedResult
@@ -75,7 +75,6 @@ class ResponseBody:
         self.has_ended = False
         self._begun: list[bytes] = []
         self._size = 0
-        self._is_plain = compression_of_body(response) is None
         self._following = body_blocks(response)
 
     async def beginning(self, most: int) -> bytes:
@@ -87,7 +86,6 @@ class ResponseBody:
             else:
                 self._begun.append(block)
                 self._size += len(block)
-                self.has_ended = self._is_plain and self._size <= most and self.response.content.at_eof()
         if len(self._begun) > 1:
             self._begun = [b"".join(self._begun)]
         return self._begun[0] if self._begun else b""

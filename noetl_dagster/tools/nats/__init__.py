@@ -6,7 +6,7 @@ from typing import Any
 
 from noetl_dagster.errors import ProblemKind
 from noetl_dagster.playbook.dialects.block import Block
-from noetl_dagster.playbook.tool_kinds import TIMEOUT, ToolKind
+from noetl_dagster.playbook.tool_kinds import NUMBER_WORDS, NUMBERS, TIMEOUT, ToolKind
 
 
 def _check(block: Block, config: dict[str, Any]) -> None:
@@ -31,10 +31,12 @@ KINDS = (
             "stream": "JetStream stream to read; default: the one that has the subject",
             "start": "Sequence number of the first message; default: 1",
             "durable": "Name of a consumer; reading continues with the messages that it has not acknowledged",
+            "numbers": NUMBERS,
             "max_messages": "Number of messages after which reading ends",
             TIMEOUT: "Seconds without a message after which reading ends; default: 5",
         },
         needs=("operation",),
+        words={"numbers": NUMBER_WORDS},
         name_fills="name",
         check=_check,
     ),

@@ -23,6 +23,7 @@ from nats.js.client import JetStreamContext
 
 from noetl_dagster.errors import CredentialError, ErrorKind, ServiceError, ToolError, kind_of, kind_of_status
 from noetl_dagster.process.jetstream import KEPT_SECONDS, pages_of_keys, reading
+from noetl_dagster.storage.exact_json import InexactNumberError, Numbers, loads_exact
 from noetl_dagster.tools.access.credential_types import CredentialType
 from noetl_dagster.tools.base import Tool, ToolCall, ToolContext, ToolResult
 from noetl_dagster.tools.chunks.gather import Gathered, Gathering
@@ -119,7 +120,7 @@ async def _key_value(operation: NatsOperation, client: NatsClient, call: ToolCal
         return {"key": key, "deleted": entry is not None}
     if entry is None:
         return {"key": key, "value": None, "revision": None, "found": False}
-    return {"key": key, **_decoded(entry.value or b""), "revision": entry.revision, "found": True}
+    return {"key": key, **_decoded(entry.value or b"", call), "revision": entry.revision, "found": True}
 
 
 async def _object(operation: NatsOperation, client: NatsClient, call: ToolCall) -> dict[str, Any]:
@@ -135,7 +136,7 @@ async def _object(operation: NatsOperation, client: NatsClient, call: ToolCall) 
         info = await bucket.put(key, _encoded(call.config.get("value")))
         return {"key": key, "size": info.size, "digest": info.digest}
     content = (await bucket.get(key)).data or b""
-    return {"key": key, **_decoded(content), "size": len(content)}
+    return {"key": key, **_decoded(content, call), "size": len(content)}
 
 
 async def _publish(client: NatsClient, call: ToolCall) -> dict[str, Any]:
@@ -214,7 +215,7 @@ async def _read_messages(client: NatsClient, call: ToolCall, chunks: ChunkedResu
                 end.taken += len(messages)
                 start = _sequence(messages[-1]) + 1
                 position = {"sequence": start - 1, "messages": end.taken}
-                for chunk in gathering.add([_row(message) for message in messages], position):
+                for chunk in gathering.add([_row(message, call) for message in messages], position):
                     await chunks.put(chunk)
                 if time.monotonic() - asked > KEPT_SECONDS / 2:  # the server may have dropped the consumer
                     break
@@ -268,7 +269,7 @@ class _AckedMessages:
     async def _put(self, messages: list[Msg]) -> None:
         """Stores a chunk, and acknowledges the one before it, which is then in the log."""
         position = {"sequences": list(map(_sequence, messages)), "messages": self._end.taken}
-        await self._chunks.put(Gathered([_row(message) for message in messages], position))
+        await self._chunks.put(Gathered([_row(message, self._call) for message in messages], position))
         await self._acknowledge(self._waiting)
         self._logged = set(map(_sequence, self._waiting))
         self._waiting = messages
@@ -328,12 +329,12 @@ async def _source(call: ToolCall, context: JetStreamContext) -> tuple[str, str]:
     return str(subject or ">"), str(stream)
 
 
-def _row(message: Msg) -> dict[str, Any]:
+def _row(message: Msg, call: ToolCall) -> dict[str, Any]:
     row = {
         "subject": message.subject,
         "sequence": _sequence(message),
         "time": message.metadata.timestamp.isoformat(),
-        **_decoded(message.data),
+        **_decoded(message.data, call),
     }
     return row | ({"headers": dict(message.headers)} if message.headers else {})
 
@@ -360,10 +361,12 @@ def _encoded(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else orjson.dumps(admit(value, "value"))
 
 
-def _decoded(content: bytes) -> dict[str, Any]:
+def _decoded(content: bytes, call: ToolCall) -> dict[str, Any]:
     """Returns ``{value}`` or ``{value, encoding: base64}`` of stored bytes."""
     try:
-        return {"value": orjson.loads(content)}
+        return {"value": loads_exact(content, call.word("numbers", Numbers, Numbers.EXACT))}
+    except InexactNumberError as error:
+        raise call.error(str(error), "parse") from None
     except orjson.JSONDecodeError:
         pass
     try:

@@ -7,10 +7,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
 
-from yarl import URL
-
 from noetl_dagster.errors import ToolError
-from noetl_dagster.tools.access.web import public, same_origin
+from noetl_dagster.playbook.templates.environment import next_url
 from noetl_dagster.tools.base import ToolCall, ToolContext, as_result_ref
 from noetl_dagster.tools.http.body import TEXT
 from noetl_dagster.tools.http.tool import HttpTool
@@ -131,13 +129,7 @@ def _next_page(paging: Paging, page: Page, answer: Any, rows: list[Row]) -> Page
     if paging.param:
         following: Page = {paging.param: value}
     else:
-        here = URL(answer["url"])
-        there = here.join(URL(str(value)))
-        if not same_origin(here, there):
-            raise ToolError(
-                f"transfer: a page of {public(here)} leads to {public(there)}, another server", kind="schema"
-            )
-        following = {"url": str(there)}
+        following = {"url": next_url(value, answer["url"])}
     if following == page:
         raise ToolError(f"transfer: the page behind {value!r} leads to itself", kind="schema")
     return following
